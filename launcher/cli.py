@@ -1,0 +1,148 @@
+"""Wires the rooms together: from arguments and environment to an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.machinery
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from launcher import failure, options, supervise, toolkit
+from launcher.cluster import read_cluster
+from launcher.errors import LaunchError, log
+from launcher.failure import Outcome
+from launcher.machine import read_machine
+from launcher.options import Options
+from launcher.plan import LaunchPlan, make_plan
+from launcher.signals import Signals, signal_name
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run the launcher; return its exit code (README.md lists them).
+
+    This is the one place that reads sys.argv and os.environ.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    environ = dict(os.environ) if environ is None else environ
+    if options.wants_help(argv):
+        print(options.help_text())
+        return 0
+    # From here on a stop is noted, even before there is anything to stop.
+    with Signals() as signals:
+        try:
+            return _launch(argv, environ, signals)
+        except LaunchError as error:
+            log(str(error))
+            failure.write_failure(f"launcher: {error}\n", environ, quiet=True)
+            return error.exit_code
+
+
+def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
+    started = prepare(argv, environ)
+    if started is None:
+        return 0
+    plan, chosen = started
+    if chosen.dry_run:
+        print(plan.command())
+        return 0
+    for line in (plan.summary(), *plan.remarks):
+        log(line)
+    stops = [number for number in signals.take() if number != signal.SIGCHLD]
+    if stops:
+        log(f"{signal_name(stops[0])} before anything was started.")
+        return 128 + stops[0]
+    return report(supervise.run(plan, environ, signals), plan, environ)
+
+
+def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan, Options] | None:
+    """Return what to start and how; None where this host takes no part in the job.
+
+    Raises LaunchError for whatever a person has to mend first.
+    """
+    _refuse_nesting(environ)
+    config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
+    made: dict[str, str] = {}
+    if config is not None:
+        # SageMaker starts an image with the word `train`; the script is a hyperparameter.
+        argv = [] if list(argv) == ["train"] else argv
+        argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
+        made = toolkit.to_env_vars(config, environ)
+    seen = {**made, **environ}
+    chosen = options.parse(argv, environ)
+    for variable in chosen.unknown_twins:
+        log(f"warning: {variable} is no option of the launcher; see --launcher-help.")
+    chosen = _located(chosen, toolkit.code_dir(environ))
+    try:
+        cluster = read_cluster(seen, chosen.instance_groups)
+    except LaunchError as error:
+        if config is None:
+            raise
+        raise LaunchError(f"{error} (The SM_ variables were made from {config.folder}.)") from None
+    if not cluster.takes_part:
+        log(
+            f"{cluster.current_host} is in none of the instance groups "
+            f"{', '.join(chosen.instance_groups)}; nothing to do here."
+        )
+        return None
+    if "SM_HOSTS" not in seen:
+        log("neither SM_HOSTS nor config files are there: this host is alone.")
+    added = {name: value for name, value in made.items() if name not in environ}
+    return make_plan(chosen, cluster, read_machine(), environ, added=added), chosen
+
+
+def _refuse_nesting(environ: Mapping[str, str]) -> None:
+    for variable in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"):
+        if environ.get(variable):
+            raise LaunchError(
+                f"{variable} is {environ[variable]!r}: another launcher started this one, once "
+                "per rank; remove distribution= from the estimator."
+            )
+
+
+def _located(chosen: Options, code_dir: str) -> Options:
+    """Return the options with a script that is there, or a module that can be found.
+
+    A script is looked for in the current folder, then in SageMaker's folder for code. Of a
+    module only the package is looked for: finding more would mean to import it.
+    """
+    if chosen.train_module:
+        top = chosen.train_module.partition(".")[0]
+        # The ranks look in the current folder first; the launcher itself must not.
+        if not importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
+            raise LaunchError(
+                f"--train-module {chosen.train_module}: there is no {top!r} in {os.getcwd()}, in "
+                "PYTHONPATH or installed; expected the name of a module, as for python -m."
+            )
+        return chosen
+    script = chosen.train_script
+    places = list(dict.fromkeys((os.path.abspath(script), os.path.join(code_dir, script))))
+    for place in places:
+        if os.path.isfile(place):
+            # As it was typed, if that finds it: it becomes the script's sys.argv[0].
+            found = script if place == places[0] else place
+            return dataclasses.replace(chosen, train_script=found)
+    folder = next((place for place in places if os.path.isdir(place)), None)
+    if folder:
+        raise LaunchError(f"--train-script {script}: {folder} is a folder; expected a Python file.")
+    raise LaunchError(
+        f"--train-script {script}: there is neither {' nor '.join(places)}."
+        if len(places) > 1
+        else f"--train-script {script}: there is no such file."
+    )
+
+
+def report(outcome: Outcome, plan: LaunchPlan, environ: Mapping[str, str]) -> int:
+    """Say how the job ended on this host, for people and for SageMaker; return the exit code."""
+    host = plan.cluster.current_host
+    if outcome.exit_code == 0:
+        log(f"{host}: every rank succeeded, {outcome.seconds:.0f} s after start.")
+    elif outcome.stop_signal:
+        log(f"{host}: stopped by {signal_name(outcome.stop_signal)}.")
+    else:
+        text = failure.failure_text(outcome, host, plan.rdzv_endpoint)
+        for line in text.splitlines()[:2]:
+            log(line)
+        failure.write_failure(text, environ)
+    return outcome.exit_code

@@ -1,0 +1,171 @@
+"""Who the hosts are, which one this is, what devices it has, and which job they do.
+
+Read from the `SM_*` variables that the SageMaker toolkit (or SDK v3's driver) makes; where
+there are none, from those that toolkit.py makes of the config files; else this host is
+alone. Nothing checks those variables before us, so everything is checked here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher import machine
+from launcher.errors import LaunchError
+
+ALONE = "localhost"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The hosts of one job, seen from one of them."""
+
+    hosts: tuple[str, ...]  # sorted as strings, on every host alike: the order of node ranks
+    current_host: str
+    job_name: str  # the same on every host, never empty
+    num_gpus: int  # of this host, as far as CUDA_VISIBLE_DEVICES shows them
+    num_neurons: int  # Neuron cores of this host
+    network_interface_name: str  # "" where SageMaker names none
+
+    @property
+    def nnodes(self) -> int:
+        """The number of hosts."""
+        return len(self.hosts)
+
+    @property
+    def node_rank(self) -> int:
+        """This host's place in the sorted list."""
+        return self.hosts.index(self.current_host)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this host is in one of the chosen instance groups."""
+        return self.current_host in self.hosts
+
+
+def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()) -> Cluster:
+    """Return the cluster that the environment describes, limited to some instance groups.
+
+    Raises LaunchError, which names the variable, for a description that is of no use.
+    """
+    if "SM_HOSTS" in environ:
+        hosts = _hosts(_json("SM_HOSTS", environ), "SM_HOSTS")
+        current_host = environ.get("SM_CURRENT_HOST", "")
+        if current_host not in hosts:
+            seen = f"is {current_host!r}" if "SM_CURRENT_HOST" in environ else "is not set"
+            raise LaunchError(
+                f"SM_CURRENT_HOST {seen} but SM_HOSTS is {json.dumps(list(hosts))}; "
+                "expected one of them."
+            )
+    else:
+        current_host = environ.get("SM_CURRENT_HOST") or ALONE
+        hosts = (current_host,)
+    instance_type = environ.get("SM_CURRENT_INSTANCE_TYPE", "")
+    # The job's name is made from all hosts, so that it does not depend on the groups chosen.
+    job_name = _job_name(hosts, environ)
+    if instance_groups:
+        hosts = _hosts_of_groups(hosts, instance_groups, environ)
+    gpus = _count("SM_NUM_GPUS", environ)
+    if gpus is None:
+        gpus = machine.count_gpus(environ)
+    neurons = _count("SM_NUM_NEURONS", environ)
+    if neurons is None:
+        neurons = machine.count_neuron_cores(instance_type, environ)
+    return Cluster(
+        hosts=tuple(sorted(hosts)),
+        current_host=current_host,
+        job_name=job_name,
+        num_gpus=machine.visible_gpus(gpus, environ),
+        num_neurons=neurons,
+        network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
+    )
+
+
+def _json(variable: str, environ: Mapping[str, str]) -> Any:
+    try:
+        return json.loads(environ[variable])
+    except (ValueError, RecursionError):
+        raise LaunchError(
+            f"{variable} is {_short(environ[variable])}, which is not JSON; "
+            'expected a list of host names such as ["algo-1", "algo-2"].'
+        ) from None
+
+
+def _hosts(value: Any, where: str) -> tuple[str, ...]:
+    """Check a list of host names."""
+    if isinstance(value, list) and value and all(_is_host(host) for host in value):
+        if len(set(value)) == len(value):
+            return tuple(value)
+    raise LaunchError(
+        f"{where} is {_short(value)}; "
+        'expected a list of different host names such as ["algo-1", "algo-2"].'
+    )
+
+
+def _is_host(value: Any) -> bool:
+    # torchrun takes no other characters in a rendezvous endpoint (rendezvous/utils.py).
+    return isinstance(value, str) and re.fullmatch(r"[\w.:-]+", value, re.ASCII) is not None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _job_name(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return a name that all hosts of this job give it.
+
+    The toolkit sets SAGEMAKER_JOB_NAME to "" unless the SDK named the job; torchrun would
+    replace an empty id by a random one on each host, and they would never meet.
+    """
+    for variable in ("TRAINING_JOB_NAME", "SAGEMAKER_JOB_NAME"):
+        name = environ.get(variable, "")
+        if name and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+            # torchrun makes folders of that name.
+            raise LaunchError(
+                f"{variable} is {_short(name)}; expected letters, digits, '-', '_' and '.'."
+            )
+        if name:
+            return name
+    return f"job-{zlib.crc32(json.dumps(sorted(hosts)).encode()):08x}"
+
+
+def _hosts_of_groups(
+    hosts: Sequence[str], names: Sequence[str], environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the hosts of the named instance groups of a heterogeneous cluster."""
+    variable = "SM_INSTANCE_GROUPS_DICT"
+    groups = _json(variable, environ) if environ.get(variable) else {}
+    if not isinstance(groups, dict):
+        raise LaunchError(f"{variable} is {_short(groups)}; expected a JSON object of groups.")
+    chosen: list[str] = []
+    for name in names:
+        if name not in groups:
+            raise LaunchError(
+                f"--launcher-instance-groups names {name!r}, but this cluster's instance groups "
+                f"are {json.dumps(sorted(groups))}; expected some of them."
+            )
+        group = groups[name]
+        members = group.get("hosts") if isinstance(group, dict) else None
+        chosen += _hosts(members, f"the hosts of group {name!r} in {variable}")
+    unknown = sorted(set(chosen) - set(hosts))
+    if unknown:
+        raise LaunchError(
+            f"{variable} names {json.dumps(unknown)}, but SM_HOSTS is {json.dumps(list(hosts))}; "
+            "expected hosts of that list."
+        )
+    return tuple(host for host in hosts if host in chosen)
+
+
+def _count(variable: str, environ: Mapping[str, str]) -> int | None:
+    """Return a count of devices; None where the variable is not there (or empty: unknown)."""
+    text = environ.get(variable, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise LaunchError(f"{variable} is {text!r}; expected a whole number of devices, 0 or more.")
+    return int(text)

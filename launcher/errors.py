@@ -1,0 +1,30 @@
+"""The one exception that a person may see, and the one way to say something."""
+
+from __future__ import annotations
+
+import sys
+
+# The exit codes that are the launcher's own; every other one is the script's (README.md).
+EXIT_USAGE = 2
+EXIT_HOST_LOST = 69
+EXIT_CANNOT_EXECUTE = 126
+EXIT_NOT_FOUND = 127
+
+
+class LaunchError(Exception):
+    """A mistake that a person can mend: what was seen, what was expected, how to mend it.
+
+    It is shown as one line, without a traceback, and becomes the process's exit code.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_USAGE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def log(message: str) -> None:
+    """Write one line to stderr. A closed or full stderr must not cost the job."""
+    try:
+        print("launcher:", message, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass

@@ -1,0 +1,196 @@
+"""What went wrong, in the words and the exit code that people see. Nothing is run here.
+
+SageMaker shows the first 1,024 characters of /opt/ml/output/failure as FailureReason (AWS's
+guide, "How Amazon SageMaker Processes Training Output"), so the cause comes first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+from launcher import toolkit
+from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, log
+from launcher.options import flag
+from launcher.signals import signal_name
+
+LIMIT = 1024
+# Failures within this many seconds happened at once, as far as anybody can tell.
+_MOMENT = 1.0
+# What a rank says when another one has died first.
+_SECONDARY = (
+    "torch.distributed.DistBackendError",
+    "torch.distributed.DistNetworkError",
+    "torch.distributed.DistStoreError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket Timeout",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankFailure:
+    """How one rank of this host ended; `exit_code` is negative for a signal.
+
+    `time` is in seconds since the launcher's start, infinite where only torchrun saw it.
+    """
+
+    rank: int
+    local_rank: int
+    exit_code: int
+    exception: str = ""
+    message: str = ""
+    traceback: str = ""
+    time: float = math.inf
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether this reads like the echo of another rank's death."""
+        text = f"{self.exception}: {self.message}"
+        return any(mark in text for mark in _SECONDARY)
+
+    def headline(self, host: str) -> str:
+        """Return one line that says who failed, and with what."""
+        who = f"{host}, rank {self.rank} (local rank {self.local_rank})"
+        message = " ".join(self.message.split())
+        if self.exception:
+            return f"{who} failed with {self.exception}" + (f": {message}" if message else "")
+        if message:
+            return f"{who} exited: {message}"
+        if self.exit_code < 0:
+            return f"{who} was killed by {signal_name(-self.exit_code)}"
+        return f"{who} ended with exit code {self.exit_code}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How this host's torchrun ended, and what its ranks said; times in seconds."""
+
+    returncode: int  # torchrun's own; negative for a signal
+    failures: tuple[RankFailure, ...] = ()  # the first cause first
+    stop_signal: int = 0  # what a person or the platform stopped the job with
+    torchrun_error: str = ""  # what torchrun raised for a reason of its own
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """The launcher's exit code (README.md, "Exit codes")."""
+        if self.returncode == 0:
+            return 0
+        if self.stop_signal:
+            return 128 + self.stop_signal
+        if self.failures:
+            code = self.failures[0].exit_code
+            return 128 - code if code < 0 else code
+        if self.returncode == EXIT_USAGE:
+            return EXIT_USAGE  # torchrun did not take its arguments
+        if self.returncode < 0 or self.torchrun_error.startswith("Rendezvous"):
+            return EXIT_HOST_LOST
+        return self.returncode
+
+
+def in_order(
+    noted: Sequence[RankFailure], reported: Sequence[RankFailure]
+) -> tuple[RankFailure, ...]:
+    """Return the failures that count, the first cause first.
+
+    `noted` comes from the ranks themselves, with times; `reported` from torchrun, which knows
+    exit codes but lists the siblings that it ended itself, and only in the order it looked.
+    """
+    codes = {failure.rank: failure.exit_code for failure in reported}
+    ended = (-signal.SIGTERM, -signal.SIGKILL)
+    failures = []
+    for failure in noted:
+        code = codes.pop(failure.rank, failure.exit_code)
+        # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads
+        # make some do that). What it said is the cause, and the code that it would have had.
+        failures.append(dataclasses.replace(failure, exit_code=code) if code > 0 else failure)
+    failures += [failure for failure in reported if failure.rank in codes]
+    failures.sort(key=lambda failure: failure.time)
+    if not failures:
+        return ()
+    moment = failures[0].time + _MOMENT
+    # torchrun ends the others with SIGTERM at once, with SIGKILL half a minute later.
+    counted = failures[:1] + [
+        failure
+        for failure in failures[1:]
+        if failure.exit_code not in ended
+        or (failure.exit_code == -signal.SIGKILL and failure.time <= moment)
+    ]
+    # Stable: among the first ones of a kind, and behind them, the order of time remains.
+    counted.sort(key=lambda failure: failure.is_secondary or moment < failure.time < math.inf)
+    return tuple(counted)
+
+
+def failure_text(outcome: Outcome, host: str, endpoint: str) -> str:
+    """Return the text of the failure file, at most 1,024 characters, its first line the cause."""
+    if not outcome.failures:
+        return _torchrun_text(outcome, host, endpoint)[:LIMIT]
+    first = outcome.failures[0]
+    head = _shortened(first.headline(host), 500)
+    after = outcome.seconds if math.isinf(first.time) else first.time
+    details = f"exit code {outcome.exit_code}, {after:.0f} s after start"
+    count = len(outcome.failures)
+    if count > 1:
+        details += f"; first of {count} failures (ranks that the stop itself ended do not count)"
+    text = f"{head}\n{details}\n"
+    lines = first.traceback.splitlines()
+    room = LIMIT - len(text)
+    # The innermost frames are the ones to keep.
+    while lines and sum(len(line) + 1 for line in lines) > room:
+        lines.pop(0)
+    return text + "".join(line + "\n" for line in lines)
+
+
+def _torchrun_text(outcome: Outcome, host: str, endpoint: str) -> str:
+    error = " ".join(outcome.torchrun_error.split())
+    if outcome.returncode < 0:
+        what = f"{host}: torchrun was killed by {signal_name(-outcome.returncode)}"
+    elif "EADDRINUSE" in error or "address already in use" in error.lower():
+        what = (
+            f"{host}: the rendezvous port of {endpoint} is taken on this host; "
+            f"choose another with {flag('rdzv_port')}, on every host alike"
+        )
+    elif error.startswith("Rendezvous"):
+        what = f"{host}: the hosts did not all meet at {endpoint}"
+    else:
+        what = f"{host}: torchrun failed"
+    if error:
+        what += f": {error}"
+    details = f"exit code {outcome.exit_code}, {outcome.seconds:.0f} s after start"
+    return f"{_shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def output_dir(environ: Mapping[str, str]) -> str:
+    """Return the folder that SageMaker reads the failure file from."""
+    return environ.get("SM_OUTPUT_DIR") or os.path.join(toolkit.base_dir(environ), "output")
+
+
+def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False) -> str | None:
+    """Write the failure file, never over one that is there; return its path if written.
+
+    A folder that is missing or read-only costs a line in the log (none if quiet), not the job.
+    """
+    path = os.path.join(output_dir(environ), "failure")
+    try:
+        with open(path, "x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except FileExistsError:
+        if not quiet:
+            log(f"{path} is there already; left as it is.")
+    except OSError as error:
+        if not quiet:
+            log(f"warning: cannot write {path} ({error.strerror}).")
+    else:
+        return path
+    return None

@@ -1,0 +1,200 @@
+"""What this host has: devices, cores, network interfaces, and which torch.
+
+Everything is read from the system, cheaply and without importing torch (about 1 s and
+200 MB); a question the system cannot answer has a usable answer all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import psutil
+
+from launcher.errors import EXIT_NOT_FOUND, LaunchError, log
+
+# nvidia-smi has been seen to hang on a sick driver; a job that costs money must not.
+_ASK_TIMEOUT = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """The facts of one host that a plan depends on."""
+
+    python: str  # the interpreter that runs torchrun and the ranks
+    torch_version: tuple[int, int]
+    cores: int  # physical cores that this process may use
+    interfaces: frozenset[str]
+    efa: bool
+
+
+def read_machine() -> Machine:
+    """Gather the facts of this host.
+
+    Raises LaunchError (exit code 127) where torch or its torchrun is not installed.
+    """
+    return Machine(
+        python=sys.executable,
+        torch_version=torch_version(),
+        cores=usable_cores(),
+        interfaces=network_interfaces(),
+        efa=has_efa(),
+    )
+
+
+def torch_version() -> tuple[int, int]:
+    """Return (major, minor) of the torch that a child process would import.
+
+    Read in torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError
+    (exit code 127) where there is no torch, or one without torchrun.
+    """
+    spec = importlib.util.find_spec("torch")
+    folders = spec.submodule_search_locations if spec else None
+    folder = next(iter(folders), "") if folders else ""
+    if not os.path.isfile(os.path.join(folder, "distributed", "run.py")):
+        seen = f"torch in {folder} has no torch.distributed.run" if folder else "there is no torch"
+        raise LaunchError(
+            f"{seen} for {sys.executable}; install torch 2.4 or later there, "
+            "or run the launcher with the Python that has it.",
+            exit_code=EXIT_NOT_FOUND,
+        )
+    version = _text(os.path.join(folder, "version.py"))
+    match = re.search(r"__version__ = '(\d+)\.(\d+)", version)
+    if not match:
+        log(f"cannot read the version of torch in {folder}; taking it for 2.4.")
+        return (2, 4)
+    return (int(match[1]), int(match[2]))
+
+
+def count_gpus(environ: Mapping[str, str]) -> int:
+    """Return the GPUs of this host as the toolkit counts them, with `nvidia-smi -L`."""
+    answer = _ask("nvidia-smi", "-L", environ)
+    return sum(line.startswith("GPU ") for line in answer.splitlines())
+
+
+def visible_gpus(count: int, environ: Mapping[str, str]) -> int:
+    """Return how many of count GPUs CUDA_VISIBLE_DEVICES leaves.
+
+    As CUDA reads it: entries behind the first invalid one are not seen (CUDA programming
+    guide, "CUDA Environment Variables").
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not count:
+        return count
+    seen = 0
+    for entry in visible.split(","):
+        entry = entry.strip()
+        is_index = entry.isdecimal() and int(entry) < count
+        if not is_index and not entry.startswith(("GPU-", "MIG-")):
+            break
+        seen += 1
+    return seen
+
+
+def count_neuron_cores(instance_type: str, environ: Mapping[str, str]) -> int:
+    """Return the Neuron cores of this host as the toolkit counts them, with `neuron-ls -j`."""
+    if "trn2.48xlarge" in instance_type:
+        return 64  # neuron-ls names 128 physical cores there; a process uses them in pairs
+    answer = _ask("neuron-ls", "-j", environ)
+    try:
+        return sum(int(device.get("nc_count", 0)) for device in json.loads(answer or "[]"))
+    except (ValueError, TypeError, AttributeError):
+        log(f"neuron-ls -j gave no usable answer ({answer[:80]!r}); taking it for no Neuron cores.")
+        return 0
+
+
+def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
+    """Return what a command of the device driver prints; "" where it is missing or fails."""
+    path = shutil.which(command, path=environ.get("PATH"))
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [path, option],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_TIMEOUT,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        # Training on a CPU at the price of a GPU must not pass in silence.
+        log(f"{command} {option} failed ({error}); taking it for no such devices on this host.")
+        return ""
+    return done.stdout.decode("utf-8", "replace")
+
+
+def usable_cores() -> int:
+    """Return the physical cores that this process may use, at least 1.
+
+    The affinity mask and the cgroup's CPU quota count: in a container that may use 4 of 96
+    cores, 96 threads a process would starve each other.
+    """
+    logical = psutil.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    cores = usable * physical // logical
+    quota = _cgroup_cpus()
+    if quota is not None:
+        cores = min(cores, int(quota))
+    return max(1, cores)
+
+
+def _cgroup_cpus() -> float | None:
+    """Return the CPUs that the tightest cgroup quota allows, None where there is none.
+
+    cgroup v2: cpu.max of this process's group and of all above it; v1: cpu.cfs_quota_us
+    (kernel, Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst).
+    """
+    quotas = []
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = "/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/cpu"
+        # In a container the path may be the host's, while the root is the group's own.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            folder = os.path.join(root, *parts[:depth])
+            if controllers:
+                quota = _text(f"{folder}/cpu.cfs_quota_us").strip()
+                period = _text(f"{folder}/cpu.cfs_period_us").strip()
+            else:
+                quota, _, period = _text(f"{folder}/cpu.max").strip().partition(" ")
+            if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+                quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def network_interfaces() -> frozenset[str]:
+    """Return the names of this host's network interfaces."""
+    try:
+        return frozenset(os.listdir("/sys/class/net"))
+    except OSError:
+        return frozenset()
+
+
+def has_efa() -> bool:
+    """Tell whether this host has an Elastic Fabric Adapter: an RDMA device with that driver."""
+    root = "/sys/class/infiniband"
+    try:
+        devices = os.listdir(root)
+    except OSError:
+        return False
+    drivers = (os.path.realpath(f"{root}/{device}/device/driver") for device in devices)
+    return any(os.path.basename(driver) == "efa" for driver in drivers)
+
+
+def _text(path: str) -> str:
+    """Return what a small file holds, "" where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,227 @@
+"""The torchrun command of this host, and the environment it adds. Nothing is started here.
+
+What torchrun does with each of these settings was read in its source and run; the comments
+say what goes wrong without them. The words `torchrun` and `torch.distributed.run` mean the
+same program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Mapping
+
+from launcher.cluster import Cluster
+from launcher.errors import LaunchError
+from launcher.machine import Machine
+from launcher.options import Options, flag
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+AGENT = os.path.join(_HERE, "agent.py")
+RANK = os.path.join(_HERE, "rank.py")
+# How long torchrun before 2.12 waits for ranks that it stops, whatever one asks for.
+OLD_TORCHRUN_GRACE = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchPlan:
+    """One host's share of the job, ready to be started.
+
+    `nproc_per_node` is torchrun's own word for it ("2", or what PET_NPROC_PER_NODE says);
+    `environment` holds only what is added to the launcher's own.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    cluster: Cluster
+    nproc_per_node: str
+    rdzv_endpoint: str
+    grace: int  # seconds that a stop leaves the ranks
+    failure_grace: int  # seconds that a failed rank leaves the others
+    remarks: tuple[str, ...]  # for the log: what was decided, and why
+
+    def summary(self) -> str:
+        """Return the line that says who does what: the order of hosts is that of their ranks."""
+        cluster = self.cluster
+        text = (
+            f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
+            f"in job {cluster.job_name}, with {self.nproc_per_node} process(es)"
+        )
+        if cluster.nnodes > 1:
+            text += f"; {', '.join(cluster.hosts)} meet at {self.rdzv_endpoint}"
+        return text + "."
+
+    def command(self) -> str:
+        """Return the command with the environment it adds, to be pasted into a shell."""
+        words = [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
+        return " \\\n    ".join(["env", *words, shlex.join(self.argv)])
+
+
+def make_plan(
+    options: Options,
+    cluster: Cluster,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    added: Mapping[str, str],
+) -> LaunchPlan:
+    """Turn what is known into one torchrun command.
+
+    `added` are variables that the ranks need besides those that are worked out here: the
+    `SM_*` of an image without the toolkit. Raises LaunchError for settings that contradict
+    each other, and for text that no process can be given.
+    """
+    several = cluster.nnodes > 1
+    _refuse_modes(options, environ, several=several)
+    nproc = _nproc_per_node(options, cluster, environ)
+    # "localhost:0" is a free port of torchrun's own: two jobs on one machine do not collide.
+    endpoint = f"{cluster.hosts[0]}:{options.rdzv_port}" if several else "localhost:0"
+    # Without is_host torchrun guesses from the host's own name, which need not resolve.
+    rdzv_conf = f"is_host={int(cluster.node_rank == 0)}"
+    if several:
+        # A late first host fails the others on read_timeout, a late other one on join_timeout.
+        rdzv_conf += f",read_timeout={options.start_timeout},join_timeout={options.start_timeout}"
+    if environ.get("PET_RDZV_CONF") and "start_timeout" not in options.given:
+        rdzv_conf += "," + environ["PET_RDZV_CONF"]  # of a key given twice the last counts
+    # torchrun's option: what the launcher makes of it, and the option of ours that governs it
+    derived = {
+        "nnodes": (str(cluster.nnodes), "instance_groups"),
+        "nproc-per-node": (str(nproc), "nproc_per_node"),
+        "rdzv-backend": ("c10d", ""),
+        "rdzv-endpoint": (endpoint, "rdzv_port"),
+        "rdzv-id": (cluster.job_name, ""),
+        # Also what the ranks get as MASTER_ADDR, in place of a name that nobody may know.
+        "local-addr": (cluster.current_host if several else "localhost", ""),
+        "max-restarts": (str(options.max_restarts), "max_restarts"),
+    }
+    if options.log_dir:
+        derived["log-dir"] = (options.log_dir, "log_dir")
+        derived["tee"] = ("3", "")  # without it torchrun writes no log there
+    grace = options.grace
+    remarks = []
+    if machine.torch_version >= (2, 12):
+        derived["shutdown-timeout"] = (str(grace), "grace")
+    elif grace > OLD_TORCHRUN_GRACE:
+        remarks.append(
+            f"torch {'.'.join(map(str, machine.torch_version))} leaves ranks "
+            f"{OLD_TORCHRUN_GRACE} s after a stop, not the {grace} s of {flag('grace')}; "
+            "2.12 is the first that can."
+        )
+        grace = OLD_TORCHRUN_GRACE
+    argv = [machine.python, AGENT, "--rdzv-conf", rdzv_conf]
+    for name, (value, option) in derived.items():
+        # A flag on the command line would beat the user's PET_ variable of the same setting.
+        variable = "PET_" + name.upper().replace("-", "_")
+        if environ.get(variable) and option not in options.given:
+            remarks.append(f"{variable}={environ[variable]} is used in place of {value}.")
+        else:
+            argv += [f"--{name}", value]
+    argv += options.torchrun_args
+    # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
+    argv += ["--", RANK]
+    if options.train_module:
+        script = ["module", options.train_module]
+    else:
+        script = ["script", options.train_script]
+    # torchrun substitutes ${local_rank} and the like in arguments; "$$" stands for "$".
+    argv += [word.replace("$", "$$") for word in (*script, *options.script_args)]
+
+    tuned, why = _tuning(nproc, cluster, machine, environ)
+    remarks += why
+    plan = LaunchPlan(
+        argv=tuple(argv),
+        environment={**added, **tuned},
+        cluster=cluster,
+        nproc_per_node=str(nproc),
+        rdzv_endpoint=endpoint,
+        grace=grace,
+        failure_grace=options.failure_grace,
+        remarks=tuple(remarks),
+    )
+    _check_text(plan)
+    return plan
+
+
+def _refuse_modes(options: Options, environ: Mapping[str, str], *, several: bool) -> None:
+    """Refuse torchrun switches that would not run rank.py, or would make each host a job."""
+    for variable in ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"):
+        if environ.get(variable, "0") != "0":
+            raise LaunchError(
+                f"{variable} is {environ[variable]!r}; expected it unset: "
+                "use --train-script PATH or --train-module NAME."
+            )
+    standalone = "--standalone" in options.torchrun_args
+    if several and (standalone or environ.get("PET_STANDALONE", "0") != "0"):
+        raise LaunchError(
+            "torchrun's standalone mode is asked for on a cluster of several hosts, where each "
+            "would train by itself; expected --standalone and PET_STANDALONE unset."
+        )
+
+
+def _nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> int | str:
+    """Return the processes of this host; a word of torchrun's own (gpu, cpu) as it is."""
+    if options.nproc_per_node is not None:
+        return options.nproc_per_node
+    text = environ.get("PET_NPROC_PER_NODE", "")
+    if text and "nproc_per_node" not in options.given:
+        if text in ("auto", "cpu", "gpu", "xpu"):
+            return text
+        if text.isascii() and text.isdecimal() and 1 <= int(text) <= 1024:
+            return int(text)
+        raise LaunchError(
+            f"PET_NPROC_PER_NODE is {text!r}; expected a whole number from 1 to 1024, or gpu."
+        )
+    return cluster.num_gpus or cluster.num_neurons or 1
+
+
+def _tuning(
+    nproc: int | str, cluster: Cluster, machine: Machine, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables to add for speed, and a line that says why.
+
+    Nothing that the user set is overwritten.
+    """
+    wanted: list[tuple[str, str, str]] = []
+    if isinstance(nproc, int):
+        # torchrun would force 1 thread a process, and torch alone takes no notice of quotas.
+        threads = max(1, machine.cores // nproc)
+        why = f"usable cores {machine.cores} / processes {nproc}"
+        wanted.append(("OMP_NUM_THREADS", str(threads), why))
+    if cluster.nnodes > 1:
+        interface = cluster.network_interface_name
+        # SDK v3's local mode names an interface that the container does not have.
+        if interface in machine.interfaces:
+            wanted.append(("NCCL_SOCKET_IFNAME", interface, "the interface SageMaker names"))
+            wanted.append(("GLOO_SOCKET_IFNAME", interface, "the same"))
+        if machine.efa:
+            wanted.append(("FI_PROVIDER", "efa", "this host has an EFA device"))
+        # Containers of one machine share what NCCL tells machines apart by.
+        wanted.append(("NCCL_HOSTID", cluster.current_host, "the name of this host"))
+    tuned = [item for item in wanted if item[0] not in environ]
+    if not tuned:
+        return {}, []
+    reasons = ", ".join(f"{name}={value} ({why})" for name, value, why in tuned)
+    return {name: value for name, value, _ in tuned}, [f"environment: {reasons}."]
+
+
+def _check_text(plan: LaunchPlan) -> None:
+    """Refuse what execve cannot carry; it can come from hyperparameters.json only."""
+    for text in (*plan.argv, *plan.environment.values()):
+        _encode(text)
+    for name in plan.environment:
+        if "=" in name:
+            raise LaunchError(f"a variable cannot be called {name!r}; rename the hyperparameter.")
+        _encode(name)
+
+
+def _encode(text: str) -> None:
+    try:
+        if b"\0" not in os.fsencode(text):
+            return
+    except UnicodeEncodeError:
+        pass
+    raise LaunchError(
+        f"{text[:200]!r} cannot be handed to a process; "
+        "expected text without NUL characters and lone surrogates."
+    )

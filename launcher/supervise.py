@@ -1,0 +1,213 @@
+"""Starts torchrun, passes signals on, waits, and leaves nothing of the job behind.
+
+torchrun runs in a session of its own with the launcher's stdin, stdout and stderr. One loop
+waits for its end, for signals and for what the ranks report; nothing polls while a job runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+
+import psutil
+
+from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
+from launcher.failure import Outcome, RankFailure, in_order
+from launcher.options import RUN_DIR
+from launcher.plan import LaunchPlan
+from launcher.reports import Reports
+from launcher.signals import Signals, signal_name
+
+# torchrun ends what ignores a stop when the grace is over; this many seconds later we do.
+_MARGIN = 5
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def run(plan: LaunchPlan, environ: Mapping[str, str], signals: Signals) -> Outcome:
+    """Run this host's torchrun to its end.
+
+    Raises LaunchError (exit code 126, 127 or 2) where it cannot be started.
+    """
+    with _run_dir() as run_dir:
+        return _Supervisor(plan, signals).run(run_dir, environ)
+
+
+@contextlib.contextmanager
+def _run_dir() -> Iterator[str]:
+    """Make the job's folder for its socket and torchrun's temporary files; remove it after."""
+    parent = tempfile.gettempdir()
+    try:
+        # A socket's path has at most 107 bytes (unix(7)).
+        folder = tempfile.mkdtemp(prefix="sm-launch-", dir=parent if len(parent) < 80 else "/tmp")
+    except OSError as error:
+        raise LaunchError(f"cannot make a folder in {parent}: {error.strerror}.") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Supervisor:
+    """The state of one run: what is known, and what is to be done by when."""
+
+    def __init__(self, plan: LaunchPlan, signals: Signals) -> None:
+        self._plan = plan
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._agent: subprocess.Popen[bytes]
+        self._returncode: int | None = None  # torchrun's
+        self._stop_signal = 0
+        self._noted: list[RankFailure] = []
+        self._deadline: float | None = None  # when all that is left of the job is killed
+        self._killed = False
+
+    def run(self, run_dir: str, environ: Mapping[str, str]) -> Outcome:
+        """Start torchrun, wait for its end, then see that nothing of the job is left."""
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        reports = Reports(run_dir, self._selector, self._on_failure)
+        started = time.monotonic()
+        try:
+            self._agent = self._start({**environ, **self._plan.environment, RUN_DIR: run_dir})
+            while self._returncode is None:
+                self._wait(None)
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    self._kill()
+            seconds = time.monotonic() - started
+            while self._wait(0):
+                pass  # what was said last is still to be heard
+            self._sweep()
+        finally:
+            reports.close()
+            self._selector.close()
+        return Outcome(
+            returncode=self._returncode,
+            failures=in_order(self._noted, reports.reported),
+            stop_signal=self._stop_signal,
+            torchrun_error=reports.torchrun_error,
+            seconds=seconds,
+        )
+
+    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        _become_subreaper()
+        argv = self._plan.argv
+        try:
+            return subprocess.Popen(argv, env=environment, start_new_session=True)
+        except FileNotFoundError:
+            raise LaunchError(f"{argv[0]} is not there.", exit_code=EXIT_NOT_FOUND) from None
+        except OSError as error:
+            raise LaunchError(
+                f"cannot execute {argv[0]}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
+            ) from None
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Act on what happens within timeout seconds (None: until the deadline)."""
+        if timeout is None and self._deadline is not None:
+            timeout = max(0.0, self._deadline - time.monotonic())
+        events = self._selector.select(timeout)
+        for key, _ in events:
+            key.data()
+        return bool(events)
+
+    def _on_signals(self) -> None:
+        for number in self._signals.take():
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif self._stop_signal:
+                log(f"{signal_name(number)} again; the ranks keep their time to save.")
+            elif self._deadline is not None or self._returncode is not None:
+                log(f"{signal_name(number)}; the job is ending already.")
+            else:
+                self._stop(number)
+
+    def _reap(self) -> bool:
+        """Take in ended children, adopted ones too; tell whether there are any left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._agent.pid:
+                self._returncode = self._agent.returncode = os.waitstatus_to_exitcode(status)
+
+    def _stop(self, number: int) -> None:
+        """Pass a stop on to torchrun, which passes it on to each rank's process group.
+
+        Never to the ranks past it: torchrun takes a rank that ends by itself for a failure.
+        """
+        host, grace = self._plan.cluster.current_host, self._plan.grace
+        log(f"{signal_name(number)}: stopping; the ranks of {host} have {grace} s to save.")
+        self._stop_signal = number
+        self._deadline = time.monotonic() + grace + _MARGIN
+        os.kill(self._agent.pid, number)  # not reaped yet, so the process is still there
+
+    def _on_failure(self, failure: RankFailure, restarts_left: int) -> None:
+        headline = failure.headline(self._plan.cluster.current_host)
+        if self._killed:
+            return  # that was us
+        if self._stop_signal:
+            if failure.exit_code not in (-self._stop_signal, 128 + self._stop_signal):
+                log(f"while stopping: {headline}.")
+        elif restarts_left > 0:
+            if failure.exit_code != -signal.SIGTERM:  # which is how torchrun ends its siblings
+                log(f"{headline}; torchrun restarts it.")
+        else:
+            self._noted.append(failure)
+            if self._deadline is None:
+                self._deadline = time.monotonic() + self._plan.failure_grace
+
+    def _kill(self) -> None:
+        """Kill all that is left of the job, torchrun too; again in a second, should it last."""
+        left = _descendants()
+        if not self._killed:
+            log(f"time is up: killing {len(left)} processes of the job with SIGKILL.")
+        self._killed = True
+        self._deadline = time.monotonic() + 1
+        for process in left:
+            _send(process, signal.SIGKILL)
+
+    def _sweep(self) -> None:
+        """End what outlived torchrun: SIGTERM, and SIGKILL when its grace is over."""
+        deadline = self._deadline or time.monotonic() + self._plan.failure_grace
+        told: set[int] = set()
+        while self._reap():
+            now = time.monotonic()
+            left = _descendants()
+            if now >= deadline + _MARGIN:
+                log(f"{len(left)} processes of the job do not die; the kernel holds them.")
+                return
+            for process in left:
+                if now >= deadline:
+                    _send(process, signal.SIGKILL)
+                elif process.pid not in told:
+                    told.add(process.pid)
+                    log(f"ending process {process.pid}, which the job left behind.")
+                    _send(process, signal.SIGTERM)
+            self._wait(0.05)
+
+
+def _become_subreaper() -> None:
+    """Have orphans of the job become this process's children, to be found and reaped."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _descendants() -> list[psutil.Process]:
+    """Return all processes of the job: with the subreaper, orphans are among them."""
+    return psutil.Process().children(recursive=True)
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    with contextlib.suppress(psutil.Error):  # it may be gone by now
+        process.send_signal(number)

@@ -1,0 +1,226 @@
+"""What the SageMaker toolkit's `train` would have done, for an image without it.
+
+Such an image is given nothing but the files under /opt/ml/input/config. From them this
+module makes the same `SM_*` variables and the same script arguments as sagemaker-training
+5.1 (environment.py, mapping.py), so that a script cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from launcher import machine
+from launcher.errors import LaunchError
+
+BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
+# The platform's own hyperparameters, which never reach the script (toolkit's params.py).
+_OWN_PREFIX = "sagemaker_"
+_OWN_KEYS = ("_tuning_objective_metric", "default_user_module_name")
+# Those of them that the toolkit uses up itself; the others are "framework parameters".
+_CONSUMED_KEYS = (
+    "sagemaker_program",
+    "sagemaker_submit_directory",
+    "sagemaker_enable_cloudwatch_metrics",
+    "sagemaker_region",
+    "sagemaker_container_log_level",
+    "sagemaker_job_name",
+    "sagemaker_s3_output",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """The three files of /opt/ml/input/config, parsed."""
+
+    base_dir: str
+    hyperparameters: Mapping[str, Any]  # the user's; values JSON-decoded where they were JSON
+    framework_params: Mapping[str, Any]  # the platform's: keys that begin with sagemaker_
+    resource_config: Mapping[str, Any]
+    input_data_config: Mapping[str, Any]
+
+    @property
+    def folder(self) -> str:
+        """The folder of the three files."""
+        return os.path.join(self.base_dir, "input", "config")
+
+    @property
+    def output_dir(self) -> str:
+        """The folder of the failure file."""
+        return os.path.join(self.base_dir, "output")
+
+
+def base_dir(environ: Mapping[str, str]) -> str:
+    """Return /opt/ml, or the folder that SAGEMAKER_BASE_DIR names instead."""
+    return environ.get(BASE_DIR_VARIABLE) or os.path.join("/opt", "ml")
+
+
+def code_dir(environ: Mapping[str, str]) -> str:
+    """Return the folder for the user's code, /opt/ml/code."""
+    return os.path.join(base_dir(environ), "code")
+
+
+def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
+    """Read the config files of the training container; None where there is no such folder.
+
+    Raises LaunchError where the folder is there and a file is missing, unreadable, not JSON
+    or of the wrong shape, and where SAGEMAKER_BASE_DIR names a folder without it.
+    """
+    base = base_dir(environ)
+    folder = os.path.join(base, "input", "config")
+    if not os.path.isdir(folder):
+        if environ.get(BASE_DIR_VARIABLE):
+            raise LaunchError(
+                f"{folder} is not there; expected the config files of a training job, "
+                f"since {BASE_DIR_VARIABLE} is {base!r}."
+            )
+        return None
+    resource_config = _read_object(folder, "resourceconfig.json")
+    for key in ("current_host", "hosts"):
+        if key not in resource_config:
+            raise LaunchError(f"{folder}/resourceconfig.json has no {key!r}; expected one.")
+    decoded = {
+        key: _decoded(value) for key, value in _read_object(folder, "hyperparameters.json").items()
+    }
+    own = {key for key in decoded if key.startswith(_OWN_PREFIX) or key in _OWN_KEYS}
+    return TrainingConfig(
+        base_dir=base,
+        hyperparameters={key: value for key, value in decoded.items() if key not in own},
+        framework_params={key: decoded[key] for key in own},
+        resource_config=resource_config,
+        input_data_config=_read_object(folder, "inputdataconfig.json"),
+    )
+
+
+def _read_object(folder: str, name: str) -> dict[str, Any]:
+    path = os.path.join(folder, name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise LaunchError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise LaunchError(f"{path} holds {_short(value)}; expected a JSON object.")
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    """Undo the SDK's JSON encoding of a hyperparameter; keep what was never encoded."""
+    try:
+        return json.loads(value)
+    except (ValueError, TypeError, RecursionError):
+        return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def to_cmd_args(hyperparameters: Mapping[str, Any]) -> list[str]:
+    """Render hyperparameters as the toolkit does: sorted, always `--key value`."""
+    args = []
+    for key, value in sorted(hyperparameters.items()):
+        args.append(f"--{key}" if len(key) > 1 else f"-{key}" if key else "")
+        if isinstance(value, dict):
+            args.append(",".join(f"{name}={item}" for name, item in sorted(value.items())))
+        else:
+            args.append("" if value is None else str(value))
+    return args
+
+
+def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the toolkit would have made from these files.
+
+    `SM_*` as its Environment names them, without what only its own distributions use, and
+    SAGEMAKER_JOB_NAME where the SDK named the job.
+    Raises LaunchError where resourceconfig.json describes its instance groups unusably.
+    """
+    resources = config.resource_config
+    hosts = resources["hosts"]
+    groups = _instance_groups(resources)
+    current_group = resources.get("current_group_name", "homogeneousCluster")
+    instance_type = resources.get("current_instance_type", "local")
+    distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
+    program = config.framework_params.get("sagemaker_program")
+    module_name = str(program)
+    framework_params = {
+        key: value
+        for key, value in config.framework_params.items()
+        if key.startswith(_OWN_PREFIX) and key not in _CONSUMED_KEYS
+    }
+    input_dir = os.path.join(config.base_dir, "input")
+    channels = {name: os.path.join(input_dir, "data", name) for name in config.input_data_config}
+    # Named alike as a variable and in SM_TRAINING_ENV:
+    both: dict[str, Any] = {
+        "hosts": hosts,
+        "current_host": resources["current_host"],
+        "current_instance_type": instance_type,
+        "current_instance_group": current_group,
+        "current_instance_group_hosts": groups.get(str(current_group), {}).get("hosts", []),
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
+        "is_hetero": len(groups) > 1,
+        "distribution_instance_groups": distribution_groups,
+        "network_interface_name": resources.get("network_interface_name", "eth0"),
+        "num_cpus": os.cpu_count() or 1,
+        "num_gpus": machine.count_gpus(environ),
+        "num_neurons": machine.count_neuron_cores(str(instance_type), environ),
+        "resource_config": resources,
+        "input_data_config": config.input_data_config,
+        "user_entry_point": program,
+        "module_name": module_name[:-3] if module_name.endswith(".py") else module_name,
+        "module_dir": config.framework_params.get("sagemaker_submit_directory", code_dir(environ)),
+        "log_level": config.framework_params.get("sagemaker_container_log_level", 20),
+        "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
+        "input_dir": input_dir,
+        "input_config_dir": config.folder,
+        "model_dir": os.path.join(config.base_dir, "model"),
+        "output_dir": config.output_dir,
+        "output_data_dir": os.path.join(config.output_dir, "data"),
+        "output_intermediate_dir": os.path.join(config.output_dir, "intermediate"),
+    }
+    training_env = {
+        **both,
+        "hyperparameters": config.hyperparameters,
+        "additional_framework_parameters": framework_params,
+        "channel_input_dirs": channels,
+        "topology": resources.get("topology", []),
+        "job_name": environ.get("TRAINING_JOB_NAME"),
+    }
+    variables = {
+        **both,
+        "hps": config.hyperparameters,
+        "framework_params": framework_params,
+        "channels": sorted(channels),
+        "user_args": to_cmd_args(config.hyperparameters),
+        "training_env": training_env,
+        **({"topology": resources["topology"]} if resources.get("topology") else {}),
+        **{f"channel_{name}": path for name, path in channels.items()},
+        **{f"hp_{key}": value for key, value in config.hyperparameters.items()},
+    }
+    made = {f"SM_{name.upper()}": _env_value(value) for name, value in variables.items()}
+    job_name = config.framework_params.get("sagemaker_job_name")
+    return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
+
+
+def _instance_groups(resources: Mapping[str, Any]) -> dict[str, Any]:
+    groups = resources.get("instance_groups") or []
+    try:
+        return {str(group["instance_group_name"]): dict(group) for group in groups}
+    except (TypeError, KeyError, ValueError):
+        raise LaunchError(
+            f"resourceconfig.json has instance_groups {_short(groups)}; "
+            "expected a list of objects with instance_group_name and hosts."
+        ) from None
+
+
+def _env_value(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,114 @@
+"""The reference DistributedDataParallel script: a small model learns a made-up function.
+
+One process:        python train_ddp.py
+One host:           torchrun --nproc-per-node 2 train_ddp.py --epochs 5
+One or more hosts:  sm-launch --train-script train_ddp.py --epochs 5
+
+It needs torch alone, runs on CPU (gloo) or GPU (nccl), and saves the model to SM_MODEL_DIR.
+Everything it knows of the cluster comes from the variables that torchrun sets.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank and step")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--samples", type=int, default=8192)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
+    return parser.parse_args()
+
+
+def setup(backend):
+    """Join the process group that torchrun's variables describe; return this rank's device.
+
+    Without them (plain `python train_ddp.py`) the group is this process alone.
+    """
+    if backend == "auto":
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return device
+
+
+def make_data(samples, seed):
+    """Return points in a square, and for each the class of the spiral arm it lies on."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.rand(samples, 2, generator=generator) * 4 - 2
+    angle = torch.atan2(points[:, 1], points[:, 0]) + 2 * points.norm(dim=1)
+    return TensorDataset(points, (torch.sin(angle) > 0).long())
+
+
+def train(args, device):
+    dataset = make_data(args.samples, args.seed)
+    sampler = DistributedSampler(dataset, seed=args.seed)
+    loader = DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
+
+    torch.manual_seed(args.seed)
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    ).to(device)
+    ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(ddp_model.parameters(), lr=args.lr)
+    loss_function = nn.CrossEntropyLoss()
+
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)  # without it every epoch has the same order
+        totals = torch.zeros(3, device=device)  # loss, correct answers, samples
+        for points, labels in loader:
+            points, labels = points.to(device), labels.to(device)
+            logits = ddp_model(points)
+            loss = loss_function(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            correct = (logits.argmax(dim=1) == labels).sum()
+            totals += torch.stack(
+                (loss.detach() * len(labels), correct, correct.new_tensor(len(labels)))
+            )
+        dist.all_reduce(totals)  # means over all ranks, not those of rank 0
+        loss, accuracy = (totals[:2] / totals[2]).tolist()
+        if dist.get_rank() == 0:
+            print(f"epoch={epoch} loss={loss:.4f} accuracy={accuracy:.4f}", flush=True)
+    return model
+
+
+def save(model, model_dir):
+    """Save the weights; a reader of the folder sees the whole file or none."""
+    path = os.path.join(model_dir, "model.pt")
+    os.makedirs(model_dir, exist_ok=True)
+    torch.save(model.state_dict(), path + ".tmp")
+    os.replace(path + ".tmp", path)
+    print(f"saved {path}", flush=True)
+
+
+def main():
+    args = parse_args()
+    device = setup(args.backend)
+    try:
+        model = train(args, device)
+        if dist.get_rank() == 0:
+            save(model, args.model_dir)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
