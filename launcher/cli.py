@@ -71,8 +71,6 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
         made = toolkit.to_env_vars(config, environ)
     seen = {**made, **environ}
     chosen = options.parse(argv, environ)
-    for variable in chosen.unknown_twins:
-        log(f"warning: {variable} is no option of the launcher; see --launcher-help.")
     chosen = _located(chosen, toolkit.code_dir(environ))
     try:
         cluster = read_cluster(seen, chosen.instance_groups)
@@ -86,10 +84,14 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
             f"{', '.join(chosen.instance_groups)}; nothing to do here."
         )
         return None
+    added = {name: value for name, value in made.items() if name not in environ}
+    plan = make_plan(chosen, cluster, read_machine(), environ, added=added)
+    # Said only now: a mistake is to be the one line that people see.
+    for variable in chosen.unknown_twins:
+        log(f"warning: {variable} is no option of the launcher; see --launcher-help.")
     if "SM_HOSTS" not in seen:
         log("neither SM_HOSTS nor config files are there: this host is alone.")
-    added = {name: value for name, value in made.items() if name not in environ}
-    return make_plan(chosen, cluster, read_machine(), environ, added=added), chosen
+    return plan, chosen
 
 
 def _refuse_nesting(environ: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ Everything is read from the system, cheaply and without importing torch (about 1
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib.machinery
 import json
 import os
 import re
@@ -15,8 +15,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-
-import psutil
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError, log
 
@@ -55,7 +53,11 @@ def torch_version() -> tuple[int, int]:
     Read in torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError
     (exit code 127) where there is no torch, or one without torchrun.
     """
-    spec = importlib.util.find_spec("torch")
+    spec = importlib.machinery.PathFinder.find_spec("torch")
+    if spec is None:
+        from importlib.util import find_spec  # 4 ms, for an editable install's own finder
+
+        spec = find_spec("torch")
     folders = spec.submodule_search_locations if spec else None
     folder = next(iter(folders), "") if folders else ""
     if not os.path.isfile(os.path.join(folder, "distributed", "run.py")):
@@ -134,16 +136,15 @@ def usable_cores() -> int:
     """Return the physical cores that this process may use, at least 1.
 
     The affinity mask and the cgroup's CPU quota count: in a container that may use 4 of 96
-    cores, 96 threads a process would starve each other.
+    cores, 96 threads a process would starve each other. Hyper-threads of one core name the
+    same siblings (kernel, Documentation/admin-guide/cputopology.rst).
     """
-    logical = psutil.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or logical
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    cores = usable * physical // logical
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    folder = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    cores = len({_text(folder.format(cpu)) or cpu for cpu in os.sched_getaffinity(0)})
     quota = _cgroup_cpus()
-    if quota is not None:
-        cores = min(cores, int(quota))
-    return max(1, cores)
+    return max(1, cores if quota is None else min(cores, int(quota)))
 
 
 def _cgroup_cpus() -> float | None:

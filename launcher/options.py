@@ -235,8 +235,9 @@ def _field(name: str) -> str:
         return fields[name]
     import difflib  # only for a mistake
 
-    close = difflib.get_close_matches(name.replace("_", "-"), fields, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    known = [option[len(PREFIX) :] for option in fields]
+    close = difflib.get_close_matches(name[len(PREFIX) :].replace("_", "-"), known, n=1)
+    hint = f" Did you mean {PREFIX}{close[0]}?" if close else ""
     raise LaunchError(f"{name} is no option of the launcher.{hint} See --launcher-help.")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 from collections.abc import Mapping
 
 from launcher.cluster import Cluster
@@ -54,6 +53,8 @@ class LaunchPlan:
 
     def command(self) -> str:
         """Return the command with the environment it adds, to be pasted into a shell."""
+        import shlex  # only people need it
+
         words = [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
         return " \\\n    ".join(["env", *words, shlex.join(self.argv)])
 

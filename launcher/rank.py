@@ -75,7 +75,7 @@ def connect() -> Send:
 
 def script_code(main: types.ModuleType, path: str) -> types.CodeType:
     """Prepare main and sys.path as `python path` does; return the script's code."""
-    full = os.path.abspath(path)
+    full = os.path.join(os.getcwd(), path)  # Python does not tidy it up either
     main.__file__ = full
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
     main.__dict__["__cached__"] = None

@@ -16,8 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-
-import psutil
+from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
 from launcher.failure import Outcome, RankFailure, in_order
@@ -25,6 +24,9 @@ from launcher.options import RUN_DIR
 from launcher.plan import LaunchPlan
 from launcher.reports import Reports
 from launcher.signals import Signals, signal_name
+
+if TYPE_CHECKING:
+    import psutil
 
 # torchrun ends what ignores a stop when the grace is over; this many seconds later we do.
 _MARGIN = 5
@@ -67,7 +69,7 @@ class _Supervisor:
         self._stop_signal = 0
         self._noted: list[RankFailure] = []
         self._deadline: float | None = None  # when all that is left of the job is killed
-        self._killed = False
+        self._ending = False  # by us, past torchrun: what ranks die of now is no cause
 
     def run(self, run_dir: str, environ: Mapping[str, str]) -> Outcome:
         """Start torchrun, wait for its end, then see that nothing of the job is left."""
@@ -83,6 +85,7 @@ class _Supervisor:
             seconds = time.monotonic() - started
             while self._wait(0):
                 pass  # what was said last is still to be heard
+            self._ending = True
             self._sweep()
         finally:
             reports.close()
@@ -152,7 +155,7 @@ class _Supervisor:
 
     def _on_failure(self, failure: RankFailure, restarts_left: int) -> None:
         headline = failure.headline(self._plan.cluster.current_host)
-        if self._killed:
+        if self._ending:
             return  # that was us
         if self._stop_signal:
             if failure.exit_code not in (-self._stop_signal, 128 + self._stop_signal):
@@ -168,9 +171,9 @@ class _Supervisor:
     def _kill(self) -> None:
         """Kill all that is left of the job, torchrun too; again in a second, should it last."""
         left = _descendants()
-        if not self._killed:
+        if not self._ending:
             log(f"time is up: killing {len(left)} processes of the job with SIGKILL.")
-        self._killed = True
+        self._ending = True
         self._deadline = time.monotonic() + 1
         for process in left:
             _send(process, signal.SIGKILL)
@@ -205,9 +208,13 @@ def _become_subreaper() -> None:
 
 def _descendants() -> list[psutil.Process]:
     """Return all processes of the job: with the subreaper, orphans are among them."""
+    import psutil  # 15 ms of CPU that a job which leaves nothing behind need not spend
+
     return psutil.Process().children(recursive=True)
 
 
 def _send(process: psutil.Process, number: int) -> None:
+    import psutil
+
     with contextlib.suppress(psutil.Error):  # it may be gone by now
         process.send_signal(number)

@@ -1,0 +1,105 @@
+"""What the launcher costs over the same torchrun command run by hand.
+
+    python benchmarks/overhead.py [--pairs 9]
+
+Prints a table of the launcher's own CPU time and peak memory, and of the time from launch to
+the end of a first all-reduce of two ranks, launcher and bare torchrun taken in turn so that a
+machine whose speed drifts does not favour either. Needs torch and the launcher installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ALL_REDUCE = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    print(time.time(), file=open(sys.argv[1], "w"))
+dist.destroy_process_group()
+"""
+
+
+def run(argv: list[str], environment: dict[str, str], stamp: Path) -> dict[str, float]:
+    """Run a command to its end; return seconds to the all-reduce, its own CPU s and peak MiB.
+
+    "Own" leaves out its children: CPU is read when it has ended but is not reaped (Linux,
+    proc(5), schedstat in ns), memory while it runs (VmHWM).
+    """
+    start = time.time()
+    process = subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL)
+    proc = Path("/proc", str(process.pid))
+    peak = 0
+    wnowait = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while os.waitid(os.P_PID, process.pid, wnowait) is None:
+        for line in (proc / "status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                peak = int(line.split()[1])
+        time.sleep(0.05)
+    cpu = int((proc / "schedstat").read_text().split()[0]) / 1e9
+    if process.wait() != 0:
+        sys.exit(f"{shlex.join(argv)} failed with {process.returncode}")
+    return {"reduced": float(stamp.read_text()) - start, "cpu": cpu, "peak": peak / 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=9)
+    pairs = parser.parse_args().pairs
+
+    with tempfile.TemporaryDirectory() as folder:
+        script, stamp = Path(folder, "reduce.py"), Path(folder, "stamp")
+        script.write_text(ALL_REDUCE)
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SM_", "PET_", "LAUNCHER_", "SAGEMAKER_"))
+        }
+        environment["OMP_NUM_THREADS"] = "1"  # on both sides
+        launcher = [sys.executable, "-m", "launcher", "--launcher-nproc-per-node", "2"]
+        launcher += ["--train-script", str(script), str(stamp)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        torchrun += ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+        torchrun += ["--rdzv-id", "bench", "--rdzv-conf", "is_host=1", "--local-addr", "localhost"]
+        torchrun += ["--max-restarts", "0", "--", str(script), str(stamp)]
+        run(launcher, environment, stamp)
+        run(torchrun, environment, stamp)  # both once for the page cache
+        ours, theirs = [], []
+        for _ in range(pairs):
+            ours.append(run(launcher, environment, stamp))
+            theirs.append(run(torchrun, environment, stamp))
+
+    ratios = [a["reduced"] / b["reduced"] for a, b in zip(ours, theirs)]
+    rows = [
+        ("launcher's own CPU time", "ms", [1000 * a["cpu"] for a in ours], "60"),
+        ("launcher's own peak memory", "MiB", [a["peak"] for a in ours], "22"),
+        ("launch to first all-reduce, launcher", "s", [a["reduced"] for a in ours], ""),
+        ("launch to first all-reduce, torchrun", "s", [b["reduced"] for b in theirs], ""),
+        ("ratio of the two, pair by pair", "", ratios, "1.03"),
+    ]
+    from launcher.machine import torch_version
+
+    print(
+        f"{pairs} pairs, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
+        f"torch {'.'.join(map(str, torch_version()))}, {time.strftime('%Y-%m-%d')}\n"
+    )
+    print("| what | unit | min | median | max | bound |")
+    print("|---|---|---|---|---|---|")
+    for what, unit, values, bound in rows:
+        figures = (min(values), statistics.median(values), max(values))
+        print(f"| {what} | {unit} |", " | ".join(f"{v:.3f}" for v in figures), f"| {bound} |")
+
+
+if __name__ == "__main__":
+    main()

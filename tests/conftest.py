@@ -1,0 +1,205 @@
+"""What all tests share: a clean environment, hosts to run, and a look for what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
+LAUNCHER = [sys.executable, "-m", "launcher"]
+
+# What SageMaker, torchrun, MPI and the launcher itself put into an environment.
+OURS = ("SM_", "SAGEMAKER_", "PET_", "LAUNCHER_", "MASTER_", "TORCHELASTIC_", "OMPI_", "NCCL_")
+EXACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TRAINING_JOB_NAME", "CUDA_VISIBLE_DEVICES")
+EXACT += ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CURRENT_HOST")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Drop every variable that a launcher reads, and give the test folders of its own."""
+    for name in list(os.environ):
+        if name.startswith(OURS) or name in EXACT:
+            monkeypatch.delenv(name)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    (tmp_path / "output").mkdir()
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "output"))
+    monkeypatch.chdir(tmp_path)
+
+
+def poll(condition, timeout: float = 60, every: float = 0.05):
+    """Wait until condition() is true and return what it returned; fail after timeout seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not so after {timeout} s: {condition}"
+        time.sleep(every)
+
+
+class Host:
+    """One real launcher process, its output in files, its failure file if any."""
+
+    def __init__(self, name: str, folder: Path, argv: list[str], environment: dict[str, str]):
+        self.name = name
+        self.folder = folder
+        (folder / "output").mkdir(parents=True)
+        (folder / "tmp").mkdir()
+        self.environment = {
+            **os.environ,
+            "SM_OUTPUT_DIR": str(folder / "output"),
+            "TMPDIR": str(folder / "tmp"),
+            "HOST_UNDER_TEST": str(folder),  # finds the processes of the job, wherever they went
+            **environment,
+        }
+        with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+            self.process = subprocess.Popen(
+                argv, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text(errors="replace")
+
+    @property
+    def failure(self) -> str | None:
+        path = self.folder / "output" / "failure"
+        return path.read_text() if path.exists() else None
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait_for(self, line: str, count: int = 1, timeout: float = 60) -> None:
+        """Wait until the output holds line count times."""
+
+        def there() -> bool:
+            assert self.process.poll() is None or self.out.count(line) >= count, self.log()
+            return self.out.count(line) >= count
+
+        poll(there, timeout)
+
+    def wait(self, timeout: float = 90) -> int:
+        """Wait for the end; return the exit code as a shell has it."""
+        code = self.process.wait(timeout)
+        return code if code >= 0 else 128 - code
+
+    def log(self) -> str:
+        return f"--- {self.name} stdout\n{self.out}\n--- {self.name} stderr\n{self.err}"
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every process that has this host's environment, orphans too."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("HOST_UNDER_TEST") == str(self.folder):
+                    found.append(process)
+            except psutil.Error:
+                pass
+        return found
+
+    def leftovers(self) -> list[str]:
+        """Return what the job left behind: processes and temporary files."""
+        files = [str(path) for path in (self.folder / "tmp").iterdir()]
+        return [str(process) for process in self.processes()] + files
+
+    def end(self) -> None:
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.Error:
+                pass
+        self.process.wait(10)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator:
+    """Start launchers: start("--train-script", ..., host="127.0.0.1", SM_HOSTS=...) -> Host."""
+    hosts: list[Host] = []
+
+    def start(*args: object, host: str = "host", command=LAUNCHER, **environment: str) -> Host:
+        argv = [*command, *map(str, args)]
+        folder = tmp_path / f"{len(hosts)}-{host}"
+        hosts.append(Host(host, folder, argv, environment))
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        host.end()
+
+
+@pytest.fixture
+def start_two(start) -> Iterator:
+    """Start two launchers as the hosts 127.0.0.1 and 127.0.0.2 of one job."""
+
+    def start_two(*args: object, **environment: str) -> tuple[Host, Host]:
+        common = {
+            "SM_HOSTS": '["127.0.0.1", "127.0.0.2"]',
+            "SM_NUM_GPUS": "0",
+            "TRAINING_JOB_NAME": "two-hosts",
+            "LAUNCHER_RDZV_PORT": str(free_port()),
+            **environment,
+        }
+        first, second = (
+            start(*args, host=name, SM_CURRENT_HOST=name, **common)
+            for name in ("127.0.0.1", "127.0.0.2")
+        )
+        return first, second
+
+    return start_two
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    """Write a training script: script("print(1)") -> its path."""
+
+    def write(text: str, name: str = "script.py") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def pretend_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Put a torch that is only a version first in PYTHONPATH: plans need no more of it."""
+
+    def pretend(version: str) -> None:
+        folder = tmp_path / "site" / "torch"
+        (folder / "distributed").mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").write_text("raise RuntimeError('the launcher imported torch')")
+        (folder / "distributed" / "run.py").write_text("")
+        (folder / "version.py").write_text(f"__version__ = '{version}'\n")
+        monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+        monkeypatch.syspath_prepend(str(folder.parent))
+
+    return pretend
+
+
+def ended_by(number: int) -> int:
+    """Return a shell's exit code for a death by signal."""
+    return 128 + signal.Signals(number)

@@ -1,0 +1,164 @@
+"""Who the hosts are."""
+
+import json
+
+import pytest
+
+from launcher.cluster import read_cluster
+from launcher.errors import LaunchError
+
+TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "0"}
+GROUPS = {
+    "SM_HOSTS": '["algo-1", "algo-2", "algo-3"]',
+    "SM_CURRENT_HOST": "algo-3",
+    "SM_INSTANCE_GROUPS_DICT": json.dumps(
+        {
+            "data": {"instance_group_name": "data", "hosts": ["algo-1"]},
+            "train": {"instance_group_name": "train", "hosts": ["algo-3", "algo-2"]},
+        }
+    ),
+}
+
+
+def refusal(environ, groups=()):
+    with pytest.raises(LaunchError) as caught:
+        read_cluster(environ, groups)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_two_hosts():
+    cluster = read_cluster({**TWO, "TRAINING_JOB_NAME": "job"})
+    assert cluster.hosts == ("algo-1", "algo-2")
+    assert (cluster.nnodes, cluster.node_rank, cluster.job_name) == (2, 1, "job")
+
+
+def test_hosts_are_sorted_as_strings_whatever_order_they_come_in():
+    names = [f"algo-{n}" for n in range(12, 0, -1)]
+    cluster = read_cluster({**TWO, "SM_HOSTS": json.dumps(names)})
+    assert cluster.hosts[:4] == ("algo-1", "algo-10", "algo-11", "algo-12")
+    assert cluster.node_rank == 4
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "",  # what the toolkit makes of None
+        "algo-1",  # not JSON
+        "algo-1,algo-2",  # not JSON
+        '"algo-1"',  # not a list
+        '{"algo-1": 1}',  # not a list
+        "[]",  # empty
+        '["algo-1", "algo-1"]',  # twice
+        '["algo-1", 2]',  # not a string
+        '["algo-1", ""]',  # no name
+        '["algo-1", "a b"]',  # no host name
+        '["algo-1", "a/b"]',  # no host name
+        "[" * 5000,  # too deep for the JSON parser
+        "null",
+    ],
+)
+def test_unusable_hosts(hosts):
+    message = refusal({**TWO, "SM_HOSTS": hosts})
+    assert message.startswith("SM_HOSTS is ") and "expected a list" in message
+
+
+def test_the_current_host_must_be_one_of_them():
+    message = refusal({**TWO, "SM_CURRENT_HOST": "algo-3"})
+    assert message == (
+        'SM_CURRENT_HOST is \'algo-3\' but SM_HOSTS is ["algo-1", "algo-2"]; expected one of them.'
+    )
+    assert "SM_CURRENT_HOST is not set" in refusal({"SM_HOSTS": '["algo-1"]'})
+
+
+@pytest.mark.parametrize("count", ["-1", "1.5", "two", "\uff11", "1e3", " 1"])
+@pytest.mark.parametrize("variable", ["SM_NUM_GPUS", "SM_NUM_NEURONS"])
+def test_unusable_device_counts(variable, count):
+    assert f"{variable} is {count!r}; expected a whole number" in refusal({**TWO, variable: count})
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        (None, 8),  # not limited
+        ("0,1", 2),
+        ("", 0),  # hidden
+        ("-1", 0),  # the usual way to hide them
+        ("0,-1,2", 1),  # nothing behind an invalid one is seen
+        ("7,8", 1),  # there is no ninth
+        ("GPU-8932f937,GPU-1", 2),  # by UUID
+        ("MIG-GPU-1/2/3", 1),
+    ],
+)
+def test_cuda_visible_devices_limits_the_gpus(visible, gpus):
+    environ = {**TWO, "SM_NUM_GPUS": "8"}
+    if visible is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = visible
+    assert read_cluster(environ).num_gpus == gpus
+
+
+def test_no_gpu_becomes_visible_on_a_host_without():
+    assert read_cluster({**TWO, "CUDA_VISIBLE_DEVICES": "GPU-1"}).num_gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"TRAINING_JOB_NAME": "a", "SAGEMAKER_JOB_NAME": "b"}, "a"),
+        ({"SAGEMAKER_JOB_NAME": "b"}, "b"),
+        ({"TRAINING_JOB_NAME": "", "SAGEMAKER_JOB_NAME": "b"}, "b"),
+    ],
+)
+def test_job_name(environ, name):
+    assert read_cluster({**TWO, **environ}).job_name == name
+
+
+def test_a_job_without_a_name_has_the_same_one_on_every_host():
+    names = {
+        read_cluster(
+            {**TWO, "SAGEMAKER_JOB_NAME": "", "SM_CURRENT_HOST": host, "SM_HOSTS": hosts}
+        ).job_name
+        for host in ("algo-1", "algo-2")
+        for hosts in ('["algo-1", "algo-2"]', '["algo-2", "algo-1"]')
+    }
+    assert len(names) == 1 and names.pop()
+
+
+def test_a_job_name_that_is_no_name():
+    assert "TRAINING_JOB_NAME is 'a/b'" in refusal({**TWO, "TRAINING_JOB_NAME": "a/b"})
+
+
+def test_instance_groups():
+    chosen = read_cluster(GROUPS, ["train"])
+    assert chosen.hosts == ("algo-2", "algo-3")
+    assert chosen.takes_part and chosen.node_rank == 1
+    assert not read_cluster(GROUPS, ["data"]).takes_part
+    assert read_cluster(GROUPS, ["data", "train"]).nnodes == 3
+    assert read_cluster(GROUPS).nnodes == 3
+    assert read_cluster(GROUPS, ["train"]).job_name == read_cluster(GROUPS).job_name
+
+
+@pytest.mark.parametrize(
+    ("environ", "groups", "says"),
+    [
+        (GROUPS, ["gpu"], "names 'gpu', but this cluster's instance groups are [\"data\", "),
+        (TWO, ["gpu"], "instance groups are []"),
+        ({**GROUPS, "SM_INSTANCE_GROUPS_DICT": "x"}, ["train"], "which is not JSON"),
+        ({**GROUPS, "SM_INSTANCE_GROUPS_DICT": "[]"}, ["train"], "expected a JSON object"),
+        ({**GROUPS, "SM_INSTANCE_GROUPS_DICT": '{"train": 1}'}, ["train"], "the hosts of group"),
+        (
+            {**GROUPS, "SM_INSTANCE_GROUPS_DICT": '{"train": {"hosts": ["algo-9"]}}'},
+            ["train"],
+            '["algo-9"], but SM_HOSTS is',
+        ),
+    ],
+)
+def test_unusable_instance_groups(environ, groups, says):
+    assert says in refusal(environ, groups)
+
+
+def test_a_host_without_any_description_is_alone():
+    cluster = read_cluster({})
+    assert (cluster.hosts, cluster.node_rank) == (("localhost",), 0)
+    assert read_cluster({"SM_CURRENT_HOST": "here"}).hosts == ("here",)

@@ -1,0 +1,170 @@
+"""What went wrong, in the characters that people see."""
+
+import os
+
+import pytest
+
+from launcher.failure import (
+    LIMIT,
+    Outcome,
+    RankFailure,
+    failure_text,
+    in_order,
+    output_dir,
+    write_failure,
+)
+
+TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
+
+
+def noted(rank, exit_code=1, time=10.0, exception="", message="", traceback=""):
+    return RankFailure(rank, rank, exit_code, exception, message, traceback, time)
+
+
+def reported(rank, exit_code):
+    return RankFailure(rank, rank, exit_code)
+
+
+ECHO = {"exception": "RuntimeError", "message": "gloo: Connection closed by peer [127.0.0.1]:1"}
+
+
+@pytest.mark.parametrize(
+    ("notes", "reports", "ranks", "code"),
+    [
+        # torchrun lists the sibling that it ended first, being of a lower rank
+        ([noted(1)], [reported(0, TERM), reported(1, 1)], [1], 1),
+        # two raised: the earlier one, whatever order they are heard in
+        ([noted(1, time=2.0), noted(0, 3, time=1.0)], [], [0, 1], 3),
+        # a rank dies of a signal, the other one's collective breaks in the same moment
+        ([noted(0, time=1.0, **ECHO), noted(1, SEGV, time=1.01)], [], [1, 0], SEGV),
+        # the same, where only torchrun saw the signal
+        ([noted(0, time=1.0, **ECHO)], [reported(0, 1), reported(1, SEGV)], [1, 0], SEGV),
+        # killed from outside, and heard of a little late
+        ([noted(0, time=1.0, **ECHO), noted(1, KILL, time=1.01)], [], [1, 0], KILL),
+        # a connection that breaks by itself is the cause if nothing else is
+        ([noted(0, time=1.0, **ECHO)], [reported(1, TERM)], [0], 1),
+        # what happens long after is a consequence, however original
+        ([noted(0, time=1.0, **ECHO), noted(1, 5, time=9.0)], [], [0, 1], 1),
+        # a rank that raised and crashed on its way out failed with its exception
+        ([noted(0)], [reported(0, ABRT)], [0], 1),
+        # a rank that raised, with a hook that chose the exit code
+        ([noted(0)], [reported(0, 7)], [0], 7),
+        # ranks that torchrun ended do not count: SIGTERM at once, SIGKILL half a minute later
+        ([noted(0), noted(1, TERM, 10.1), noted(2, KILL, 40.1)], [], [0], 1),
+        # somebody sends SIGTERM to a rank: that is the cause
+        ([noted(1, TERM, 1.0), noted(0, TERM, 1.1)], [], [1], TERM),
+        # only torchrun saw it
+        ([], [reported(0, 4), reported(1, TERM)], [0], 4),
+        ([], [], [], None),
+    ],
+)
+def test_the_first_cause_comes_first(notes, reports, ranks, code):
+    seen = in_order(notes, reports)
+    assert [failure.rank for failure in seen] == ranks
+    if ranks:
+        assert seen[0].exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome(0), 0),
+        (Outcome(0, stop_signal=15), 0),  # it was done before the stop could end it
+        (Outcome(1, stop_signal=15), 143),
+        (Outcome(1, stop_signal=2, failures=(noted(0, 3),)), 130),
+        (Outcome(1, failures=(noted(0, 3),)), 3),
+        (Outcome(1, failures=(noted(0, SEGV),)), 139),
+        (Outcome(2), 2),  # torchrun refused its arguments
+        (Outcome(-9), 69),  # torchrun was killed
+        (Outcome(-9, failures=(noted(0, 3),)), 3),  # by us, when the time was up
+        (Outcome(1, torchrun_error="RendezvousTimeoutError: x"), 69),
+        (Outcome(1, torchrun_error="ValueError: x"), 1),
+    ],
+)
+def test_exit_code(outcome, code):
+    assert outcome.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (
+            noted(5, exception="ValueError", message="loss is nan\nat step 17"),
+            "failed with ValueError: loss is nan at step 17",
+        ),
+        (noted(5, exception="KeyError"), "failed with KeyError"),
+        (noted(5, message="no data"), "exited: no data"),  # sys.exit("no data")
+        (noted(5, exit_code=3), "ended with exit code 3"),
+        (noted(5, exit_code=SEGV), "was killed by SIGSEGV (signal 11)"),
+        (noted(5, exit_code=-33), "was killed by signal 33"),
+    ],
+)
+def test_the_first_line_is_what_a_person_needs(failure, line):
+    text = failure_text(Outcome(1, (failure,)), "algo-2", "algo-1:29400")
+    assert text.splitlines()[0] == f"algo-2, rank 5 (local rank 5) {line}"
+    assert text.splitlines()[1].startswith(f"exit code {Outcome(1, (failure,)).exit_code}, 10 s")
+
+
+def test_the_innermost_frames_are_kept():
+    trace = "Traceback (most recent call last):\n"
+    trace += "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
+    failure = noted(0, exception="ValueError", message="x" * 900, traceback=trace + "ValueError: x")
+    text = failure_text(Outcome(1, (failure, noted(1))), "algo-1", "")
+    assert len(text) <= LIMIT
+    head, details, *frames = text.splitlines()
+    assert head.endswith("xxx...")
+    assert "first of 2 failures" in details
+    assert frames[-1] == "ValueError: x" and "f199" in frames[-3]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        (Outcome(-9), "algo-1: torchrun was killed by SIGKILL (signal 9)"),
+        (
+            Outcome(1, torchrun_error="RendezvousConnectionError: x (EADDRINUSE, address in use)"),
+            "algo-1: the rendezvous port of algo-1:29400 is taken on this host; "
+            "choose another with --launcher-rdzv-port",
+        ),
+        (
+            Outcome(1, torchrun_error="RendezvousTimeoutError: late"),
+            "algo-1: the hosts did not all meet at algo-1:29400: RendezvousTimeoutError: late",
+        ),
+        (Outcome(1, torchrun_error="ValueError: bad"), "algo-1: torchrun failed: ValueError: bad"),
+        (Outcome(2), "algo-1: torchrun failed\nexit code 2"),
+        (Outcome(1, torchrun_error="x" * 5000), "algo-1: torchrun failed: xxx"),
+    ],
+)
+def test_failures_of_torchrun_itself(outcome, says):
+    text = failure_text(outcome, "algo-1", "algo-1:29400")
+    assert text.startswith(says) and len(text) <= LIMIT
+
+
+def test_where_the_failure_file_goes(tmp_path):
+    assert output_dir({}) == "/opt/ml/output"
+    assert output_dir({"SAGEMAKER_BASE_DIR": "/b"}) == "/b/output"
+    assert output_dir({"SM_OUTPUT_DIR": "/o", "SAGEMAKER_BASE_DIR": "/b"}) == "/o"
+
+
+def test_never_over_an_existing_file(tmp_path, capsys):
+    environ = {"SM_OUTPUT_DIR": str(tmp_path)}
+    assert write_failure("first \ud800", environ) == str(tmp_path / "failure")
+    assert write_failure("second", environ) is None
+    assert (tmp_path / "failure").read_text() == "first ?"
+    assert "left as it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "read-only"])
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, capsys, kind):
+    folder = tmp_path / "out"
+    if kind == "a file":
+        folder.write_text("")
+    elif kind == "read-only":
+        if os.geteuid() == 0:
+            folder = "/proc/1"  # root may write to any other
+        else:
+            folder.mkdir(mode=0o500)
+    assert write_failure("text", {"SM_OUTPUT_DIR": str(folder)}) is None
+    assert f"warning: cannot write {folder}/failure" in capsys.readouterr().err
+    assert write_failure("text", {"SM_OUTPUT_DIR": str(folder)}, quiet=True) is None
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,90 @@
+"""What this host has, asked of the real system; drivers' commands are scripts in a PATH."""
+
+import os
+
+import psutil
+import pytest
+
+from launcher import machine
+from launcher.errors import LaunchError
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Put a command with a given text in a PATH of its own; return the environment."""
+
+    def make(name: str, text: str) -> dict[str, str]:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+        return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+    return make
+
+
+def test_gpus_are_counted_with_nvidia_smi(driver):
+    lines = "echo 'GPU 0: NVIDIA A10G (UUID: GPU-1)'; echo '  MIG 1g'; echo 'GPU 1: NVIDIA'"
+    assert machine.count_gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}')) == 2
+
+
+def test_a_failing_driver_is_said_not_hidden(driver, capsys):
+    assert machine.count_gpus(driver("nvidia-smi", "echo no driver; exit 9")) == 0
+    assert "nvidia-smi -L failed" in capsys.readouterr().err
+
+
+def test_no_driver_no_devices(capsys):
+    assert machine.count_gpus({"PATH": "/nowhere"}) == 0
+    assert machine.count_neuron_cores("", {"PATH": "/nowhere"}) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_neuron_cores(driver, capsys):
+    environ = driver("neuron-ls", """[ "$1" = -j ] && echo '[{"nc_count": 2}, {"nc_count": 2}]'""")
+    assert machine.count_neuron_cores("ml.trn1.2xlarge", environ) == 4
+    assert machine.count_neuron_cores("ml.trn2.48xlarge", environ) == 64  # as the toolkit has it
+    assert machine.count_neuron_cores("", driver("neuron-ls", "echo garbage")) == 0
+    assert "no usable answer" in capsys.readouterr().err
+
+
+def test_usable_cores_are_within_those_of_the_machine():
+    assert 1 <= machine.usable_cores() <= psutil.cpu_count()
+
+
+def test_usable_cores_follow_the_affinity_mask():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert machine.usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_interfaces_are_those_of_the_system():
+    assert machine.network_interfaces() == set(psutil.net_if_addrs()) | (
+        machine.network_interfaces() - set(psutil.net_if_addrs())  # ones without an address
+    )
+    assert "lo" in machine.network_interfaces()
+
+
+@pytest.mark.parametrize(
+    ("version", "seen"),
+    [("2.4.0", (2, 4)), ("2.13.0+cpu", (2, 13)), ("3.0.0a0+git1", (3, 0))],
+)
+def test_torch_version_is_read_not_imported(pretend_torch, version, seen):
+    pretend_torch(version)
+    assert machine.torch_version() == seen
+
+
+def test_an_unreadable_version_counts_as_the_oldest(pretend_torch, capsys):
+    pretend_torch("unknown")
+    assert machine.torch_version() == (2, 4)
+    assert "cannot read the version of torch" in capsys.readouterr().err
+
+
+def test_torch_without_torchrun(pretend_torch, tmp_path):
+    pretend_torch("2.4.0")
+    (tmp_path / "site" / "torch" / "distributed" / "run.py").unlink()
+    with pytest.raises(LaunchError, match=r"has no torch.distributed.run") as caught:
+        machine.torch_version()
+    assert caught.value.exit_code == 127

@@ -1,0 +1,146 @@
+"""What people type."""
+
+import re
+
+import pytest
+
+from launcher import options
+from launcher.errors import LaunchError
+from launcher.options import OPTIONS, flag, help_text, parse, wants_help
+
+RUN = ["--train-script", "t.py"]
+
+
+def refusal(argv, environ=None):
+    with pytest.raises(LaunchError) as caught:
+        parse(argv, environ or {})
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_scripts_arguments_keep_their_order_and_bytes():
+    args = ["--t", "1", "--train", "x", "--", "", "--help", "-m", "a b", "$x", "--t", "1", "local"]
+    assert parse([*args[:4], *RUN, *args[4:]], {}).script_args == tuple(args)
+
+
+@pytest.mark.parametrize("name", ["t", "train", "nproc-per-node", "help", "m", "local", "launcher"])
+def test_hyperparameters_like_torchruns_own_options_reach_the_script(name):
+    assert parse([*RUN, f"--{name}", "1"], {}).script_args == (f"--{name}", "1")
+
+
+def test_values_as_two_words_or_with_an_equals_sign():
+    assert parse([*RUN, "--launcher-grace", "5"], {}).grace == 5
+    assert parse(["--train-script=a=b.py", "--launcher-grace=5"], {}).train_script == "a=b.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "left"),
+    [
+        (["--launcher-dry-run"], True, ()),
+        (["--launcher-dry-run", "true"], True, ()),
+        (["--launcher-dry-run", "False"], False, ()),  # as the toolkit renders a bool
+        (["--launcher-dry-run=false"], False, ()),
+        (["--launcher-dry-run", "x"], True, ("x",)),
+    ],
+)
+def test_switches_stand_bare_or_take_true_and_false(words, value, left):
+    seen = parse([*RUN, *words], {})
+    assert (seen.dry_run, seen.script_args) == (value, left)
+
+
+def test_every_option_has_a_twin_and_the_command_line_wins():
+    assert parse(RUN, {"LAUNCHER_GRACE": "7"}).grace == 7
+    assert parse([*RUN, "--launcher-grace", "8"], {"LAUNCHER_GRACE": "7"}).grace == 8
+    assert parse(RUN, {"LAUNCHER_GRACE": ""}).grace == 100  # empty: not set
+    assert parse(RUN, {"LAUNCHER_GARCE": "7"}).unknown_twins == ("LAUNCHER_GARCE",)
+
+
+@pytest.mark.parametrize(
+    ("option", "bad"),
+    [
+        ("nproc-per-node", "0"),
+        ("nproc-per-node", "-1"),
+        ("nproc-per-node", "two"),
+        ("nproc-per-node", ""),
+        ("nproc-per-node", "1.0"),
+        ("nproc-per-node", "\uff19"),  # a digit, but not one of ours
+        ("rdzv-port", "0"),
+        ("rdzv-port", "65536"),
+        ("peer-port", "x"),
+        ("start-timeout", "0"),
+        ("grace", "-1"),
+        ("grace", "1e3"),
+        ("failure-grace", "99999999999"),
+        ("max-restarts", "-1"),
+        ("instance-groups", "a,,b"),
+        ("bools", "yes"),
+        ("torchrun-args", "'unclosed"),
+        ("torchrun-args", "train.py"),
+        ("torchrun-args", "--no-python"),
+        ("torchrun-args", "--run_path"),
+        ("torchrun-args", "-m"),
+        ("torchrun-args", "--tee 3 --"),
+        ("peers", "maybe"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_was_expected(option, bad):
+    message = refusal([*RUN, f"--launcher-{option}={bad}"])
+    assert f"--launcher-{option} is {bad!r}; expected " in message
+    if bad:
+        twin = "LAUNCHER_" + option.upper().replace("-", "_")
+        assert f"{twin} is {bad!r}; expected " in refusal(RUN, {twin: bad})
+
+
+def test_mistakes_in_what_to_run():
+    assert "nothing to run" in refusal([])
+    assert "--train-script t.py and --train-module m" in refusal([*RUN, "--train-module", "m"])
+    assert "--train-script needs a value" in refusal(["--train-script"])
+    assert "--train-script is empty" in refusal(["--train-script", ""])
+    assert "--launcher-grace needs a value" in refusal([*RUN, "--launcher-grace"])
+
+
+def test_an_unknown_option_suggests_a_known_one():
+    assert "Did you mean --launcher-nproc-per-node?" in refusal([*RUN, "--launcher-nproc_per_nod"])
+    assert "is no option of the launcher. See" in refusal([*RUN, "--launcher-zzz", "1"])
+    assert "is no option" in refusal([*RUN, "--launcher-gra", "1"])  # no abbreviations
+
+
+def test_two_ports_alike():
+    message = refusal([*RUN, "--launcher-rdzv-port", "29401"])
+    assert "--launcher-rdzv-port and --launcher-peer-port are both 29401" in message
+
+
+def test_bools_as_flags():
+    words = ["--a", "True", "--b", "False", "--c", "true", "--d", "false", "--e", "1", "True"]
+    seen = parse([*RUN, "--launcher-bools", "flag", *words], {}).script_args
+    assert seen == ("--a", "--c", "--e", "1", "True")
+    assert parse([*RUN, *words], {}).script_args == tuple(words)
+
+
+def test_help_is_complete_and_only_asked_for_alone():
+    text = help_text()
+    for name in OPTIONS:
+        assert f"  {flag(name)}" in text
+    assert set(re.findall(r"^  (--launcher-\S+)", text, re.MULTILINE)) == {
+        *map(flag, OPTIONS),
+        "--launcher-help",
+    }
+    assert max(map(len, text.splitlines())) < 120
+    assert wants_help(["--help"]) and wants_help([*RUN, "--launcher-help"])
+    assert not wants_help([*RUN, "--help"])
+
+
+def test_the_readme_lists_every_option_with_its_default():
+    from conftest import REPO
+
+    table = (REPO / "README.md").read_text()
+    for name, field in OPTIONS.items():
+        row = re.search(rf"^\| `{flag(name)}` \| (.*?) \|", table, re.MULTILINE)
+        assert row, name
+        if isinstance(field.default, int) and not isinstance(field.default, bool):
+            assert re.search(rf"\b{field.default}\b", row[1]), name
+
+
+def test_the_internal_variable_is_no_twin():
+    assert options.RUN_DIR.removeprefix("LAUNCHER_").lower() not in OPTIONS

@@ -1,0 +1,192 @@
+"""From what is known to one torchrun command."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from launcher import options
+from launcher.cluster import Cluster
+from launcher.errors import LaunchError
+from launcher.machine import Machine
+from launcher.plan import AGENT, RANK, make_plan
+
+MACHINE = Machine(
+    python=sys.executable,
+    torch_version=(2, 13),
+    cores=8,
+    interfaces=frozenset({"lo", "eth0"}),
+    efa=False,
+)
+ONE = Cluster(("algo-1",), "algo-1", "job", 0, 0, "eth0")
+TWO = dataclasses.replace(ONE, hosts=("algo-1", "algo-2"), current_host="algo-2")
+
+
+def plan(*argv, cluster=TWO, machine=MACHINE, environ=None, added=None):
+    chosen = options.parse(["--train-script", "t.py", *argv], environ or {})
+    return make_plan(chosen, cluster, machine, environ or {}, added=added or {})
+
+
+def flags(argv):
+    """Return torchrun's options of a plan: {"--nnodes": "2", ...}."""
+    words = argv[2 : argv.index("--")]
+    return dict(zip(words[::2], words[1::2]))
+
+
+def test_several_hosts():
+    made = plan("--epochs", "3")
+    assert made.argv[:2] == (sys.executable, AGENT)
+    assert flags(made.argv) == {
+        "--nnodes": "2",
+        "--nproc-per-node": "1",
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": "algo-1:29400",
+        "--rdzv-id": "job",
+        "--rdzv-conf": "is_host=0,read_timeout=900,join_timeout=900",
+        "--local-addr": "algo-2",
+        "--max-restarts": "0",
+        "--shutdown-timeout": "100",
+    }
+    tail = made.argv[made.argv.index("--") :]
+    assert tail == ("--", RANK, "script", "t.py", "--epochs", "3")
+    assert made.summary() == (
+        "algo-2 is node 1 of 2 in job job, with 1 process(es); algo-1, algo-2 meet at algo-1:29400."
+    )
+
+
+def test_the_first_host_keeps_the_store():
+    first = dataclasses.replace(TWO, current_host="algo-1")
+    assert flags(plan(cluster=first).argv)["--rdzv-conf"].startswith("is_host=1,")
+
+
+def test_one_host_takes_a_free_port_and_needs_no_name_of_its_own():
+    seen = flags(plan(cluster=ONE).argv)
+    assert seen["--rdzv-endpoint"] == "localhost:0"
+    assert seen["--local-addr"] == "localhost"
+    assert seen["--rdzv-conf"] == "is_host=1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "neurons", "argv", "environ", "nproc"),
+    [
+        (0, 0, (), {}, "1"),  # a CPU host: the notebook's launcher crashes there
+        (8, 0, (), {}, "8"),
+        (0, 4, (), {}, "4"),
+        (8, 4, (), {}, "8"),
+        (8, 0, ("--launcher-nproc-per-node", "2"), {}, "2"),
+        (8, 0, (), {"LAUNCHER_NPROC_PER_NODE": "2"}, "2"),
+        (8, 0, (), {"LAUNCHER_NPROC_PER_NODE": "2", "PET_NPROC_PER_NODE": "3"}, "2"),
+        (8, 0, ("--launcher-nproc-per-node", "auto"), {"PET_NPROC_PER_NODE": "3"}, "8"),
+    ],
+)
+def test_processes_per_host(gpus, neurons, argv, environ, nproc):
+    cluster = dataclasses.replace(TWO, num_gpus=gpus, num_neurons=neurons)
+    made = plan(*argv, cluster=cluster, environ=environ)
+    assert flags(made.argv)["--nproc-per-node"] == made.nproc_per_node == nproc
+
+
+def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
+    environ = {"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "1", "PET_RDZV_ENDPOINT": "x:1"}
+    made = plan(environ=environ)
+    assert not {"--nproc-per-node", "--max-restarts", "--rdzv-endpoint"} & set(flags(made.argv))
+    assert made.nproc_per_node == "3"
+    assert made.environment["OMP_NUM_THREADS"] == "2"  # 8 cores for 3
+    assert "PET_MAX_RESTARTS=1 is used in place of 0." in made.remarks
+    explicit = plan("--launcher-max-restarts", "2", environ=environ)
+    assert flags(explicit.argv)["--max-restarts"] == "2"
+
+
+def test_a_users_rdzv_conf_is_added_to_ours():
+    conf = flags(plan(environ={"PET_RDZV_CONF": "read_timeout=5"}).argv)["--rdzv-conf"]
+    assert conf == "is_host=0,read_timeout=900,join_timeout=900,read_timeout=5"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "says"),
+    [
+        ((), {"PET_MODULE": "1"}, "PET_MODULE"),
+        ((), {"PET_NO_PYTHON": "1"}, "PET_NO_PYTHON"),
+        ((), {"PET_RUN_PATH": "1"}, "PET_RUN_PATH"),
+        ((), {"PET_STANDALONE": "1"}, "each would train by itself"),
+        (("--launcher-torchrun-args", "--standalone"), {}, "each would train by itself"),
+        ((), {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'"),
+        ((), {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is 'many'"),
+    ],
+)
+def test_torchrun_modes_that_would_go_past_the_launcher(argv, environ, says):
+    with pytest.raises(LaunchError, match=says):
+        plan(*argv, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("version", "grace", "flag", "kept", "said"),
+    [
+        ((2, 4), "100", None, 30, True),
+        ((2, 11), "20", None, 20, False),
+        ((2, 12), "100", "100", 100, False),
+    ],
+)
+def test_the_grace_goes_to_a_torchrun_that_knows_it(version, grace, flag, kept, said):
+    made = plan(
+        "--launcher-grace", grace, machine=dataclasses.replace(MACHINE, torch_version=version)
+    )
+    assert flags(made.argv).get("--shutdown-timeout") == flag
+    assert made.grace == kept
+    assert any("leaves ranks 30 s" in line for line in made.remarks) is said
+
+
+def test_environment_for_speed():
+    cluster = dataclasses.replace(TWO, num_gpus=4)
+    made = plan(cluster=cluster, machine=dataclasses.replace(MACHINE, efa=True))
+    assert made.environment == {
+        "OMP_NUM_THREADS": "2",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "FI_PROVIDER": "efa",
+        "NCCL_HOSTID": "algo-2",
+    }
+    assert sum("environment: " in line for line in made.remarks) == 1
+
+
+def test_nothing_that_the_user_set_is_overwritten():
+    chosen = {"OMP_NUM_THREADS": "", "NCCL_SOCKET_IFNAME": "x", "NCCL_HOSTID": "y"}
+    assert plan(environ=chosen).environment == {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def test_an_interface_that_is_not_there_is_not_exported():
+    cluster = dataclasses.replace(TWO, network_interface_name="ethwe")
+    assert "GLOO_SOCKET_IFNAME" not in plan(cluster=cluster).environment
+
+
+def test_the_log_folder_gets_the_ranks_output():
+    seen = flags(plan("--launcher-log-dir", "logs").argv)
+    assert (seen["--log-dir"], seen["--tee"]) == ("logs", "3")
+
+
+def test_more_torchrun_arguments_come_last_and_so_win():
+    argv = plan("--launcher-torchrun-args", "--role 'my role' --nnodes 1:2").argv
+    assert argv[argv.index("--") - 4 : argv.index("--")] == ("--role", "my role", "--nnodes", "1:2")
+
+
+def test_dollars_are_escaped_for_torchruns_substitution():
+    assert plan("$$", "${local_rank}", "$x").argv[-3:] == ("$$$$", "$${local_rank}", "$$x")
+
+
+def test_the_printed_command_can_be_pasted(script):
+    show = script("import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['SM_HP_A']]))")
+    made = plan("a b", "'", "$HOME", "\n", added={"SM_HP_A": "it's $HOME"})
+    text = made.command().replace(AGENT, str(show))
+    done = subprocess.run(["sh", "-c", text], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [list(made.argv[2:]), "it's $HOME"]
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_text_that_no_process_can_be_given(text):
+    with pytest.raises(LaunchError, match="cannot be handed to a process"):
+        plan(text)
+    with pytest.raises(LaunchError, match="cannot be handed to a process"):
+        plan(added={"SM_HP_X": text})
+    with pytest.raises(LaunchError, match="a variable cannot be called 'SM_HP_A=B'"):
+        plan(added={"SM_HP_A=B": "1"})

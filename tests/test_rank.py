@@ -1,0 +1,129 @@
+"""rank.py against plain Python: a script cannot tell the difference. Needs no torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launcher.plan import RANK
+
+LOOK = """
+import json, multiprocessing, os, pickle, sys
+
+class Thing:
+    pass
+
+def main():
+    loader = type(__loader__).__name__
+    print(json.dumps([
+        sys.argv, __file__, sys.path, __name__, getattr(__spec__, "name", None), __package__,
+        loader,
+        sorted(globals()), pickle.dumps(Thing()).hex(), sys.modules["__main__"] is __main__,
+        __builtins__.__name__, sorted(set(os.environ) - {"_"}),
+    ]))
+
+import __main__
+main()
+"""
+CHILDREN = """
+import multiprocessing, sys
+
+class Thing:  # pickled by reference to __main__
+    def __init__(self, value):
+        self.value = value
+
+def double(thing):
+    return Thing(2 * thing.value)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(method, [thing.value for thing in pool.map(double, map(Thing, range(3)))])
+"""
+
+
+def both(*args, env=None, target=("script",)):
+    """Run a script plainly and through rank.py, from the same folder; return both results."""
+    plain = [sys.executable, *(["-m"] if target[0] == "module" else []), *args]
+    ours = [sys.executable, RANK, target[0], *args]
+    runs = [
+        subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+        for argv in (plain, ours)
+    ]
+    return [(run.returncode, run.stdout, run.stderr) for run in runs]
+
+
+@pytest.mark.parametrize("how", ["plain name", "./", "absolute", "folder", "link"])
+def test_the_script_sees_what_it_would_see(script, tmp_path, how):
+    script(LOOK)
+    (tmp_path / "folder").mkdir()
+    script(LOOK, "folder/script.py")
+    (tmp_path / "link.py").symlink_to("folder/script.py")
+    path = {
+        "plain name": "script.py",
+        "./": "./script.py",
+        "absolute": str(tmp_path / "script.py"),
+        "folder": "folder/script.py",
+        "link": "link.py",
+    }[how]
+    plain, ours = both(path, "", "--", "a b", "$$", "--help")
+    assert ours == plain
+    assert plain[0] == 0
+
+
+def test_a_module_sees_what_it_would_see(script, tmp_path):
+    (tmp_path / "package").mkdir()
+    script("", "package/__init__.py")
+    script(LOOK, "package/tool.py")
+    script(LOOK, "package/__main__.py")
+    for name in ("package.tool", "package"):
+        plain, ours = both(name, "x", target=("module",))
+        assert ours == plain and plain[0] == 0
+
+
+def test_a_module_that_is_not_there():
+    plain, ours = both("nowhere", target=("module",))
+    assert ours[0] == plain[0] == 1
+    assert "No module named nowhere" in plain[2] and "no module named nowhere" in ours[2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(): raise ValueError('bad')\ndef g(): f()\ng()",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error",
+        "raise SystemExit",
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('text')",
+        "import sys; sys.exit([1])",
+        "import sys; sys.exit(256)",
+        "import os; os._exit(4)",
+        "raise KeyboardInterrupt",
+        "x = = 1",  # a SyntaxError, which has no frame of the script
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+        "import atexit; atexit.register(print, 'last'); raise ValueError",
+        "import atexit; atexit.register(print, 'last'); print('first')",
+        "import sys; sys.excepthook = lambda *args: print('hook', args[0]); raise ValueError",
+        "import threading; threading.Timer(0.1, print, ['late']).start(); raise ValueError",
+        "import os\nif os.fork() == 0: raise ValueError('of a fork')\nos.wait()",
+        "class E(Exception):\n    def __str__(self): raise TypeError\nraise E",
+        "from __main__ import nothing",
+    ],
+)
+def test_every_end_is_the_same(script, text):
+    script(text)
+    plain, ours = both("script.py")
+    assert ours == plain
+
+
+def test_children_by_fork_spawn_and_forkserver(script):
+    script(CHILDREN)
+    plain, ours = both("script.py")
+    assert ours == plain == (0, "fork [0, 2, 4]\nspawn [0, 2, 4]\nforkserver [0, 2, 4]\n", "")
+
+
+def test_a_launcher_that_is_gone_costs_nothing(script, tmp_path):
+    script("import os; print('LAUNCHER_RUN_DIR' in os.environ)")
+    env = {**os.environ, "LAUNCHER_RUN_DIR": str(tmp_path / "gone")}
+    assert both("script.py", env=env)[1] == (0, "False\n", "")
