@@ -115,6 +115,8 @@ class Host:
     def leftovers(self) -> list[str]:
         """Return what the job left behind: processes and temporary files."""
         files = [str(path) for path in (self.folder / "tmp").iterdir()]
+        # torch's own cache, made by its optimizers in the ranks and kept between runs
+        files = [file for file in files if "torchinductor" not in file]
         return [str(process) for process in self.processes()] + files
 
     def end(self) -> None:
