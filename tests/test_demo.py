@@ -1,0 +1,34 @@
+"""`make demo`: the two-host example, as people run it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import REPO
+
+pytestmark = pytest.mark.torch
+
+
+def run(*args):
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", str(REPO / "examples" / "two_hosts.sh"), *map(str, args)],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_the_example_trains_and_says_where_the_model_is(tmp_path):
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith("runs/demo/127.0.0.1/model/model.pt")
+    assert (tmp_path / "runs" / "demo" / "127.0.0.1" / "model" / "model.pt").exists()
+
+
+def test_the_example_shows_why_it_failed(script):
+    done = run(script("raise ValueError('loss is nan')"))
+    assert done.returncode == 1
+    assert "failed with ValueError: loss is nan" in done.stdout
