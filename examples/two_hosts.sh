@@ -30,6 +30,7 @@ status=0
 for launcher in $launchers; do
     wait "$launcher" || status=$?
 done
+wait # a stop interrupts the first wait: both launchers have their time
 if [ $status -eq 0 ]; then
     echo "two hosts trained one model: $(ls runs/demo/127.0.0.1/model/*)"
 else

@@ -19,10 +19,13 @@ from typing import Any
 
 
 def report(run_dir: str, message: dict[str, Any]) -> None:
-    """Send one message to the launcher whose socket is in run_dir (see supervise.py)."""
+    """Send one message to the launcher whose socket is in run_dir (see reports.py)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(os.path.join(run_dir, "socket"))
-        connection.sendall(json.dumps(message).encode() + b"\n")
+        try:
+            connection.connect(os.path.join(run_dir, "socket"))
+            connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # the launcher is gone, and nobody is left to be told
 
 
 def main() -> int:

@@ -18,7 +18,8 @@ class LaunchError(Exception):
     """
 
     def __init__(self, message: str, *, exit_code: int = EXIT_USAGE) -> None:
-        super().__init__(message)
+        # One line whatever it quotes: a newline, say, is shown as \\n.
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
         self.exit_code = exit_code
 
 

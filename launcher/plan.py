@@ -99,7 +99,7 @@ def make_plan(
     if options.log_dir:
         derived["log-dir"] = (options.log_dir, "log_dir")
         derived["tee"] = ("3", "")  # without it torchrun writes no log there
-    grace = options.grace
+    grace = _grace(options, environ)
     remarks = []
     if machine.torch_version >= (2, 12):
         derived["shutdown-timeout"] = (str(grace), "grace")
@@ -174,6 +174,15 @@ def _nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, st
             f"PET_NPROC_PER_NODE is {text!r}; expected a whole number from 1 to 1024, or gpu."
         )
     return cluster.num_gpus or cluster.num_neurons or 1
+
+
+def _grace(options: Options, environ: Mapping[str, str]) -> int:
+    """Return the seconds that a stop leaves the ranks; torchrun's own variables count too."""
+    if "grace" not in options.given:
+        for variable in ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+            if environ.get(variable, "").isdecimal():
+                return int(environ[variable])
+    return options.grace
 
 
 def _tuning(

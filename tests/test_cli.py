@@ -67,6 +67,7 @@ WRONG = [
     ({**TWO, "SM_NUM_GPUS": "-1"}, DRY, "SM_NUM_GPUS is '-1'"),
     ({}, [], "there is nothing to run"),
     ({}, ["--train-script", "none.py"], "none.py: there is neither"),
+    ({}, ["--train-script", "a\nb\x1b.py"], "--train-script a\\nb\\x1b.py: there is"),
     ({}, ["--train-script", "."], "is a folder; expected a Python file"),
     ({}, ["--train-script", "script.py", "--train-module", "m"], "are both given"),
     ({}, ["--train-module", "no_such_module.x"], "there is no 'no_such_module'"),

@@ -137,6 +137,13 @@ def test_the_grace_goes_to_a_torchrun_that_knows_it(version, grace, flag, kept, 
     assert any("leaves ranks 30 s" in line for line in made.remarks) is said
 
 
+@pytest.mark.parametrize("variable", ["PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+def test_a_grace_given_to_torchrun_is_the_launchers_too(variable):
+    assert plan(environ={variable: "7"}).grace == 7
+    made = plan("--launcher-grace", "8", environ={variable: "7"})
+    assert (made.grace, flags(made.argv)["--shutdown-timeout"]) == (8, "8")
+
+
 def test_environment_for_speed():
     cluster = dataclasses.replace(TWO, num_gpus=4)
     made = plan(cluster=cluster, machine=dataclasses.replace(MACHINE, efa=True))
