@@ -35,12 +35,19 @@ def main() -> int:
         # torchrun leaves its log folder behind; in here it goes when the job does.
         tempfile.tempdir = run_dir
 
+    import torch
+    from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
+
+    if torch.__version__ < (2, 5):
+        # It makes MASTER_ADDR of what the host calls itself, which other hosts may not be able
+        # to resolve; 2.5 is the first to take --local-addr, as the launcher passes it.
+        local_addr = torchrun.parse_args(sys.argv[1:]).local_addr or socket.getfqdn()
+        socket.getfqdn = lambda name="": local_addr
 
     try:
-        torchrun(sys.argv[1:])
+        torchrun.main(sys.argv[1:])
     except ChildFailedError as error:
         if not run_dir:
             raise
