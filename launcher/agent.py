@@ -1,7 +1,7 @@
-"""Runs torch.distributed.run's main in a child process and reports what ended it.
+"""Runs torch.distributed.run in a child process and reports what ended it.
 
 torchrun turns every failure into exit code 1 and, for a script without `@record`, writes no
-error file. What it does know is in the ChildFailedError that its main raises: each failed
+error file. What it does know is in the ChildFailedError that it raises: each failed
 rank of this host with its own exit code or signal. This file hands that to the launcher.
 
 Executed by path: `python launcher/agent.py TORCHRUN_ARGUMENT ...`. It is the one file of the
@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import tempfile
-from typing import Any
+from typing import Any, NoReturn
 
 
 def report(run_dir: str, message: dict[str, Any]) -> None:
@@ -26,6 +26,12 @@ def report(run_dir: str, message: dict[str, Any]) -> None:
             connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             pass  # the launcher is gone, and nobody is left to be told
+
+
+def refuse(run_dir: str, message: str) -> NoReturn:
+    """End as argparse does for arguments that torchrun does not take, without its usage text."""
+    report(run_dir, {"torchrun": message})
+    sys.exit(2)
 
 
 def main() -> int:
@@ -40,14 +46,17 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if torch.__version__ < (2, 5):
+    parser = torchrun.get_args_parser()
+    if run_dir:
+        parser.error = lambda message: refuse(run_dir, message)
+    arguments = parser.parse_args(sys.argv[1:])
+    if torch.__version__ < (2, 5) and arguments.local_addr:
         # It makes MASTER_ADDR of what the host calls itself, which other hosts may not be able
         # to resolve; 2.5 is the first to take --local-addr, as the launcher passes it.
-        local_addr = torchrun.parse_args(sys.argv[1:]).local_addr or socket.getfqdn()
-        socket.getfqdn = lambda name="": local_addr
+        socket.getfqdn = lambda name="": arguments.local_addr
 
     try:
-        torchrun.main(sys.argv[1:])
+        torchrun.run(arguments)
     except ChildFailedError as error:
         if not run_dir:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.machinery
 import os
 import signal
@@ -44,11 +43,11 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     if started is None:
         return 0
     plan, chosen = started
+    for line in (plan.summary(), *plan.remarks):
+        log(line)
     if chosen.dry_run:
         print(plan.command())
         return 0
-    for line in (plan.summary(), *plan.remarks):
-        log(line)
     stops = [number for number in signals.take() if number != signal.SIGCHLD]
     if stops:
         log(f"{signal_name(stops[0])} before anything was started.")
@@ -84,6 +83,13 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
             f"{', '.join(chosen.instance_groups)}; nothing to do here."
         )
         return None
+    if chosen.log_dir and not chosen.dry_run:
+        try:
+            os.makedirs(chosen.log_dir, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot make the folder {chosen.log_dir}: {error.strerror}."
+            ) from None
     added = {name: value for name, value in made.items() if name not in environ}
     plan = make_plan(chosen, cluster, read_machine(), environ, added=added)
     # Said only now: a mistake is to be the one line that people see.
@@ -106,16 +112,14 @@ def _refuse_nesting(environ: Mapping[str, str]) -> None:
 def _located(chosen: Options, code_dir: str) -> Options:
     """Return the options with a script that is there, or a module that can be found.
 
-    A script is looked for in the current folder, then in SageMaker's folder for code. Of a
-    module only the package is looked for: finding more would mean to import it.
+    A script is looked for in the current folder, then in SageMaker's folder for code.
     """
     if chosen.train_module:
-        top = chosen.train_module.partition(".")[0]
-        # The ranks look in the current folder first; the launcher itself must not.
-        if not importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
+        if not _is_module(chosen.train_module):
             raise LaunchError(
-                f"--train-module {chosen.train_module}: there is no {top!r} in {os.getcwd()}, in "
-                "PYTHONPATH or installed; expected the name of a module, as for python -m."
+                f"--train-module {chosen.train_module}: there is no such module in {os.getcwd()}, "
+                "in PYTHONPATH or installed; expected a name as for python -m "
+                "(for a file: --train-script)."
             )
         return chosen
     script = chosen.train_script
@@ -124,7 +128,7 @@ def _located(chosen: Options, code_dir: str) -> Options:
         if os.path.isfile(place):
             # As it was typed, if that finds it: it becomes the script's sys.argv[0].
             found = script if place == places[0] else place
-            return dataclasses.replace(chosen, train_script=found)
+            return chosen._replace(train_script=found)
     folder = next((place for place in places if os.path.isdir(place)), None)
     if folder:
         raise LaunchError(f"--train-script {script}: {folder} is a folder; expected a Python file.")
@@ -135,6 +139,26 @@ def _located(chosen: Options, code_dir: str) -> Options:
     )
 
 
+def _is_module(name: str) -> bool:
+    """Tell whether `python -m name` would find a module, without importing its packages."""
+    # The ranks look in the current folder first; the launcher itself must not.
+    path: Sequence[str] | None = [os.getcwd(), *sys.path]
+    full = ""
+    for part in name.split("."):
+        if not part or path is None:
+            return False
+        full = f"{full}.{part}" if full else part
+        spec = importlib.machinery.PathFinder.find_spec(full, path)
+        if spec is None and full == part:
+            from importlib.util import find_spec  # an editable install has a finder of its own
+
+            spec = find_spec(part)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return path is None or _is_module(f"{name}.__main__")
+
+
 def report(outcome: Outcome, plan: LaunchPlan, environ: Mapping[str, str]) -> int:
     """Say how the job ended on this host, for people and for SageMaker; return the exit code."""
     host = plan.cluster.current_host
@@ -143,7 +167,7 @@ def report(outcome: Outcome, plan: LaunchPlan, environ: Mapping[str, str]) -> in
     elif outcome.stop_signal:
         log(f"{host}: stopped by {signal_name(outcome.stop_signal)}.")
     else:
-        text = failure.failure_text(outcome, host, plan.rdzv_endpoint)
+        text = failure.failure_text(outcome, plan.cluster, plan.rdzv_endpoint)
         for line in text.splitlines()[:2]:
             log(line)
         failure.write_failure(text, environ)

@@ -7,12 +7,11 @@ alone. Nothing checks those variables before us, so everything is checked here.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher import machine
 from launcher.errors import LaunchError
@@ -20,8 +19,7 @@ from launcher.errors import LaunchError
 ALONE = "localhost"
 
 
-@dataclasses.dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """The hosts of one job, seen from one of them."""
 
     hosts: tuple[str, ...]  # sorted as strings, on every host alike: the order of node ranks

@@ -26,6 +26,8 @@ class LaunchError(Exception):
 def log(message: str) -> None:
     """Write one line to stderr. A closed or full stderr must not cost the job."""
     try:
-        print("launcher:", message, file=sys.stderr, flush=True)
+        # One write, so that ranks that share the file cannot come between.
+        sys.stderr.write(f"launcher: {message}\n")
+        sys.stderr.flush()
     except (OSError, ValueError):
         pass

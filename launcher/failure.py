@@ -6,13 +6,14 @@ guide, "How Amazon SageMaker Processes Training Output"), so the cause comes fir
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from launcher import toolkit
+from launcher.cluster import Cluster
 from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, log
 from launcher.options import flag
 from launcher.signals import signal_name
@@ -34,8 +35,7 @@ _SECONDARY = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class RankFailure:
+class RankFailure(NamedTuple):
     """How one rank of this host ended; `exit_code` is negative for a signal.
 
     `time` is in seconds since the launcher's start, infinite where only torchrun saw it.
@@ -68,8 +68,7 @@ class RankFailure:
         return f"{who} ended with exit code {self.exit_code}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How this host's torchrun ended, and what its ranks said; times in seconds."""
 
     returncode: int  # torchrun's own; negative for a signal
@@ -110,7 +109,7 @@ def in_order(
         code = codes.pop(failure.rank, failure.exit_code)
         # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads
         # make some do that). What it said is the cause, and the code that it would have had.
-        failures.append(dataclasses.replace(failure, exit_code=code) if code > 0 else failure)
+        failures.append(failure._replace(exit_code=code) if code > 0 else failure)
     failures += [failure for failure in reported if failure.rank in codes]
     failures.sort(key=lambda failure: failure.time)
     if not failures:
@@ -128,12 +127,12 @@ def in_order(
     return tuple(counted)
 
 
-def failure_text(outcome: Outcome, host: str, endpoint: str) -> str:
+def failure_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
     """Return the text of the failure file, at most 1,024 characters, its first line the cause."""
     if not outcome.failures:
-        return _torchrun_text(outcome, host, endpoint)[:LIMIT]
+        return _torchrun_text(outcome, cluster, endpoint)
     first = outcome.failures[0]
-    head = _shortened(first.headline(host), 500)
+    head = _shortened(first.headline(cluster.current_host), 500)
     after = outcome.seconds if math.isinf(first.time) else first.time
     details = f"exit code {outcome.exit_code}, {after:.0f} s after start"
     count = len(outcome.failures)
@@ -148,8 +147,9 @@ def failure_text(outcome: Outcome, host: str, endpoint: str) -> str:
     return text + "".join(line + "\n" for line in lines)
 
 
-def _torchrun_text(outcome: Outcome, host: str, endpoint: str) -> str:
-    error = " ".join(outcome.torchrun_error.split())
+def _torchrun_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
+    host = cluster.current_host
+    error = " ".join(outcome.torchrun_error.split()).rstrip(" :")
     if outcome.returncode < 0:
         what = f"{host}: torchrun was killed by {signal_name(-outcome.returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
@@ -158,7 +158,11 @@ def _torchrun_text(outcome: Outcome, host: str, endpoint: str) -> str:
             f"choose another with {flag('rdzv_port')}, on every host alike"
         )
     elif error.startswith("Rendezvous"):
-        what = f"{host}: the hosts did not all meet at {endpoint}"
+        what = (
+            f"{host}: the hosts did not all meet at {endpoint}, or one was lost "
+            f"(see the other hosts' logs, and {flag('start_timeout')}); "
+            f"expected {_shortened(', '.join(cluster.hosts), 300)}"
+        )
     else:
         what = f"{host}: torchrun failed"
     if error:

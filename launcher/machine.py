@@ -6,7 +6,6 @@ Everything is read from the system, cheaply and without importing torch (about 1
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.machinery
 import json
 import os
@@ -15,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError, log
 
@@ -22,8 +22,7 @@ from launcher.errors import EXIT_NOT_FOUND, LaunchError, log
 _ASK_TIMEOUT = 60
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """The facts of one host that a plan depends on."""
 
     python: str  # the interpreter that runs torchrun and the ranks
@@ -143,26 +142,26 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
     folder = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     cores = len({_text(folder.format(cpu)) or cpu for cpu in os.sched_getaffinity(0)})
-    quota = _cgroup_cpus()
+    quota = cgroup_cpus()
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
-def _cgroup_cpus() -> float | None:
+def cgroup_cpus(root: str = "") -> float | None:
     """Return the CPUs that the tightest cgroup quota allows, None where there is none.
 
     cgroup v2: cpu.max of this process's group and of all above it; v1: cpu.cfs_quota_us
     (kernel, Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst).
     """
     quotas = []
-    for line in _text("/proc/self/cgroup").splitlines():
+    for line in _text(f"{root}/proc/self/cgroup").splitlines():
         _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        root = "/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/cpu"
+        top = f"{root}/sys/fs/cgroup" + ("/cpu" if controllers else "")
         # In a container the path may be the host's, while the root is the group's own.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
-            folder = os.path.join(root, *parts[:depth])
+            folder = os.path.join(top, *parts[:depth])
             if controllers:
                 quota = _text(f"{folder}/cpu.cfs_quota_us").strip()
                 period = _text(f"{folder}/cpu.cfs_period_us").strip()
@@ -181,9 +180,8 @@ def network_interfaces() -> frozenset[str]:
         return frozenset()
 
 
-def has_efa() -> bool:
+def has_efa(root: str = "/sys/class/infiniband") -> bool:
     """Tell whether this host has an Elastic Fabric Adapter: an RDMA device with that driver."""
-    root = "/sys/class/infiniband"
     try:
         devices = os.listdir(root)
     except OSError:

@@ -11,9 +11,8 @@ Every `--launcher-NAME` has a twin `LAUNCHER_NAME` in the environment, for an es
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from launcher.errors import LaunchError
 
@@ -81,73 +80,89 @@ def _torchrun_args(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _option(default: Any, parse: Callable[[str], Any], metavar: str, help: str) -> Any:
-    return dataclasses.field(
-        default=default, metadata={"parse": parse, "metavar": metavar, "help": help}
-    )
+class Option(NamedTuple):
+    """One `--launcher-NAME`: how to read its value, and what `--help` says of it."""
+
+    group: str
+    metavar: str
+    parse: Callable[[str], Any]  # raises ValueError, which says what was expected
+    help: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The launcher's options, validated; times are in seconds.
+class Options(NamedTuple):
+    """The launcher's options, validated; times are in seconds. README.md explains them.
 
-    Every field made by `_option` is one `--launcher-NAME`; README.md explains them.
+    A NamedTuple, as all values of the launcher are: importing dataclasses takes 11 ms.
     """
 
-    nproc_per_node: int | None = _option(
-        None, _nproc, "auto|N", "processes per host; auto: its GPUs, else Neuron cores, else 1"
-    )
-    rdzv_port: int = _option(
-        29400, whole(1, 65535), "PORT", "port of the c10d store on the first host"
-    )
-    peer_port: int = _option(
-        29401,
-        whole(1, 65535),
-        "PORT",
-        "port of the launchers' own channel on the first host (reserved: not opened yet)",
-    )
-    start_timeout: int = _option(
-        900, whole(1, 86400), "SECONDS", "how long hosts may be missing before the job fails"
-    )
-    grace: int = _option(
-        100,
-        whole(0, 86400),
-        "SECONDS",
-        "from a stop (SIGTERM) to SIGKILL for the ranks; torch before 2.12 allows at most 30",
-    )
-    failure_grace: int = _option(
-        10, whole(0, 86400), "SECONDS", "the same for the other ranks once one has failed"
-    )
-    max_restarts: int = _option(0, whole(0, 1000), "N", "torchrun's restarts")
-    instance_groups: tuple[str, ...] = _option(
-        (), _names, "A,B", "instance groups that take part, in a heterogeneous cluster"
-    )
-    bools: str = _option(
-        "as-is",
-        _bools,
-        "as-is|flag",
-        "how SageMaker's `--flag True` reaches the script: as-is, or as `--flag` or nothing",
-    )
-    torchrun_args: tuple[str, ...] = _option(
-        (), _torchrun_args, "ARGS", "more torchrun arguments, as one shell-quoted string"
-    )
-    log_dir: str = _option("", str, "DIR", "keep per-rank logs there (torchrun's log dir)")
-    peers: bool = _option(
-        True, _switch, "true|false", "the channel between hosts (reserved: no effect yet)"
-    )
-    dry_run: bool = _option(
-        False, _switch, "", "print the command and the environment it adds; start nothing"
-    )
+    nproc_per_node: int | None = None  # None: auto
+    instance_groups: tuple[str, ...] = ()  # (): all
+    max_restarts: int = 0
+    rdzv_port: int = 29400
+    peer_port: int = 29401
+    peers: bool = True
+    start_timeout: int = 900
+    grace: int = 100
+    failure_grace: int = 10
+    bools: str = "as-is"
+    torchrun_args: tuple[str, ...] = ()
+    log_dir: str = ""
+    dry_run: bool = False
 
     # What is not a --launcher-NAME.
     train_script: str = ""
     train_module: str = ""
     script_args: tuple[str, ...] = ()
-    given: frozenset[str] = frozenset()  # fields that the user set: those win over PET_…
-    unknown_twins: tuple[str, ...] = ()  # LAUNCHER_… variables that are no option's
+    given: frozenset[str] = frozenset()  # fields that the user set: those win over PET_...
+    unknown_twins: tuple[str, ...] = ()  # LAUNCHER_... variables that are no option's
 
 
-OPTIONS = {field.name: field for field in dataclasses.fields(Options) if "parse" in field.metadata}
+_SIZE, _MEET, _END = "Size of the job", "How hosts meet", "How a job ends"
+_REACH = "What reaches torchrun and the script"
+OPTIONS = {
+    "nproc_per_node": Option(
+        _SIZE, "auto|N", _nproc, "processes per host; auto: its GPUs, else Neuron cores, else 1"
+    ),
+    "instance_groups": Option(
+        _SIZE, "A,B", _names, "instance groups that take part, in a heterogeneous cluster"
+    ),
+    "max_restarts": Option(_SIZE, "N", whole(0, 1000), "torchrun's restarts"),
+    "rdzv_port": Option(_MEET, "PORT", whole(1, 65535), "port of the c10d store on the first host"),
+    "peer_port": Option(
+        _MEET,
+        "PORT",
+        whole(1, 65535),
+        "port of the launchers' own channel on the first host (reserved: not opened yet)",
+    ),
+    "peers": Option(
+        _MEET, "true|false", _switch, "the channel between hosts (reserved: no effect yet)"
+    ),
+    "start_timeout": Option(
+        _MEET, "SECONDS", whole(1, 86400), "how long hosts may be missing before the job fails"
+    ),
+    "grace": Option(
+        _END,
+        "SECONDS",
+        whole(0, 86400),
+        "from a stop (SIGTERM) to SIGKILL for the ranks; torch before 2.12 allows at most 30",
+    ),
+    "failure_grace": Option(
+        _END, "SECONDS", whole(0, 86400), "the same for the other ranks once one has failed"
+    ),
+    "bools": Option(
+        _REACH,
+        "as-is|flag",
+        _bools,
+        "how SageMaker's `--flag True` reaches the script: as-is, or as `--flag` or nothing",
+    ),
+    "torchrun_args": Option(
+        _REACH, "ARGS", _torchrun_args, "more torchrun arguments, as one shell-quoted string"
+    ),
+    "log_dir": Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
+    "dry_run": Option(
+        _REACH, "", _switch, "print the command and the environment it adds; start nothing"
+    ),
+}
 
 
 def flag(name: str) -> str:
@@ -185,7 +200,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
             script_args.append(word)
             continue
         field = "" if name in target else _field(name)
-        if not equals and field and OPTIONS[field].metadata["parse"] is _switch:
+        if not equals and field and OPTIONS[field].parse is _switch:
             # SageMaker sends `--flag true`; people type `--flag`.
             text = rest.pop() if rest and rest[-1].lower() in _SWITCHES else "true"
         elif not equals:
@@ -206,8 +221,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
             "expected one of them."
         )
     if not script and not module:
+        near = [word for word in script_args if word.startswith(("--train_", "--train-"))]
+        near += [word for word in script_args[:1] if word.endswith(".py")]
+        hint = f"{near[0]} is not how to say what to run, so " if near else ""
         raise LaunchError(
-            "there is nothing to run: give --train-script PATH or --train-module NAME "
+            f"{hint}there is nothing to run: give --train-script PATH or --train-module NAME "
             "(on SageMaker: the hyperparameter train-script); see --launcher-help."
         )
     if values.get("bools") == "flag":
@@ -243,7 +261,7 @@ def _field(name: str) -> str:
 
 def _value(field: str, text: str, where: str) -> Any:
     try:
-        return OPTIONS[field].metadata["parse"](text)
+        return OPTIONS[field].parse(text)
     except ValueError as error:
         raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
 
@@ -266,12 +284,6 @@ def _as_flags(args: Sequence[str]) -> list[str]:
 
 def help_text() -> str:
     """Return the whole of `--help`."""
-    groups = {
-        "Size of the job": ("nproc_per_node", "instance_groups", "max_restarts"),
-        "How hosts meet": ("rdzv_port", "peer_port", "peers", "start_timeout"),
-        "How a job ends": ("grace", "failure_grace"),
-        "What reaches torchrun and the script": ("bools", "torchrun_args", "log_dir", "dry_run"),
-    }
     lines = [
         "usage: sm-launch (--train-script PATH | --train-module NAME)"
         " [--launcher-OPTION VALUE ...] [SCRIPT ARGUMENT ...]",
@@ -283,15 +295,17 @@ def help_text() -> str:
         "  --train-script PATH  run a Python file, as `python PATH` would",
         "  --train-module NAME  run a module, as `python -m NAME` would",
     ]
-    for title, names in groups.items():
-        lines += ["", title + ":"]
-        for name in names:
-            field = OPTIONS[name]
-            lines.append(f"  {flag(name)} {field.metadata['metavar']}".rstrip())
-            default = "" if field.default in (None, (), "", False) else f" ({field.default})"
-            if field.default is True:
-                default = " (true)"
-            lines.append(f"      {field.metadata['help']}{default}")
+    for group in dict.fromkeys(option.group for option in OPTIONS.values()):
+        lines += ["", group + ":"]
+        for name, option in OPTIONS.items():
+            if option.group == group:
+                default = Options._field_defaults[name]
+                silent = default is None or default is False or default in ((), "")
+                shown = "" if silent else f" ({str(default).lower()})"
+                lines += [
+                    f"  {flag(name)} {option.metavar}".rstrip(),
+                    f"      {option.help}{shown}",
+                ]
     lines += [
         "",
         "  --launcher-help      this text; so is --help as the only argument",

@@ -7,9 +7,9 @@ same program.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
@@ -23,8 +23,7 @@ RANK = os.path.join(_HERE, "rank.py")
 OLD_TORCHRUN_GRACE = 30
 
 
-@dataclasses.dataclass(frozen=True)
-class LaunchPlan:
+class LaunchPlan(NamedTuple):
     """One host's share of the job, ready to be started.
 
     `nproc_per_node` is torchrun's own word for it ("2", or what PET_NPROC_PER_NODE says);
@@ -83,8 +82,13 @@ def make_plan(
     if several:
         # A late first host fails the others on read_timeout, a late other one on join_timeout.
         rdzv_conf += f",read_timeout={options.start_timeout},join_timeout={options.start_timeout}"
-    if environ.get("PET_RDZV_CONF") and "start_timeout" not in options.given:
-        rdzv_conf += "," + environ["PET_RDZV_CONF"]  # of a key given twice the last counts
+    users_conf = environ.get("PET_RDZV_CONF")
+    if users_conf and "start_timeout" not in options.given:
+        if not all("=" in pair for pair in users_conf.split(",")):
+            raise LaunchError(
+                f"PET_RDZV_CONF is {users_conf!r}; expected KEY=VALUE pairs with commas between."
+            )
+        rdzv_conf += "," + users_conf  # of a key given twice the last counts
     # torchrun's option: what the launcher makes of it, and the option of ours that governs it
     derived = {
         "nnodes": (str(cluster.nnodes), "instance_groups"),

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -38,19 +37,23 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], signals: Signals) -> Outco
 
     Raises LaunchError (exit code 126, 127 or 2) where it cannot be started.
     """
-    with _run_dir() as run_dir:
+    with _run_dir(environ) as run_dir:
         return _Supervisor(plan, signals).run(run_dir, environ)
 
 
 @contextlib.contextmanager
-def _run_dir() -> Iterator[str]:
+def _run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     """Make the job's folder for its socket and torchrun's temporary files; remove it after."""
-    parent = tempfile.gettempdir()
+    parent = environ.get("TMPDIR") or "/tmp"
+    if len(parent) > 60:
+        parent = "/tmp"  # a socket's path has at most 107 bytes (unix(7))
+    folder = os.path.join(parent, f"sm-launch-{os.getpid()}-{time.time_ns():x}")
     try:
-        # A socket's path has at most 107 bytes (unix(7)).
-        folder = tempfile.mkdtemp(prefix="sm-launch-", dir=parent if len(parent) < 80 else "/tmp")
+        os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
-        raise LaunchError(f"cannot make a folder in {parent}: {error.strerror}.") from None
+        raise LaunchError(
+            f"cannot make a folder in {parent} ({error.strerror}); set TMPDIR to one where I can."
+        ) from None
     try:
         yield folder
     finally:

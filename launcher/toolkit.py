@@ -7,11 +7,10 @@ module makes the same `SM_*` variables and the same script arguments as sagemake
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher import machine
 from launcher.errors import LaunchError
@@ -32,8 +31,7 @@ _CONSUMED_KEYS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(NamedTuple):
     """The three files of /opt/ml/input/config, parsed."""
 
     base_dir: str

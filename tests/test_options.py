@@ -6,7 +6,7 @@ import pytest
 
 from launcher import options
 from launcher.errors import LaunchError
-from launcher.options import OPTIONS, flag, help_text, parse, wants_help
+from launcher.options import OPTIONS, Options, flag, help_text, parse, wants_help
 
 RUN = ["--train-script", "t.py"]
 
@@ -135,11 +135,12 @@ def test_the_readme_lists_every_option_with_its_default():
     from conftest import REPO
 
     table = (REPO / "README.md").read_text()
-    for name, field in OPTIONS.items():
+    for name in OPTIONS:
+        default = Options._field_defaults[name]
         row = re.search(rf"^\| `{flag(name)}` \| (.*?) \|", table, re.MULTILINE)
         assert row, name
-        if isinstance(field.default, int) and not isinstance(field.default, bool):
-            assert re.search(rf"\b{field.default}\b", row[1]), name
+        if type(default) is int:
+            assert re.search(rf"\b{default}\b", row[1]), name
 
 
 def test_the_internal_variable_is_no_twin():

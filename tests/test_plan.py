@@ -1,6 +1,5 @@
 """From what is known to one torchrun command."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -21,7 +20,7 @@ MACHINE = Machine(
     efa=False,
 )
 ONE = Cluster(("algo-1",), "algo-1", "job", 0, 0, "eth0")
-TWO = dataclasses.replace(ONE, hosts=("algo-1", "algo-2"), current_host="algo-2")
+TWO = ONE._replace(hosts=("algo-1", "algo-2"), current_host="algo-2")
 
 
 def plan(*argv, cluster=TWO, machine=MACHINE, environ=None, added=None):
@@ -57,7 +56,7 @@ def test_several_hosts():
 
 
 def test_the_first_host_keeps_the_store():
-    first = dataclasses.replace(TWO, current_host="algo-1")
+    first = TWO._replace(current_host="algo-1")
     assert flags(plan(cluster=first).argv)["--rdzv-conf"].startswith("is_host=1,")
 
 
@@ -82,7 +81,7 @@ def test_one_host_takes_a_free_port_and_needs_no_name_of_its_own():
     ],
 )
 def test_processes_per_host(gpus, neurons, argv, environ, nproc):
-    cluster = dataclasses.replace(TWO, num_gpus=gpus, num_neurons=neurons)
+    cluster = TWO._replace(num_gpus=gpus, num_neurons=neurons)
     made = plan(*argv, cluster=cluster, environ=environ)
     assert flags(made.argv)["--nproc-per-node"] == made.nproc_per_node == nproc
 
@@ -129,9 +128,7 @@ def test_torchrun_modes_that_would_go_past_the_launcher(argv, environ, says):
     ],
 )
 def test_the_grace_goes_to_a_torchrun_that_knows_it(version, grace, flag, kept, said):
-    made = plan(
-        "--launcher-grace", grace, machine=dataclasses.replace(MACHINE, torch_version=version)
-    )
+    made = plan("--launcher-grace", grace, machine=MACHINE._replace(torch_version=version))
     assert flags(made.argv).get("--shutdown-timeout") == flag
     assert made.grace == kept
     assert any("leaves ranks 30 s" in line for line in made.remarks) is said
@@ -145,8 +142,8 @@ def test_a_grace_given_to_torchrun_is_the_launchers_too(variable):
 
 
 def test_environment_for_speed():
-    cluster = dataclasses.replace(TWO, num_gpus=4)
-    made = plan(cluster=cluster, machine=dataclasses.replace(MACHINE, efa=True))
+    cluster = TWO._replace(num_gpus=4)
+    made = plan(cluster=cluster, machine=MACHINE._replace(efa=True))
     assert made.environment == {
         "OMP_NUM_THREADS": "2",
         "NCCL_SOCKET_IFNAME": "eth0",
@@ -163,7 +160,7 @@ def test_nothing_that_the_user_set_is_overwritten():
 
 
 def test_an_interface_that_is_not_there_is_not_exported():
-    cluster = dataclasses.replace(TWO, network_interface_name="ethwe")
+    cluster = TWO._replace(network_interface_name="ethwe")
     assert "GLOO_SOCKET_IFNAME" not in plan(cluster=cluster).environment
 
 

@@ -37,7 +37,8 @@ def setup(backend):
     Without them (plain `python train_ddp.py`) the group is this process alone.
     """
     if backend == "auto":
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        backend = "nccl" if torch.cuda.device_count() >= ranks_here else "gloo"
     device = torch.device("cpu")
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
