@@ -1,46 +1,59 @@
-# Everything runs in a virtual environment of the project's own: nothing else is touched.
+# Everything is installed into a virtual environment of the project's own.
 PYTHON ?= python3
 VENV   ?= .venv
-# Any requirement of pip's, for example a build for CPU that you have.
+# Any requirement of pip's, for example a build for CPU.
 TORCH  ?= torch==2.13.0
+# One that torch 2.4 has wheels for: 3.8 to 3.12.
+PYTHON_OLDEST ?= $(PYTHON)
 BIN    := $(VENV)/bin
 
 .PHONY: demo test test-fast test-compat check format bench clean
 
-# The installed package is what is tested, so it is installed anew whenever it has changed.
-INSTALLED := $(VENV)/installed
-$(INSTALLED): setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (torch can take minutes) ..."
-	rm -rf build
-	$(BIN)/pip install --quiet "$(TORCH)" ".[train,test,check]"
-	rm -rf build
-	touch $@
+# What is installed, and not the source tree, is what runs: so it is installed anew whenever it
+# has changed. One file for each set of requirements marks that.
+SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py)
+WITH_TORCH := $(VENV)/installed-$(subst >,-,$(subst =,-,$(TORCH)))
+TO_TEST := $(VENV)/installed-to-test
 
-demo: $(INSTALLED)  ## two "hosts" of two ranks each on this machine, to a trained model
+$(BIN)/pip:
+	$(PYTHON) -m venv --clear $(VENV)
+
+$(WITH_TORCH): $(SOURCES) | $(BIN)/pip
+	@echo "installing $(TORCH) into $(VENV), which can take minutes ..."
+	@rm -rf build
+	$(BIN)/pip install --quiet "$(TORCH)" ".[train]"
+	@rm -rf build; touch "$@"
+
+$(TO_TEST): $(SOURCES) | $(BIN)/pip
+	@rm -rf build
+	$(BIN)/pip install --quiet ".[test,check]"
+	@rm -rf build; touch "$@"
+
+demo: $(WITH_TORCH)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/two_hosts.sh
 
-test: $(INSTALLED)  ## all tests
+test: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest
 
-test-fast: $(INSTALLED)  ## the tests that need no torch
+test-fast: $(TO_TEST)
 	$(BIN)/pytest -m "not torch"
 
-# The launcher's tests against the oldest torch it supports and the newest that installs.
+# The launcher's tests against the oldest torch that it supports, and the newest that installs.
 test-compat:
-	$(MAKE) test VENV=.venv-oldest TORCH="torch==2.4.0"
+	$(MAKE) test VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch==2.4.0"
 	$(MAKE) test VENV=.venv-newest TORCH="torch>=2.14"
 
-check: $(INSTALLED)  ## lint, format, types
+check: $(TO_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: $(TO_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## what the launcher costs over plain torchrun
+# What the launcher costs over plain torchrun.
+bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/overhead.py
 
 clean:

@@ -1,26 +1,30 @@
 #!/bin/sh
 # A job of two hosts on one machine: two launchers with the variables that SageMaker would set,
-# on two loopback addresses, two ranks each. Needs `sm-launch` in the PATH (make demo sees to it).
+# on two loopback addresses, two ranks each, on CPU. Needs `sm-launch` in the PATH (make demo
+# sees to it). What is /opt/ml on SageMaker is runs/demo/HOST in the current folder.
 #
 #   sh examples/two_hosts.sh [SCRIPT ARGUMENT ...]
-#
-# macOS has only 127.0.0.1 up: `sudo ifconfig lo0 alias 127.0.0.2` first.
 
 here=$(cd "$(dirname "$0")/.." && pwd)
 script=${1:-$here/train_scripts/train_ddp.py}
 [ $# -gt 0 ] && shift
 
+# Two of these at once must not meet each other.
+: "${LAUNCHER_RDZV_PORT:=$((20000 + $$ % 10000))}" "${LAUNCHER_START_TIMEOUT:=60}"
+export LAUNCHER_RDZV_PORT LAUNCHER_START_TIMEOUT
+
 launchers=
 for host in 127.0.0.1 127.0.0.2; do
-    opt_ml=runs/demo/$host # what /opt/ml is on SageMaker
-    rm -rf "$opt_ml"
+    opt_ml=runs/demo/$host
     mkdir -p "$opt_ml/model" "$opt_ml/output"
+    rm -f "$opt_ml/model/model.pt" "$opt_ml/output/failure"
     SM_HOSTS='["127.0.0.1", "127.0.0.2"]' \
     SM_CURRENT_HOST=$host \
     SM_NUM_GPUS=0 \
+    CUDA_VISIBLE_DEVICES= \
     SM_MODEL_DIR=$opt_ml/model \
     SM_OUTPUT_DIR=$opt_ml/output \
-    TRAINING_JOB_NAME=demo \
+    TRAINING_JOB_NAME=demo-$$ \
         sm-launch --train-script "$script" --launcher-nproc-per-node 2 "$@" &
     launchers="$launchers $!"
 done
@@ -30,10 +34,11 @@ status=0
 for launcher in $launchers; do
     wait "$launcher" || status=$?
 done
-wait # a stop interrupts the first wait: both launchers have their time
-if [ $status -eq 0 ]; then
-    echo "two hosts trained one model: $(ls runs/demo/127.0.0.1/model/*)"
-else
-    head -n 2 runs/demo/*/output/failure
-fi
+wait # a stop interrupts the waiting above, and both launchers have their time
+for host in 127.0.0.1 127.0.0.2; do
+    failure=runs/demo/$host/output/failure
+    [ -f "$failure" ] && echo "$failure:" && head -n 2 "$failure"
+done
+model=runs/demo/127.0.0.1/model/model.pt
+[ $status -eq 0 ] && [ -f $model ] && echo "Two hosts have trained one model: $PWD/$model"
 exit $status

@@ -88,7 +88,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
             os.makedirs(chosen.log_dir, exist_ok=True)
         except OSError as error:
             raise LaunchError(
-                f"cannot make the folder {chosen.log_dir}: {error.strerror}."
+                f"--launcher-log-dir: cannot make the folder {chosen.log_dir} ({error.strerror})."
             ) from None
     added = {name: value for name, value in made.items() if name not in environ}
     plan = make_plan(chosen, cluster, read_machine(), environ, added=added)

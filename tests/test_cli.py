@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from conftest import LAUNCHER, REPO
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from launcher import cli
 from launcher.errors import LaunchError
+from launcher.options import OPTIONS
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
@@ -70,7 +72,18 @@ WRONG = [
     ({}, ["--train-script", "a\nb\x1b.py"], "--train-script a\\nb\\x1b.py: there is"),
     ({}, ["--train-script", "."], "is a folder; expected a Python file"),
     ({}, ["--train-script", "script.py", "--train-module", "m"], "are both given"),
-    ({}, ["--train-module", "no_such_module.x"], "there is no 'no_such_module'"),
+    ({}, ["--train-module", "no_such_module.x"], "no_such_module.x: there is no such module"),
+    ({}, ["--train-module", "json.no_such"], "json.no_such: there is no such module"),
+    ({}, ["--train-module", "json"], "json: there is no such module"),  # no __main__ in it
+    ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
+    ({}, ["script.py"], "script.py is not how to say what to run"),
+    ({}, ["--train_script", "x"], "--train_script is not how to say what to run"),
+    (
+        {},
+        ["--train-script", "script.py", "--launcher-log-dir=/proc/x"],
+        "cannot make the folder /proc/x",
+    ),
+    ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
     ({}, [*DRY, "--launcher-zzz", "1"], "--launcher-zzz is no option"),
     ({}, [*DRY, "--launcher-grace", "x"], "--launcher-grace is 'x'; expected a whole number"),
     ({"LAUNCHER_RDZV_PORT": "70000"}, DRY, "LAUNCHER_RDZV_PORT is '70000'"),
@@ -116,9 +129,35 @@ def test_a_host_outside_the_chosen_groups_says_so_and_succeeds():
 def test_no_cluster_at_all_is_said_in_one_line():
     done = launch(*DRY)
     assert done.returncode == 0
-    assert done.stderr == (
-        "launcher: neither SM_HOSTS nor config files are there: this host is alone.\n"
+    assert done.stderr.splitlines()[0] == (
+        "launcher: neither SM_HOSTS nor config files are there: this host is alone."
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "environ", "processes"),
+    [
+        ("nvidia-smi", "GPU 0: x\nGPU 1: y", {}, 2),
+        ("nvidia-smi", "GPU 0: x\nGPU 1: y", {"CUDA_VISIBLE_DEVICES": "1"}, 1),
+        ("nvidia-smi", "GPU 0: x\nGPU 1: y", {"SM_NUM_GPUS": "4"}, 4),
+        ("neuron-ls", '[{"nc_count": 2}]', {}, 2),
+        ("neuron-ls", '[{"nc_count": 2}]', {"SM_NUM_NEURONS": "4"}, 4),
+    ],
+)
+def test_devices_that_sagemaker_does_not_count(
+    script, command, answer, environ, processes, monkeypatch
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    driver = script(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n", command)
+    driver.chmod(0o755)
+    done = launch(*DRY, PATH=f"{driver.parent}:{os.environ['PATH']}", **environ)
+    assert f"--nproc-per-node {processes} " in done.stdout, done.stderr
+
+
+def test_a_dry_run_says_what_a_run_would_say():
+    done = launch(*DRY, **TWO, PET_MAX_RESTARTS="3")
+    assert "algo-1 is node 0 of 2" in done.stderr
+    assert "PET_MAX_RESTARTS=3 is used in place of 0." in done.stderr
 
 
 def test_a_misspelt_twin_is_said():
@@ -180,79 +219,102 @@ def test_config_files_with_unusable_hosts_are_named(bare_image, tmp_path):
 
 
 # Random environments and argument lists: a plan or one line, never a traceback, never a hang.
+# Most of each is as it should be, or nearly nothing would come as far as a plan.
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 HOSTS = st.lists(st.sampled_from(["algo-1", "algo-2", "algo-10", "a b", "", 3]), max_size=4)
-VALUES = st.one_of(
-    TEXT, st.sampled_from(["0", "1", "8", "-1", "auto", "true", "algo-1", "[]", "{}", "null"])
-)
-VARIABLES = {
-    "SM_HOSTS": st.one_of(HOSTS.map(json.dumps), st.just('["algo-1", "algo-2"]'), VALUES),
-    "SM_CURRENT_HOST": st.one_of(st.just("algo-1"), VALUES),
-    "SM_NUM_GPUS": st.one_of(st.integers(-1, 9).map(str), VALUES),
-    "SM_NUM_NEURONS": VALUES,
-    "SM_NETWORK_INTERFACE_NAME": VALUES,
-    "SM_INSTANCE_GROUPS_DICT": VALUES,
-    "TRAINING_JOB_NAME": VALUES,
-    "SAGEMAKER_JOB_NAME": VALUES,
-    "CUDA_VISIBLE_DEVICES": st.one_of(st.just("0,1"), VALUES),
-    "PET_NPROC_PER_NODE": VALUES,
-    "PET_RDZV_CONF": VALUES,
-    "PET_STANDALONE": VALUES,
-    "LAUNCHER_NPROC_PER_NODE": VALUES,
-    "LAUNCHER_INSTANCE_GROUPS": VALUES,
-    "LAUNCHER_GRACE": VALUES,
-    "LAUNCHER_TORCHRUN_ARGS": VALUES,
-    "LAUNCHER_PEERS": VALUES,
+ODD = st.sampled_from(["", "0", "-1", "1.5", "auto", "true", "algo-1", "[]", "{}", "null", "[1"])
+ODD_VALUES = {
+    "SM_HOSTS": HOSTS.map(json.dumps),
+    "SM_INSTANCE_GROUPS_DICT": st.dictionaries(TEXT, HOSTS, max_size=2).map(json.dumps),
+    **dict.fromkeys(("SM_CURRENT_HOST", "SM_NUM_GPUS", "SM_NUM_NEURONS"), ODD),
+    **dict.fromkeys(("SM_NETWORK_INTERFACE_NAME", "SM_CURRENT_INSTANCE_TYPE"), ODD),
+    **dict.fromkeys(("TRAINING_JOB_NAME", "SAGEMAKER_JOB_NAME", "CUDA_VISIBLE_DEVICES"), ODD),
+    **dict.fromkeys(("PET_NPROC_PER_NODE", "PET_RDZV_CONF", "PET_STANDALONE", "PET_NNODES"), ODD),
+    **dict.fromkeys(("PET_MAX_RESTARTS", "PET_SHUTDOWN_TIMEOUT", "LOCAL_RANK"), ODD),
+    **dict.fromkeys(("LAUNCHER_" + name.upper() for name in OPTIONS), ODD),
 }
-ENVIRONS = st.fixed_dictionaries({}, optional=VARIABLES)
-WORDS = st.one_of(
+
+
+@st.composite
+def environs(draw):
+    names = draw(st.sampled_from([["algo-1"], ["algo-1", "algo-2"], ["b", "a", "c"]]))
+    environ = {
+        "SM_HOSTS": json.dumps(names),
+        "SM_CURRENT_HOST": draw(st.sampled_from(names)),
+        "SM_NUM_GPUS": str(draw(st.integers(0, 8))),
+        "SM_INSTANCE_GROUPS_DICT": json.dumps({"g": {"hosts": names[:2]}}),
+        "LAUNCHER_INSTANCE_GROUPS": draw(st.sampled_from(["", "g"])),
+        "CUDA_VISIBLE_DEVICES": draw(st.sampled_from(["0,1", "0", "7,0,1"])),
+    }
+    for name in draw(st.lists(st.sampled_from(sorted(ODD_VALUES)), max_size=2)):
+        environ[name] = draw(st.one_of(ODD_VALUES[name], TEXT))
+    for name in draw(st.sets(st.sampled_from(sorted(environ)), max_size=1)):
+        del environ[name]
+    return environ
+
+
+GOOD_WORDS = st.one_of(
     TEXT,
-    st.sampled_from(["--train-script", "--train-module", "script.py", "--", "--help", "json"]),
-    st.sampled_from(
-        ["--launcher-grace", "--launcher-peers", "--launcher-", "--launcher-rdzv-port"]
-    ),
-    st.sampled_from(["--launcher-bools=flag", "--launcher-torchrun-args", "'", "True", "1"]),
+    st.sampled_from(["--", "--help", "-m", "True", "--t", "--train", "$$", "--launcher-grace=5"]),
+    st.sampled_from(["--launcher-peers", "--launcher-bools=flag", "--launcher-nproc-per-node=2"]),
 )
-ARGUMENTS = st.one_of(
-    st.lists(WORDS, max_size=8),
-    st.lists(WORDS, max_size=8).map(lambda words: ["--train-script", "script.py", *words]),
+ODD_WORDS = st.sampled_from(
+    ["--launcher-grace", "--launcher-", "--launcher-torchrun-args=-m", "--train-module", "--train-"]
 )
+
+
+@st.composite
+def arguments(draw):
+    words = draw(st.lists(GOOD_WORDS, max_size=6)) + draw(st.lists(ODD_WORDS, max_size=1))
+    target = draw(st.sampled_from([["--train-script", "script.py"]] * 9 + [["--train-module"]]))
+    return [*target, *draw(st.permutations(words))]
+
+
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=8),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=8), values),
     max_leaves=6,
 )
-NO_DEADLINE = settings(
+SETTINGS = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
 )
 
 
-def a_plan_or_one_line(argv, environ):
-    environ = {"PATH": "/nowhere", **environ}
+def nodes_planned(argv, environ):
+    """Return how many hosts the plan has, 0 for a host outside, None for one line of error."""
     try:
-        prepared = cli.prepare(argv, environ)
+        prepared = cli.prepare(argv, {"PATH": "/nowhere", **environ})
     except LaunchError as error:
         assert str(error) and "\n" not in str(error)
-        return
-    if prepared is not None:
-        plan, _ = prepared
-        assert all(isinstance(word, str) for word in plan.argv)
-        os.fsencode(plan.command())
+        return None
+    if prepared is None:
+        return 0
+    plan, _ = prepared
+    assert all(isinstance(word, str) for word in plan.argv)
+    os.fsencode(plan.command())
+    return plan.cluster.nnodes
 
 
-@settings(NO_DEADLINE, max_examples=5000)
-@given(argv=ARGUMENTS, environ=ENVIRONS)
-def test_random_environments_and_arguments(argv, environ):
-    a_plan_or_one_line(argv, environ)
+def test_random_environments_and_arguments():
+    seen = Counter()
+
+    @settings(SETTINGS, max_examples=5000)
+    @given(argv=arguments(), environ=environs())
+    def check(argv, environ):
+        seen[nodes_planned(argv, environ)] += 1
+
+    check()
+    # It is no test if hardly anything is planned, or nothing refused.
+    assert seen[1] > 300 and seen[2] + seen[3] > 500 and seen[None] > 500, seen
 
 
-@settings(NO_DEADLINE, max_examples=500)
+@settings(SETTINGS, max_examples=500)
 @given(
     hyperparameters=st.dictionaries(st.text(max_size=8), ANY_JSON, max_size=4),
     resources=st.fixed_dictionaries(
         {
-            "hosts": st.one_of(HOSTS, ANY_JSON),
+            "hosts": st.one_of(st.just(["algo-1", "algo-2"]), HOSTS, ANY_JSON),
             "current_host": st.one_of(st.just("algo-1"), ANY_JSON),
         },
         optional={
@@ -273,4 +335,4 @@ def test_random_config_files(tmp_path, hyperparameters, resources, channels):
         "inputdataconfig": channels,
     }.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
-    a_plan_or_one_line([], {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")})
+    nodes_planned([], {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")})

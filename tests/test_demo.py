@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPO
+from conftest import REPO, free_port
 
 pytestmark = pytest.mark.torch
 
@@ -14,7 +14,7 @@ def run(*args):
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     return subprocess.run(
         ["sh", str(REPO / "examples" / "two_hosts.sh"), *map(str, args)],
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "LAUNCHER_RDZV_PORT": str(free_port())},
         capture_output=True,
         text=True,
         timeout=100,

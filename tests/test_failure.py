@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from launcher.cluster import Cluster
 from launcher.failure import (
     LIMIT,
     Outcome,
@@ -14,6 +15,7 @@ from launcher.failure import (
     write_failure,
 )
 
+CLUSTER = Cluster(("algo-1", "algo-2"), "algo-1", "job", 0, 0, "")
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
 
 
@@ -100,8 +102,8 @@ def test_exit_code(outcome, code):
     ],
 )
 def test_the_first_line_is_what_a_person_needs(failure, line):
-    text = failure_text(Outcome(1, (failure,)), "algo-2", "algo-1:29400")
-    assert text.splitlines()[0] == f"algo-2, rank 5 (local rank 5) {line}"
+    text = failure_text(Outcome(1, (failure,)), CLUSTER, "algo-1:29400")
+    assert text.splitlines()[0] == f"algo-1, rank 5 (local rank 5) {line}"
     assert text.splitlines()[1].startswith(f"exit code {Outcome(1, (failure,)).exit_code}, 10 s")
 
 
@@ -109,7 +111,7 @@ def test_the_innermost_frames_are_kept():
     trace = "Traceback (most recent call last):\n"
     trace += "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
     failure = noted(0, exception="ValueError", message="x" * 900, traceback=trace + "ValueError: x")
-    text = failure_text(Outcome(1, (failure, noted(1))), "algo-1", "")
+    text = failure_text(Outcome(1, (failure, noted(1))), CLUSTER, "")
     assert len(text) <= LIMIT
     head, details, *frames = text.splitlines()
     assert head.endswith("xxx...")
@@ -127,8 +129,10 @@ def test_the_innermost_frames_are_kept():
             "choose another with --launcher-rdzv-port",
         ),
         (
-            Outcome(1, torchrun_error="RendezvousTimeoutError: late"),
-            "algo-1: the hosts did not all meet at algo-1:29400: RendezvousTimeoutError: late",
+            Outcome(1, torchrun_error="RendezvousTimeoutError: late:"),
+            "algo-1: the hosts did not all meet at algo-1:29400, or one was lost (see the other "
+            "hosts' logs, and --launcher-start-timeout); expected algo-1, algo-2: "
+            "RendezvousTimeoutError: late\n",
         ),
         (Outcome(1, torchrun_error="ValueError: bad"), "algo-1: torchrun failed: ValueError: bad"),
         (Outcome(2), "algo-1: torchrun failed\nexit code 2"),
@@ -136,7 +140,7 @@ def test_the_innermost_frames_are_kept():
     ],
 )
 def test_failures_of_torchrun_itself(outcome, says):
-    text = failure_text(outcome, "algo-1", "algo-1:29400")
+    text = failure_text(outcome, CLUSTER, "algo-1:29400")
     assert text.startswith(says) and len(text) <= LIMIT
 
 

@@ -60,6 +60,57 @@ def test_usable_cores_follow_the_affinity_mask():
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2.5),
+        (
+            {  # the tightest on the way up counts
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/a/cpu.max": "100000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "300000 100000\n",
+            },
+            1,
+        ),
+        (
+            {  # version 1, in a container: the path is the host's
+                "proc/self/cgroup": "5:memory:/x\n4:cpu,cpuacct:/docker/x\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        (
+            {  # version 1 without a quota
+                "proc/self/cgroup": "4:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+        ({"proc/self/cgroup": "garbage\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_cgroups_quota(tmp_path, files, cpus):
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert machine.cgroup_cpus(str(tmp_path / "root")) == cpus
+
+
+@pytest.mark.parametrize(("driver", "efa"), [("efa", True), ("mlx5_core", False)])
+def test_an_efa_device_is_one_with_that_driver(tmp_path, driver, efa):
+    (tmp_path / "drivers" / driver).mkdir(parents=True)
+    (tmp_path / "class" / "rdmap0s6" / "device").mkdir(parents=True)
+    (tmp_path / "class/rdmap0s6/device/driver").symlink_to(tmp_path / "drivers" / driver)
+    assert machine.has_efa(str(tmp_path / "class")) is efa
+    assert machine.has_efa("/nowhere") is False
+
+
 def test_interfaces_are_those_of_the_system():
     assert machine.network_interfaces() == set(psutil.net_if_addrs()) | (
         machine.network_interfaces() - set(psutil.net_if_addrs())  # ones without an address

@@ -40,5 +40,35 @@ def test_the_loss_is_that_of_all_ranks(tmp_path, monkeypatch):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+WATCH = f"""
+import sys
+sys.path.insert(0, {str(TRAIN_DDP.parent)!r})
+import torch.distributed as dist
+import train_ddp
+
+epochs = []
+set_epoch = train_ddp.DistributedSampler.set_epoch
+train_ddp.DistributedSampler.set_epoch = lambda self, n: (epochs.append(n), set_epoch(self, n))
+fail = sys.argv.pop() == "fail"
+if fail:
+    train_ddp.save = None  # so that calling it raises
+try:
+    train_ddp.main()
+except TypeError:
+    assert fail
+else:
+    assert not fail
+assert epochs == [0, 1], epochs
+assert not dist.is_initialized()
+"""
+
+
+@pytest.mark.parametrize("end", ["succeed", "fail"])
+def test_every_epoch_is_set_and_the_group_destroyed_on_every_path(script, end):
+    argv = [sys.executable, str(script(WATCH)), "--epochs", "2", end]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def test_it_is_short_enough_to_read_at_one_go():
-    assert len(TRAIN_DDP.read_text().splitlines()) <= 125
+    assert len(TRAIN_DDP.read_text().splitlines()) <= 120
