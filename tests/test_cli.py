@@ -144,9 +144,7 @@ def test_no_cluster_at_all_is_said_in_one_line():
         ("neuron-ls", '[{"nc_count": 2}]', {"SM_NUM_NEURONS": "4"}, 4),
     ],
 )
-def test_devices_that_sagemaker_does_not_count(
-    script, command, answer, environ, processes, monkeypatch
-):
+def test_devices_are_counted(script, command, answer, environ, processes, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     driver = script(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n", command)
     driver.chmod(0o755)
