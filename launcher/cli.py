@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import os
 import signal
 import sys
@@ -46,7 +47,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     for line in (plan.summary(), *plan.remarks):
         log(line)
     if chosen.dry_run:
-        print(plan.command())
+        # As bytes: arguments need not be text in this terminal's encoding.
+        sys.stdout.buffer.write(os.fsencode(plan.command() + "\n"))
         return 0
     stops = [number for number in signals.take() if number != signal.SIGCHLD]
     if stops:
@@ -61,15 +63,29 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
     Raises LaunchError for whatever a person has to mend first.
     """
     _refuse_nesting(environ)
+    try:
+        os.getcwd()
+    except OSError:
+        raise LaunchError(
+            "the current folder has been removed; change to one that exists."
+        ) from None
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
     made: dict[str, str] = {}
     if config is not None:
         # SageMaker starts an image with the word `train`; the script is a hyperparameter.
         argv = [] if list(argv) == ["train"] else argv
-        argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
-        made = toolkit.to_env_vars(config, environ)
+        try:
+            argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
+            made = toolkit.to_env_vars(config, environ)
+        except RecursionError:
+            raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
     seen = {**made, **environ}
     chosen = options.parse(argv, environ)
+    if chosen.instance_groups and "SM_INSTANCE_GROUPS_DICT" not in seen:
+        # SDK v3 makes SM_HOSTS, but no variable of the groups.
+        config = toolkit.read_config(environ)
+        groups = toolkit.instance_groups(config.resource_config) if config else {}
+        seen["SM_INSTANCE_GROUPS_DICT"] = json.dumps(groups)
     chosen = _located(chosen, toolkit.code_dir(environ))
     try:
         cluster = read_cluster(seen, chosen.instance_groups)

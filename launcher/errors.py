@@ -29,5 +29,5 @@ def log(message: str) -> None:
         # One write, so that ranks that share the file cannot come between.
         sys.stderr.write(f"launcher: {message}\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
+    except (AttributeError, OSError, ValueError):  # none at all, full, closed
         pass

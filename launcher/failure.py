@@ -38,7 +38,9 @@ _SECONDARY = (
 class RankFailure(NamedTuple):
     """How one rank of this host ended; `exit_code` is negative for a signal.
 
-    `time` is in seconds since the launcher's start, infinite where only torchrun saw it.
+    `time` is in seconds since the launcher's start, infinite where only torchrun saw it;
+    `frames` are the script's own, innermost last. A rank that `said` why it ended raised, or
+    called sys.exit; one that did not was killed, or called os._exit.
     """
 
     rank: int
@@ -46,8 +48,9 @@ class RankFailure(NamedTuple):
     exit_code: int
     exception: str = ""
     message: str = ""
-    traceback: str = ""
+    frames: str = ""
     time: float = math.inf
+    said: bool = False
 
     @property
     def is_secondary(self) -> bool:
@@ -103,7 +106,6 @@ def in_order(
     exit codes but lists the siblings that it ended itself, and only in the order it looked.
     """
     codes = {failure.rank: failure.exit_code for failure in reported}
-    ended = (-signal.SIGTERM, -signal.SIGKILL)
     failures = []
     for failure in noted:
         code = codes.pop(failure.rank, failure.exit_code)
@@ -112,18 +114,31 @@ def in_order(
         failures.append(failure._replace(exit_code=code) if code > 0 else failure)
     failures += [failure for failure in reported if failure.rank in codes]
     failures.sort(key=lambda failure: failure.time)
+    # torchrun ends the others with SIGTERM at once, with SIGKILL half a minute later. Only
+    # where nothing else is known can such a death be the first cause, or in the same moment.
+    ended = (-signal.SIGTERM, -signal.SIGKILL)
+    silent = [f for f in failures if f.exit_code not in ended and math.isinf(f.time)]
+    if failures and failures[0].exit_code in ended and silent:
+        failures.remove(silent[0])
+        failures.insert(0, silent[0])
     if not failures:
         return ()
-    moment = failures[0].time + _MOMENT
-    # torchrun ends the others with SIGTERM at once, with SIGKILL half a minute later.
+    first = failures[0].time
+    moment = -math.inf if math.isinf(first) else first + _MOMENT
     counted = failures[:1] + [
         failure
         for failure in failures[1:]
         if failure.exit_code not in ended
         or (failure.exit_code == -signal.SIGKILL and failure.time <= moment)
     ]
-    # Stable: among the first ones of a kind, and behind them, the order of time remains.
-    counted.sort(key=lambda failure: failure.is_secondary or moment < failure.time < math.inf)
+    if counted[0].is_secondary:
+        for failure in counted[1:]:
+            at_once = failure.time <= moment or math.isinf(failure.time)
+            # An exit code that was chosen may be that of a handler for torchrun's SIGTERM.
+            original = failure.exception or not failure.said
+            if at_once and original and not failure.is_secondary:
+                counted.remove(failure)
+                return (failure, *counted)
     return tuple(counted)
 
 
@@ -139,10 +154,11 @@ def failure_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
     if count > 1:
         details += f"; first of {count} failures (ranks that the stop itself ended do not count)"
     text = f"{head}\n{details}\n"
-    lines = first.traceback.splitlines()
-    room = LIMIT - len(text)
+    if first.frames:
+        text += "Traceback (most recent call last):\n"
+    lines = first.frames.splitlines()
     # The innermost frames are the ones to keep.
-    while lines and sum(len(line) + 1 for line in lines) > room:
+    while lines and sum(len(line) + 1 for line in lines) > LIMIT - len(text):
         lines.pop(0)
     return text + "".join(line + "\n" for line in lines)
 
@@ -172,7 +188,9 @@ def _torchrun_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
 
 
 def _shortened(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    """Cut a long text in the middle: how it begins and how it ends says most."""
+    half = (limit - 5) // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
 def output_dir(environ: Mapping[str, str]) -> str:

@@ -35,11 +35,15 @@ class Machine(NamedTuple):
 def read_machine() -> Machine:
     """Gather the facts of this host.
 
-    Raises LaunchError (exit code 127) where torch or its torchrun is not installed.
+    Raises LaunchError where torch or its torchrun (exit code 127) or psutil is not installed.
     """
+    version = torch_version()
+    if importlib.machinery.PathFinder.find_spec("psutil") is None:
+        # It is imported only at the end, and only if something is left (see supervise.py).
+        raise LaunchError(f"there is no psutil for {sys.executable}; install it there.")
     return Machine(
         python=sys.executable,
-        torch_version=torch_version(),
+        torch_version=version,
         cores=usable_cores(),
         interfaces=network_interfaces(),
         efa=has_efa(),
@@ -92,7 +96,7 @@ def visible_gpus(count: int, environ: Mapping[str, str]) -> int:
     seen = 0
     for entry in visible.split(","):
         entry = entry.strip()
-        is_index = entry.isdecimal() and int(entry) < count
+        is_index = entry.isdecimal() and len(entry) < 6 and int(entry) < count
         if not is_index and not entry.startswith(("GPU-", "MIG-")):
             break
         seen += 1

@@ -77,6 +77,10 @@ def _torchrun_args(text: str) -> tuple[str, ...]:
         name = word.partition("=")[0].replace("_", "-")
         if name in ("--", "-m", "--module", "--no-python", "--run-path"):
             raise ValueError(f"torchrun options other than {word} (see --train-module)")
+        if name in ("--nproc-per-node", "--max-restarts", "--log-dir"):
+            raise ValueError(f"torchrun options other than {word} (use --launcher{name[1:]})")
+        if name == "--shutdown-timeout":
+            raise ValueError(f"torchrun options other than {word} (use --launcher-grace)")
     return tuple(words)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
 from launcher.machine import Machine
-from launcher.options import Options, flag
+from launcher.options import Options, flag, whole
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 AGENT = os.path.join(_HERE, "agent.py")
@@ -78,17 +78,18 @@ def make_plan(
     # "localhost:0" is a free port of torchrun's own: two jobs on one machine do not collide.
     endpoint = f"{cluster.hosts[0]}:{options.rdzv_port}" if several else "localhost:0"
     # Without is_host torchrun guesses from the host's own name, which need not resolve.
-    rdzv_conf = f"is_host={int(cluster.node_rank == 0)}"
+    rdzv_conf = [f"is_host={int(cluster.node_rank == 0)}"]
     if several:
         # A late first host fails the others on read_timeout, a late other one on join_timeout.
-        rdzv_conf += f",read_timeout={options.start_timeout},join_timeout={options.start_timeout}"
+        rdzv_conf += [f"{name}_timeout={options.start_timeout}" for name in ("read", "join")]
     users_conf = environ.get("PET_RDZV_CONF")
-    if users_conf and "start_timeout" not in options.given:
+    if users_conf:
         if not all("=" in pair for pair in users_conf.split(",")):
             raise LaunchError(
                 f"PET_RDZV_CONF is {users_conf!r}; expected KEY=VALUE pairs with commas between."
             )
-        rdzv_conf += "," + users_conf  # of a key given twice the last counts
+        # Of a key given twice the last counts.
+        rdzv_conf.insert(1 if "start_timeout" in options.given else len(rdzv_conf), users_conf)
     # torchrun's option: what the launcher makes of it, and the option of ours that governs it
     derived = {
         "nnodes": (str(cluster.nnodes), "instance_groups"),
@@ -114,14 +115,14 @@ def make_plan(
             "2.12 is the first that can."
         )
         grace = OLD_TORCHRUN_GRACE
-    argv = [machine.python, AGENT, "--rdzv-conf", rdzv_conf]
+    argv = [machine.python, AGENT, f"--rdzv-conf={','.join(rdzv_conf)}"]
     for name, (value, option) in derived.items():
         # A flag on the command line would beat the user's PET_ variable of the same setting.
         variable = "PET_" + name.upper().replace("-", "_")
         if environ.get(variable) and option not in options.given:
             remarks.append(f"{variable}={environ[variable]} is used in place of {value}.")
         else:
-            argv += [f"--{name}", value]
+            argv.append(f"--{name}={value}")  # in one word: a value may begin with a dash
     argv += options.torchrun_args
     # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
     argv += ["--", RANK]
@@ -172,11 +173,12 @@ def _nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, st
     if text and "nproc_per_node" not in options.given:
         if text in ("auto", "cpu", "gpu", "xpu"):
             return text
-        if text.isascii() and text.isdecimal() and 1 <= int(text) <= 1024:
-            return int(text)
-        raise LaunchError(
-            f"PET_NPROC_PER_NODE is {text!r}; expected a whole number from 1 to 1024, or gpu."
-        )
+        try:
+            return whole(1, 1024)(text)
+        except ValueError as error:
+            raise LaunchError(
+                f"PET_NPROC_PER_NODE is {text!r}; expected {error}, or gpu."
+            ) from None
     return cluster.num_gpus or cluster.num_neurons or 1
 
 
@@ -184,8 +186,10 @@ def _grace(options: Options, environ: Mapping[str, str]) -> int:
     """Return the seconds that a stop leaves the ranks; torchrun's own variables count too."""
     if "grace" not in options.given:
         for variable in ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
-            if environ.get(variable, "").isdecimal():
-                return int(environ[variable])
+            try:
+                return whole(0, 86400)(environ[variable])
+            except (KeyError, ValueError):
+                pass  # not there, or for torchrun to refuse
     return options.grace
 
 

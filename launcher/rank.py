@@ -25,9 +25,9 @@ import traceback
 import types
 from typing import Any, Callable
 
-# Bounds of what is sent: people see 1,024 characters of it.
+# Bounds of what is sent, in characters: people see 1,024 of it.
 _MESSAGE = 1000
-_TRACEBACK = 6000
+_FRAMES = 3000
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -63,8 +63,8 @@ def connect() -> Send:
             "rank": int(environ["RANK"]),
             "local_rank": int(environ["LOCAL_RANK"]),
             "pid": pid,
-            "restarts_left": int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-            - int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            "max_restarts": int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)),
+            "restart": int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
         }
     )
     # Forked data loaders must not hold the connection when this process is gone, nor may it
@@ -123,7 +123,7 @@ def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
 def describe(error: BaseException) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    Keys: exit_code (negative for a signal), exception, message, traceback.
+    Keys: exit_code (negative for a signal), exception, message, frames (innermost last).
     """
     kind = type(error)
     name = kind.__qualname__
@@ -140,12 +140,15 @@ def describe(error: BaseException) -> dict[str, Any]:
             exit_code, message = (error.code or 0) & 0xFF, ""
     elif isinstance(error, KeyboardInterrupt):
         exit_code = -signal.SIGINT
-    lines = traceback.format_exception(kind, error, own_frames(error.__traceback__))
+    frames = "" if name == "" else "".join(traceback.format_tb(own_frames(error.__traceback__)))
+    if len(message) > _MESSAGE:
+        # What a data loader's worker raised stands at the end of a long text.
+        message = f"{message[: _MESSAGE // 2]} ... {message[-_MESSAGE // 2 :]}"
     return {
         "exit_code": exit_code,
         "exception": name,
-        "message": message[:_MESSAGE],
-        "traceback": "" if isinstance(error, SystemExit) else "".join(lines)[-_TRACEBACK:],
+        "message": message,
+        "frames": frames[-_FRAMES:],
     }
 
 

@@ -15,112 +15,134 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any, Protocol
 
-from launcher.errors import log
+from launcher.errors import LaunchError, log
 from launcher.failure import RankFailure
 
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less than 10,000
 
-# Called for each rank that fails, with how often torchrun may still restart it.
-OnFailure = Callable[[RankFailure, int], None]
+
+class Rank:
+    """What is known of one rank's process."""
+
+    def __init__(self) -> None:
+        self.rank = self.local_rank = -1
+        self.pid = 0  # 0: it has not said who it is, or is torchrun
+        self.max_restarts = self.restart = 0
+        self.failure: RankFailure | None = None
+
+
+class Listener(Protocol):
+    """Who is told of the ranks' lives, from the selector's callbacks."""
+
+    def on_start(self, rank: Rank) -> None:
+        """A rank's process runs."""
+
+    def on_failure(self, rank: Rank, failure: RankFailure) -> None:
+        """A rank said why it fails, or died without a word."""
+
+    def on_end(self, rank: Rank) -> None:
+        """A rank's process is gone (after on_failure, if it failed)."""
 
 
 class Reports:
-    """The listening end: calls on_failure from the selector's callbacks, keeps the rest.
+    """The receiving end: tells the listener of the ranks, and keeps what torchrun says.
 
-    Attributes: `reported`, the failed ranks that torchrun named at its end; `torchrun_error`,
-    what it raised for a reason of its own ("" if nothing).
+    Attributes: `alive`, the ranks that run; `torchrun_error`, what torchrun raised for a reason
+    of its own ("" if nothing).
     """
 
-    def __init__(
-        self, run_dir: str, selector: selectors.BaseSelector, on_failure: OnFailure
-    ) -> None:
-        self.reported: list[RankFailure] = []
+    def __init__(self, run_dir: str, selector: selectors.BaseSelector, listener: Listener) -> None:
+        self.alive: set[Rank] = set()
         self.torchrun_error = ""
+        self._reported: list[RankFailure] = []
+        self._gone: dict[int, float] = {}
         self._started = time.monotonic()
         self._selector = selector
-        self._on_failure = on_failure
+        self._tell = listener
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
-        self._listener.bind(os.path.join(run_dir, "socket"))
+        try:
+            self._listener.bind(os.path.join(run_dir, "socket"))
+        except OSError as error:
+            raise LaunchError(f"cannot make a socket in {run_dir}: {error}; set TMPDIR.") from None
         self._listener.listen(128)
-        self._peers: set[_Peer] = set()
+        self._connections: set[socket.socket] = set()
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
         """Close every socket."""
         self._listener.close()
-        for peer in self._peers:
-            peer.connection.close()
+        for connection in self._connections:
+            connection.close()
+
+    def reported(self) -> list[RankFailure]:
+        """Return the failures that torchrun named at its end, with times where they are known."""
+        return [
+            failure._replace(time=self._gone.get(failure.rank, failure.time))
+            for failure in self._reported
+        ]
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
-        peer = _Peer(connection)
-        self._peers.add(peer)
-        act = functools.partial(self._receive, peer)
+        self._connections.add(connection)
+        act = functools.partial(self._receive, connection, Rank(), bytearray())
         self._selector.register(connection, selectors.EVENT_READ, act)
 
-    def _receive(self, peer: _Peer) -> None:
+    def _receive(self, connection: socket.socket, rank: Rank, rest: bytearray) -> None:
         try:
-            data = peer.connection.recv(65536)
+            data = connection.recv(65536)
         except OSError:
             data = b""
-        *lines, peer.rest = (peer.rest + data).split(b"\n")
+        *lines, rest[:] = (rest + data).split(b"\n")
         for line in lines:
             try:
-                self._take_in(peer, json.loads(line))
+                self._take_in(rank, json.loads(line))
             except (KeyError, TypeError, ValueError):
-                log(f"ignoring a message that makes no sense: {line[:200]!r}")
-        if not data or len(peer.rest) > _LINE_LIMIT:
-            self._selector.unregister(peer.connection)
-            self._peers.remove(peer)
-            peer.connection.close()
-            self._lost(peer)
+                log(f"ignoring a message that makes no sense: {bytes(line[:200])!r}")
+        if not data or len(rest) > _LINE_LIMIT:
+            self._selector.unregister(connection)
+            self._connections.remove(connection)
+            connection.close()
+            if rank.pid:
+                self._lost(rank)
 
-    def _take_in(self, peer: _Peer, message: Mapping[str, Any]) -> None:
+    def _take_in(self, rank: Rank, message: Mapping[str, Any]) -> None:
         if "pid" in message:
-            peer.rank, peer.local_rank = int(message["rank"]), int(message["local_rank"])
-            peer.pid = int(message["pid"])
-            peer.restarts_left = int(message["restarts_left"])
+            vars(rank).update({key: int(value) for key, value in message.items()})
+            self.alive.add(rank)
+            self._tell.on_start(rank)
         elif "end" in message:
-            peer.said_why = True
-            self._note(peer, **message["end"])
+            self._note(rank, said=True, **message["end"])
         elif "failures" in message:
-            self.reported = [RankFailure(**failure) for failure in message["failures"]]
+            self._reported = [RankFailure(**failure) for failure in message["failures"]]
         elif "torchrun" in message:
             self.torchrun_error = str(message["torchrun"])
 
-    def _lost(self, peer: _Peer) -> None:
-        """A connection is gone: if a rank died without a word, say so in its place."""
-        if peer.pid and not peer.said_why:
-            exit_code = exit_code_of(peer.pid)
-            if exit_code:
-                self._note(peer, exit_code=exit_code)
+    def _lost(self, rank: Rank) -> None:
+        """A rank's connection is gone: if it died without a word, say so in its place."""
+        self.alive.discard(rank)
+        exit_code = exit_code_of(rank.pid)
+        if exit_code is None:
+            self._gone[rank.rank] = self._now()  # reaped already: torchrun will tell
+        elif exit_code and rank.failure is None:
+            self._note(rank, exit_code=exit_code)
+        self._tell.on_end(rank)
 
-    def _note(self, peer: _Peer, **how: Any) -> None:
-        now = time.monotonic() - self._started
-        failure = RankFailure(peer.rank, peer.local_rank, time=now, **how)
-        self._on_failure(failure, peer.restarts_left)
+    def _note(self, rank: Rank, **how: Any) -> None:
+        rank.failure = RankFailure(rank.rank, rank.local_rank, time=self._now(), **how)
+        self._tell.on_failure(rank, rank.failure)
 
-
-class _Peer:
-    """One connection: a rank of this host, or torchrun."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.rest = b""  # of a line that has not arrived whole
-        self.pid = 0  # 0: not a rank, or it has not said who it is
-        self.rank = self.local_rank = -1
-        self.restarts_left = 0
-        self.said_why = False
+    def _now(self) -> float:
+        return time.monotonic() - self._started
 
 
-def exit_code_of(pid: int) -> int:
+def exit_code_of(pid: int) -> int | None:
     """Return the exit code of a process that is ending, negative for a signal.
 
-    0 means that it ended well, has not ended, or is gone already: torchrun will tell.
+    0: it ends well, or does not end (it closed the connection); None: there is no such process.
     Field 52 of /proc/PID/stat holds it in the form of wait(2) as soon as it is decided
     (proc(5)); torchrun reaps its ranks within 0.1 s.
     """
@@ -129,4 +151,4 @@ def exit_code_of(pid: int) -> int:
             fields = file.read().rpartition(b")")[2].split()
         return os.waitstatus_to_exitcode(int(fields[49]))
     except (OSError, IndexError, ValueError):
-        return 0
+        return None

@@ -6,6 +6,7 @@ import signal
 import socket
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
 
 
 class Signals:
@@ -25,13 +26,17 @@ class Signals:
             for number in (*STOPS, signal.SIGCHLD)
             # nohup and `&` ignore theirs on purpose. SIGTERM is taken all the same: the way
             # to keep the toolkit alive through a stop leaves it ignored for its children.
-            if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN
+            # SIGCHLD ignored would have the kernel reap torchrun in our place.
+            if number in _ALWAYS or signal.getsignal(number) != signal.SIG_IGN
         }
+        # A mask is inherited, too, by us and by the ranks.
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
 
     def __enter__(self) -> Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

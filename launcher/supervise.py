@@ -21,7 +21,7 @@ from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, lo
 from launcher.failure import Outcome, RankFailure, in_order
 from launcher.options import RUN_DIR
 from launcher.plan import LaunchPlan
-from launcher.reports import Reports
+from launcher.reports import Rank, Reports
 from launcher.signals import Signals, signal_name
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run(plan: LaunchPlan, environ: Mapping[str, str], signals: Signals) -> Outco
 def _run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     """Make the job's folder for its socket and torchrun's temporary files; remove it after."""
     parent = environ.get("TMPDIR") or "/tmp"
-    if len(parent) > 60:
+    if len(os.fsencode(parent)) > 60:
         parent = "/tmp"  # a socket's path has at most 107 bytes (unix(7))
     folder = os.path.join(parent, f"sm-launch-{os.getpid()}-{time.time_ns():x}")
     try:
@@ -66,46 +66,55 @@ class _Supervisor:
     def __init__(self, plan: LaunchPlan, signals: Signals) -> None:
         self._plan = plan
         self._signals = signals
+        self._host = plan.cluster.current_host
         self._selector = selectors.DefaultSelector()
-        self._agent: subprocess.Popen[bytes]
+        self._reports: Reports
+        self._agent: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None  # torchrun's
-        self._stop_signal = 0
+        self._strangers: set[int] = set()  # children that were there before the job
+        self._started_ranks: set[int] = set()  # local ranks of this attempt
         self._noted: list[RankFailure] = []
+        self._stop_signal = 0
         self._deadline: float | None = None  # when all that is left of the job is killed
         self._ending = False  # by us, past torchrun: what ranks die of now is no cause
 
     def run(self, run_dir: str, environ: Mapping[str, str]) -> Outcome:
         """Start torchrun, wait for its end, then see that nothing of the job is left."""
-        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-        reports = Reports(run_dir, self._selector, self._on_failure)
         started = time.monotonic()
+        self._reports = Reports(run_dir, self._selector, self)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         try:
-            self._agent = self._start({**environ, **self._plan.environment, RUN_DIR: run_dir})
+            self._start({**environ, **self._plan.environment, RUN_DIR: run_dir})
             while self._returncode is None:
                 self._wait(None)
                 if self._deadline is not None and time.monotonic() >= self._deadline:
-                    self._kill()
+                    self._on_deadline()
             seconds = time.monotonic() - started
             while self._wait(0):
                 pass  # what was said last is still to be heard
             self._ending = True
             self._sweep()
         finally:
-            reports.close()
+            if self._agent is not None and self._returncode is None:
+                self._kill()  # something went wrong in here, which must not leave a job behind
+            self._reports.close()
             self._selector.close()
         return Outcome(
             returncode=self._returncode,
-            failures=in_order(self._noted, reports.reported),
+            failures=in_order(self._noted, self._reports.reported()),
             stop_signal=self._stop_signal,
-            torchrun_error=reports.torchrun_error,
+            torchrun_error=self._reports.torchrun_error,
             seconds=seconds,
         )
 
-    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, environment: Mapping[str, str]) -> None:
+        if self._reap():
+            # A shell that started something and then became the launcher (exec).
+            self._strangers = {process.pid for process in self._descendants()}
         _become_subreaper()
         argv = self._plan.argv
         try:
-            return subprocess.Popen(argv, env=environment, start_new_session=True)
+            self._agent = subprocess.Popen(argv, env=environment, start_new_session=True)
         except FileNotFoundError:
             raise LaunchError(f"{argv[0]} is not there.", exit_code=EXIT_NOT_FOUND) from None
         except OSError as error:
@@ -122,13 +131,18 @@ class _Supervisor:
             key.data()
         return bool(events)
 
+    def _in(self, seconds: float) -> float:
+        return time.monotonic() + seconds
+
+    # Signals
+
     def _on_signals(self) -> None:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 self._reap()
             elif self._stop_signal:
                 log(f"{signal_name(number)} again; the ranks keep their time to save.")
-            elif self._deadline is not None or self._returncode is not None:
+            elif self._noted or self._returncode is not None:
                 log(f"{signal_name(number)}; the job is ending already.")
             else:
                 self._stop(number)
@@ -142,7 +156,7 @@ class _Supervisor:
                 return False
             if pid == 0:
                 return True
-            if pid == self._agent.pid:
+            if self._agent is not None and pid == self._agent.pid:
                 self._returncode = self._agent.returncode = os.waitstatus_to_exitcode(status)
 
     def _stop(self, number: int) -> None:
@@ -150,44 +164,81 @@ class _Supervisor:
 
         Never to the ranks past it: torchrun takes a rank that ends by itself for a failure.
         """
-        host, grace = self._plan.cluster.current_host, self._plan.grace
-        log(f"{signal_name(number)}: stopping; the ranks of {host} have {grace} s to save.")
+        assert self._agent is not None
+        grace = self._plan.grace
+        log(f"{signal_name(number)}: stopping; the ranks of {self._host} have {grace} s to save.")
         self._stop_signal = number
-        self._deadline = time.monotonic() + grace + _MARGIN
+        # Where no rank runs there is nothing to wait for: torchrun may be in its exit barrier,
+        # which takes no notice of signals for 300 s.
+        self._deadline = self._in((grace if self._reports.alive else 0) + _MARGIN)
         os.kill(self._agent.pid, number)  # not reaped yet, so the process is still there
 
-    def _on_failure(self, failure: RankFailure, restarts_left: int) -> None:
-        headline = failure.headline(self._plan.cluster.current_host)
+    # Ranks (reports.Listener)
+
+    def on_start(self, rank: Rank) -> None:
+        """Note that a rank runs; one that ran before tells of torchrun's restart."""
+        if self._stop_signal:
+            self._deadline = self._in(self._plan.grace + _MARGIN)  # it started in between
+        elif rank.local_rank in self._started_ranks:
+            self._started_ranks.clear()
+            self._noted.clear()
+            self._deadline = None
+        self._started_ranks.add(rank.local_rank)
+
+    def on_failure(self, rank: Rank, failure: RankFailure) -> None:
+        """Note what a rank failed with, if that is what it was."""
+        headline = failure.headline(self._host)
+        # How torchrun ends the ranks that it restarts, on all hosts when one of another failed.
+        restarting = rank.max_restarts > 0 and failure.exit_code == -signal.SIGTERM
         if self._ending:
-            return  # that was us
+            return
         if self._stop_signal:
             if failure.exit_code not in (-self._stop_signal, 128 + self._stop_signal):
                 log(f"while stopping: {headline}.")
-        elif restarts_left > 0:
-            if failure.exit_code != -signal.SIGTERM:  # which is how torchrun ends its siblings
-                log(f"{headline}; torchrun restarts it.")
-        else:
+        elif rank.restart < rank.max_restarts and not restarting:
+            log(f"{headline}; torchrun restarts it.")
+        elif not restarting:
             self._noted.append(failure)
             if self._deadline is None:
-                self._deadline = time.monotonic() + self._plan.failure_grace
+                self._deadline = self._in(self._plan.failure_grace)  # to be gone itself
+
+    def on_end(self, rank: Rank) -> None:
+        """Give the others their time from now on: only now torchrun tells them to end."""
+        if rank.failure in self._noted[:1] and not self._ending:
+            self._deadline = self._in(self._plan.failure_grace)
+
+    # The end
+
+    def _on_deadline(self) -> None:
+        """End the rank that failed, if it is still there; else all that is left of the job."""
+        stuck = [rank for rank in self._reports.alive if rank.failure in self._noted[:1]]
+        if stuck and not self._ending:
+            log(f"rank {stuck[0].rank} has failed but does not end: killing it with SIGKILL.")
+            self._deadline = self._in(self._plan.failure_grace + _MARGIN)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stuck[0].pid, signal.SIGKILL)
+        else:
+            self._kill()
 
     def _kill(self) -> None:
         """Kill all that is left of the job, torchrun too; again in a second, should it last."""
-        left = _descendants()
+        left = self._descendants()
         if not self._ending:
             log(f"time is up: killing {len(left)} processes of the job with SIGKILL.")
         self._ending = True
-        self._deadline = time.monotonic() + 1
+        self._deadline = self._in(1)
         for process in left:
             _send(process, signal.SIGKILL)
 
     def _sweep(self) -> None:
         """End what outlived torchrun: SIGTERM, and SIGKILL when its grace is over."""
-        deadline = self._deadline or time.monotonic() + self._plan.failure_grace
+        deadline = self._deadline or self._in(self._plan.failure_grace)
         told: set[int] = set()
         while self._reap():
             now = time.monotonic()
-            left = _descendants()
+            left = self._descendants()
+            if not left:
+                return
             if now >= deadline + _MARGIN:
                 log(f"{len(left)} processes of the job do not die; the kernel holds them.")
                 return
@@ -200,6 +251,13 @@ class _Supervisor:
                     _send(process, signal.SIGTERM)
             self._wait(0.05)
 
+    def _descendants(self) -> list[psutil.Process]:
+        """Return all processes of the job: with the subreaper, orphans are among them."""
+        import psutil  # 15 ms of CPU that a job which leaves nothing behind need not spend
+
+        children = psutil.Process().children(recursive=True)
+        return [process for process in children if process.pid not in self._strangers]
+
 
 def _become_subreaper() -> None:
     """Have orphans of the job become this process's children, to be found and reaped."""
@@ -207,13 +265,6 @@ def _become_subreaper() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _descendants() -> list[psutil.Process]:
-    """Return all processes of the job: with the subreaper, orphans are among them."""
-    import psutil  # 15 ms of CPU that a job which leaves nothing behind need not spend
-
-    return psutil.Process().children(recursive=True)
 
 
 def _send(process: psutil.Process, number: int) -> None:

@@ -141,7 +141,7 @@ def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str,
     """
     resources = config.resource_config
     hosts = resources["hosts"]
-    groups = _instance_groups(resources)
+    groups = instance_groups(resources)
     current_group = resources.get("current_group_name", "homogeneousCluster")
     instance_type = resources.get("current_instance_type", "local")
     distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
@@ -207,7 +207,8 @@ def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str,
     return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
 
 
-def _instance_groups(resources: Mapping[str, Any]) -> dict[str, Any]:
+def instance_groups(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the toolkit has in SM_INSTANCE_GROUPS_DICT: the groups by their names."""
     groups = resources.get("instance_groups") or []
     try:
         return {str(group["instance_group_name"]): dict(group) for group in groups}

@@ -116,6 +116,46 @@ def test_torch_that_is_not_there_is_exit_127(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_psutil_that_is_not_there_is_said_before_anything_starts():
+    bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]
+    done = launch(*DRY, command=bare)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "there is no psutil for " in done.stderr
+
+
+def test_a_dry_run_prints_any_bytes():
+    argv = [os.fsencode(word) for word in (*LAUNCHER, *DRY)] + [b"\xff", "é".encode()]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run(argv, capture_output=True, env=environ, timeout=60)
+    assert done.returncode == 0 and b"'\xff' '\xc3\xa9'\n" in done.stdout, done.stderr
+
+
+def test_a_current_folder_that_is_gone(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f'rmdir "$PWD"; exec {sys.executable} {REPO}/launcher/__main__.py --train-script x'
+    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True)
+    assert done.returncode == 2 and "the current folder has been removed" in done.stderr
+
+
+def test_instance_groups_without_the_toolkits_variable(bare_image, tmp_path):
+    # SDK v3 makes SM_HOSTS but no variable of the groups: they are in resourceconfig.json.
+    path = tmp_path / "ml" / "input" / "config" / "resourceconfig.json"
+    resources = json.loads(path.read_text())
+    resources["instance_groups"] = [{"instance_group_name": "g", "hosts": ["algo-2"]}]
+    path.write_text(json.dumps(resources))
+    done = launch(*DRY, "--launcher-instance-groups", "g", **bare_image, **TWO)
+    assert "algo-1 is in none of the instance groups g" in done.stderr
+
+
+def test_config_files_that_are_nested_too_deep(bare_image, tmp_path):
+    path = tmp_path / "ml" / "input" / "config" / "hyperparameters.json"
+    for depth in range(800, 1100, 20):
+        path.write_text('{"train-script": "script.py", "x": ' + "[" * depth + "]" * depth + "}")
+        done = launch(*DRY, **bare_image)
+        assert done.returncode in (0, 2) and "Traceback" not in done.stderr
+
+
 def test_a_host_outside_the_chosen_groups_says_so_and_succeeds():
     groups = json.dumps({"a": {"hosts": ["algo-1"]}, "b": {"hosts": ["algo-2"]}})
     environ = {**TWO, "SM_INSTANCE_GROUPS_DICT": groups, "LAUNCHER_INSTANCE_GROUPS": "b"}
@@ -149,7 +189,7 @@ def test_devices_are_counted(script, command, answer, environ, processes, monkey
     driver = script(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n", command)
     driver.chmod(0o755)
     done = launch(*DRY, PATH=f"{driver.parent}:{os.environ['PATH']}", **environ)
-    assert f"--nproc-per-node {processes} " in done.stdout, done.stderr
+    assert f"--nproc-per-node={processes} " in done.stdout, done.stderr
 
 
 def test_a_dry_run_says_what_a_run_would_say():
@@ -185,7 +225,7 @@ def bare_image(tmp_path):
 def test_a_bare_image_runs_from_the_config_files(bare_image, args):
     done = launch(*args, **bare_image, SM_MODEL_DIR="/mine")
     assert done.returncode == 0, done.stderr
-    assert "--rdzv-endpoint algo-1:29400" in done.stdout
+    assert "--rdzv-endpoint=algo-1:29400" in done.stdout
     assert "script script.py --epochs 3 --text 'it'\"'\"'s $$HOME'\n" in done.stdout
     assert "SM_HP_EPOCHS=3" in done.stdout
     assert f"SM_CHANNEL_TRAIN={bare_image['SAGEMAKER_BASE_DIR']}/input/data/train" in done.stdout

@@ -87,6 +87,7 @@ def test_unusable_device_counts(variable, count):
         ("-1", 0),  # the usual way to hide them
         ("0,-1,2", 1),  # nothing behind an invalid one is seen
         ("7,8", 1),  # there is no ninth
+        ("0," + "9" * 5000, 1),  # nor one of 5,000 digits
         ("GPU-8932f937,GPU-1", 2),  # by UUID
         ("MIG-GPU-1/2/3", 1),
     ],

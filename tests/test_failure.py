@@ -19,8 +19,10 @@ CLUSTER = Cluster(("algo-1", "algo-2"), "algo-1", "job", 0, 0, "")
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
 
 
-def noted(rank, exit_code=1, time=10.0, exception="", message="", traceback=""):
-    return RankFailure(rank, rank, exit_code, exception, message, traceback, time)
+def noted(rank, exit_code=1, time=10.0, exception="", message="", frames=""):
+    """A rank that said why; a death by signal is never said."""
+    said = exit_code >= 0
+    return RankFailure(rank, rank, exit_code, exception, message, frames, time, said)
 
 
 def reported(rank, exit_code):
@@ -55,6 +57,13 @@ ECHO = {"exception": "RuntimeError", "message": "gloo: Connection closed by peer
         ([noted(0), noted(1, TERM, 10.1), noted(2, KILL, 40.1)], [], [0], 1),
         # somebody sends SIGTERM to a rank: that is the cause
         ([noted(1, TERM, 1.0), noted(0, TERM, 1.1)], [], [1], TERM),
+        # only torchrun saw the cause, and the launcher the sibling's end
+        ([noted(0, TERM, 5.0)], [reported(0, TERM), reported(1, 7)], [1], 7),
+        ([noted(0, KILL, 35.0)], [reported(0, KILL), reported(1, 4)], [1], 4),
+        # what reads like an echo is the cause, and the other one a handler's exit code
+        ([noted(0, time=1.0, **ECHO), noted(1, 5, time=1.5)], [], [0, 1], 1),
+        # unless that one raised in the same moment, or died without a word
+        ([noted(0, time=1.0, **ECHO), noted(1, 1, 1.5, "KeyError")], [], [1, 0], 1),
         # only torchrun saw it
         ([], [reported(0, 4), reported(1, TERM)], [0], 4),
         ([], [], [], None),
@@ -108,15 +117,15 @@ def test_the_first_line_is_what_a_person_needs(failure, line):
 
 
 def test_the_innermost_frames_are_kept():
-    trace = "Traceback (most recent call last):\n"
-    trace += "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
-    failure = noted(0, exception="ValueError", message="x" * 900, traceback=trace + "ValueError: x")
+    frames = "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
+    failure = noted(0, exception="ValueError", message="x" * 900 + "the end", frames=frames)
     text = failure_text(Outcome(1, (failure, noted(1))), CLUSTER, "")
-    assert len(text) <= LIMIT
-    head, details, *frames = text.splitlines()
-    assert head.endswith("xxx...")
+    assert LIMIT - 100 < len(text) <= LIMIT
+    head, details, *shown = text.splitlines()
+    assert "xxx ... xxx" in head and head.endswith("the end")
     assert "first of 2 failures" in details
-    assert frames[-1] == "ValueError: x" and "f199" in frames[-3]
+    assert shown[0] == "Traceback (most recent call last):"
+    assert shown[-2] == '  File "a.py", line 199, in f199'
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,8 @@ def test_every_option_has_a_twin_and_the_command_line_wins():
         ("torchrun-args", "--run_path"),
         ("torchrun-args", "-m"),
         ("torchrun-args", "--tee 3 --"),
+        ("torchrun-args", "--nproc_per_node=2"),  # has an option of its own
+        ("torchrun-args", "--shutdown-timeout 5"),
         ("peers", "maybe"),
     ],
 )

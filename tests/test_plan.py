@@ -30,8 +30,7 @@ def plan(*argv, cluster=TWO, machine=MACHINE, environ=None, added=None):
 
 def flags(argv):
     """Return torchrun's options of a plan: {"--nnodes": "2", ...}."""
-    words = argv[2 : argv.index("--")]
-    return dict(zip(words[::2], words[1::2]))
+    return dict(word.split("=", 1) for word in argv[2 : argv.index("--")])
 
 
 def test_several_hosts():
@@ -98,8 +97,11 @@ def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
 
 
 def test_a_users_rdzv_conf_is_added_to_ours():
-    conf = flags(plan(environ={"PET_RDZV_CONF": "read_timeout=5"}).argv)["--rdzv-conf"]
-    assert conf == "is_host=0,read_timeout=900,join_timeout=900,read_timeout=5"
+    environ = {"PET_RDZV_CONF": "read_timeout=5,x=1"}
+    conf = flags(plan(environ=environ).argv)["--rdzv-conf"]
+    assert conf == "is_host=0,read_timeout=900,join_timeout=900,read_timeout=5,x=1"
+    conf = flags(plan("--launcher-start-timeout", "7", environ=environ).argv)["--rdzv-conf"]
+    assert conf == "is_host=0,read_timeout=5,x=1,read_timeout=7,join_timeout=7"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,7 @@ def test_a_users_rdzv_conf_is_added_to_ours():
         (("--launcher-torchrun-args", "--standalone"), {}, "each would train by itself"),
         ((), {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'"),
         ((), {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is 'many'"),
+        ((), {"PET_NPROC_PER_NODE": "9" * 5000}, "PET_NPROC_PER_NODE is '999"),
     ],
 )
 def test_torchrun_modes_that_would_go_past_the_launcher(argv, environ, says):
@@ -137,6 +140,7 @@ def test_the_grace_goes_to_a_torchrun_that_knows_it(version, grace, flag, kept, 
 @pytest.mark.parametrize("variable", ["PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
 def test_a_grace_given_to_torchrun_is_the_launchers_too(variable):
     assert plan(environ={variable: "7"}).grace == 7
+    assert plan(environ={variable: "9" * 5000}).grace == 100
     made = plan("--launcher-grace", "8", environ={variable: "7"})
     assert (made.grace, flags(made.argv)["--shutdown-timeout"]) == (8, "8")
 

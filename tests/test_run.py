@@ -281,6 +281,41 @@ def test_a_sibling_has_the_failure_grace_to_save(start, script, seconds, saved):
     assert host.leftovers() == []
 
 
+def test_a_failed_rank_that_is_slow_to_end_leaves_the_others_their_time(start, script):
+    # torchrun tells the siblings only when the failed process is gone.
+    path = script(
+        "import atexit, os, signal, sys, time\n"
+        "def save(*_):\n    time.sleep(2); print('saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    open('armed', 'w').close(); time.sleep(100)\n"
+        "while not os.path.exists('armed'): time.sleep(0.01)\n"
+        "atexit.register(lambda: (time.sleep(float(sys.argv[1])), print('uploaded', flush=True)))\n"
+        "raise ValueError('first')\n"
+    )
+    for seconds, uploaded in (("2", 1), ("100", 0)):
+        (path.parent / "armed").unlink(missing_ok=True)
+        options = (*TWO_RANKS, "--launcher-failure-grace", "4")
+        host = start("--train-script", path, seconds, *options)
+        assert host.wait(40) == 1, host.log()
+        assert host.out.count("uploaded") == uploaded
+        assert "saved" in host.out, host.log()
+        assert host.failure.startswith("localhost, rank 1 (local rank 1) failed with ValueError")
+        assert host.leftovers() == []
+
+
+def test_a_rank_that_became_another_program(start, script):
+    path = script(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(7)'])\n"
+        "time.sleep(100)\n"
+    )
+    host = start("--train-script", path, *TWO_RANKS)
+    assert host.wait() == 7, host.log()
+    assert host.failure.startswith("localhost, rank 1 (local rank 1) ended with exit code 7")
+
+
 def test_a_restarted_rank_is_no_failure(start, script):
     path = script(
         "import os, sys\n"
@@ -294,11 +329,22 @@ def test_a_restarted_rank_is_no_failure(start, script):
     assert host.failure is None
 
 
-def test_arguments_that_torchrun_does_not_take(start, script):
-    host = start("--train-script", script(""), "--launcher-torchrun-args=--no-such-option")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--no-such-option", "unrecognized arguments: --no-such-option"),
+        ("--role x other.py", "unrecognized arguments: other.py"),
+        ("--no-p", "its arguments would run the script past the launcher"),
+        ("--help", "its arguments ask for its help, not for a job"),
+    ],
+)
+def test_arguments_that_torchrun_does_not_take(start, script, arguments, says):
+    path = script("print('ran')")
+    script("print('ran')", "other.py")
+    host = start("--train-script", path, f"--launcher-torchrun-args={arguments}")
     assert host.wait() == 2, host.log()
-    assert host.failure.startswith("localhost: torchrun failed: unrecognized arguments: --no-such")
-    assert "usage" not in host.err
+    assert host.failure.startswith(f"localhost: torchrun failed: {says}")
+    assert "usage" not in host.err and host.out == ""
 
 
 def test_a_port_that_is_taken(start, script):
@@ -408,6 +454,57 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start, script):
         assert host.leftovers() == [], host.log()
 
 
+def test_a_stop_while_the_first_host_is_missing(start, script):
+    # torchrun waits for it in C++, where Python's own handlers do not run.
+    cluster = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.2"}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        host = start("--train-script", script(""), "--launcher-rdzv-port", free_port(), **cluster)
+        poll(lambda: "libtorch" in maps_of_agent(host), every=0.1)  # noqa: B023
+        with pytest.raises(subprocess.TimeoutExpired):
+            host.process.wait(2)
+        host.signal(number)
+        assert host.wait(20) == ended_by(number), host.log()
+        assert "Traceback" not in host.err
+        assert host.leftovers() == []
+
+
+def maps_of_agent(host):
+    for child in psutil.Process(host.process.pid).children():
+        return Path(f"/proc/{child.pid}/maps").read_text()
+    return ""
+
+
+def test_signals_that_were_ignored_or_blocked_by_the_parent(start, script):
+    path = script(COUNT)
+    for spoil in ("signal(SIGCHLD, SIG_IGN)", "pthread_sigmask(SIG_BLOCK, [SIGCHLD, SIGTERM])"):
+        code = f"import os, sys; from signal import *; {spoil}; os.execv(sys.argv[1], sys.argv[1:])"
+        command = [sys.executable, "-c", code, *LAUNCHER]
+        host = start("--train-script", path, "0", "0", command=command)
+        host.wait_for("ready")
+        host.signal(signal.SIGTERM)
+        assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
+        assert "saved after 1" in host.out
+        host = start("--train-script", script("print('done')", "other.py"), command=command)
+        assert host.wait(30) == 0, host.log()
+
+
+def test_a_launcher_that_is_killed_takes_its_job_along(start, script):
+    host = start("--train-script", script(COUNT), "0", "0", *TWO_RANKS)
+    host.wait_for("ready", 2)
+    host.signal(signal.SIGKILL)
+    assert host.wait() == ended_by(signal.SIGKILL)
+    poll(lambda: not host.processes(), timeout=30)
+    assert host.out.count("saved after 1") == 2  # torchrun passed SIGTERM on
+
+
+def test_children_that_are_not_the_jobs_are_left_alone(start, script):
+    path = script("import os, time; print('ran', flush=True)")
+    shell = f"sleep 100 & exec {shlex.join([*LAUNCHER, '--train-script', str(path)])}"
+    host = start(command=["sh", "-c", shell])
+    assert host.wait(30) == 0, host.log()
+    assert [process.name() for process in host.processes()] == ["sleep"]
+
+
 GRANDCHILDREN = """
 import os, subprocess, sys
 argv = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -436,7 +533,7 @@ def test_a_long_message_is_cut_to_what_sagemaker_shows(start, script):
     host = start("--train-script", path)
     assert host.wait() == 1
     assert host.failure.startswith("localhost, rank 0 (local rank 0) failed with ValueError: éé")
-    assert len(host.failure) <= 1024
+    assert len(host.failure) <= 1024 and f'File "{path}", line 1' in host.failure
 
 
 def test_the_command_in_a_shell(start, script):

@@ -153,3 +153,27 @@ def test_images_without_the_toolkit(start, script, tmp_path):
         ["127.0.0.2", "127.0.0.1", "3"],
     ]
     assert hosts[0].out == "['--epochs', '3']\n"
+
+
+ROUNDS = """
+import os, sys, time
+host = os.environ["SM_CURRENT_HOST"]
+with open("rounds-" + host, "a") as file:
+    file.write("x")
+number = len(open("rounds-" + host).read()) - 1  # this host's rounds so far
+print("round", number, flush=True)
+if (number, host) in ((0, "127.0.0.2"), (1, "127.0.0.1")):
+    time.sleep(1)
+    sys.exit(9)
+time.sleep(6 if number == 2 else 100)
+"""
+
+
+def test_a_restart_for_another_hosts_sake_is_no_failure(start_two, script):
+    # Each host fails once. A host that restarts because the other failed ends its ranks with
+    # SIGTERM and spends no restart, so its last one may be spent by then.
+    options = ("--launcher-max-restarts", "1", "--launcher-failure-grace", "2")
+    first, second = start_two("--train-script", script(ROUNDS), *options)
+    assert first.wait() == 0, first.log() + second.log()
+    assert second.wait() == 0, second.log()
+    assert first.out == second.out == "round 0\nround 1\nround 2\n"
