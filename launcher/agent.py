@@ -49,6 +49,7 @@ def arguments(torchrun: Any, run_dir: str | None) -> Any:
     if run_dir is None:
         return parser.parse_args(sys.argv[1:])
     parser.error = lambda message: refuse(run_dir, message)
+    parser.print_help = lambda *_: None
     parser.exit = lambda *_: refuse(run_dir, "its arguments ask for its help, not for a job")
     parsed = parser.parse_args(sys.argv[1:])
     if parsed.training_script != os.path.join(HERE, "rank.py"):

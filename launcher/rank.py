@@ -27,7 +27,7 @@ from typing import Any, Callable
 
 # Bounds of what is sent, in characters: people see 1,024 of it.
 _MESSAGE = 1000
-_FRAMES = 3000
+_FRAMES, _LINE = 3000, 200
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -140,7 +140,8 @@ def describe(error: BaseException) -> dict[str, Any]:
             exit_code, message = (error.code or 0) & 0xFF, ""
     elif isinstance(error, KeyboardInterrupt):
         exit_code = -signal.SIGINT
-    frames = "" if name == "" else "".join(traceback.format_tb(own_frames(error.__traceback__)))
+    shown = traceback.format_tb(own_frames(error.__traceback__)) if name else []
+    frames = "\n".join(line[:_LINE] for line in "".join(shown).splitlines())
     if len(message) > _MESSAGE:
         # What a data loader's worker raised stands at the end of a long text.
         message = f"{message[: _MESSAGE // 2]} ... {message[-_MESSAGE // 2 :]}"
