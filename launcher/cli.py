@@ -83,8 +83,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
     chosen = options.parse(argv, environ)
     if chosen.instance_groups and "SM_INSTANCE_GROUPS_DICT" not in seen:
         # SDK v3 makes SM_HOSTS, but no variable of the groups.
-        config = toolkit.read_config(environ)
-        groups = toolkit.instance_groups(config.resource_config) if config else {}
+        files = toolkit.read_config(environ)
+        groups = toolkit.instance_groups(files.resource_config) if files else {}
         seen["SM_INSTANCE_GROUPS_DICT"] = json.dumps(groups)
     chosen = _located(chosen, toolkit.code_dir(environ))
     try:
