@@ -168,7 +168,7 @@ def _is_module(name: str) -> bool:
         if spec is None and full == part:
             from importlib.util import find_spec  # an editable install has a finder of its own
 
-            spec = find_spec(part)
+            spec = find_spec(part) if part not in sys.modules else None
         if spec is None:
             return False
         path = spec.submodule_search_locations

@@ -73,6 +73,7 @@ WRONG = [
     ({}, ["--train-script", "."], "is a folder; expected a Python file"),
     ({}, ["--train-script", "script.py", "--train-module", "m"], "are both given"),
     ({}, ["--train-module", "no_such_module.x"], "no_such_module.x: there is no such module"),
+    ({}, ["--train-module", "__main__"], "__main__: there is no such module"),
     ({}, ["--train-module", "json.no_such"], "json.no_such: there is no such module"),
     ({}, ["--train-module", "json"], "json: there is no such module"),  # no __main__ in it
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
