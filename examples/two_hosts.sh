@@ -10,7 +10,7 @@ script=${1:-$here/train_scripts/train_ddp.py}
 [ $# -gt 0 ] && shift
 
 # Two of these at once must not meet each other.
-: "${LAUNCHER_RDZV_PORT:=$((20000 + $$ % 10000))}" "${LAUNCHER_START_TIMEOUT:=60}"
+: "${LAUNCHER_RDZV_PORT:=$((20000 + $$ % 9000))}" "${LAUNCHER_START_TIMEOUT:=60}"
 export LAUNCHER_RDZV_PORT LAUNCHER_START_TIMEOUT
 
 launchers=
