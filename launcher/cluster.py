@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher import machine
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, short
 
 ALONE = "localhost"
 
@@ -88,7 +88,7 @@ def _json(variable: str, environ: Mapping[str, str]) -> Any:
         return json.loads(environ[variable])
     except (ValueError, RecursionError):
         raise LaunchError(
-            f"{variable} is {_short(environ[variable])}, which is not JSON; "
+            f"{variable} is {short(environ[variable])}, which is not JSON; "
             'expected a list of host names such as ["algo-1", "algo-2"].'
         ) from None
 
@@ -99,7 +99,7 @@ def _hosts(value: Any, where: str) -> tuple[str, ...]:
         if len(set(value)) == len(value):
             return tuple(value)
     raise LaunchError(
-        f"{where} is {_short(value)}; "
+        f"{where} is {short(value)}; "
         'expected a list of different host names such as ["algo-1", "algo-2"].'
     )
 
@@ -107,11 +107,6 @@ def _hosts(value: Any, where: str) -> tuple[str, ...]:
 def _is_host(value: Any) -> bool:
     # torchrun takes no other characters in a rendezvous endpoint (rendezvous/utils.py).
     return isinstance(value, str) and re.fullmatch(r"[\w.:-]+", value, re.ASCII) is not None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _job_name(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -125,7 +120,7 @@ def _job_name(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
         if name and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
             # torchrun makes folders of that name.
             raise LaunchError(
-                f"{variable} is {_short(name)}; expected letters, digits, '-', '_' and '.'."
+                f"{variable} is {short(name)}; expected letters, digits, '-', '_' and '.'."
             )
         if name:
             return name
@@ -139,7 +134,7 @@ def _hosts_of_groups(
     variable = "SM_INSTANCE_GROUPS_DICT"
     groups = _json(variable, environ) if environ.get(variable) else {}
     if not isinstance(groups, dict):
-        raise LaunchError(f"{variable} is {_short(groups)}; expected a JSON object of groups.")
+        raise LaunchError(f"{variable} is {short(groups)}; expected a JSON object of groups.")
     chosen: list[str] = []
     for name in names:
         if name not in groups:

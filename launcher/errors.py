@@ -1,4 +1,4 @@
-"""The one exception that a person may see, and the one way to say something."""
+"""The one exception that a person may see, and how to quote and say things."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ class LaunchError(Exception):
         # One line whatever it quotes: a newline, say, is shown as \\n.
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
         self.exit_code = exit_code
+
+
+def short(value: object, limit: int = 200) -> str:
+    """Return a value as Python writes it, cut to limit characters, to be quoted in a message."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def log(message: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher import machine
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, short
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).
@@ -103,7 +103,7 @@ def _read_object(folder: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise LaunchError(f"{path} is not JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise LaunchError(f"{path} holds {_short(value)}; expected a JSON object.")
+        raise LaunchError(f"{path} holds {short(value, 60)}; expected a JSON object.")
     return value
 
 
@@ -113,11 +113,6 @@ def _decoded(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, TypeError, RecursionError):
         return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def to_cmd_args(hyperparameters: Mapping[str, Any]) -> list[str]:
@@ -214,7 +209,7 @@ def instance_groups(resources: Mapping[str, Any]) -> dict[str, Any]:
         return {str(group["instance_group_name"]): dict(group) for group in groups}
     except (TypeError, KeyError, ValueError):
         raise LaunchError(
-            f"resourceconfig.json has instance_groups {_short(groups)}; "
+            f"resourceconfig.json has instance_groups {short(groups, 60)}; "
             "expected a list of objects with instance_group_name and hosts."
         ) from None
 
