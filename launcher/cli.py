@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Callable
 
-from launcher import failure, options, supervise, toolkit
+from launcher import failure, init, options, supervise, toolkit
 from launcher.cluster import read_cluster
 from launcher.errors import LaunchError, log
 from launcher.failure import Outcome
@@ -26,17 +27,25 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
-    if options.wants_help(argv):
+    run: Callable[[Sequence[str], Mapping[str, str], Signals], int] = _launch
+    if argv[:1] == ["init"]:
+        argv = argv[1:]
+        # A container's arguments that begin with a dash are the launcher's own.
+        if argv and not argv[0].startswith("-"):
+            run = init.run
+    if run is _launch and options.wants_help(argv):
         print(options.help_text())
         return 0
     # From here on a stop is noted, even before there is anything to stop.
-    with Signals() as signals:
+    with Signals() as signals, init.Presence(environ) as presence:
         try:
-            return _launch(argv, environ, signals)
+            exit_code = run(argv, environ, signals)
         except LaunchError as error:
             log(str(error))
             failure.write_failure(f"launcher: {error}\n", environ, quiet=True)
-            return error.exit_code
+            exit_code = error.exit_code
+        presence.ends(exit_code)
+        return exit_code
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
@@ -86,7 +95,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
         files = toolkit.read_config(environ)
         groups = toolkit.instance_groups(files.resource_config) if files else {}
         seen["SM_INSTANCE_GROUPS_DICT"] = json.dumps(groups)
-    chosen = _located(chosen, toolkit.code_dir(environ))
+    chosen = _located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
     try:
         cluster = read_cluster(seen, chosen.instance_groups)
     except LaunchError as error:
@@ -125,10 +134,10 @@ def _refuse_nesting(environ: Mapping[str, str]) -> None:
             )
 
 
-def _located(chosen: Options, code_dir: str) -> Options:
+def _located(chosen: Options, folders: Sequence[str]) -> Options:
     """Return the options with a script that is there, or a module that can be found.
 
-    A script is looked for in the current folder, then in SageMaker's folder for code.
+    A script is looked for in the current folder, then in those given.
     """
     if chosen.train_module:
         if not _is_module(chosen.train_module):
@@ -139,7 +148,8 @@ def _located(chosen: Options, code_dir: str) -> Options:
             )
         return chosen
     script = chosen.train_script
-    places = list(dict.fromkeys((os.path.abspath(script), os.path.join(code_dir, script))))
+    places = [os.path.abspath(os.path.join(folder, script)) for folder in (".", *folders) if folder]
+    places = list(dict.fromkeys(places))
     for place in places:
         if os.path.isfile(place):
             # As it was typed, if that finds it: it becomes the script's sys.argv[0].

@@ -17,8 +17,9 @@ from typing import Any, Callable, NamedTuple
 from launcher.errors import LaunchError
 
 PREFIX = "--launcher-"
-# Set for the launcher's own children (supervise.py); not an option.
+# Variables of the launcher's own, not options: supervise.py's for its children, and init.py's.
 RUN_DIR = "LAUNCHER_RUN_DIR"
+INIT = "LAUNCHER_INIT"
 _SWITCHES = {"true": True, "false": False}
 
 
@@ -110,6 +111,7 @@ class Options(NamedTuple):
     failure_grace: int = 10
     bools: str = "as-is"
     torchrun_args: tuple[str, ...] = ()
+    script_dir: str = ""
     log_dir: str = ""
     dry_run: bool = False
 
@@ -162,6 +164,9 @@ OPTIONS = {
     "torchrun_args": Option(
         _REACH, "ARGS", _torchrun_args, "more torchrun arguments, as one shell-quoted string"
     ),
+    "script_dir": Option(
+        _REACH, "DIR", str, "where an image keeps scripts of its own; looked in last for the script"
+    ),
     "log_dir": Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
     "dry_run": Option(
         _REACH, "", _switch, "print the command and the environment it adds; start nothing"
@@ -191,7 +196,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     for variable, text in sorted(environ.items()):
         if variable in twins and text:
             values[twins[variable]] = _value(twins[variable], text, variable)
-        elif variable.startswith("LAUNCHER_") and variable not in (*twins, RUN_DIR):
+        elif variable.startswith("LAUNCHER_") and variable not in (*twins, RUN_DIR, INIT):
             unknown.append(variable)
 
     target = {"--train-script": "", "--train-module": ""}
@@ -291,9 +296,12 @@ def help_text() -> str:
     lines = [
         "usage: sm-launch (--train-script PATH | --train-module NAME)"
         " [--launcher-OPTION VALUE ...] [SCRIPT ARGUMENT ...]",
+        "       sm-launch init [COMMAND [ARGUMENT ...]]",
         "",
         "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
         "Whatever is not listed here reaches the script unchanged, in order.",
+        "With `init`, be PID 1 of a container: run COMMAND (SageMaker's is `train`), pass a stop on",
+        "to the launcher below it. Without COMMAND, or if it begins with a dash, be the launcher.",
         "",
         "What to run (one of them):",
         "  --train-script PATH  run a Python file, as `python PATH` would",

@@ -1,0 +1,207 @@
+"""PID 1 of a container: `sm-launch init COMMAND` runs a command and passes stops on.
+
+SageMaker stops a job with SIGTERM to PID 1, and with SIGKILL 120 s later. Its toolkit's `train`
+as PID 1 does not hear it. Behind an init such as tini it would die of it at once, and the
+container with it, while ranks save. So this init knows whether a launcher runs somewhere below
+the command: every launcher connects to the Unix socket that LAUNCHER_INIT names as soon as it
+can take a stop, stays connected until it ends, and says its exit code at the end.
+
+- A stop goes to the launchers that are there; where there is none, to the command.
+- This process ends when the command and all launchers have ended, and reaps whatever the kernel
+  gives PID 1 to reap.
+- Its exit code is the command's; where that is 1, what the toolkit makes of every failure, it is
+  the one that the launcher said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from launcher import toolkit
+from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
+from launcher.options import INIT
+from launcher.signals import Signals, signal_name
+
+_TRAIN = "train"  # what SageMaker starts an image with: the toolkit's program
+
+
+class Presence:
+    """A launcher's word to the init above it: here from the start of the block to its end."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._socket: socket.socket | None = None
+        if environ.get(INIT):
+            # Where nobody listens, the variable has outlived its init.
+            with contextlib.suppress(OSError):
+                self._socket = socket.socket(socket.AF_UNIX)
+                self._socket.connect("\0" + environ[INIT])
+
+    def __enter__(self) -> Presence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket:
+            self._socket.close()
+
+    def ends(self, exit_code: int) -> None:
+        """Say the exit code that this launcher is about to end with."""
+        if self._socket:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(str(exit_code).encode())
+
+
+def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
+    """Run a command as PID 1 does; return the exit code for the container.
+
+    Raises LaunchError where the command cannot be started (exit code 126 or 127), and before the
+    toolkit's `train` where the config files of the job are of no use (2).
+    """
+    if _is_train(command):
+        # The toolkit would say so with a traceback, and end with 1.
+        toolkit.read_config({**environ, toolkit.BASE_DIR_VARIABLE: toolkit.base_dir(environ)})
+    with _Init(command, signals, toolkit.base_dir(environ)) as init:
+        return init.run(environ)
+
+
+class _Init:
+    def __init__(self, command: Sequence[str], signals: Signals, base_dir: str) -> None:
+        self._command = command
+        self._signals = signals
+        self._failure = os.path.join(base_dir, "output", "failure")
+        self._process: subprocess.Popen[bytes]
+        self._returncode: int | None = None  # the command's
+        self._launchers: dict[socket.socket, int] = {}  # connection and pid of each that is there
+        self._last_word: int | None = None  # exit code of the last launcher to end
+        self._stop_signal = 0
+        self._failed_before_stop = False
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
+        self._listener.setblocking(False)
+        self._listener.listen()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
+
+    def __enter__(self) -> _Init:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        self._listener.close()
+
+    def run(self, environ: Mapping[str, str]) -> int:
+        """Start the command and wait until it and the launchers have ended."""
+        name = self._listener.getsockname()[1:].decode()
+        self._start({**environ, INIT: name})
+        while self._returncode is None or self._launchers:
+            for key, _ in self._selector.select():
+                key.data()
+        if self._stop_signal:
+            self._withdraw_failure()
+        code = self._returncode if self._returncode >= 0 else 128 - self._returncode
+        return self._last_word if code == 1 and self._last_word else code
+
+    def _start(self, environ: Mapping[str, str]) -> None:
+        name = self._command[0]
+        try:
+            self._process = subprocess.Popen(self._command, env=environ)
+        except FileNotFoundError:
+            hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
+            raise LaunchError(
+                f"{name} is not there{hint if _is_train(self._command) else ''}.",
+                exit_code=EXIT_NOT_FOUND,
+            ) from None
+        except OSError as error:
+            raise LaunchError(
+                f"cannot execute {name}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
+            ) from None
+
+    # Launchers
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, _ = self._listener.accept()
+                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid, _uid, _gid = struct.unpack("3i", credentials)  # unix(7), struct ucred
+                connection.setblocking(False)
+                self._launchers[connection] = pid
+                self._selector.register(
+                    connection, selectors.EVENT_READ, functools.partial(self._listen_to, connection)
+                )
+                if self._stop_signal:
+                    _send(pid, self._stop_signal)  # it comes too late to train
+
+    def _listen_to(self, connection: socket.socket) -> None:
+        word = b""
+        with contextlib.suppress(OSError):
+            word = connection.recv(16)
+        if word:
+            with contextlib.suppress(ValueError):
+                self._last_word = int(word)
+            return
+        self._selector.unregister(connection)
+        connection.close()
+        del self._launchers[connection]
+
+    # Signals
+
+    def _on_signals(self) -> None:
+        for number in self._signals.take():
+            if number == signal.SIGCHLD:
+                self._reap()
+            else:
+                self._stop(number)
+
+    def _reap(self) -> None:
+        """Take in ended children: the command, and the orphans that the kernel gave us."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._process.pid:
+                    self._returncode = os.waitstatus_to_exitcode(status)
+                    self._process.returncode = self._returncode
+
+    def _stop(self, number: int) -> None:
+        self._accept()  # one that has just come counts
+        if not self._stop_signal:
+            self._stop_signal = number
+            self._failed_before_stop = os.path.exists(self._failure)
+        if self._launchers:
+            for pid in self._launchers.values():
+                _send(pid, number)
+        elif self._last_word is not None and _is_train(self._command):
+            log(f"{signal_name(number)}: the job has ended, and {_TRAIN} is about to.")
+        elif self._returncode is None:
+            log(f"{signal_name(number)}: no launcher runs; ending {self._command[0]}.")
+            _send(self._process.pid, number)
+
+    def _withdraw_failure(self) -> None:
+        """Remove the failure file that the toolkit wrote because a launcher was stopped.
+
+        It takes every exit code but 0 for a failure. A stopped job has none to explain.
+        """
+        if self._failed_before_stop or self._last_word != 128 + self._stop_signal:
+            return
+        with contextlib.suppress(OSError), open(self._failure, errors="replace") as file:
+            if f"ExitCode {self._last_word}" in file.read(4096):
+                os.remove(self._failure)
+
+
+def _is_train(command: Sequence[str]) -> bool:
+    return os.path.basename(command[0]) == _TRAIN
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
