@@ -6,8 +6,12 @@ TORCH  ?= torch==2.13.0
 # One that torch 2.4 has wheels for: 3.8 to 3.12.
 PYTHON_OLDEST ?= $(PYTHON)
 BIN    := $(VENV)/bin
+# What `make image` builds on (container/Dockerfile has a default), and what it is to be called.
+BASE_IMAGE ?=
+TAG        ?= sagemaker-torch-launcher
+BUILD_FLAGS ?=
 
-.PHONY: demo test test-fast test-compat check format bench clean
+.PHONY: demo image test test-fast test-cluster test-compat check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
 # has changed. One file for each set of requirements marks that.
@@ -32,11 +36,23 @@ $(TO_TEST): $(SOURCES) | $(BIN)/pip
 demo: $(WITH_TORCH)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/two_hosts.sh
 
+image:
+	docker build $(BUILD_FLAGS) -f container/Dockerfile -t $(TAG) \
+		$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+		--label org.opencontainers.image.version=$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py) \
+		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
+
 test: $(WITH_TORCH) $(TO_TEST)
+	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest
 
 test-fast: $(TO_TEST)
 	$(BIN)/pytest -m "not torch"
+
+# The tests with real containers alone.
+test-cluster: $(WITH_TORCH) $(TO_TEST)
+	sh tests/cluster/install-engine.sh
+	$(BIN)/pytest tests/cluster
 
 # The launcher's tests against the oldest torch that it supports, and the newest that installs.
 test-compat:

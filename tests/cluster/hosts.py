@@ -1,0 +1,234 @@
+"""Jobs of real containers: one per host, named algo-1 ... on a network of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import docker
+from conftest import REPO, poll
+
+from cluster.engine import LABEL
+
+# How a container comes to run a script.
+TRAIN = "train"  # SageMaker's way: the toolkit's `train`, with the script in a source_dir
+ALONE = "the launcher alone"  # arguments for the launcher, with the script in /opt/ml/code
+AWS = "train as in AWS's image"  # the toolkit's PyTorch part, with the launcher in the source_dir
+
+
+class Host:
+    """One container with a folder of its own as /opt/ml. Change it before start()."""
+
+    def __init__(self, name: str, folder: Path, client: docker.DockerClient, network):
+        self.name = name
+        self.opt_ml = folder / "ml"
+        for part in ("input/config", "output", "model"):
+            (self.opt_ml / part).mkdir(parents=True)
+        self.command: list[str] = ["train"]
+        self.environment = {"TRAINING_JOB_NAME": "test-job", "AWS_DEFAULT_REGION": "us-east-1"}
+        self.hyperparameters: dict[str, object] = {}
+        self.resource_config: dict[str, object] = {}
+        self.options: dict[str, object] = {}  # of docker run
+        self.stop_sent = 0.0  # time.time() in seconds
+        self._client = client
+        self._network = network
+        self._container = None
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file under /opt/ml."""
+        (self.opt_ml / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.opt_ml / path).write_text(text)
+
+    def lose_its_name(self) -> None:
+        """Have the host call itself what nothing resolves, as an own image's does on SageMaker."""
+        script = "hostname nobody-knows-me && getent hosts $(hostname)"
+        script += ' || echo "cannot resolve own name"; exec sm-launch init "$@"'
+        self.options.update(entrypoint=["sh", "-c", script, "sh"], cap_add=["SYS_ADMIN"])
+
+    def write_config(self) -> None:
+        """Write the files that SageMaker writes; the SDK has encoded hyperparameters as JSON."""
+        files = {
+            "resourceconfig": self.resource_config,
+            "hyperparameters": {k: json.dumps(v) for k, v in self.hyperparameters.items()},
+            "inputdataconfig": {},
+        }
+        for name, value in files.items():
+            self.write(f"input/config/{name}.json", json.dumps(value))
+
+    def start(self, image: str) -> None:
+        endpoint = self._client.api.create_endpoint_config(aliases=[self.name])
+        self._container = self._client.containers.create(
+            image,
+            self.command,
+            name=f"{self._network.name}-{self.name}",
+            environment=self.environment,
+            volumes={str(self.opt_ml): {"bind": "/opt/ml", "mode": "rw"}},
+            network=self._network.name,
+            networking_config={self._network.name: endpoint},
+            labels={LABEL: str(os.getpid())},
+            **self.options,
+        )
+        self._container.start()
+
+    def wait_for(self, line: str, count: int = 1, timeout: float = 90) -> None:
+        """Wait until the log holds line count times."""
+
+        def there() -> bool:
+            log = self.log()
+            assert self.running() or log.count(line) >= count, f"{self.name} ended:\n{log}"
+            return log.count(line) >= count
+
+        poll(there, timeout, every=0.2)
+
+    def wait(self, timeout: float = 120) -> int:
+        """Wait until the container has ended; return its exit code."""
+        try:
+            return self._container.wait(timeout=timeout)["StatusCode"]
+        except Exception as error:  # requests has several for a time-out
+            raise AssertionError(f"{self.name} runs on: {error}\n{self.log()}") from None
+
+    def stop(self, limit: int = 120) -> None:
+        """Stop as SageMaker does: SIGTERM to PID 1, SIGKILL after limit seconds."""
+        self.stop_sent = time.time()
+        self._container.stop(timeout=limit)
+
+    def kill(self) -> None:
+        """Lose the host without a word."""
+        self._container.kill("SIGKILL")
+
+    def cut_off(self) -> None:
+        """Cut the host off its network, without a word; it runs on."""
+        self._network.disconnect(self._container, force=True)
+
+    def running(self) -> bool:
+        self._container.reload()
+        return self._container.status in ("created", "running")
+
+    def log(self, *, stdout: bool = True, stderr: bool = True) -> str:
+        return self._container.logs(stdout=stdout, stderr=stderr).decode(errors="replace")
+
+    def processes(self) -> list[dict[str, str]]:
+        """Return pid, stat and args of every process in the container."""
+        top = self._container.top(ps_args="-eo pid,stat,args")
+        return [dict(zip(("pid", "stat", "args"), row)) for row in top["Processes"]]
+
+    def run(self, *command: str) -> str:
+        """Run a command in the container; return its output."""
+        code, output = self._container.exec_run(list(command))
+        assert code == 0, output
+        return output.decode()
+
+    @property
+    def failure(self) -> str | None:
+        path = self.opt_ml / "output" / "failure"
+        return path.read_text() if path.exists() else None
+
+    @property
+    def ended_at(self) -> float:
+        """When the container ended, as time.time() gives it."""
+        self._container.reload()
+        text = self._container.attrs["State"]["FinishedAt"]  # nanoseconds; Python reads six digits
+        return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
+
+    def remove(self) -> None:
+        if self._container:
+            self._container.remove(force=True, v=True)
+
+
+class Job(Mapping):
+    """The hosts of one job, by their names; start() starts those that have not been."""
+
+    def __init__(self, client: docker.DockerClient, image: str, folder: Path):
+        self.image = image
+        self.folder = folder
+        self._client = client
+        self._hosts: dict[str, Host] = {}
+        self._started: set[str] = set()
+        self._network = client.networks.create(
+            f"sm-launch-test-{os.getpid()}-{time.time_ns():x}",
+            driver="bridge",
+            labels={LABEL: str(os.getpid())},
+        )
+
+    def __getitem__(self, name: str) -> Host:
+        return self._hosts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._hosts)
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def add(self, *names: str, groups: Mapping[str, list[str]] | None = None) -> None:
+        """Add hosts, in the order in which resourceconfig lists them."""
+        for name in names:
+            host = Host(name, self.folder / name, self._client, self._network)
+            host.resource_config = {
+                "current_host": name,
+                "hosts": list(names),
+                "network_interface_name": "eth0",
+                "current_instance_type": "ml.c5.xlarge",
+            }
+            if groups:
+                group = next(group for group in groups if name in groups[group])
+                host.resource_config["current_group_name"] = group
+                host.resource_config["instance_groups"] = [
+                    {
+                        "instance_group_name": group,
+                        "instance_type": "ml.c5.xlarge",
+                        "hosts": hosts,
+                    }
+                    for group, hosts in groups.items()
+                ]
+            self._hosts[name] = host
+
+    def will_run(self, script: str | Path, how: str, **hyperparameters: object) -> None:
+        """Give all hosts a script, as a file or as its text, and hyperparameters."""
+        text = script.read_text() if isinstance(script, Path) else script
+        for host in self.values():
+            host.hyperparameters = {key.replace("_", "-"): v for key, v in hyperparameters.items()}
+            if how == ALONE:
+                host.command = ["--train-script", "script.py"]
+                host.write("code/script.py", text)
+                continue
+            host.command = ["train"]
+            host.write("source/script.py", text)
+            host.hyperparameters["train-script"] = "script.py"
+            host.hyperparameters["sagemaker_submit_directory"] = "/opt/ml/source"
+            if how == AWS:
+                shutil.copytree(REPO / "launcher", host.opt_ml / "source" / "launcher")
+                host.hyperparameters["sagemaker_program"] = "launcher/__main__.py"
+                module = "sagemaker_pytorch_container.training:main"
+                host.environment["SAGEMAKER_TRAINING_MODULE"] = module
+
+    def start(self, *names: str) -> None:
+        """Start the hosts named, or all; those that run already are left alone."""
+        for name in names or self._hosts:
+            if name not in self._started:
+                self._started.add(name)
+                self[name].write_config()
+                self[name].start(self.image)
+
+    def stop(self, limit: int = 120) -> None:
+        """Stop all hosts at once; return when all have ended."""
+        started = [self[name] for name in self._started]
+        with ThreadPoolExecutor(len(started)) as pool:
+            list(pool.map(lambda host: host.stop(limit), started))
+
+    def wait(self, timeout: float = 120) -> dict[str, int]:
+        """Wait until all that were started have ended; return their exit codes."""
+        return {name: self[name].wait(timeout) for name in self._hosts if name in self._started}
+
+    def logs(self) -> str:
+        return "".join(f"--- {name}\n{self[name].log()}" for name in sorted(self._started))
+
+    def remove(self) -> None:
+        for host in self._hosts.values():
+            host.remove()
+        self._network.remove()

@@ -1,0 +1,134 @@
+"""Jobs from start to end: who takes part, under which number, whatever the hosts are like."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+from conftest import TRAIN_DDP
+
+from cluster.hosts import ALONE, AWS, TRAIN
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+# What a rank knows of its place. Its own torch would cost seconds, times twelve.
+PLACE = """
+import json, os
+names = ("SM_CURRENT_HOST", "GROUP_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SM_HOSTS")
+print("place", json.dumps({name: os.environ[name] for name in names}), flush=True)
+"""
+# A real collective: the sum says how many ranks took part.
+ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("ranks that met:", int(total), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def places(job):
+    """Return what each rank printed of its place."""
+    lines = [line for name in job for line in job[name].log(stderr=False).splitlines()]
+    return [json.loads(line[len("place ") :]) for line in lines if line.startswith("place ")]
+
+
+@pytest.mark.parametrize("how", [TRAIN, ALONE, AWS])
+def test_two_hosts_of_two_ranks_train(job, how, request):
+    if how == AWS:
+        job.image = request.getfixturevalue("aws_image")
+    job.add("algo-1", "algo-2")
+    job.will_run(TRAIN_DDP, how, epochs=2, launcher_nproc_per_node=2)
+    job.start()
+    assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
+    assert "algo-2 is node 1 of 2 in job test-job, with 2 process(es)" in job["algo-2"].log()
+    assert (job["algo-1"].opt_ml / "model" / "model.pt").exists()
+    assert not (job["algo-2"].opt_ml / "model" / "model.pt").exists()
+    assert {host.failure for host in job.values()} == {None}
+
+
+@pytest.mark.parametrize("listed", ["sorted", "unsorted"])
+def test_twelve_hosts_agree_on_their_order(job, listed):
+    names = sorted(f"algo-{number}" for number in range(1, 13))
+    job.add(*(names if listed == "sorted" else names[::-1]))
+    job.will_run(PLACE, ALONE)
+    job.start()
+    codes = job.wait(timeout=300)
+    assert set(codes.values()) == {0}, job.logs()
+    for node_rank, name in enumerate(names):
+        assert f"{name} is node {node_rank} of 12" in job[name].log()
+    seen = {place["SM_CURRENT_HOST"]: place for place in places(job)}
+    assert [int(seen[name]["GROUP_RANK"]) for name in names] == list(range(12))
+    assert [int(seen[name]["RANK"]) for name in names] == list(range(12))
+
+
+def test_hosts_whose_own_names_do_not_resolve(job):
+    job.add("algo-1", "algo-2")
+    job.will_run(ALL_REDUCE, ALONE)
+    for host in job.values():
+        host.lose_its_name()
+    job.start()
+    assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
+    assert "ranks that met: 2" in job["algo-2"].log()
+    assert "cannot resolve own name" in job["algo-1"].log()
+
+
+def test_the_first_host_comes_late(job):
+    job.add("algo-1", "algo-2")
+    job.will_run(ALL_REDUCE, ALONE)
+    job.start("algo-2")
+    job["algo-2"].wait_for("algo-2 is node 1 of 2")
+    time.sleep(20)
+    assert job["algo-2"].running(), job.logs()
+    job.start()
+    assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
+
+
+@pytest.mark.parametrize("name_resolves", [True, False])
+def test_an_interface_that_does_not_exist(job, name_resolves):
+    job.add("algo-1", "algo-2")
+    job.will_run(ALL_REDUCE, ALONE)
+    for host in job.values():
+        host.resource_config["network_interface_name"] = "ethwe"
+        if not name_resolves:
+            host.lose_its_name()
+    job.start()
+    assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
+    assert "IFNAME=ethwe" not in job["algo-1"].log()
+
+
+GROUPS = {"big": ["algo-1", "algo-3"], "small": ["algo-2"]}
+
+
+def test_all_groups_of_a_heterogeneous_cluster(job):
+    job.add("algo-1", "algo-2", "algo-3", groups=GROUPS)
+    job.will_run(ALL_REDUCE, TRAIN)
+    job.start()
+    assert set(job.wait().values()) == {0}, job.logs()
+    assert all("ranks that met: 3" in host.log() for host in job.values())
+
+
+def test_one_group_of_a_heterogeneous_cluster(job):
+    job.add("algo-1", "algo-2", "algo-3", groups=GROUPS)
+    job.will_run(ALL_REDUCE, TRAIN, launcher_instance_groups="big")
+    job.start()
+    assert set(job.wait().values()) == {0}, job.logs()
+    for name in GROUPS["big"]:
+        assert "ranks that met: 2" in job[name].log()
+    assert "algo-2 is in none of the instance groups big; nothing to do here" in job["algo-2"].log()
+
+
+def test_hosts_with_different_numbers_of_ranks(job):
+    job.add("algo-1", "algo-2")
+    job.will_run(PLACE + ALL_REDUCE, TRAIN)
+    job["algo-1"].environment["LAUNCHER_NPROC_PER_NODE"] = "1"
+    job["algo-2"].environment["LAUNCHER_NPROC_PER_NODE"] = "2"
+    job.start()
+    assert set(job.wait().values()) == {0}, job.logs()
+    seen = places(job)
+    assert {place["WORLD_SIZE"] for place in seen} == {"3"}
+    ranks = {(p["SM_CURRENT_HOST"], p["RANK"], p["LOCAL_RANK"]) for p in seen}
+    assert ranks == {("algo-1", "0", "0"), ("algo-2", "1", "0"), ("algo-2", "2", "1")}
+    assert Counter(job.logs().split("\n"))["ranks that met: 3"] == 3
