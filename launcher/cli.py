@@ -14,7 +14,7 @@ from launcher import failure, init, options, supervise, toolkit
 from launcher.cluster import read_cluster
 from launcher.errors import LaunchError, log
 from launcher.failure import Outcome
-from launcher.machine import read_machine
+from launcher.machine import interface_of, read_machine
 from launcher.options import Options
 from launcher.plan import LaunchPlan, make_plan
 from launcher.signals import Signals, signal_name
@@ -116,7 +116,10 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
                 f"--launcher-log-dir: cannot make the folder {chosen.log_dir} ({error.strerror})."
             ) from None
     added = {name: value for name, value in made.items() if name not in environ}
-    plan = make_plan(chosen, cluster, read_machine(), environ, added=added)
+    machine = read_machine()
+    if cluster.nnodes > 1 and cluster.network_interface_name not in machine.interfaces:
+        machine = machine._replace(own_interface=interface_of(cluster.current_host))
+    plan = make_plan(chosen, cluster, machine, environ, added=added)
     # Said only now: a mistake is to be the one line that people see.
     for variable in chosen.unknown_twins:
         log(f"warning: {variable} is no option of the launcher; see --launcher-help.")

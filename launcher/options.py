@@ -300,7 +300,7 @@ def help_text() -> str:
         "",
         "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
         "Whatever is not listed here reaches the script unchanged, in order.",
-        "With `init`, be PID 1 of a container: run COMMAND (SageMaker's is `train`), pass a stop on",
+        "With `init`, be a container's PID 1: run COMMAND (SageMaker's is `train`), pass a stop on",
         "to the launcher below it. Without COMMAND, or if it begins with a dash, be the launcher.",
         "",
         "What to run (one of them):",

@@ -212,6 +212,10 @@ def _tuning(
         if interface in machine.interfaces:
             wanted.append(("NCCL_SOCKET_IFNAME", interface, "the interface SageMaker names"))
             wanted.append(("GLOO_SOCKET_IFNAME", interface, "the same"))
+        elif machine.own_interface:
+            # gloo takes the loopback, and waits for ever, where the host's own name is unknown.
+            why = f"it has the address of {cluster.current_host}"
+            wanted.append(("GLOO_SOCKET_IFNAME", machine.own_interface, why))
         if machine.efa:
             wanted.append(("FI_PROVIDER", "efa", "this host has an EFA device"))
         # Containers of one machine share what NCCL tells machines apart by.

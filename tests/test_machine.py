@@ -111,6 +111,12 @@ def test_an_efa_device_is_one_with_that_driver(tmp_path, driver, efa):
     assert machine.has_efa("/nowhere") is False
 
 
+def test_the_interface_of_a_host_is_the_one_with_its_address():
+    assert machine.interface_of("127.0.0.1") == "lo"
+    assert machine.interface_of("127.0.0.2") == ""  # answers, but is no interface's own
+    assert machine.interface_of("no-such-host.invalid") == ""
+
+
 def test_interfaces_are_those_of_the_system():
     assert machine.network_interfaces() == set(psutil.net_if_addrs()) | (
         machine.network_interfaces() - set(psutil.net_if_addrs())  # ones without an address

@@ -163,6 +163,14 @@ def test_nothing_that_the_user_set_is_overwritten():
     assert plan(environ=chosen).environment == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
+def test_without_sagemakers_interface_gloo_gets_the_one_of_this_hosts_address():
+    cluster = TWO._replace(network_interface_name="ethwe")
+    machine = MACHINE._replace(own_interface="eth0")
+    environment = plan(cluster=cluster, machine=machine).environment
+    assert environment["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert "NCCL_SOCKET_IFNAME" not in environment  # NCCL finds its own, all of them
+
+
 def test_an_interface_that_is_not_there_is_not_exported():
     cluster = TWO._replace(network_interface_name="ethwe")
     assert "GLOO_SOCKET_IFNAME" not in plan(cluster=cluster).environment

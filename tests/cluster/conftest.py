@@ -42,7 +42,5 @@ def aws_image(client, image) -> str:
     """The image with the part of the toolkit that AWS's PyTorch images have."""
     recipe = f"FROM {image}\nRUN pip install --no-deps sagemaker_pytorch_training==3.0.0\n"
     tag = "sm-launch-test-aws"
-    client.images.build(
-        fileobj=io.BytesIO(recipe.encode()), tag=tag, network_mode="host", rm=True
-    )
+    client.images.build(fileobj=io.BytesIO(recipe.encode()), tag=tag, network_mode="host", rm=True)
     return tag
