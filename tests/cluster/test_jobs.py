@@ -13,17 +13,18 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 # What a rank knows of its place. Its own torch would cost seconds, times twelve.
 PLACE = """
-import json, os
+import json, os, sys
 names = ("SM_CURRENT_HOST", "GROUP_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SM_HOSTS")
-print("place", json.dumps({name: os.environ[name] for name in names}), flush=True)
+# In one write: the image sets PYTHONUNBUFFERED, and then print() makes several.
+sys.stdout.write("place " + json.dumps({name: os.environ[name] for name in names}) + "\\n")
 """
 # A real collective: the sum says how many ranks took part.
 ALL_REDUCE = """
-import torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("ranks that met:", int(total), flush=True)
+sys.stdout.write(f"ranks that met: {int(total)}\\n")
 dist.barrier()
 dist.destroy_process_group()
 """

@@ -1,0 +1,185 @@
+"""What the image's PID 1 does for a job besides stopping it, and with input that is of no use."""
+
+import time
+
+import pytest
+from conftest import poll
+
+from cluster.hosts import ALONE, TRAIN
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+BOTH = pytest.mark.parametrize("how", [TRAIN, ALONE])
+
+
+@pytest.fixture
+def host(job):
+    job.add("algo-1")
+    return job["algo-1"]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("script", "code", "failure"),
+    [
+        ("import sys; sys.exit(3)", 3, "algo-1, rank 0 (local rank 0) ended with exit code 3"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            137,
+            "algo-1, rank 0 (local rank 0) was killed by SIGKILL (signal 9)",
+        ),
+        (
+            "raise ValueError('loss is nan')",
+            1,
+            "algo-1, rank 0 (local rank 0) failed with ValueError: loss is nan",
+        ),
+    ],
+    ids=["exit", "signal", "exception"],
+)
+def test_the_containers_end_is_that_of_the_job(job, host, how, script, code, failure):
+    job.will_run(script, how)
+    job.start()
+    assert host.wait() == code, host.log()
+    assert host.failure.splitlines()[0] == failure
+
+
+@BOTH
+def test_a_users_own_launcher_is_not_taken_for_ours(job, host, how):
+    job.will_run("import launcher; print('the script found', launcher.WHOSE)", how)
+    folder = "source" if how == TRAIN else "code"
+    host.write(f"{folder}/launcher.py", "WHOSE = 'its own'\n")
+    host.environment["PYTHONPATH"] = "/opt/ml/code"
+    job.start()
+    assert host.wait() == 0, host.log()
+    assert "the script found its own" in host.log()
+
+
+LEAVE_PROCESSES = """
+import subprocess, sys, time
+for _ in range(3):  # children of children that end before anybody waits for them
+    subprocess.run(["sh", "-c", "sleep 0.1 &"])
+subprocess.run(["sh", "-c", "setsid sleep 1001 & trap '' TERM; setsid sleep 1002 &"])
+print("left some", flush=True)
+while True:
+    try:
+        open("/opt/ml/input/go-on").close()
+        break
+    except OSError:
+        time.sleep(0.1)
+"""
+
+
+@BOTH
+def test_grandchildren_leave_no_zombie_and_no_process(job, host, how):
+    job.will_run(LEAVE_PROCESSES, how)
+    job.start()
+    host.wait_for("left some")
+
+    def only_the_long_ones_are_left() -> bool:
+        sleeping = [p for p in host.processes() if "sleep" in p["args"]]
+        return len(sleeping) == 2
+
+    poll(only_the_long_ones_are_left)
+    for _ in range(5):
+        zombies = [process for process in host.processes() if process["stat"].startswith("Z")]
+        assert zombies == []
+        time.sleep(0.1)
+    host.write("input/go-on", "")
+    assert host.wait() == 0, host.log()
+    # Ended by the launcher itself, not by the end of the container: it had to wait for one.
+    assert host.log().count("which the job left behind") == 2
+
+
+def test_scripts_that_the_image_holds(job, host):
+    host.hyperparameters = {"train-script": "train_ddp.py", "epochs": 1}
+    job.start()
+    assert host.wait() == 0, host.log()
+    assert (host.opt_ml / "model" / "model.pt").exists()
+
+
+def test_an_estimators_entry_point_is_the_script(job, host):
+    job.will_run("import sys; print('arguments', sys.argv[1:])", TRAIN, epochs=3)
+    del host.hyperparameters["train-script"]
+    host.hyperparameters["sagemaker_program"] = "script.py"
+    job.start()
+    assert host.wait() == 0, host.log()
+    assert "arguments ['--epochs', '3']" in host.log()
+    assert "algo-1 is node 0 of 1 in job test-job" in host.log()
+
+
+def test_an_entry_point_that_is_a_shell_script_may_start_the_launcher(job, host):
+    job.will_run("import os; os._exit(5)", TRAIN)
+    del host.hyperparameters["train-script"]
+    host.hyperparameters["sagemaker_program"] = "train.sh"
+    host.write("source/train.sh", "#!/bin/sh\nexec sm-launch --train-script script.py\n")
+    job.start()
+    assert host.wait() == 5, host.log()
+
+
+def test_a_source_folder_with_a_setup_py(job, host):
+    job.will_run("import my_package; print('it is', my_package.NAME)", TRAIN)
+    setup = "from setuptools import setup\nsetup(name='my', py_modules=['my_package'])\n"
+    host.write("source/setup.py", setup)
+    host.write("source/my_package.py", "NAME = 'installed'\n")
+    host.environment["PIP_NO_BUILD_ISOLATION"] = "0"
+    job.start()
+    assert host.wait() == 0, host.log()
+    assert "it is installed" in host.log()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (None, None, "/opt/ml/input/config is not there"),
+        ("resourceconfig", None, "cannot read /opt/ml/input/config/resourceconfig.json"),
+        ("hyperparameters", "{", "/opt/ml/input/config/hyperparameters.json is not JSON"),
+        ("resourceconfig", '{"hosts": []}', "has no 'current_host'; expected one."),
+    ],
+    ids=["no folder", "no file", "no JSON", "no host"],
+)
+def test_a_config_of_no_use_is_told_in_one_line(job, host, how, file, text, message):
+    job.will_run("raise SystemExit('this must not be started')", how)
+    host.write_config()
+    config = host.opt_ml / "input" / "config"
+    if file is None:
+        for path in config.iterdir():
+            path.unlink()
+        config.rmdir()
+    elif text is None:
+        (config / f"{file}.json").unlink()
+    else:
+        (config / f"{file}.json").write_text(text)
+    host.start(job.image)
+    assert host.wait() == 2, host.log()
+    assert host.log().startswith("launcher: ") and len(host.log().splitlines()) == 1
+    assert message in host.log()
+    assert message in host.failure
+
+
+@BOTH
+def test_a_script_that_is_nowhere_names_the_places(job, host, how):
+    job.will_run("", how)
+    script = {"train-script": "nowhere.py"}
+    host.hyperparameters.update(script if how == TRAIN else {})
+    host.command = host.command if how == TRAIN else ["--train-script", "nowhere.py"]
+    job.start()
+    assert host.wait() == 2, host.log()
+    places = ("/opt/ml/code/nowhere.py", "/opt/train_scripts/nowhere.py")
+    assert "--train-script nowhere.py: there is neither" in host.failure
+    assert all(place in host.failure for place in places)
+
+
+def test_a_host_can_be_lost_and_cut_off(job):
+    """What the later tests of faults need of the fixture."""
+    job.add("algo-1", "algo-2")
+    job.will_run("import time\nprint('here', flush=True)\ntime.sleep(600)", ALONE)
+    job.start()
+    for host in job.values():
+        host.wait_for("here")
+    assert job["algo-2"].run("getent", "hosts", "algo-1")
+    job["algo-2"].cut_off()
+    assert "eth0" not in job["algo-2"].run("cat", "/proc/net/dev")
+    assert job["algo-2"].running()
+    job["algo-1"].kill()
+    assert job["algo-1"].wait() == 137

@@ -1,0 +1,131 @@
+"""SIGTERM to PID 1, as SageMaker stops a job: before, at and after every stage of it."""
+
+import json
+
+import pytest
+from conftest import poll
+
+from cluster.hosts import ALONE, AWS, TRAIN
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+STOPPED = 143
+# A rank that takes its time to write a checkpoint when it is stopped.
+SAVE = """
+import json, os, signal, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(time.time()))
+print("ready to be stopped", flush=True)
+while not heard:
+    time.sleep(0.02)
+path = f"/opt/ml/model/checkpoint-{dist.get_rank()}"
+with open(path + ".tmp", "w") as file:
+    until = time.time() + float(sys.argv[sys.argv.index("--save-seconds") + 1])
+    while time.time() < until:
+        file.write("parameters\\n")
+        time.sleep(0.1)
+    file.write("end\\n")
+os.replace(path + ".tmp", path)
+# In one write: the image sets PYTHONUNBUFFERED, and then print() makes several.
+sys.stdout.write("saved " + json.dumps({"heard": heard, "saved": time.time()}) + "\\n")
+"""
+
+
+def assert_ended_within(host, seconds):
+    assert host.wait() == STOPPED, host.log()
+    assert host.ended_at - host.stop_sent < seconds, host.log()
+    assert host.failure is None
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds"), [(TRAIN, 5), (TRAIN, 40), (ALONE, 5), (ALONE, 40), (AWS, 5)]
+)
+def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
+    if how == AWS:
+        job.image = request.getfixturevalue("aws_image")
+    job.add("algo-1", "algo-2")
+    job.will_run(SAVE, how, launcher_nproc_per_node=2, save_seconds=seconds)
+    job.start()
+    for host in job.values():
+        host.wait_for("ready to be stopped", count=2)
+    job.stop()
+    for host in job.values():
+        log = host.log()
+        lines = [line for line in log.splitlines() if line.startswith("saved ")]
+        saves = [json.loads(line[len("saved ") :]) for line in lines]
+        assert len(saves) == 2, log
+        for save in saves:
+            assert len(save["heard"]) == 1, log
+            assert save["heard"][0] - host.stop_sent < 1, log
+        assert host.ended_at - max(save["saved"] for save in saves) < 2, log
+        assert host.wait() == STOPPED, log
+        assert host.failure is None
+        whole = [path.read_text() for path in (host.opt_ml / "model").iterdir()]
+        assert len(whole) == 2
+        assert all(text.endswith("parameters\nend\n") for text in whole)
+
+
+@pytest.mark.parametrize("present", ["algo-1", "algo-2"])
+def test_a_stop_while_another_host_is_missing(job, present):
+    job.add("algo-1", "algo-2")
+    job.will_run("raise SystemExit('this must not be started')", ALONE)
+    job.start(present)
+    host = job[present]
+    host.wait_for("meet at algo-1:29400")
+    poll(lambda: any("agent.py" in process["args"] for process in host.processes()))
+    if present == "algo-1":  # torch is imported, and the store of the rendezvous open
+        poll(lambda: ":72D8" in host.run("cat", "/proc/net/tcp", "/proc/net/tcp6"))
+    host.stop()
+    assert_ended_within(host, 8)
+
+
+@pytest.mark.parametrize("how", [TRAIN, ALONE])
+def test_a_stop_while_the_script_imports_torch(job, how):
+    job.add("algo-1")
+    job.will_run(
+        "print('about to import', flush=True)\nimport torch\nimport time; time.sleep(60)", how
+    )
+    job.start()
+    job["algo-1"].wait_for("about to import")
+    job.stop()
+    assert_ended_within(job["algo-1"], 5)
+
+
+def test_a_stop_while_the_toolkit_waits_for_a_host(job):
+    job.add("algo-1", "algo-2")
+    job.will_run("raise SystemExit('this must not be started')", TRAIN)
+    job.start("algo-1")
+    host = job["algo-1"]
+    host.wait_for("Imported framework sm_launch")
+    # Behind this line it unpacks the source_dir, and then looks for algo-2.
+    poll(lambda: (host.opt_ml / "code" / "script.py").exists())
+    host.stop()
+    assert_ended_within(host, 2)
+
+
+def test_a_stop_while_the_toolkit_installs_requirements(job):
+    job.add("algo-1")
+    job.will_run("raise SystemExit('this must not be started')", TRAIN)
+    host = job["algo-1"]
+    host.write("source/requirements.txt", "./slow\n")
+    slow = "open('/opt/ml/output/installing', 'w')\nimport time; time.sleep(600)\n"
+    host.write("source/slow/setup.py", slow)
+    host.environment["PIP_NO_BUILD_ISOLATION"] = "0"  # which is how pip spells true
+    job.start()
+    poll(lambda: (host.opt_ml / "output" / "installing").exists(), timeout=60)
+    host.stop()
+    assert_ended_within(host, 2)
+
+
+def test_a_stop_below_another_init(job):
+    job.add("algo-1")
+    job.will_run(SAVE, TRAIN, save_seconds=2)
+    host = job["algo-1"]
+    host.options["init"] = True  # tini as PID 1, sm-launch init below it
+    job.start()
+    host.wait_for("ready to be stopped")
+    host.stop()
+    assert host.wait() == STOPPED, host.log()
+    assert '"saved":' in host.log()
