@@ -132,6 +132,9 @@ class _Init:
                 connection, _ = self._listener.accept()
                 credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
                 pid, _uid, _gid = struct.unpack("3i", credentials)  # unix(7), struct ucred
+                if pid == 0:  # of another container that has the same network
+                    connection.close()
+                    continue
                 connection.setblocking(False)
                 self._launchers[connection] = pid
                 self._selector.register(

@@ -59,7 +59,9 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
         for save in saves:
             assert len(save["heard"]) == 1, log
             assert save["heard"][0] - host.stop_sent < 1, log
-        assert host.ended_at - max(save["saved"] for save in saves) < 2, log
+        # In AWS's way the toolkit has imported torch, too, and takes it apart at its end.
+        limit = 4 if how == AWS else 2
+        assert host.ended_at - max(save["saved"] for save in saves) < limit, log
         assert host.wait() == STOPPED, log
         assert host.failure is None
         whole = [path.read_text() for path in (host.opt_ml / "model").iterdir()]
