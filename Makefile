@@ -73,4 +73,4 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest build runs *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .engine build runs *.egg-info
