@@ -58,9 +58,8 @@ def test_what_the_image_says_of_itself(client, image):
 def test_it_builds_with_buildkit_too(base, run, tmp_path):
     """Where several docker clients are installed, not each needs to know BuildKit."""
     (tmp_path / "Dockerfile").write_text("FROM scratch\nLABEL a=b\n")
-    folders = [
-        folder for folder in os.environ["PATH"].split(":") if Path(folder, "docker").exists()
-    ]
+    path = os.environ["PATH"]
+    folders = [folder for folder in path.split(":") if Path(folder, "docker").exists()]
     for folder in folders:
         environ = {**os.environ, "DOCKER_BUILDKIT": "1", "PATH": f"{folder}:{path}"}
         trial = subprocess.run(["docker", "build", "-q", str(tmp_path)], env=environ, check=False)
