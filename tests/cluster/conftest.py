@@ -37,10 +37,20 @@ def job(client, image, tmp_path) -> Iterator[Job]:
     job.remove()
 
 
+# What stands between PID 1 and `train` in AWS's PyTorch images; theirs also fakes the host's name.
+AWS_START = 'if [[ "$1" == train ]]; then train; else eval "$@"; fi'
+AWS_IMAGE = f"""
+RUN pip install --no-deps sagemaker_pytorch_training==3.0.0
+RUN echo '{AWS_START}' > /usr/local/bin/start_with_right_hostname.sh
+ENV SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main
+ENTRYPOINT ["bash", "-m", "start_with_right_hostname.sh"]
+"""
+
+
 @pytest.fixture(scope="session")
 def aws_image(client, image) -> str:
-    """The image with the part of the toolkit that AWS's PyTorch images have."""
-    recipe = f"FROM {image}\nRUN pip install --no-deps sagemaker_pytorch_training==3.0.0\n"
+    """An image that starts as AWS's PyTorch images do, with the public parts of theirs."""
+    recipe = io.BytesIO(f"FROM {image}\n{AWS_IMAGE}".encode())
     tag = "sm-launch-test-aws"
-    client.images.build(fileobj=io.BytesIO(recipe.encode()), tag=tag, network_mode="host", rm=True)
+    client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
     return tag

@@ -19,7 +19,7 @@ from cluster.engine import LABEL
 # How a container comes to run a script.
 TRAIN = "train"  # SageMaker's way: the toolkit's `train`, with the script in a source_dir
 ALONE = "the launcher alone"  # arguments for the launcher, with the script in /opt/ml/code
-AWS = "train as in AWS's image"  # the toolkit's PyTorch part, with the launcher in the source_dir
+AWS = "train as in AWS's image"  # in conftest's aws_image, with the launcher in the source_dir
 
 
 class Host:
@@ -204,8 +204,6 @@ class Job(Mapping):
             if how == AWS:
                 shutil.copytree(REPO / "launcher", host.opt_ml / "source" / "launcher")
                 host.hyperparameters["sagemaker_program"] = "launcher/__main__.py"
-                module = "sagemaker_pytorch_container.training:main"
-                host.environment["SAGEMAKER_TRAINING_MODULE"] = module
 
     def start(self, *names: str) -> None:
         """Start the hosts named, or all; those that run already are left alone."""

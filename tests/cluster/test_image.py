@@ -46,13 +46,13 @@ def test_no_tools_and_no_rests_of_the_build_are_left(run, base, image):
     assert run(image, look + "; true") == run(base, look + "; true")
 
 
-def test_what_the_image_says_of_itself(client, image):
+def test_what_the_image_says_of_itself(client, base, image):
     config = client.images.get(image).attrs["Config"]
     assert config["Entrypoint"] == ["sm-launch", "init"]
-    labels = {name.rpartition(".")[2]: text for name, text in config["Labels"].items()}
-    assert labels["title"] == "sagemaker-torch-launcher"
-    assert labels["version"] == launcher.__version__
-    assert labels["licenses"] == "Apache-2.0"
+    prefix = "org.opencontainers.image."
+    labels = {name: config["Labels"][prefix + name] for name in ("title", "version", "base.name")}
+    version = launcher.__version__
+    assert labels == {"title": "sagemaker-torch-launcher", "version": version, "base.name": base}
 
 
 def test_it_builds_with_buildkit_too(base, run, tmp_path):

@@ -69,15 +69,19 @@ while True:
 """
 
 
-@BOTH
+@pytest.mark.parametrize("how", [TRAIN, ALONE, "from a shell script"])
 def test_grandchildren_leave_no_zombie_and_no_process(job, host, how):
-    job.will_run(LEAVE_PROCESSES, how)
+    job.will_run(LEAVE_PROCESSES, ALONE if how == ALONE else TRAIN)
+    if how == "from a shell script":  # which leaves some to PID 1, above the launcher
+        host.hyperparameters["sagemaker_program"] = "train.sh"
+        host.write(
+            "source/train.sh", "for i in 1 2 3; do sh -c 'sleep 0.1 &'; done\nsm-launch $@\n"
+        )
     job.start()
     host.wait_for("left some")
 
     def only_the_long_ones_are_left() -> bool:
-        sleeping = [p for p in host.processes() if "sleep" in p["args"]]
-        return len(sleeping) == 2
+        return len([p for p in host.processes() if "sleep" in p["args"]]) == 2
 
     poll(only_the_long_ones_are_left)
     for _ in range(5):
@@ -111,7 +115,7 @@ def test_an_entry_point_that_is_a_shell_script_may_start_the_launcher(job, host)
     job.will_run("import os; os._exit(5)", TRAIN)
     del host.hyperparameters["train-script"]
     host.hyperparameters["sagemaker_program"] = "train.sh"
-    host.write("source/train.sh", "#!/bin/sh\nexec sm-launch --train-script script.py\n")
+    host.write("source/train.sh", "sm-launch --train-script script.py || exit 1\n")
     job.start()
     assert host.wait() == 5, host.log()
 

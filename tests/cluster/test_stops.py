@@ -47,6 +47,10 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
         job.image = request.getfixturevalue("aws_image")
     job.add("algo-1", "algo-2")
     job.will_run(SAVE, how, launcher_nproc_per_node=2, save_seconds=seconds)
+    if how == AWS:
+        for host in job.values():  # docs/image.md: one step above what AWS starts
+            start = ["bash", "-m", "start_with_right_hostname.sh"]
+            host.options["entrypoint"] = ["sm-launch", "init", *start]
     job.start()
     for host in job.values():
         host.wait_for("ready to be stopped", count=2)
@@ -119,6 +123,18 @@ def test_a_stop_while_the_toolkit_installs_requirements(job):
     poll(lambda: (host.opt_ml / "output" / "installing").exists(), timeout=60)
     host.stop()
     assert_ended_within(host, 2)
+
+
+def test_awss_own_pid_1_passes_no_stop_on(job, aws_image):
+    """docs/image.md says so; the day this fails, it has to say something better."""
+    job.image = aws_image
+    job.add("algo-1")
+    job.will_run(SAVE, AWS, save_seconds=0)
+    job.start()
+    job["algo-1"].wait_for("ready to be stopped")
+    job.stop(limit=3)
+    assert job.wait() == {"algo-1": 137}
+    assert "saved" not in job.logs()
 
 
 def test_a_stop_below_another_init(job):
