@@ -43,8 +43,9 @@ def running_engine() -> Iterator[docker.DockerClient]:
         command = ["setpriv", "--pdeathsig", "TERM", "dockerd"]
         command += ["--host", os.environ["DOCKER_HOST"], "--data-root", str(data)]
         command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
-        # Nothing that outlives it on this machine: neither a bridge nor rules for packets.
-        command += ["--bridge", "none", "--iptables=false", "--ip-forward=false"]
+        # As little as can be that outlives it: no bridge, no forwarding. It does need its own
+        # rules for packets, where an engine that ran before has left some that drop them.
+        command += ["--bridge", "none", "--ip-forward=false"]
         with open(data / "dockerd.log", "wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
