@@ -40,7 +40,8 @@ def running_engine() -> Iterator[docker.DockerClient]:
     data.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
         os.environ["DOCKER_HOST"] = f"unix://{folder}/docker.sock"
-        command = ["setpriv", "--pdeathsig", "TERM", "dockerd"]
+        # It ends with us, even if we are killed, and takes its mounts with it.
+        command = ["setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "dockerd"]
         command += ["--host", os.environ["DOCKER_HOST"], "--data-root", str(data)]
         command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
         # As little as can be that outlives it: no bridge, no forwarding. It does need its own
