@@ -11,7 +11,8 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo image test test-fast test-cluster test-compat check format bench bench-image clean
+.PHONY: demo image test test-fast test-cluster test-without-containers test-compat check \
+	format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
 # has changed. One file for each set of requirements marks that.
@@ -44,7 +45,7 @@ image:
 
 test: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
-	$(BIN)/pytest $(PYTEST_FLAGS)
+	$(BIN)/pytest
 
 test-fast: $(TO_TEST)
 	$(BIN)/pytest -m "not torch"
@@ -54,12 +55,14 @@ test-cluster: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest tests/cluster
 
+test-without-containers: $(WITH_TORCH) $(TO_TEST)
+	$(BIN)/pytest --ignore tests/cluster
+
 # The launcher's tests against the oldest torch that it supports, and the newest that installs.
-# Without the containers: an image is built on one torch, and these would each make it GBs larger.
 test-compat:
-	$(MAKE) test VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch==2.4.0" \
-		PYTEST_FLAGS="--ignore tests/cluster"
-	$(MAKE) test VENV=.venv-newest TORCH="torch>=2.14" PYTEST_FLAGS="--ignore tests/cluster"
+	$(MAKE) test-without-containers \
+		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch==2.4.0"
+	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14"
 
 check: $(TO_TEST)
 	$(BIN)/ruff check .
@@ -73,10 +76,6 @@ format: $(TO_TEST)
 # What the launcher costs over plain torchrun.
 bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/overhead.py
-
-# What an image costs over its base: make bench-image BASE_IMAGE=... TAG=...
-bench-image:
-	$(PYTHON) benchmarks/image.py --base $(BASE_IMAGE) --image $(TAG)
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest .engine build runs *.egg-info

@@ -68,6 +68,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
 
+    base_layers, image_layers = (
+        json.loads(inspect(image, "{{json .RootFS.Layers}}")) for image in (args.base, args.image)
+    )
+    if image_layers[: len(base_layers)] != base_layers:
+        sys.exit(f"{args.image} is not built on {args.base}")
     ways = {
         "base, plain torchrun": (args.base, TORCHRUN),
         "image, the launcher as PID 1": (args.image, "--train-script script.py"),
@@ -80,11 +85,6 @@ def main() -> None:
         for name, way in ways.items():
             seconds[name].append(time_start(*way))
 
-    base_layers, image_layers = (
-        json.loads(inspect(image, "{{json .RootFS.Layers}}")) for image in (args.base, args.image)
-    )
-    if image_layers[: len(base_layers)] != base_layers:
-        sys.exit(f"{args.image} is not built on {args.base}")
     sizes = [int(inspect(image, "{{.Size}}")) / 1e6 for image in (args.base, args.image)]
     print(f"{args.rounds} rounds, {os.cpu_count()} CPUs, {time.strftime('%Y-%m-%d')}\n")
     print(f"The base has {sizes[0]:.0f} MB, the image {sizes[1] - sizes[0]:.0f} MB more.\n")

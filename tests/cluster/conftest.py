@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import docker
 import pytest
+from conftest import REPO
 
 from cluster import engine
+from cluster.engine import copy_tracked_files
 from cluster.hosts import Job
 
 
@@ -41,8 +43,11 @@ def job(client, image, tmp_path) -> Iterator[Job]:
 AWS_START = 'if [[ "$1" == train ]]; then train; else eval "$@"; fi'
 AWS_IMAGE = f"""
 RUN pip install --no-deps sagemaker_pytorch_training==3.0.0
+RUN pip uninstall --yes sagemaker-torch-launcher && rm -r /opt/train_scripts
 RUN echo '{AWS_START}' > /usr/local/bin/start_with_right_hostname.sh
-ENV SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main
+ENV SAGEMAKER_BASE_DIR= LAUNCHER_SCRIPT_DIR= \\
+    SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main
+WORKDIR /
 ENTRYPOINT ["bash", "-m", "start_with_right_hostname.sh"]
 """
 
@@ -53,4 +58,18 @@ def aws_image(client, image) -> str:
     recipe = io.BytesIO(f"FROM {image}\n{AWS_IMAGE}".encode())
     tag = "sm-launch-test-aws"
     client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
+    return tag
+
+
+@pytest.fixture(scope="session")
+def own_aws_image(client, aws_image, tmp_path_factory) -> str:
+    """What docs/image.md has people make of AWS's image."""
+    entry = '["sm-launch", "init", "bash", "-m", "start_with_right_hostname.sh"]'
+    assert f"ENTRYPOINT {entry}\n" in (REPO / "docs" / "image.md").read_text()
+    context = tmp_path_factory.mktemp("own-aws-image")
+    copy_tracked_files(context / "sagemaker-torch-launcher")
+    install = "COPY sagemaker-torch-launcher /tmp/launcher\nRUN pip install /tmp/launcher"
+    (context / "Dockerfile").write_text(f"FROM {aws_image}\n{install}\nENTRYPOINT {entry}\n")
+    tag = "sm-launch-test-own-aws"
+    client.images.build(path=str(context), tag=tag, network_mode="host", rm=True)
     return tag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -47,8 +48,8 @@ class Host:
 
     def lose_its_name(self) -> None:
         """Have the host call itself what nothing resolves, as an own image's does on SageMaker."""
-        script = "hostname nobody-knows-me && getent hosts $(hostname)"
-        script += ' || echo "cannot resolve own name"; exec sm-launch init "$@"'
+        script = "hostname nobody-knows-me || exit 98; getent hosts $(hostname) && exit 99; "
+        script += 'exec sm-launch init "$@"'
         self.options.update(entrypoint=["sh", "-c", script, "sh"], cap_add=["SYS_ADMIN"])
 
     def write_config(self) -> None:
@@ -80,8 +81,9 @@ class Host:
         """Wait until the log holds line count times."""
 
         def there() -> bool:
+            running = self.running()
             log = self.log()
-            assert self.running() or log.count(line) >= count, f"{self.name} ended:\n{log}"
+            assert running or log.count(line) >= count, f"{self.name} ended:\n{log}"
             return log.count(line) >= count
 
         poll(there, timeout, every=0.2)
@@ -110,8 +112,13 @@ class Host:
         self._container.reload()
         return self._container.status in ("created", "running")
 
-    def log(self, *, stdout: bool = True, stderr: bool = True) -> str:
-        return self._container.logs(stdout=stdout, stderr=stderr).decode(errors="replace")
+    def log(self, *, stderr: bool = True) -> str:
+        return self._container.logs(stderr=stderr).decode(errors="replace")
+
+    def printed(self, mark: str) -> list[dict]:
+        """Return the JSON objects that ranks printed, each on a line behind a mark."""
+        lines = [line.partition(mark + " ") for line in self.log(stderr=False).splitlines()]
+        return [json.loads(rest) for before, found, rest in lines if found and not before]
 
     def processes(self) -> list[dict[str, str]]:
         """Return pid, stat and args of every process in the container."""
@@ -132,7 +139,7 @@ class Host:
     @property
     def ended_at(self) -> float:
         """When the container ended, as time.time() gives it."""
-        self._container.reload()
+        assert not self.running(), f"{self.name} runs"
         text = self._container.attrs["State"]["FinishedAt"]  # nanoseconds; Python reads six digits
         return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
 
@@ -221,12 +228,15 @@ class Job(Mapping):
 
     def wait(self, timeout: float = 120) -> dict[str, int]:
         """Wait until all that were started have ended; return their exit codes."""
-        return {name: self[name].wait(timeout) for name in self._hosts if name in self._started}
+        deadline = time.monotonic() + timeout
+        started = [name for name in self._hosts if name in self._started]
+        return {name: self[name].wait(max(1, deadline - time.monotonic())) for name in started}
 
     def logs(self) -> str:
         return "".join(f"--- {name}\n{self[name].log()}" for name in sorted(self._started))
 
     def remove(self) -> None:
-        for host in self._hosts.values():
-            host.remove()
-        self._network.remove()
+        with contextlib.ExitStack() as stack:  # does the rest where one fails
+            stack.callback(self._network.remove)
+            for host in self._hosts.values():
+                stack.callback(host.remove)

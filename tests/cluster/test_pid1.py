@@ -5,7 +5,7 @@ import time
 import pytest
 from conftest import poll
 
-from cluster.hosts import ALONE, TRAIN
+from cluster.hosts import ALONE, AWS, TRAIN
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -41,6 +41,17 @@ def test_the_containers_end_is_that_of_the_job(job, host, how, script, code, fai
     job.start()
     assert host.wait() == code, host.log()
     assert host.failure.splitlines()[0] == failure
+
+
+@pytest.mark.parametrize(("whose", "code"), [("aws_image", 1), ("own_aws_image", 3)])
+def test_the_end_of_a_container_of_awss(job, host, whose, code, request):
+    """docs/image.md: 1 for every failure as it is, the job's own below `sm-launch init`."""
+    job.image = request.getfixturevalue(whose)
+    job.will_run("import sys; sys.exit(3)", AWS)
+    job.start()
+    assert host.wait() == code, host.log()
+    first = "algo-1, rank 0 (local rank 0) ended with exit code 3"
+    assert host.failure.splitlines()[0] == first
 
 
 @BOTH

@@ -1,6 +1,6 @@
 """SIGTERM to PID 1, as SageMaker stops a job: before, at and after every stage of it."""
 
-import json
+import time
 
 import pytest
 from conftest import poll
@@ -44,21 +44,16 @@ def assert_ended_within(host, seconds):
 )
 def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
     if how == AWS:
-        job.image = request.getfixturevalue("aws_image")
+        job.image = request.getfixturevalue("own_aws_image")
     job.add("algo-1", "algo-2")
     job.will_run(SAVE, how, launcher_nproc_per_node=2, save_seconds=seconds)
-    if how == AWS:
-        for host in job.values():  # docs/image.md: one step above what AWS starts
-            start = ["bash", "-m", "start_with_right_hostname.sh"]
-            host.options["entrypoint"] = ["sm-launch", "init", *start]
     job.start()
     for host in job.values():
         host.wait_for("ready to be stopped", count=2)
     job.stop()
     for host in job.values():
         log = host.log()
-        lines = [line for line in log.splitlines() if line.startswith("saved ")]
-        saves = [json.loads(line[len("saved ") :]) for line in lines]
+        saves = host.printed("saved")
         assert len(saves) == 2, log
         for save in saves:
             assert len(save["heard"]) == 1, log
@@ -82,21 +77,32 @@ def test_a_stop_while_another_host_is_missing(job, present):
     host.wait_for("meet at algo-1:29400")
     poll(lambda: any("agent.py" in process["args"] for process in host.processes()))
     if present == "algo-1":  # torch is imported, and the store of the rendezvous open
-        poll(lambda: ":72D8" in host.run("cat", "/proc/net/tcp", "/proc/net/tcp6"))
+        poll(lambda: ":72D8 " in host.run("sh", "-c", "cat /proc/net/tcp*"))
     host.stop()
     assert_ended_within(host, 8)
+
+
+IMPORT_TORCH = """
+import sys
+class Tell:
+    def find_spec(self, name, *_):
+        if name == "torch.nn":
+            print("amid the import", flush=True)
+sys.meta_path.insert(0, Tell())
+import torch
+print("it is imported", flush=True)
+"""
 
 
 @pytest.mark.parametrize("how", [TRAIN, ALONE])
 def test_a_stop_while_the_script_imports_torch(job, how):
     job.add("algo-1")
-    job.will_run(
-        "print('about to import', flush=True)\nimport torch\nimport time; time.sleep(60)", how
-    )
+    job.will_run(IMPORT_TORCH, how)
     job.start()
-    job["algo-1"].wait_for("about to import")
+    job["algo-1"].wait_for("amid the import")
     job.stop()
     assert_ended_within(job["algo-1"], 5)
+    assert "it is imported" not in job.logs()
 
 
 def test_a_stop_while_the_toolkit_waits_for_a_host(job):
@@ -105,10 +111,12 @@ def test_a_stop_while_the_toolkit_waits_for_a_host(job):
     job.start("algo-1")
     host = job["algo-1"]
     host.wait_for("Imported framework sm_launch")
-    # Behind this line it unpacks the source_dir, and then looks for algo-2.
+    # Then it unpacks the source_dir, and looks for algo-2 without another word.
     poll(lambda: (host.opt_ml / "code" / "script.py").exists())
+    time.sleep(1)
     host.stop()
     assert_ended_within(host, 2)
+    assert "no launcher runs; ending train." in host.log()
 
 
 def test_a_stop_while_the_toolkit_installs_requirements(job):
