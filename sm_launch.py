@@ -6,6 +6,7 @@ no training code has, and takes the `launcher` that lies beside it.
 """
 
 import importlib
+import importlib.util
 import os
 import sys
 from types import ModuleType
@@ -23,9 +24,14 @@ def train() -> None:
 
 
 def _import(name: str) -> ModuleType:
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(here)
+    # By its path: sys.path might have another `launcher` first, and putting site-packages first
+    # there would have old backports (enum34) stand in for the standard library.
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher")
+    path = os.path.join(folder, "__init__.py")
+    spec = importlib.util.spec_from_file_location(
+        "launcher", path, submodule_search_locations=[folder]
+    )
+    assert spec and spec.loader
+    sys.modules["launcher"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    return importlib.import_module(name)

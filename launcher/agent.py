@@ -10,6 +10,7 @@ launcher that imports torch. Without a launcher to report to it is plain torchru
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -109,7 +110,8 @@ if __name__ == "__main__":
     # This folder's modules (errors, plan ...) must not stand in for anybody's.
     sys.path[:] = [path for path in sys.path if path != HERE]
     exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, closed
+            stream.flush()
     # All is done and told. Python itself would take torch apart first, for 0.5 s (torch 2.13).
     os._exit(exit_code)

@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             log(str(error))
             failure.write_failure(f"launcher: {error}\n", environ, quiet=True)
             exit_code = error.exit_code
+        # A stop that comes now comes too late; Python itself takes 10 ms more to end.
+        signals.ignore_stops()
         presence.ends(exit_code)
         return exit_code
 

@@ -10,7 +10,7 @@ can take a stop, stays connected until it ends, and says its exit code at the en
 - This process ends when the command and all launchers have ended, and reaps whatever the kernel
   gives PID 1 to reap.
 - Its exit code is the command's; where that is 1, what the toolkit makes of every failure, it is
-  the one that the launcher said.
+  the one that the last launcher said.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import contextlib
 import functools
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 
 from launcher import toolkit
@@ -30,7 +32,9 @@ from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, lo
 from launcher.options import INIT
 from launcher.signals import Signals, signal_name
 
-_TRAIN = "train"  # what SageMaker starts an image with: the toolkit's program
+_TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
+# Seconds that `train` has for its end, such as an upload, when a stop comes after the job's.
+_TO_FINISH = 10
 
 
 class Presence:
@@ -82,6 +86,7 @@ class _Init:
         self._last_word: int | None = None  # exit code of the last launcher to end
         self._stop_signal = 0
         self._failed_before_stop = False
+        self._deadline: float | None = None  # of `train`, when the job has ended and a stop came
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
         self._listener.setblocking(False)
@@ -102,12 +107,18 @@ class _Init:
         name = self._listener.getsockname()[1:].decode()
         self._start({**environ, INIT: name})
         while self._returncode is None or self._launchers:
-            for key, _ in self._selector.select():
+            timeout = self._deadline and max(0.0, self._deadline - time.monotonic())
+            for key, _ in self._selector.select(timeout):
                 key.data()
+            if self._deadline and time.monotonic() >= self._deadline:
+                self._deadline = None
+                self._end_command()
         if self._stop_signal:
             self._withdraw_failure()
         code = self._returncode if self._returncode >= 0 else 128 - self._returncode
-        return self._last_word if code == 1 and self._last_word else code
+        # The toolkit makes 1 of every failure, and 0 of a Ctrl-C that it hears, too.
+        told = code == 1 or (code == 0 and self._stop_signal)
+        return self._last_word if told and self._last_word else code
 
     def _start(self, environ: Mapping[str, str]) -> None:
         name = self._command[0]
@@ -115,10 +126,11 @@ class _Init:
             self._process = subprocess.Popen(self._command, env=environ)
         except FileNotFoundError:
             hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
-            raise LaunchError(
-                f"{name} is not there{hint if _is_train(self._command) else ''}.",
-                exit_code=EXIT_NOT_FOUND,
-            ) from None
+            if shutil.which(name):
+                hint = " in full: its first line names an interpreter that is not"
+            elif name != _TRAIN:
+                hint = ""
+            raise LaunchError(f"{name} is not there{hint}.", exit_code=EXIT_NOT_FOUND) from None
         except OSError as error:
             raise LaunchError(
                 f"cannot execute {name}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
@@ -137,6 +149,7 @@ class _Init:
                     continue
                 connection.setblocking(False)
                 self._launchers[connection] = pid
+                self._last_word = None  # of one before
                 self._selector.register(
                     connection, selectors.EVENT_READ, functools.partial(self._listen_to, connection)
                 )
@@ -183,11 +196,16 @@ class _Init:
         if self._launchers:
             for pid in self._launchers.values():
                 _send(pid, number)
-        elif self._last_word is not None and _is_train(self._command):
-            log(f"{signal_name(number)}: the job has ended, and {_TRAIN} is about to.")
-        elif self._returncode is None:
-            log(f"{signal_name(number)}: no launcher runs; ending {self._command[0]}.")
-            _send(self._process.pid, number)
+        elif self._last_word is not None and _is_train(self._command) and not self._deadline:
+            log(f"{signal_name(number)}: the job has ended; {_TRAIN} has {_TO_FINISH} s to finish.")
+            self._deadline = time.monotonic() + _TO_FINISH
+        else:
+            self._end_command()
+
+    def _end_command(self) -> None:
+        if self._returncode is None:
+            log(f"{signal_name(self._stop_signal)}: no launcher runs; ending {self._command[0]}.")
+            _send(self._process.pid, self._stop_signal)
 
     def _withdraw_failure(self) -> None:
         """Remove the failure file that the toolkit wrote because a launcher was stopped.
@@ -202,9 +220,10 @@ class _Init:
 
 
 def _is_train(command: Sequence[str]) -> bool:
-    return os.path.basename(command[0]) == _TRAIN
+    # SageMaker's word comes last, behind what an image has in front of it.
+    return os.path.basename(command[-1]) == _TRAIN
 
 
 def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(OSError):  # gone, or another user's
         os.kill(pid, number)

@@ -43,6 +43,12 @@ class Signals:
         self._reader.close()
         self._writer.close()
 
+    def ignore_stops(self) -> None:
+        """From now on until the process has ended, let no stop change how it ends."""
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+            self._handlers.pop(number, None)
+
     def fileno(self) -> int:
         """Return what a selector waits for."""
         return self._reader.fileno()

@@ -183,6 +183,34 @@ def test_what_the_launcher_said_stands_for_a_commands_1(init, stand_in, said, co
     assert host.wait() == code
 
 
+def test_what_an_earlier_launcher_said_is_not_a_later_ones(init, stand_in):
+    killed = f"{stand_in} & wait $!; exit 1"
+    host = init(f"{stand_in} 3; {killed}")
+    host.wait_for("a launcher is here", count=2)
+    for process in host.processes():
+        if process.cmdline()[1].endswith("stand_in.py"):
+            process.kill()
+    assert host.wait() == 1, host.log()
+
+
+def test_a_toolkit_that_hears_ctrl_c_itself_and_ends_with_0(init, stand_in):
+    host = init(f"{stand_in}; exit 0")
+    host.wait_for("a launcher is here")
+    host.signal(signal.SIGINT)
+    assert host.wait() == STOPPED, host.log()  # which is what the stand-in says
+
+
+def test_a_stop_at_the_very_end_of_a_launcher_changes_nothing(init, script):
+    """Python takes some 10 ms to end, with its own handlers, after the launcher has ended."""
+    late = script(
+        "import os, signal, atexit, sys\nsys.path.insert(0, os.environ['REPO'])\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "from launcher import cli\nsys.exit(cli.main(['--launcher-no-such', '1']))"
+    )
+    host = init(sys.executable, late, REPO=os.path.dirname(os.path.dirname(__file__)))
+    assert host.wait() == 2, host.log()
+
+
 def test_a_stop_while_train_only_finishes_is_not_passed_on(init, train, stand_in, base_dir):
     command = train(f"{stand_in} 0; echo finishing; sleep 1; echo finished; exit 0")
     host = init(command, SAGEMAKER_BASE_DIR=str(base_dir))
@@ -190,7 +218,16 @@ def test_a_stop_while_train_only_finishes_is_not_passed_on(init, train, stand_in
     host.signal(signal.SIGTERM)
     assert host.wait() == 0, host.log()
     assert "finished" in host.out
-    assert "the job has ended, and train is about to." in host.err
+    assert "the job has ended; train has 10 s to finish." in host.err
+
+
+def test_a_stop_is_passed_on_to_a_train_that_does_not_finish(init, train, stand_in, base_dir):
+    command = train(f"{stand_in} 0; echo more to do; exec sleep 60")
+    # As in an image that has more in front of `train`.
+    host = init("sh", "-c", 'exec "$0"', command, SAGEMAKER_BASE_DIR=str(base_dir))
+    host.wait_for("more to do")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == STOPPED, host.log()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +267,10 @@ def test_garbage_on_its_socket_changes_nothing(init):
     assert host.wait() == 1, host.log()
 
 
-def test_a_variable_that_outlived_its_init_costs_nothing(start):
-    host = start("--launcher-help-me", LAUNCHER_INIT="nobody-listens-here")
-    assert host.wait() == 2
-    assert "LAUNCHER_INIT is no option" not in host.err
+def test_a_variable_that_outlived_its_init_costs_nothing(start, script, pretend_torch):
+    script("")
+    pretend_torch("2.13.0")
+    dry_run = ("--train-script", "script.py", "--launcher-dry-run")
+    host = start(*dry_run, LAUNCHER_INIT="nobody-listens-here", LAUNCHER_TYPO="1")
+    assert host.wait() == 0
+    assert "LAUNCHER_TYPO is no option" in host.err and "LAUNCHER_INIT" not in host.err

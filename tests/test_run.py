@@ -94,6 +94,16 @@ def test_a_module(start, script, tmp_path):
     assert host.out == f"package.tool ['x'] {tmp_path}\n"
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_stream_costs_nothing(start, script, closed):
+    path = script("")
+    host = start(
+        "-c", f'exec "$@" {closed}', "sh", *LAUNCHER, "--train-script", path, command=["sh"]
+    )
+    assert host.wait() == 0, host.log()
+    assert host.failure is None
+
+
 def test_the_ranks_environment(start, script):
     names = "'SM_HP_X', 'MASTER_ADDR', 'OMP_NUM_THREADS', 'LAUNCHER_RUN_DIR', 'RANK'"
     path = script(f"import os; print([os.environ.get(name) for name in ({names})])")

@@ -30,6 +30,7 @@ with open(path + ".tmp", "w") as file:
 os.replace(path + ".tmp", path)
 # In one write: the image sets PYTHONUNBUFFERED, and then print() makes several.
 sys.stdout.write("saved " + json.dumps({"heard": heard, "saved": time.time()}) + "\\n")
+os._exit(0)  # Python takes torch apart for up to 2 s here, which is the script's own time
 """
 
 
@@ -58,9 +59,7 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
         for save in saves:
             assert len(save["heard"]) == 1, log
             assert save["heard"][0] - host.stop_sent < 1, log
-        # In AWS's way the toolkit has imported torch, too, and takes it apart at its end.
-        limit = 4 if how == AWS else 2
-        assert host.ended_at - max(save["saved"] for save in saves) < limit, log
+        assert host.ended_at - max(save["saved"] for save in saves) < 2, log
         assert host.wait() == STOPPED, log
         assert host.failure is None
         whole = [path.read_text() for path in (host.opt_ml / "model").iterdir()]
