@@ -96,10 +96,8 @@ def test_a_module(start, script, tmp_path):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
 def test_a_closed_stream_costs_nothing(start, script, closed):
-    path = script("")
-    host = start(
-        "-c", f'exec "$@" {closed}', "sh", *LAUNCHER, "--train-script", path, command=["sh"]
-    )
+    argv = [*LAUNCHER, "--train-script", script("")]
+    host = start("-c", f'exec "$@" {closed}', "sh", *argv, command=["sh"])
     assert host.wait() == 0, host.log()
     assert host.failure is None
 
