@@ -122,7 +122,7 @@ class Host:
 
     def processes(self) -> list[dict[str, str]]:
         """Return pid, stat and args of every process in the container."""
-        top = self._container.top(ps_args="-eo pid,stat,args")
+        top = self._container.top(ps_args="-eww -o pid,stat,args")
         return [dict(zip(("pid", "stat", "args"), row)) for row in top["Processes"]]
 
     def run(self, *command: str) -> str:
