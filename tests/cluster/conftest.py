@@ -45,9 +45,7 @@ AWS_IMAGE = f"""
 RUN pip install --no-deps sagemaker_pytorch_training==3.0.0
 RUN pip uninstall --yes sagemaker-torch-launcher && rm -r /opt/train_scripts
 RUN echo '{AWS_START}' > /usr/local/bin/start_with_right_hostname.sh
-ENV SAGEMAKER_BASE_DIR= LAUNCHER_SCRIPT_DIR= \\
-    SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main
-WORKDIR /
+ENV LAUNCHER_SCRIPT_DIR= SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main
 ENTRYPOINT ["bash", "-m", "start_with_right_hostname.sh"]
 """
 
