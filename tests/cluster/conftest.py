@@ -33,7 +33,7 @@ def image(base) -> str:
 
 @pytest.fixture
 def job(client, image, tmp_path) -> Iterator[Job]:
-    """A job without hosts yet. Whatever happens, its containers and its network are removed."""
+    """A job without hosts yet. At its end its containers and its network are removed."""
     job = Job(client, image, tmp_path / "hosts")
     yield job
     job.remove()

@@ -36,7 +36,7 @@ def running_engine() -> Iterator[docker.DockerClient]:
     if not shutil.which("dockerd") or os.geteuid() != 0:
         raise RuntimeError(
             "no container engine answers; start one, or run the tests as root with dockerd "
-            "installed (tests/cluster/install-engine.sh), or leave these tests out: make test-fast"
+            "installed (tests/cluster/install-engine.sh), or make test-without-containers"
         )
     data = REPO / ".engine"  # images stay for the next time; `make clean` removes them
     data.mkdir(exist_ok=True)
