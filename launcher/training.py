@@ -31,11 +31,13 @@ def main() -> None:
     program = env.user_entry_point
     args = env.to_cmd_args()
     env_vars = env.to_env_vars()
-    how = _LauncherRunner(program, args, env_vars, 1)
+    if program and not {"train-script", "train-module"} & set(env.hyperparameters):
+        launch = ["--train-script", program, *args]
+    else:
+        launch = args
+    how = _LauncherRunner(program, launch, env_vars, 1)
     if program and (not program.endswith(".py") or program.endswith("launcher/__main__.py")):
         how = runner.ProcessRunnerType
-    elif program and not {"train-script", "train-module"} & set(env.hyperparameters):
-        how = _LauncherRunner(program, ["--train-script", program, *args], env_vars, 1)
     entry_point.run(
         uri=env.module_dir,
         # Any name of a script has requirements.txt and setup.py installed.
