@@ -11,7 +11,8 @@ script=${1:-$here/train_scripts/train_ddp.py}
 
 # Two of these at once must not meet each other.
 : "${LAUNCHER_RDZV_PORT:=$((20000 + $$ % 9000))}" "${LAUNCHER_START_TIMEOUT:=60}"
-export LAUNCHER_RDZV_PORT LAUNCHER_START_TIMEOUT
+: "${LAUNCHER_PEER_PORT:=$((LAUNCHER_RDZV_PORT + 1))}"
+export LAUNCHER_RDZV_PORT LAUNCHER_PEER_PORT LAUNCHER_START_TIMEOUT
 
 launchers=
 for host in 127.0.0.1 127.0.0.2; do

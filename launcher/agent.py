@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -70,6 +71,15 @@ def run(run_dir: str | None) -> None:
         # It makes MASTER_ADDR of what the host calls itself, which other hosts may not be able
         # to resolve; 2.5 is the first to take --local-addr, as the launcher passes it.
         socket.getfqdn = lambda name="": parsed.local_addr
+    exit_barrier = os.environ.get("LAUNCHER_EXIT_BARRIER")
+    if exit_barrier:
+        # torchrun waits 300 s at its end for hosts that still train, then takes the store away
+        # from them. There is no option; this is the agent's own parameter.
+        from torch.distributed.launcher import api
+
+        api.LocalElasticAgent = functools.partial(
+            api.LocalElasticAgent, exit_barrier_timeout=float(exit_barrier)
+        )
     torchrun.run(parsed)
 
 

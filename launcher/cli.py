@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import json
 import os
@@ -10,12 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher import failure, init, options, supervise, toolkit
-from launcher.cluster import read_cluster
+from launcher import failure, init, options, peers, supervise, toolkit
+from launcher.cluster import Cluster, read_cluster
 from launcher.errors import LaunchError, log
 from launcher.failure import Outcome
 from launcher.machine import interface_of, read_machine
 from launcher.options import Options
+from launcher.peers import Verdict
 from launcher.plan import LaunchPlan, make_plan
 from launcher.signals import Signals, signal_name
 
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
-    started = prepare(argv, environ)
+    started = prepare(argv, environ, signals)
     if started is None:
         return 0
     plan, chosen = started
@@ -65,13 +67,21 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     if stops:
         log(f"{signal_name(stops[0])} before anything was started.")
         return 128 + stops[0]
-    return report(supervise.run(plan, environ, signals), plan, environ)
+    if plan.cluster.nnodes == 1 or not chosen.peers:
+        return report(supervise.run(plan, environ, signals), plan, environ)
+    with peers.join(plan.cluster, chosen.peer_port, chosen.start_timeout, plan.alike) as channel:
+        channel.roll_call(signals)
+        outcome = supervise.run(plan, environ, signals, channel) if channel.go else None
+        return report(outcome, plan, environ, channel.verdict)
 
 
-def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan, Options] | None:
+def prepare(
+    argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
+) -> tuple[LaunchPlan, Options] | None:
     """Return what to start and how; None where this host takes no part in the job.
 
-    Raises LaunchError for whatever a person has to mend first.
+    Raises LaunchError for whatever a person has to mend first. With signals to wait for it
+    tells the other hosts before, which would wait for this one.
     """
     _refuse_nesting(environ)
     try:
@@ -97,7 +107,6 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
         files = toolkit.read_config(environ)
         groups = toolkit.instance_groups(files.resource_config) if files else {}
         seen["SM_INSTANCE_GROUPS_DICT"] = json.dumps(groups)
-    chosen = _located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
     try:
         cluster = read_cluster(seen, chosen.instance_groups)
     except LaunchError as error:
@@ -110,6 +119,26 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
             f"{', '.join(chosen.instance_groups)}; nothing to do here."
         )
         return None
+    try:
+        chosen = _located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
+        plan = _planned(chosen, cluster, environ, made)
+    except LaunchError as error:
+        if signals and cluster.nnodes > 1 and chosen.peers and not chosen.dry_run:
+            # This mistake is what counts, not one in telling it.
+            with contextlib.suppress(LaunchError):
+                peers.tell_mistake(cluster, chosen.peer_port, error, signals)
+        raise
+    # Said only now: a mistake is to be the one line that people see.
+    for variable in chosen.unknown_twins:
+        log(f"warning: {variable} is no option of the launcher; see --launcher-help.")
+    if "SM_HOSTS" not in seen:
+        log("neither SM_HOSTS nor config files are there: this host is alone.")
+    return plan, chosen
+
+
+def _planned(
+    chosen: Options, cluster: Cluster, environ: Mapping[str, str], made: Mapping[str, str]
+) -> LaunchPlan:
     if chosen.log_dir and not chosen.dry_run:
         try:
             os.makedirs(chosen.log_dir, exist_ok=True)
@@ -121,13 +150,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
     machine = read_machine()
     if cluster.nnodes > 1 and cluster.network_interface_name not in machine.interfaces:
         machine = machine._replace(own_interface=interface_of(cluster.current_host))
-    plan = make_plan(chosen, cluster, machine, environ, added=added)
-    # Said only now: a mistake is to be the one line that people see.
-    for variable in chosen.unknown_twins:
-        log(f"warning: {variable} is no option of the launcher; see --launcher-help.")
-    if "SM_HOSTS" not in seen:
-        log("neither SM_HOSTS nor config files are there: this host is alone.")
-    return plan, chosen
+    return make_plan(chosen, cluster, machine, environ, added=added)
 
 
 def _refuse_nesting(environ: Mapping[str, str]) -> None:
@@ -190,16 +213,28 @@ def _is_module(name: str) -> bool:
     return path is None or _is_module(f"{name}.__main__")
 
 
-def report(outcome: Outcome, plan: LaunchPlan, environ: Mapping[str, str]) -> int:
-    """Say how the job ended on this host, for people and for SageMaker; return the exit code."""
+def report(
+    outcome: Outcome | None,
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    verdict: Verdict | None = None,
+) -> int:
+    """Say how the job ended, for people and for SageMaker; return the exit code.
+
+    The verdict is that of all hosts, where they talk; the outcome is what happened on this one,
+    if torchrun was started.
+    """
     host = plan.cluster.current_host
-    if outcome.exit_code == 0:
-        log(f"{host}: every rank succeeded, {outcome.seconds:.0f} s after start.")
-    elif outcome.stop_signal:
-        log(f"{host}: stopped by {signal_name(outcome.stop_signal)}.")
-    else:
+    if verdict is None:
+        assert outcome
         text = failure.failure_text(outcome, plan.cluster, plan.rdzv_endpoint)
-        for line in text.splitlines()[:2]:
+        verdict = Verdict(outcome.exit_code, text, outcome.stop_signal)
+    if verdict.exit_code == 0 and outcome:
+        log(f"{host}: every rank succeeded, {outcome.seconds:.0f} s after start.")
+    elif verdict.stop_signal:
+        log(f"{host}: stopped by {signal_name(verdict.stop_signal)}.")
+    else:
+        for line in verdict.text.splitlines()[:2]:
             log(line)
-        failure.write_failure(text, environ)
-    return outcome.exit_code
+        failure.write_failure(verdict.text, environ)
+    return verdict.exit_code

@@ -51,6 +51,7 @@ class RankFailure(NamedTuple):
     frames: str = ""
     time: float = math.inf
     said: bool = False
+    oom: str = ""  # whether the kernel counted a kill for want of memory, after a SIGKILL
 
     @property
     def is_secondary(self) -> bool:
@@ -67,7 +68,8 @@ class RankFailure(NamedTuple):
         if message:
             return f"{who} exited: {message}"
         if self.exit_code < 0:
-            return f"{who} was killed by {signal_name(-self.exit_code)}"
+            why = f"; {self.oom}" if self.oom else ""
+            return f"{who} was killed by {signal_name(-self.exit_code)}{why}"
         return f"{who} ended with exit code {self.exit_code}"
 
 

@@ -177,6 +177,24 @@ def cgroup_cpus(root: str = "") -> float | None:
     return min(quotas, default=None)
 
 
+def oom_kills(root: str = "") -> dict[str, int]:
+    """Return how often the kernel has killed for want of memory, by whose limit it was.
+
+    Of this process's memory cgroup, v2 memory.events or v1 memory.oom_control, and of the whole
+    machine, /proc/vmstat (kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+    """
+    kills = {}
+    for where, path in (
+        ("the memory cgroup", "/sys/fs/cgroup/memory.events"),
+        ("the memory cgroup", "/sys/fs/cgroup/memory/memory.oom_control"),
+        ("the machine", "/proc/vmstat"),
+    ):
+        match = re.search(r"^oom_kill (\d+)$", _text(root + path), re.MULTILINE)
+        if match:
+            kills[where] = int(match[1])
+    return kills
+
+
 def network_interfaces() -> frozenset[str]:
     """Return the names of this host's network interfaces."""
     try:

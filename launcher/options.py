@@ -20,6 +20,8 @@ PREFIX = "--launcher-"
 # Variables of the launcher's own, not options: supervise.py's for its children, and init.py's.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 INIT = "LAUNCHER_INIT"
+EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
+OWN = (RUN_DIR, INIT, EXIT_BARRIER)
 _SWITCHES = {"true": True, "false": False}
 
 
@@ -138,10 +140,10 @@ OPTIONS = {
         _MEET,
         "PORT",
         whole(1, 65535),
-        "port of the launchers' own channel on the first host (reserved: not opened yet)",
+        "port of the launchers' own channel on the first host",
     ),
     "peers": Option(
-        _MEET, "true|false", _switch, "the channel between hosts (reserved: no effect yet)"
+        _MEET, "true|false", _switch, "the channel between hosts; off: plain torchrun behaviour"
     ),
     "start_timeout": Option(
         _MEET, "SECONDS", whole(1, 86400), "how long hosts may be missing before the job fails"
@@ -196,7 +198,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     for variable, text in sorted(environ.items()):
         if variable in twins and text:
             values[twins[variable]] = _value(twins[variable], text, variable)
-        elif variable.startswith("LAUNCHER_") and variable not in (*twins, RUN_DIR, INIT):
+        elif variable.startswith("LAUNCHER_") and variable not in (*twins, *OWN):
             unknown.append(variable)
 
     target = {"--train-script": "", "--train-module": ""}

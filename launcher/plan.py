@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from launcher import __version__
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
 from launcher.machine import Machine
@@ -38,6 +39,7 @@ class LaunchPlan(NamedTuple):
     grace: int  # seconds that a stop leaves the ranks
     failure_grace: int  # seconds that a failed rank leaves the others
     remarks: tuple[str, ...]  # for the log: what was decided, and why
+    alike: Mapping[str, Any] = {}  # what has to be the same on every host, in words for a message
 
     def summary(self) -> str:
         """Return the line that says who does what: the order of hosts is that of their ranks."""
@@ -144,6 +146,12 @@ def make_plan(
         grace=grace,
         failure_grace=options.failure_grace,
         remarks=tuple(remarks),
+        alike={
+            "version of the launcher": __version__,
+            "version of torch": ".".join(map(str, machine.torch_version)),
+            "script": " ".join(script),
+            "script's arguments": list(options.script_args),
+        },
     )
     _check_text(plan)
     return plan

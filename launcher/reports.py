@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 
 from launcher.errors import LaunchError, log
 from launcher.failure import RankFailure
+from launcher.machine import oom_kills
 
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less than 10,000
 
@@ -59,6 +61,7 @@ class Reports:
         self._reported: list[RankFailure] = []
         self._gone: dict[int, float] = {}
         self._started = time.monotonic()
+        self._oom_kills = oom_kills()
         self._selector = selector
         self._tell = listener
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -132,8 +135,17 @@ class Reports:
         self._tell.on_end(rank)
 
     def _note(self, rank: Rank, **how: Any) -> None:
+        if how["exit_code"] == -signal.SIGKILL:
+            how["oom"] = self._oom()
         rank.failure = RankFailure(rank.rank, rank.local_rank, time=self._now(), **how)
         self._tell.on_failure(rank, rank.failure)
+
+    def _oom(self) -> str:
+        """Say whose counter of kills for want of memory has moved since the start."""
+        for where, count in oom_kills().items():
+            if count > self._oom_kills.get(where, count):
+                return f"out of memory: {where} counted a kill (oom_kill)"
+        return "no kill for want of memory was counted"
 
     def _now(self) -> float:
         return time.monotonic() - self._started

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
-from launcher.failure import Outcome, RankFailure, in_order
-from launcher.options import RUN_DIR
+from launcher.failure import Outcome, RankFailure, failure_text, in_order
+from launcher.options import EXIT_BARRIER, RUN_DIR
+from launcher.peers import BROKEN, ECHO, OWN, Peers, Verdict
 from launcher.plan import LaunchPlan
 from launcher.reports import Rank, Reports
 from launcher.signals import Signals, signal_name
@@ -32,13 +33,15 @@ _MARGIN = 5
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def run(plan: LaunchPlan, environ: Mapping[str, str], signals: Signals) -> Outcome:
-    """Run this host's torchrun to its end.
+def run(
+    plan: LaunchPlan, environ: Mapping[str, str], signals: Signals, peers: Peers | None = None
+) -> Outcome:
+    """Run this host's torchrun to its end, and with peers until it is known how all hosts end.
 
     Raises LaunchError (exit code 126, 127 or 2) where it cannot be started.
     """
     with _run_dir(environ) as run_dir:
-        return _Supervisor(plan, signals).run(run_dir, environ)
+        return _Supervisor(plan, signals, peers).run(run_dir, environ)
 
 
 @contextlib.contextmanager
@@ -63,9 +66,11 @@ def _run_dir(environ: Mapping[str, str]) -> Iterator[str]:
 class _Supervisor:
     """The state of one run: what is known, and what is to be done by when."""
 
-    def __init__(self, plan: LaunchPlan, signals: Signals) -> None:
+    def __init__(self, plan: LaunchPlan, signals: Signals, peers: Peers | None) -> None:
         self._plan = plan
         self._signals = signals
+        self._peers = peers
+        self._judged = False  # the verdict of all hosts is known, and acted on
         self._host = plan.cluster.current_host
         self._selector = selectors.DefaultSelector()
         self._reports: Reports
@@ -76,6 +81,7 @@ class _Supervisor:
         self._noted: list[RankFailure] = []
         self._stop_signal = 0
         self._deadline: float | None = None  # when all that is left of the job is killed
+        self._interrupts: list[float] = []  # when SIGINT came
         self._ending = False  # by us, past torchrun: what ranks die of now is no cause
 
     def run(self, run_dir: str, environ: Mapping[str, str]) -> Outcome:
@@ -83,8 +89,14 @@ class _Supervisor:
         started = time.monotonic()
         self._reports = Reports(run_dir, self._selector, self)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        if self._peers:
+            self._selector.register(self._peers, selectors.EVENT_READ, lambda: None)
         try:
-            self._start({**environ, **self._plan.environment, RUN_DIR: run_dir})
+            environment = {**environ, **self._plan.environment, RUN_DIR: run_dir}
+            if self._peers:
+                # Nobody waits in vain for a host that still trains, however long it does.
+                environment.setdefault(EXIT_BARRIER, str(30 * 86400))
+            self._start(environment)
             while self._returncode is None:
                 self._wait(None)
                 if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -94,11 +106,18 @@ class _Supervisor:
                 pass  # what was said last is still to be heard
             self._ending = True
             self._sweep()
+            outcome = self._outcome(seconds)
+            if self._peers:
+                self._settle(outcome, self._peers)
+            return outcome
         finally:
             if self._agent is not None and self._returncode is None:
                 self._kill()  # something went wrong in here, which must not leave a job behind
             self._reports.close()
             self._selector.close()
+
+    def _outcome(self, seconds: float) -> Outcome:
+        assert self._returncode is not None
         return Outcome(
             returncode=self._returncode,
             failures=in_order(self._noted, self._reports.reported()),
@@ -126,9 +145,17 @@ class _Supervisor:
         """Act on what happens within timeout seconds (None: until the deadline)."""
         if timeout is None and self._deadline is not None:
             timeout = max(0.0, self._deadline - time.monotonic())
+        due = self._peers.timeout() if self._peers else None
+        if due is not None:
+            timeout = due if timeout is None else min(due, timeout)
         events = self._selector.select(timeout)
         for key, _ in events:
             key.data()
+        if self._peers:
+            self._peers.act()
+            if self._peers.verdict and not self._judged:
+                self._judged = True
+                self._on_verdict(self._peers.verdict)
         return bool(events)
 
     def _in(self, seconds: float) -> float:
@@ -141,11 +168,26 @@ class _Supervisor:
             if number == signal.SIGCHLD:
                 self._reap()
             elif self._stop_signal:
-                log(f"{signal_name(number)} again; the ranks keep their time to save.")
-            elif self._noted or self._returncode is not None:
+                self._again(number)
+            elif self._peers and self._returncode == 0 and not self._judged:
+                log(f"{signal_name(number)} while the other hosts go on: stopping them.")
+                self._peers.stop(number)
+            elif self._noted or self._judged or self._returncode is not None:
                 log(f"{signal_name(number)}; the job is ending already.")
             else:
                 self._stop(number)
+
+    def _again(self, number: int) -> None:
+        """Stay with the grace of the first stop, but for a person who presses Ctrl-C on and on."""
+        now = time.monotonic()
+        if number == signal.SIGINT:
+            self._interrupts = [at for at in self._interrupts if now - at < 2] + [now]
+        if number != signal.SIGINT or len(self._interrupts) < 3 or self._returncode is not None:
+            log(f"{signal_name(number)} again; the ranks keep their time to save.")
+        elif not self._ending:
+            log("SIGINT for the third time within 2 s: killing the job at once.")
+            self._ending = True
+            self._kill()
 
     def _reap(self) -> bool:
         """Take in ended children, adopted ones too; tell whether there are any left."""
@@ -168,6 +210,9 @@ class _Supervisor:
         grace = self._plan.grace
         log(f"{signal_name(number)}: stopping; the ranks of {self._host} have {grace} s to save.")
         self._stop_signal = number
+        self._interrupts = [time.monotonic()] if number == signal.SIGINT else []
+        if self._peers:
+            self._peers.stop(number)
         # Where no rank runs there is nothing to wait for: torchrun may be in its exit barrier,
         # which takes no notice of signals for 300 s.
         self._deadline = self._in((grace if self._reports.alive else 0) + _MARGIN)
@@ -190,7 +235,7 @@ class _Supervisor:
         headline = failure.headline(self._host)
         # How torchrun ends the ranks that it restarts, on all hosts when one of another failed.
         restarting = rank.max_restarts > 0 and failure.exit_code == -signal.SIGTERM
-        if self._ending:
+        if self._ending or (self._judged and not self._stop_signal):
             return
         if self._stop_signal:
             if failure.exit_code not in (-self._stop_signal, 128 + self._stop_signal):
@@ -199,6 +244,8 @@ class _Supervisor:
             log(f"{headline}; torchrun restarts it.")
         elif not restarting:
             self._noted.append(failure)
+            if self._peers and self._peers.verdict is None:
+                self._tell(Outcome(1, (failure,), seconds=failure.time), self._peers)
             if self._deadline is None:
                 self._deadline = self._in(self._plan.failure_grace)  # to be gone itself
 
@@ -206,6 +253,39 @@ class _Supervisor:
         """Give the others their time from now on: only now torchrun tells them to end."""
         if rank.failure in self._noted[:1] and not self._ending:
             self._deadline = self._in(self._plan.failure_grace)
+
+    # Other hosts
+
+    def _tell(self, outcome: Outcome, peers: Peers) -> None:
+        """Make a case of how this host failed."""
+        kind = BROKEN
+        if outcome.failures:
+            kind = ECHO if outcome.failures[0].is_secondary else OWN
+        text = failure_text(outcome, self._plan.cluster, self._plan.rdzv_endpoint)
+        peers.case(kind, outcome.exit_code, text)
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        """End as all hosts do, if that is not what this one is doing already."""
+        if self._returncode is not None or self._agent is None or verdict.exit_code == 0:
+            return
+        if verdict.stop_signal:
+            if not self._stop_signal:
+                self._stop(verdict.stop_signal)
+        elif not self._noted and not self._stop_signal:
+            log(f"ending the ranks of {self._host}: {verdict.text.partition(chr(10))[0]}")
+            alive = self._reports.alive
+            self._deadline = self._in(self._plan.failure_grace if alive else 0)
+            os.kill(self._agent.pid, signal.SIGTERM)
+
+    def _settle(self, outcome: Outcome, peers: Peers) -> None:
+        """Wait until it is known how all hosts end: those that succeed leave together."""
+        if outcome.returncode == 0:
+            peers.done()
+        elif not self._stop_signal and peers.verdict is None:
+            self._tell(outcome, peers)
+        self._deadline = None
+        while peers.verdict is None:
+            self._wait(None)
 
     # The end
 

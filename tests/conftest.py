@@ -164,7 +164,7 @@ def start_two(start) -> Iterator:
             "SM_HOSTS": '["127.0.0.1", "127.0.0.2"]',
             "SM_NUM_GPUS": "0",
             "TRAINING_JOB_NAME": "two-hosts",
-            "LAUNCHER_RDZV_PORT": str(free_port()),
+            **ports(),
             **environment,
         }
         first, second = (
@@ -186,6 +186,13 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+def ports() -> dict[str, str]:
+    """Return variables with free ports for a job of several hosts."""
+    first = free_port()
+    second = next(port for port in iter(free_port, None) if port != first)
+    return {"LAUNCHER_RDZV_PORT": str(first), "LAUNCHER_PEER_PORT": str(second)}
 
 
 @pytest.fixture

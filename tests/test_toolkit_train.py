@@ -17,7 +17,7 @@ def train(start, tmp_path):
     """Run `train` as two hosts, with a source folder that holds the launcher and a script."""
 
     def train(script: Path, **hyperparameters: object):
-        port, hosts = free_port(), []
+        port, peer_port, hosts = free_port(), free_port(), []
         for name in ("127.0.0.1", "127.0.0.2"):
             base = tmp_path / "ml" / name
             for folder in ("input/config", "output", "model", "source"):
@@ -36,6 +36,7 @@ def train(start, tmp_path):
                         "train-script": "script.py",
                         "launcher-nproc-per-node": 2,
                         "launcher-rdzv-port": port,
+                        "launcher-peer-port": peer_port,
                         "sagemaker_program": "launcher/__main__.py",
                         "sagemaker_submit_directory": str(base / "source"),
                         **hyperparameters,

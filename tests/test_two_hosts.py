@@ -1,9 +1,11 @@
 """Two launchers as two hosts of one job, on loopback addresses, with real torch."""
 
 import json
+import signal
+import time
 
 import pytest
-from conftest import TRAIN_DDP, free_port
+from conftest import TRAIN_DDP, poll, ports
 
 pytestmark = pytest.mark.torch
 
@@ -94,7 +96,7 @@ def test_an_empty_job_name_does_not_keep_hosts_apart(start_two, script, tmp_path
 
 
 def test_hosts_with_different_numbers_of_processes(start, script, tmp_path):
-    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "LAUNCHER_RDZV_PORT": str(free_port())}
+    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', **ports()}
     hosts = [
         start(
             *("--train-script", script(LEAVE_A_FILE)),
@@ -109,14 +111,14 @@ def test_hosts_with_different_numbers_of_processes(start, script, tmp_path):
 def test_only_the_chosen_instance_group_takes_part(start, script, tmp_path):
     groups = {"data": {"hosts": ["127.0.0.1"]}, "train": {"hosts": ["127.0.0.2", "127.0.0.3"]}}
     names = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    port = str(free_port())
+    common = ports()
     hosts = [
         start(
             *("--train-script", script(LEAVE_A_FILE), "--launcher-instance-groups", "train"),
             SM_HOSTS=json.dumps(names),
             SM_CURRENT_HOST=name,
             SM_INSTANCE_GROUPS_DICT=json.dumps(groups),
-            LAUNCHER_RDZV_PORT=port,
+            **common,
         )
         for name in names
     ]
@@ -130,7 +132,7 @@ def test_images_without_the_toolkit(start, script, tmp_path):
         LEAVE_A_FILE + "open(name, 'a').write(' ' + os.environ['SM_HP_EPOCHS'])\n"
         "import sys; print(sys.argv[1:])"
     )
-    port, hosts = free_port(), []
+    (port, peer_port), hosts = ports().values(), []
     for name in ("127.0.0.1", "127.0.0.2"):
         folder = tmp_path / name / "input" / "config"
         folder.mkdir(parents=True)
@@ -138,7 +140,8 @@ def test_images_without_the_toolkit(start, script, tmp_path):
             "resourceconfig": {"current_host": name, "hosts": ["127.0.0.1", "127.0.0.2"]},
             "hyperparameters": {
                 "train-script": json.dumps(str(path)),
-                "launcher-rdzv-port": str(port),
+                "launcher-rdzv-port": port,
+                "launcher-peer-port": peer_port,
                 "epochs": "3",
                 "sagemaker_region": '"x"',
             },
@@ -177,3 +180,136 @@ def test_a_restart_for_another_hosts_sake_is_no_failure(start_two, script):
     assert first.wait() == 0, first.log() + second.log()
     assert second.wait() == 0, second.log()
     assert first.out == second.out == "round 0\nround 1\nround 2\n"
+
+
+FAIL_ON = """
+import os, sys, time
+print("runs", flush=True)
+if os.environ["RANK"] == sys.argv[1]:
+    time.sleep(0.5)
+    exec(sys.argv[2])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("raise ValueError('loss is nan')", 1, "failed with ValueError: loss is nan"),
+        ("sys.exit(3)", 3, "ended with exit code 3"),
+        ("os.kill(os.getpid(), 11)", 139, "was killed by SIGSEGV (signal 11)"),
+    ],
+)
+def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script, rank, what, code, said):
+    hosts = start_two("--train-script", script(FAIL_ON), *TWO_RANKS, str(rank), what)
+    texts = set()
+    for host in hosts:
+        assert host.wait(60) == code, host.log()
+        texts.add(host.failure)
+        assert host.leftovers() == []
+    (text,) = texts
+    failed = f"127.0.0.{rank // 2 + 1}, rank {rank} (local rank {rank % 2}) {said}\n"
+    assert text.startswith(failed)
+    assert f"ending the ranks of 127.0.0.{2 - rank // 2}: {failed}" in "".join(h.err for h in hosts)
+
+
+def test_the_other_host_has_its_failure_grace(start_two, script):
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('hears', flush=True))\n"
+    path = script(deaf + FAIL_ON)
+    options = ("--launcher-failure-grace", "2")
+    first, second = start_two("--train-script", path, *options, "1", "sys.exit(3)")
+    assert (first.wait(60), second.wait(60)) == (3, 3), first.log()
+    assert "hears" in first.out and "time is up" in first.err
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_launcher_that_is_killed_is_a_host_that_is_lost(start_two, script, lost):
+    hosts = start_two("--train-script", script(FAIL_ON), "9", "")
+    for host in hosts:
+        host.wait_for("runs")
+    hosts[lost].signal(signal.SIGKILL)
+    left = hosts[1 - lost]
+    assert left.wait(60) == 69, left.log()
+    assert left.failure.startswith(
+        f"{hosts[lost].name} was lost: its launcher ended without a word\n"
+    )
+    assert left.leftovers() == []
+    poll(lambda: not hosts[lost].processes())
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_stop_on_one_host_stops_both(start_two, script, told):
+    hosts = start_two("--train-script", script(FAIL_ON), "9", "")
+    for host in hosts:
+        host.wait_for("runs")
+    hosts[told].signal(signal.SIGTERM)
+    for host in hosts:
+        assert host.wait(60) == 143, host.log()
+        assert host.failure is None
+        assert "SIGTERM (signal 15): stopping; the ranks of" in host.err
+
+
+def test_hosts_that_succeed_leave_together(start_two, script):
+    late = "import os, time\nif os.environ['RANK'] == '1': time.sleep(4)\n"
+    path = script(late + "print('through', flush=True)")
+    first, second = start_two("--train-script", path)
+    first.wait_for("through")
+    assert "through" not in second.out
+    succeed(first, second)
+    assert "through" in second.out
+
+
+def test_a_stop_while_one_host_waits_for_the_other(start_two, script):
+    late = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n"
+    path = script("print('runs', flush=True)\n" + late)
+    first, second = start_two("--train-script", path)
+    second.wait_for("runs")
+    first.wait_for("runs")
+    first.signal(signal.SIGTERM)
+    assert (first.wait(60), second.wait(60)) == (143, 143), first.log() + second.log()
+
+
+def test_a_missing_host_is_named(start_two, script):
+    three = '["127.0.0.1", "127.0.0.2", "127.0.0.3"]'
+    options = ("--launcher-start-timeout", "3")
+    hosts = start_two("--train-script", script(""), *options, SM_HOSTS=three)
+    for host in hosts:
+        assert host.wait(60) == 69, host.log()
+        assert host.failure.startswith("127.0.0.3 (its name resolves) did not arrive within 3 s\n")
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_mistake_on_one_host_ends_both(start, script, host):
+    names = ("127.0.0.1", "127.0.0.2")
+    common = {"SM_HOSTS": json.dumps(names)}
+    common |= ports()
+    scripts = [script(""), script("")]
+    scripts[host] = "no-such.py"
+    hosts = []
+    for i in (host, 1 - host):  # the other one starts a second later
+        hosts.append(start("--train-script", scripts[i], SM_CURRENT_HOST=names[i], **common))
+        time.sleep(1)
+    for end in hosts:
+        assert end.wait(60) == 2, end.log()
+        assert "--train-script no-such.py: there is" in end.failure
+
+
+def test_arguments_that_differ_end_both(start, script):
+    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]'}
+    common |= ports()
+    hosts = [
+        start("--train-script", script(""), "--lr", lr, SM_CURRENT_HOST=name, **common)
+        for name, lr in (("127.0.0.1", "0.1"), ("127.0.0.2", "0.2"))
+    ]
+    for host in hosts:
+        assert host.wait(60) == 2, host.log()
+        assert host.failure == (
+            "launcher: 127.0.0.1 and 127.0.0.2 differ in their script's arguments: "
+            "['--lr', '0.1'] and ['--lr', '0.2']; expected the same on every host.\n"
+        )
+
+
+def test_without_peers_no_port_is_opened(start_two, script, tmp_path):
+    hosts = start_two("--train-script", script(LEAVE_A_FILE), "--launcher-peers", "false")
+    succeed(*hosts)
