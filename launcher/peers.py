@@ -7,6 +7,7 @@ which decides for all. What is said is lines of JSON, each at most 64 KiB, in th
     {"hello": {"job", "host", "hosts", "alike"}}
                                                   {"welcome": true}   counted; wait for the others
                                                   {"refused": why}    not of this job; hangs up
+                                                  {"missing": [...]}  who is not here, every 30 s
                                                   {"go": true}        all are here: start torchrun
     {"case": {...}}    what failed here
     {"stop": 15}       a person or SageMaker stops this host
@@ -48,6 +49,7 @@ _TO_GREET = 4  # to say hello, and to be welcomed
 _TO_TELL = 3  # for a host that cannot start, to tell the others
 _ROLL_EVERY = 30  # between two lines on who is missing
 _RETRY = 0.1  # between two tries to reach the first host
+_NAME_RETRY = 1  # between two tries to resolve the first host's own name
 # Kinds of cases, the better first, and how long each waits for a better one.
 OWN, LOST, BROKEN, ECHO = range(4)
 _PATIENCE = (0.3, 0.5, 1.0, 1.5)
@@ -207,20 +209,32 @@ class FirstHost(Peers):
         self._done: set[str] = set()
         self._cases: list[tuple[int, Verdict]] = []
         self._decide_at = math.inf
+        self._listener: socket.socket | None = None
+        self._listen_at = 0.0
+        self._listen()
+
+    def _listen(self) -> None:
+        """Listen on this host's own address; if its name has none yet, again in a second."""
         try:
-            self._listener = socket.create_server((self._me, port), backlog=128)
+            self._listener = socket.create_server((self._me, self._port), backlog=128)
+        except socket.gaierror:
+            self._listen_at = time.monotonic() + _NAME_RETRY
         except OSError as error:
             raise LaunchError(
-                f"{self._me} cannot listen on port {port} for the launchers of the other hosts "
-                f"({error.strerror}); choose another with {flag('peer_port')}, on every host alike."
+                f"{self._me} cannot listen on port {self._port} for the launchers of the other "
+                f"hosts ({error.strerror}); choose another with {flag('peer_port')}, on every "
+                "host alike."
             ) from None
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        else:
+            self._listen_at = math.inf
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._hear(self._me, message)
 
     def _accept(self) -> None:
+        assert self._listener
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
@@ -323,7 +337,7 @@ class FirstHost(Peers):
             wire.say(message)
 
     def _times(self) -> list[float]:
-        undecided = [] if self.verdict else [self._decide_at]
+        undecided = [] if self.verdict else [self._decide_at, self._listen_at]
         return [*super()._times(), *self._strangers.values(), *undecided]
 
     def _tick(self, now: float) -> None:
@@ -333,21 +347,27 @@ class FirstHost(Peers):
                 del self._strangers[wire]
         if self.verdict:
             return
+        if now >= self._listen_at:
+            self._listen()
         if now >= self._decide_at:
             self._decide(min(self._cases, key=lambda case: case[0])[1])
         elif not self.go:
             missing = [host for host in self._hosts[1:] if host not in self._wires]
+            if not self._listener:
+                missing = [self._me]  # it has no address for the others to come to
             if now >= self._start_deadline:
                 names = ", ".join(f"{host} ({_resolves(host)})" for host in missing)
                 self._decide(self._lost(names, f"did not arrive within {self._start_timeout} s"))
             elif now >= self._roll_at:
                 self._roll_at = now + _ROLL_EVERY
-                threading.Thread(target=_log_missing, args=(missing,), daemon=True).start()
+                self._tell_all({"missing": missing})
+                _log_missing(missing)
 
     def close(self) -> None:
         for wire in [*self._wires.values(), *self._strangers]:
             wire.close("the job has ended")
-        self._listener.close()
+        if self._listener:
+            self._listener.close()
         super().close()
 
 
@@ -405,22 +425,27 @@ class OtherHost(Peers):
 
     def _on_wire(self, wire: _Wire) -> None:
         for message in wire.read():
-            if "welcome" in message:
-                self._welcome = True
-                self._greet_by = math.inf
-            elif "refused" in message:
-                raise LaunchError(
-                    f"the launcher of {self._first} refused {self._me}: {message['refused']}."
-                )
-            elif "go" in message and self._welcome:
-                self.go = True
-            elif "verdict" in message and self.verdict is None:
-                with contextlib.suppress(TypeError, ValueError):
-                    self.verdict = Verdict(**message["verdict"])
+            with contextlib.suppress(TypeError, ValueError):
+                self._heed(message)
         if wire.closed_by and self.verdict is None:
             if not self._welcome:
                 raise self._no_launcher()
             self.verdict = self._lost(self._first, f"was lost: {wire.closed_by}")
+
+    def _heed(self, message: Mapping[str, Any]) -> None:
+        if "welcome" in message:
+            self._welcome = True
+            self._greet_by = math.inf
+        elif "refused" in message:
+            raise LaunchError(
+                f"the launcher of {self._first} refused {self._me}: {message['refused']}."
+            )
+        elif "missing" in message:
+            _log_missing([short(host, 60) for host in message["missing"]])
+        elif "go" in message and self._welcome:
+            self.go = True
+        elif "verdict" in message and self.verdict is None:
+            self.verdict = Verdict(**message["verdict"])
 
     def _no_launcher(self) -> LaunchError:
         return LaunchError(
@@ -430,24 +455,20 @@ class OtherHost(Peers):
         )
 
     def _times(self) -> list[float]:
-        return [] if self.verdict else [*super()._times(), self._greet_by]
+        """Once welcome, the first host is the one to lose patience."""
+        return [] if self.verdict or self._welcome else [*super()._times(), self._greet_by]
 
     def _tick(self, now: float) -> None:
-        if self.verdict:
+        if self.verdict or self._welcome:
             return
         if now >= self._greet_by:
             raise self._no_launcher()
-        if not self.go and now >= self._start_deadline:
-            if self._welcome:  # it is about to say who is missing
-                self._started += 2
-                self._greet_by = math.inf
-                return
+        if now >= self._start_deadline:
             how = f"did not arrive within {self._start_timeout} s ({self._trouble})"
             self.verdict = self._lost(self._first, how)
-        elif not self.go and now >= self._roll_at:
+        elif now >= self._roll_at:
             self._roll_at = now + _ROLL_EVERY
-            what = "the other hosts" if self._welcome else f"{self._first} ({self._trouble})"
-            log(f"waiting for {what}.")
+            log(f"waiting for {self._first} ({self._trouble}).")
 
     def close(self) -> None:
         self._over.set()
@@ -531,4 +552,8 @@ def _resolves(host: str) -> str:
 
 def _log_missing(hosts: Sequence[str]) -> None:
     """Log who is missing; in a thread, since looking up a name can take seconds."""
-    log(f"waiting for {', '.join(f'{host} ({_resolves(host)})' for host in hosts)}.")
+
+    def look_up() -> None:
+        log(f"waiting for {', '.join(f'{host} ({_resolves(host)})' for host in hosts)}.")
+
+    threading.Thread(target=look_up, daemon=True).start()

@@ -105,8 +105,10 @@ class _Supervisor:
             while self._wait(0):
                 pass  # what was said last is still to be heard
             self._ending = True
-            self._sweep()
             outcome = self._outcome(seconds)
+            if self._peers and outcome.returncode and not self._stop_signal:
+                self._tell(outcome, self._peers)
+            self._sweep()
             if self._peers:
                 self._settle(outcome, self._peers)
             return outcome
@@ -251,8 +253,12 @@ class _Supervisor:
 
     def on_end(self, rank: Rank) -> None:
         """Give the others their time from now on: only now torchrun tells them to end."""
-        if rank.failure in self._noted[:1] and not self._ending:
+        if self._ending:
+            return
+        if rank.failure in self._noted[:1]:
             self._deadline = self._in(self._plan.failure_grace)
+        elif self._stop_signal and not self._reports.alive:
+            self._deadline = self._in(_MARGIN)  # torchrun may have missed the stop meanwhile
 
     # Other hosts
 
@@ -281,8 +287,6 @@ class _Supervisor:
         """Wait until it is known how all hosts end: those that succeed leave together."""
         if outcome.returncode == 0:
             peers.done()
-        elif not self._stop_signal and peers.verdict is None:
-            self._tell(outcome, peers)
         self._deadline = None
         while peers.verdict is None:
             self._wait(None)
