@@ -48,9 +48,13 @@ class Host:
 
     def lose_its_name(self) -> None:
         """Have the host call itself what nothing resolves, as an own image's does on SageMaker."""
-        script = "hostname nobody-knows-me || exit 98; getent hosts $(hostname) && exit 99; "
-        script += 'exec sm-launch init "$@"'
-        self.options.update(entrypoint=["sh", "-c", script, "sh"], cap_add=["SYS_ADMIN"])
+        self.will_first("hostname nobody-knows-me || exit 98; getent hosts $(hostname) && exit 99")
+        self.options["cap_add"] = ["SYS_ADMIN"]
+
+    def will_first(self, script: str) -> None:
+        """Have the container run some shell script before its launcher."""
+        script += '\nexec sm-launch init "$@"'
+        self.options["entrypoint"] = ["sh", "-c", script, "sh"]
 
     def write_config(self) -> None:
         """Write the files that SageMaker writes; the SDK has encoded hyperparameters as JSON."""
@@ -104,6 +108,16 @@ class Host:
         """Lose the host without a word."""
         self._container.kill("SIGKILL")
 
+    def send(self, number: int, to: str = "") -> None:
+        """Send a signal to PID 1, or to processes with an argument that ends so."""
+        if not to:
+            self._container.kill(number)
+            return
+        script = "import psutil, sys\nfor process in psutil.process_iter():\n"
+        script += "    if any(arg.endswith(sys.argv[1]) for arg in process.cmdline()):\n"
+        script += "        process != psutil.Process() and process.send_signal(int(sys.argv[2]))"
+        self.run("python3", "-c", script, to, str(number))
+
     def cut_off(self) -> None:
         """Cut the host off its network, without a word; it runs on."""
         self._network.disconnect(self._container, force=True)
@@ -130,6 +144,11 @@ class Host:
         code, output = self._container.exec_run(list(command))
         assert code == 0, output
         return output.decode()
+
+    def temporary_files(self) -> list[str]:
+        """Return what was made in /tmp and is still there."""
+        changed = [change["Path"] for change in self._container.diff() or ()]
+        return [path for path in changed if path.startswith("/tmp/")]
 
     @property
     def failure(self) -> str | None:

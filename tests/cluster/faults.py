@@ -1,0 +1,176 @@
+"""What the fault matrix is made of: a job that runs until something befalls it, and its table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from cluster.hosts import ALONE, Host, Job
+
+# Whose jobs: MATRIX_OF. Only the first is held to anything; what becomes of the others is noted.
+OURS, TORCHRUN, TOOLKIT, SUBPROCESS = PEERS = ("launcher", "torchrun", "toolkit", "subprocess")
+_PATIENCE = 40  # seconds until a peer's host counts as one that never ends
+
+# Every rank says that it runs, and goes on until it is told to do its part of the plan.
+SCRIPT = """
+import os, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+step = lambda: time.sleep(0.02)
+if {training}:
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    step = lambda: (dist.all_reduce(torch.ones(1)), time.sleep(0.02))
+step()
+sys.stdout.write(f"rank {{rank}} runs\\n")
+sys.stdout.flush()
+while not os.path.exists("/opt/ml/input/now"):
+    step()
+exec({plan}.get(rank, "while True: step()"))
+"""
+
+# What people write who have no launcher: the entry point runs torchrun, and raises if it failed.
+RUN_TORCHRUN = """
+import os, subprocess, sys
+hosts = os.environ["SM_HOSTS"].strip("[]").replace('"', "").split(",")
+rank = hosts.index(os.environ["SM_CURRENT_HOST"])
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts))]
+torchrun += ["--node-rank", str(rank), "--nproc-per-node", "{ranks}", "--rdzv-backend", "c10d"]
+torchrun += ["--rdzv-endpoint", hosts[0] + ":29400", "--rdzv-id", "job", "script.py"]
+subprocess.run(torchrun, check=True)
+"""
+
+
+class Row(NamedTuple):
+    """One line of the table, as text."""
+
+    fault: str
+    exit_codes: str
+    bound: str
+    seconds: str
+    says: str
+
+
+class Fault:
+    """What befalls a job, from its preparation to its end."""
+
+    def __init__(self, job: Job, name: str, of: str, table: list[Row]):
+        self.job = job
+        self._name = name
+        self._of = of
+        self._table = table
+        self._ranks = 0
+        self._at = 0.0
+
+    def prepare(
+        self,
+        plan: Mapping[int, str] | None = None,
+        *,
+        training: bool = False,
+        ranks: int = 1,
+        hosts: int = 2,
+        how: str = ALONE,
+        **options: object,
+    ) -> None:
+        """Make a job whose ranks do what plan says, by rank, when they are told to.
+
+        training: they import torch, and go on with all-reduces until then.
+        """
+        self.job.add(*(f"algo-{number}" for number in range(1, hosts + 1)))
+        script = SCRIPT.format(training=training, plan=plan or {})
+        self._ranks = ranks
+        self.job.will_run(script, how, launcher_nproc_per_node=ranks, **options)
+        if self._of != OURS:
+            for host in self.job.values():
+                _have_run_by(self._of, host, script, ranks, hosts)
+
+    def start(self) -> None:
+        """Start the job; return when all ranks run."""
+        self.job.start()
+        for host in self.job.values():
+            host.wait_for(" runs\n", count=self._ranks)
+
+    def strike(self) -> None:
+        """Tell all ranks to do their part."""
+        for host in self.job.values():
+            host.write("input/now", "")
+        self.happens()
+
+    def happens(self) -> None:
+        """From now on the seconds count."""
+        self._at = time.time()
+
+    def ends(
+        self,
+        code: int,
+        says: str | None,
+        within: float,
+        *,
+        lost: tuple[str, ...] = (),
+        unwritten: tuple[str, ...] = (),
+        together: float = 0.0,
+    ) -> None:
+        """All hosts but those lost end with code, in time, with one text that begins so.
+
+        says: None if there is to be no failure file. within: seconds.
+        unwritten: hosts that cannot write theirs.
+        together: how many seconds hosts may end apart (0: not asked).
+        """
+        left = {name: host for name, host in self.job.items() if name not in lost}
+        if self._of != OURS:
+            self._note(left)
+            return
+        for host in left.values():
+            assert host.wait(self._at + within + 5 - time.time()) == code, self.job.logs()
+        ends = [host.ended_at for host in left.values()]
+        seconds = max(ends) - self._at
+        assert seconds < within, f"{seconds:.1f} s\n{self.job.logs()}"
+        assert not together or max(ends) - min(ends) < together, self.job.logs()
+        texts = {host.failure for name, host in left.items() if name not in unwritten}
+        assert len(texts) == 1, texts
+        (text,) = texts
+        assert (text is None) == (says is None), self.job.logs()
+        assert (text or "").startswith(says or ""), f"{text}\n{self.job.logs()}"
+        for host in left.values():
+            assert host.temporary_files() == []
+        first = text.splitlines()[0] if text else "no failure file"
+        self._table.append(Row(self._name, str(code), f"{within:g}", f"{seconds:.1f}", first))
+
+    def _note(self, hosts: Mapping[str, Host]) -> None:
+        """Write down how a peer's hosts end, or that they do not."""
+        codes, seconds, says = [], [], []
+        for host in hosts.values():
+            while host.running() and time.time() < self._at + _PATIENCE:
+                time.sleep(0.2)
+            if host.running():
+                codes.append("runs on")
+                seconds.append("")
+            else:
+                codes.append(str(host.wait()))
+                seconds.append(f"{host.ended_at - self._at:.1f}")
+            says.append((host.failure or "no failure file").splitlines()[0])
+        cells = ("; ".join(dict.fromkeys(cell)) for cell in (codes, seconds, says))
+        joined, took, said = cells
+        self._table.append(Row(self._name, joined, "", took, said))
+
+
+def _have_run_by(peer: str, host: Host, script: str, ranks: int, hosts: int) -> None:
+    """Have a peer run the script in place of the launcher."""
+    if peer == TORCHRUN:
+        host.options["entrypoint"] = ["python3", "-m", "torch.distributed.run"]
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "algo-1:29400"]
+        size = ["--nnodes", str(hosts), "--nproc-per-node", str(ranks)]
+        host.write("code/script.py", script)
+        host.command = [*size, *rendezvous, "--rdzv-id", "job", "/opt/ml/code/script.py"]
+        return
+    host.command = ["train"]
+    host.write("source/script.py", script)
+    host.write("source/entry.py", RUN_TORCHRUN.format(ranks=ranks))
+    host.options["entrypoint"] = []
+    host.environment["SAGEMAKER_TRAINING_MODULE"] = "sagemaker_pytorch_container.training:main"
+    host.hyperparameters = {"sagemaker_submit_directory": "/opt/ml/source"}
+    if peer == TOOLKIT:
+        host.hyperparameters["sagemaker_program"] = "script.py"
+        host.hyperparameters["sagemaker_torch_distributed_enabled"] = True
+    else:
+        host.hyperparameters["sagemaker_program"] = "entry.py"
