@@ -71,7 +71,10 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
         return report(supervise.run(plan, environ, signals), plan, environ)
     with peers.join(plan.cluster, chosen.peer_port, chosen.start_timeout, plan.alike) as channel:
         channel.roll_call(signals)
-        outcome = supervise.run(plan, environ, signals, channel) if channel.go else None
+        try:
+            outcome = supervise.run(plan, environ, signals, channel) if channel.go else None
+        except LaunchError as error:
+            raise channel.tell(error, signals) from None
         return report(outcome, plan, environ, channel.verdict)
 
 
@@ -126,8 +129,8 @@ def prepare(
         if signals and cluster.nnodes > 1 and chosen.peers and not chosen.dry_run:
             # This mistake is what counts, not one in telling it.
             with contextlib.suppress(LaunchError):
-                peers.tell_mistake(cluster, chosen.peer_port, error, signals)
-        raise
+                error = peers.tell_mistake(cluster, chosen.peer_port, error, signals)
+        raise error from None
     # Said only now: a mistake is to be the one line that people see.
     for variable in chosen.unknown_twins:
         log(f"warning: {variable} is no option of the launcher; see --launcher-help.")

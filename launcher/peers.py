@@ -28,8 +28,10 @@ host waits a moment for a better one than it has.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
+import os
 import selectors
 import signal
 import socket
@@ -49,7 +51,7 @@ _TO_GREET = 4  # to say hello, and to be welcomed
 _TO_TELL = 3  # for a host that cannot start, to tell the others
 _ROLL_EVERY = 30  # between two lines on who is missing
 _RETRY = 0.1  # between two tries to reach the first host
-_NAME_RETRY = 1  # between two tries to resolve the first host's own name
+_LISTEN_RETRY = 1  # between two tries of the first host to listen
 # Kinds of cases, the better first, and how long each waits for a better one.
 OWN, LOST, BROKEN, ECHO = range(4)
 _PATIENCE = (0.3, 0.5, 1.0, 1.5)
@@ -68,26 +70,26 @@ def join(cluster: Cluster, port: int, start_timeout: int, alike: Mapping[str, An
 
     `alike` maps what has to agree between hosts, in words for a message, to its values here.
     Use it in a `with` statement, and call `roll_call` next.
-    Raises LaunchError where the first host cannot listen on the port (exit code 2).
+    Raises LaunchError where the first host cannot listen (exit code 2).
     """
     kind = FirstHost if cluster.node_rank == 0 else OtherHost
     return kind(cluster, port, start_timeout, alike)
 
 
-def tell_mistake(cluster: Cluster, port: int, error: LaunchError, signals: Signals) -> None:
-    """Tell the other hosts of a mistake on this one, for at most 3 s, so that they end, too.
+def tell_mistake(cluster: Cluster, port: int, error: LaunchError, signals: Signals) -> LaunchError:
+    """Tell the other hosts of a mistake on this one, as `Peers.tell` does.
 
     Raises LaunchError where the first host cannot listen, or refuses this one.
     """
     with join(cluster, port, 2 * _TO_TELL, {}) as channel:
-        channel.case(OWN, error.exit_code, f"{cluster.current_host}: {error}\n")
-        channel.wait_until_told(signals, _TO_TELL)
+        return channel.tell(error, signals)
 
 
 class Peers:
     """One launcher's end of the channel. A selector can wait for it; then `act` is due.
 
-    Attributes: `go`, all hosts are here; `verdict`, how the job ends, once that is known.
+    Attributes: `go`, all hosts are here; `verdict`, how the job ends, once that is known;
+    `store_is_lost`, the first host is lost, and torchrun's store with it.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Peers:
     ) -> None:
         self.go = False
         self.verdict: Verdict | None = None
+        self.store_is_lost = False
         self._me = cluster.current_host
         self._hosts = cluster.hosts
         self._first = cluster.hosts[0]
@@ -130,19 +133,27 @@ class Peers:
     def roll_call(self, signals: Signals) -> None:
         """Wait until all hosts are here (`go`), or it is clear that they will not be (`verdict`).
 
-        Raises LaunchError where the first host's launcher refuses this host, or something else
-        answers in its place.
+        Raises LaunchError where the first host cannot listen on its port for 3 s, its launcher
+        refuses this host, or something else answers in its place.
         """
         while not self.go and self.verdict is None:
             self._wait(signals, self.timeout())
 
-    def wait_until_told(self, signals: Signals, seconds: float) -> None:
-        """Wait until every other host has heard the verdict, at most for some seconds."""
-        until = time.monotonic() + seconds
+    def tell(self, error: LaunchError, signals: Signals) -> LaunchError:
+        """Tell the other hosts, for at most 3 s, of a mistake on this one, so that they end, too.
+
+        Returns what all hosts are to end with.
+        """
+        self.case(OWN, error.exit_code, f"launcher: {self._me}: {error}\n")
+        until = time.monotonic() + _TO_TELL
         while not self._all_know() and time.monotonic() < until:
             left = max(0.0, until - time.monotonic())
             due = self.timeout()
             self._wait(signals, left if due is None else min(due, left))
+        if self.verdict and self.verdict.text:
+            text = self.verdict.text.removeprefix("launcher: ").rstrip()
+            return LaunchError(text, exit_code=self.verdict.exit_code)
+        return LaunchError(f"{self._me}: {error}", exit_code=error.exit_code)
 
     def _wait(self, signals: Signals, timeout: float | None) -> None:
         with selectors.DefaultSelector() as selector:
@@ -214,21 +225,27 @@ class FirstHost(Peers):
         self._listen()
 
     def _listen(self) -> None:
-        """Listen on this host's own address; if its name has none yet, again in a second."""
+        """Listen on this host's own address; again in a second where that may yet work."""
+        now = time.monotonic()
+        self._listen_at = now + _LISTEN_RETRY
         try:
-            self._listener = socket.create_server((self._me, self._port), backlog=128)
-        except socket.gaierror:
-            self._listen_at = time.monotonic() + _NAME_RETRY
+            address = socket.gethostbyname(self._me)
+        except (OSError, UnicodeError):
+            return  # a name may take its time to get an address
+        try:
+            self._listener = socket.create_server((address, self._port), backlog=128)
         except OSError as error:
+            # The others are to meet whoever listens there, before this host is gone.
+            if error.errno == errno.EADDRINUSE and now < self._started + _TO_TELL:
+                return
             raise LaunchError(
                 f"{self._me} cannot listen on port {self._port} for the launchers of the other "
-                f"hosts ({error.strerror}); choose another with {flag('peer_port')}, on every "
-                "host alike."
+                f"hosts ({os.strerror(error.errno or 0)}); choose another with "
+                f"{flag('peer_port')}, on every host alike."
             ) from None
-        else:
-            self._listen_at = math.inf
-            self._listener.setblocking(False)
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listen_at = math.inf
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._hear(self._me, message)
@@ -431,6 +448,7 @@ class OtherHost(Peers):
             if not self._welcome:
                 raise self._no_launcher()
             self.verdict = self._lost(self._first, f"was lost: {wire.closed_by}")
+            self.store_is_lost = True
 
     def _heed(self, message: Mapping[str, Any]) -> None:
         if "welcome" in message:

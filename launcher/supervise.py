@@ -281,7 +281,9 @@ class _Supervisor:
             log(f"ending the ranks of {self._host}: {verdict.text.partition(chr(10))[0]}")
             alive = self._reports.alive
             self._deadline = self._in(self._plan.failure_grace if alive else 0)
-            os.kill(self._agent.pid, signal.SIGTERM)
+            # Whose store is gone waits for it and may hear nothing; _sweep tells its ranks.
+            lost = self._peers and self._peers.store_is_lost
+            os.kill(self._agent.pid, signal.SIGKILL if lost else signal.SIGTERM)
 
     def _settle(self, outcome: Outcome, peers: Peers) -> None:
         """Wait until it is known how all hosts end: those that succeed leave together."""

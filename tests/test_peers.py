@@ -43,10 +43,12 @@ class Job:
     def all_go(self):
         self.wait(lambda: all(end.go for end in self.ends.values()))
 
-    def verdicts(self):
+    def verdicts(self, alike=True):
+        """Wait for a verdict everywhere; return it, or the first host's."""
         self.wait(lambda: all(end.verdict for end in self.ends.values()))
-        (verdict,) = {end.verdict for end in self.ends.values()}
-        return verdict
+        verdicts = [end.verdict for end in self.ends.values()]
+        assert not alike or set(verdicts) == {verdicts[0]}
+        return verdicts[0]
 
     def stranger(self, data=b""):
         connection = socket.create_connection((self.hosts[0], self.port), 5)
@@ -255,10 +257,28 @@ def test_a_port_that_is_taken_on_the_first_host(job):
     with socket.create_server((HOSTS[0], job.port)):
         with pytest.raises(LaunchError, match=r"cannot listen on port \d+ .*--launcher-peer-port"):
             job.join(HOSTS[0])
+            job.wait(lambda: False)
+        del job.ends[HOSTS[0]]
         job.join(HOSTS[1])
         with pytest.raises(LaunchError, match="is not this job's launcher") as raised:
             job.wait(lambda: False)
         assert raised.value.exit_code == 69
+
+
+def test_a_port_that_is_free_in_a_moment(job):
+    with socket.create_server((HOSTS[0], job.port)):
+        job.join(HOSTS[0])
+    job.join(*HOSTS[1:])
+    job.all_go()
+
+
+def test_a_first_host_whose_own_name_does_not_resolve(job):
+    job.hosts = ("no-such-name.invalid", HOSTS[1])
+    job.join(timeout=2)
+    verdict = job.verdicts(alike=False)
+    assert verdict.exit_code == 69
+    first = "no-such-name.invalid (its name does not resolve) did not arrive within 2 s\n"
+    assert verdict.text.startswith(first)
 
 
 def test_the_channel_listens_on_the_hosts_own_address_alone(job):

@@ -98,14 +98,13 @@ def test_a_rank_of_16_hosts_raises(fault):
 
 
 def test_a_rank_fails_once_and_is_restarted(fault):
-    again = "sys.exit(0 if os.environ['TORCHELASTIC_RESTART_COUNT'] != '0' else 3)"
-    wait = "sys.exit(0) if os.environ['TORCHELASTIC_RESTART_COUNT'] != '0' else time.sleep(600)"
-    fault.prepare({0: wait, 1: again}, launcher_max_restarts=2)
+    once = "again = os.path.exists('/opt/ml/input/again')\nopen('/opt/ml/input/again', 'w')\n"
+    plan = {0: once + "again or time.sleep(600)", 1: once + "sys.exit(0 if again else 3)"}
+    fault.prepare(plan, launcher_max_restarts=2)
     fault.start()
     fault.strike()
-    fault.ends(0, None, 60)
-    if fault.job.logs().count("torchrun restarts it") != 1:
-        raise AssertionError(fault.job.logs())
+    fault.ends(0, None, 30)
+    assert fault.job.logs().count("torchrun restarts it") == 1
 
 
 # torchrun, a launcher, a host, or the network fails
@@ -226,25 +225,35 @@ def test_the_script_is_missing(fault, host):
     (fault.job[host].opt_ml / "code" / "script.py").unlink()
     fault.job.start()
     fault.happens()
-    fault.ends(2, "launcher: ", 5)
-    assert "--train-script script.py: there is neither" in fault.job["algo-1"].failure
+    fault.ends(2, f"launcher: {host}: --train-script script.py: there is neither ", 5)
 
 
-TAKE = "python3 -c 'import socket, time; s = socket.create_server((\"\", {})); time.sleep(600)' &"
+def take_port(host, port):
+    """Have something else listen on a port of that host."""
+    listen = f'import socket, time; s = socket.create_server(("", {port})); time.sleep(600)'
+    host.will_first(f"python3 -c '{listen}' & sleep 1")
 
 
 @ours_alone
-@pytest.mark.parametrize(("port", "option"), [(29400, "rdzv"), (29401, "peer")])
-def test_a_port_is_taken(fault, port, option):
+def test_the_rendezvous_port_is_taken(fault):
     fault.prepare()
-    fault.job["algo-1"].will_first(TAKE.format(port) + "")
-    fault.job.start("algo-1")
-    time.sleep(1)
-    fault.happens()
+    take_port(fault.job["algo-1"], 29400)
     fault.job.start()
-    fault.ends(2, "launcher: ", 5)
-    text = fault.job["algo-2"].failure
-    assert str(port) in text and f"--launcher-{option}-port" in text
+    fault.happens()
+    fault.ends(69, "algo-1: the rendezvous port of algo-1:29400 is taken on this host; choose", 5)
+    assert "--launcher-rdzv-port" in fault.job["algo-2"].failure
+
+
+@ours_alone
+def test_the_peer_port_is_taken(fault):
+    fault.prepare()
+    take_port(fault.job["algo-1"], 29401)
+    fault.job.start()
+    fault.happens()
+    fault.ends(2, "launcher: algo-1 cannot listen on port 29401 for ", 5, lost=("algo-2",))
+    fault.ends(69, "launcher: what answers on port 29401 of algo-1 ", 5, lost=("algo-1",))
+    for host in fault.job.values():
+        assert "choose another with --launcher-peer-port" in host.failure
 
 
 # A stop
