@@ -241,7 +241,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         )
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
-    options = Options(
+    return Options(
         **values,
         train_script=script,
         train_module=module,
@@ -249,12 +249,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         given=frozenset(values),
         unknown_twins=tuple(unknown),
     )
-    if options.rdzv_port == options.peer_port:
-        raise LaunchError(
-            f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
-            "expected two different ports."
-        )
-    return options
 
 
 def _field(name: str) -> str:

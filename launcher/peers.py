@@ -459,7 +459,7 @@ class OtherHost(Peers):
                 f"the launcher of {self._first} refused {self._me}: {message['refused']}."
             )
         elif "missing" in message:
-            _log_missing([short(host, 60) for host in message["missing"]])
+            _log_missing([host for host in self._hosts if host in message["missing"]])
         elif "go" in message and self._welcome:
             self.go = True
         elif "verdict" in message and self.verdict is None:

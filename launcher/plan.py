@@ -76,6 +76,11 @@ def make_plan(
     """
     several = cluster.nnodes > 1
     _refuse_modes(options, environ, several=several)
+    if options.rdzv_port == options.peer_port:
+        raise LaunchError(
+            f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
+            "expected two different ports."
+        )
     nproc = _nproc_per_node(options, cluster, environ)
     # "localhost:0" is a free port of torchrun's own: two jobs on one machine do not collide.
     endpoint = f"{cluster.hosts[0]}:{options.rdzv_port}" if several else "localhost:0"

@@ -108,11 +108,6 @@ def test_an_unknown_option_suggests_a_known_one():
     assert "is no option" in refusal([*RUN, "--launcher-gra", "1"])  # no abbreviations
 
 
-def test_two_ports_alike():
-    message = refusal([*RUN, "--launcher-rdzv-port", "29401"])
-    assert "--launcher-rdzv-port and --launcher-peer-port are both 29401" in message
-
-
 def test_bools_as_flags():
     words = ["--a", "True", "--b", "False", "--c", "true", "--d", "false", "--e", "1", "True"]
     seen = parse([*RUN, "--launcher-bools", "flag", *words], {}).script_args

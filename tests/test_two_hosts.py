@@ -279,20 +279,27 @@ def test_a_missing_host_is_named(start_two, script):
         assert host.failure.startswith("127.0.0.3 (its name resolves) did not arrive within 3 s\n")
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_mistake_on_one_host_ends_both(start, script, host):
+@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("what", ["its script", "its ports"])
+def test_a_mistake_on_one_host_ends_both(start, script, wrong, what):
     names = ("127.0.0.1", "127.0.0.2")
-    common = {"SM_HOSTS": json.dumps(names)}
-    common |= ports()
-    scripts = [script(""), script("")]
-    scripts[host] = "no-such.py"
+    common = {"SM_HOSTS": json.dumps(names), **ports()}
+    paths, own = [script(""), script("")], [{}, {}]
+    if what == "its script":
+        paths[wrong] = "no-such.py"
+        says = "--train-script no-such.py: there is neither "
+    else:
+        port = common["LAUNCHER_PEER_PORT"]
+        own[wrong] = {"LAUNCHER_RDZV_PORT": port}
+        says = f"--launcher-rdzv-port and --launcher-peer-port are both {port}; "
     hosts = []
-    for i in (host, 1 - host):  # the other one starts a second later
-        hosts.append(start("--train-script", scripts[i], SM_CURRENT_HOST=names[i], **common))
+    for i in (wrong, 1 - wrong):  # the other one starts a second later
+        environ = {**common, "SM_CURRENT_HOST": names[i], **own[i]}
+        hosts.append(start("--train-script", paths[i], **environ))
         time.sleep(1)
-    for end in hosts:
-        assert end.wait(60) == 2, end.log()
-        assert "--train-script no-such.py: there is" in end.failure
+    for host in hosts:
+        assert host.wait(60) == 2, host.log()
+        assert host.failure.startswith(f"launcher: {names[wrong]}: {says}")
 
 
 def test_arguments_that_differ_end_both(start, script):
