@@ -11,7 +11,7 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo image test test-fast test-cluster test-without-containers test-compat check \
+.PHONY: demo image test test-fast test-cluster matrix test-without-containers test-compat check \
 	format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
@@ -55,6 +55,12 @@ test-cluster: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest tests/cluster
 
+# Jobs broken in every way, and how long their hosts took to end (docs/faults.md). MATRIX_OF=
+# torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
+matrix: $(WITH_TORCH) $(TO_TEST)
+	sh tests/cluster/install-engine.sh
+	$(BIN)/pytest tests/cluster/test_faults.py -p no:randomly
+
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster
 
@@ -73,9 +79,10 @@ format: $(TO_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# What the launcher costs over plain torchrun.
+# What the launcher costs over plain torchrun, and what the channel between hosts does.
 bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/peers.py
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest .engine build runs *.egg-info

@@ -55,7 +55,12 @@ class RankFailure(NamedTuple):
 
     @property
     def is_secondary(self) -> bool:
-        """Whether this reads like the echo of another rank's death."""
+        """Whether this reads like the echo of another rank's death.
+
+        NCCL's watchdog does so without an exception of Python's: it aborts the process.
+        """
+        if self.exit_code == -signal.SIGABRT and not self.said:
+            return True
         text = f"{self.exception}: {self.message}"
         return any(mark in text for mark in _SECONDARY)
 

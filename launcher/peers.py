@@ -46,6 +46,7 @@ from launcher.options import flag
 from launcher.signals import Signals
 
 _LINE_LIMIT = 1 << 16
+_TEXT_LIMIT = 1 << 12  # of what goes into a line, so that it stays within its own
 # All in seconds.
 _TO_GREET = 4  # to say hello, and to be welcomed
 _TO_TELL = 3  # for a host that cannot start, to tell the others
@@ -106,7 +107,7 @@ class Peers:
         self._started = time.monotonic()
         self._roll_at = self._started + _ROLL_EVERY
         self._job = cluster.job_name
-        self._alike = dict(alike)
+        self._alike = {what: _bounded(value) for what, value in alike.items()}
         self._selector = selectors.EpollSelector()
 
     def __enter__(self) -> Peers:
@@ -173,7 +174,7 @@ class Peers:
 
     def case(self, kind: int, exit_code: int, text: str) -> None:
         """Say that this host failed, so that the job does; text as in the failure file."""
-        self._say({"case": {"kind": kind, "exit_code": exit_code, "text": text}})
+        self._say({"case": {"kind": kind, "exit_code": exit_code, "text": text[:_TEXT_LIMIT]}})
 
     def stop(self, number: int) -> None:
         """Say that this host was told to stop: all are to."""
@@ -558,6 +559,16 @@ class _Wire:
             self.closed_by = why
             self._selector.unregister(self._socket)
             self._socket.close()
+
+
+def _bounded(value: Any) -> Any:
+    """Return a value to compare, or what tells it from others where it is long."""
+    text = json.dumps(value)
+    if len(text) <= _TEXT_LIMIT:
+        return value
+    import hashlib  # 3 ms that short values need not cost
+
+    return f"{text[:40]}... (SHA-256 {hashlib.sha256(text.encode()).hexdigest()})"
 
 
 def _resolves(host: str) -> str:

@@ -125,6 +125,17 @@ def test_success_is_known_when_all_have_succeeded(job):
     assert job.verdicts() == Verdict(0)
 
 
+def test_long_arguments_are_compared(job):
+    """SageMaker takes 100 hyperparameters of 2,500 characters each."""
+    long = ["x" * 2500] * 100
+    job.join(*HOSTS[:2], alike={"script's arguments": long})
+    job.join(HOSTS[2], alike={"script's arguments": [*long, "y"]})
+    first = job.verdicts().text.splitlines()[0]
+    assert job.verdicts().exit_code == 2
+    assert first.startswith("launcher: 127.0.0.1 and 127.0.0.3 differ in their script's arguments")
+    assert len(first) < 600
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_host_that_is_lost_is_named_by_all(job, host):
     job.join()
