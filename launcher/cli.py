@@ -151,7 +151,8 @@ def _planned(
             ) from None
     added = {name: value for name, value in made.items() if name not in environ}
     machine = read_machine()
-    if cluster.nnodes > 1 and cluster.network_interface_name not in machine.interfaces:
+    unknown = cluster.network_interface_name not in machine.interfaces
+    if cluster.nnodes > 1 and unknown and "GLOO_SOCKET_IFNAME" not in environ:
         machine = machine._replace(own_interface=interface_of(cluster.current_host))
     return make_plan(chosen, cluster, machine, environ, added=added)
 

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from launcher import toolkit
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
 from launcher.options import INIT
-from launcher.signals import Signals, signal_name
+from launcher.signals import Signals, reap, signal_name
 
 _TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
 # Seconds that `train` has for its end, such as an upload, when a stop comes after the job's.
@@ -179,14 +179,9 @@ class _Init:
 
     def _reap(self) -> None:
         """Take in ended children: the command, and the orphans that the kernel gave us."""
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self._process.pid:
-                    self._returncode = os.waitstatus_to_exitcode(status)
-                    self._process.returncode = self._returncode
+        ended, _ = reap()
+        if self._process.pid in ended:
+            self._returncode = self._process.returncode = ended[self._process.pid]
 
     def _stop(self, number: int) -> None:
         self._accept()  # one that has just come counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 
@@ -59,6 +60,22 @@ class Signals:
             return self._reader.recv(4096)
         except BlockingIOError:
             return b""
+
+
+def reap() -> tuple[dict[int, int], bool]:
+    """Take in ended children, adopted ones too.
+
+    Returns their exit codes by pid, negative for a signal, and whether there are any left.
+    """
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended, False
+        if pid == 0:
+            return ended, True
+        ended[pid] = os.waitstatus_to_exitcode(status)
 
 
 def signal_name(number: int) -> str:

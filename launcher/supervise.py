@@ -23,7 +23,7 @@ from launcher.options import EXIT_BARRIER, RUN_DIR
 from launcher.peers import BROKEN, ECHO, OWN, Peers, Verdict
 from launcher.plan import LaunchPlan
 from launcher.reports import Rank, Reports
-from launcher.signals import Signals, signal_name
+from launcher.signals import Signals, reap, signal_name
 
 if TYPE_CHECKING:
     import psutil
@@ -193,15 +193,10 @@ class _Supervisor:
 
     def _reap(self) -> bool:
         """Take in ended children, adopted ones too; tell whether there are any left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            if self._agent is not None and pid == self._agent.pid:
-                self._returncode = self._agent.returncode = os.waitstatus_to_exitcode(status)
+        ended, left = reap()
+        if self._agent is not None and self._agent.pid in ended:
+            self._returncode = self._agent.returncode = ended[self._agent.pid]
+        return left
 
     def _stop(self, number: int) -> None:
         """Pass a stop on to torchrun, which passes it on to each rank's process group.

@@ -338,14 +338,14 @@ def nodes_planned(argv, environ):
 def test_random_environments_and_arguments():
     seen = Counter()
 
-    @settings(SETTINGS, max_examples=5000)
+    @settings(SETTINGS, max_examples=1500)
     @given(argv=arguments(), environ=environs())
     def check(argv, environ):
         seen[nodes_planned(argv, environ)] += 1
 
     check()
     # It is no test if hardly anything is planned, or nothing refused.
-    assert seen[1] > 300 and seen[2] + seen[3] > 500 and seen[None] > 500, seen
+    assert seen[1] > 90 and seen[2] + seen[3] > 150 and seen[None] > 150, seen
 
 
 @settings(SETTINGS, max_examples=500)

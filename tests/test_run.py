@@ -355,13 +355,14 @@ def test_arguments_that_torchrun_does_not_take(start, script, arguments, says):
     assert "usage" not in host.err and host.out == ""
 
 
-def test_a_port_that_is_taken(start, script):
+def test_without_peers_a_port_that_is_taken(start, script):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         cluster = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.1"}
-        host = start("--train-script", script(""), "--launcher-rdzv-port", port, **cluster)
+        options = ("--launcher-rdzv-port", port, "--launcher-peers", "false")
+        host = start("--train-script", script(""), *options, **cluster)
         assert host.wait() == 69, host.log()
     assert host.failure.startswith(
         f"127.0.0.1: the rendezvous port of 127.0.0.1:{port} is taken on this host; "
@@ -369,9 +370,10 @@ def test_a_port_that_is_taken(start, script):
     )
 
 
-def test_a_host_that_never_comes(start, script):
+def test_without_peers_a_host_that_never_comes(start, script):
     cluster = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.1"}
     options = ("--launcher-start-timeout", "3", "--launcher-rdzv-port", free_port())
+    options += ("--launcher-peers", "false")
     host = start("--train-script", script(""), *options, **cluster)
     assert host.wait() == 69, host.log()
     assert host.failure.startswith("127.0.0.1: the hosts did not all meet at 127.0.0.1:")
@@ -462,11 +464,12 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start, script):
         assert host.leftovers() == [], host.log()
 
 
-def test_a_stop_while_the_first_host_is_missing(start, script):
+def test_without_peers_a_stop_while_the_first_host_is_missing(start, script):
     # torchrun waits for it in C++, where Python's own handlers do not run.
     cluster = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.2"}
     for number in (signal.SIGINT, signal.SIGTERM):
-        host = start("--train-script", script(""), "--launcher-rdzv-port", free_port(), **cluster)
+        options = ("--launcher-rdzv-port", free_port(), "--launcher-peers", "false")
+        host = start("--train-script", script(""), *options, **cluster)
         poll(lambda: "libtorch" in maps_of_agent(host), every=0.1)  # noqa: B023
         with pytest.raises(subprocess.TimeoutExpired):
             host.process.wait(2)

@@ -65,20 +65,6 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
         assert all(text.endswith("parameters\nend\n") for text in whole)
 
 
-@pytest.mark.parametrize("present", ["algo-1", "algo-2"])
-def test_a_stop_while_another_host_is_missing(job, present):
-    job.add("algo-1", "algo-2")
-    job.will_run("raise SystemExit('this must not be started')", ALONE)
-    job.start(present)
-    host = job[present]
-    host.wait_for("meet at algo-1:29400")
-    poll(lambda: any("agent.py" in process["args"] for process in host.processes()))
-    if present == "algo-1":  # torch is imported, and the store of the rendezvous open
-        poll(lambda: ":72D8 " in host.run("sh", "-c", "cat /proc/net/tcp*"))
-    host.stop()
-    assert_ended_within(host, 8)
-
-
 IMPORT_TORCH = """
 import sys
 class Tell:
