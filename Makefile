@@ -43,9 +43,10 @@ image:
 		--label org.opencontainers.image.version=$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
+# In two processes, one of which has the tests with containers: they mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-fast: $(TO_TEST)
 	$(BIN)/pytest -m "not torch"

@@ -66,7 +66,7 @@ def start(port: int, peers: bool, folder: Path) -> float:
     before = time.monotonic()
     with launched(2, port, peers, folder / "log") as procs:
         while not all(map(has_child, procs)):
-            time.sleep(0.001)
+            time.sleep(0.002)
         return 1000 * (time.monotonic() - before)
 
 

@@ -51,7 +51,8 @@ _TEXT_LIMIT = 1 << 12  # of what goes into a line, so that it stays within its o
 _TO_GREET = 4  # to say hello, and to be welcomed
 _TO_TELL = 3  # for a host that cannot start, to tell the others
 _ROLL_EVERY = 30  # between two lines on who is missing
-_RETRY = 0.1  # between two tries to reach the first host
+_RETRY = 0.02  # between two tries to reach the first host,
+_NAME_RETRY = 0.5  # and where its name does not resolve
 _LISTEN_RETRY = 1  # between two tries of the first host to listen
 # Kinds of cases, the better first, and how long each waits for a better one.
 OWN, LOST, BROKEN, ECHO = range(4)
@@ -418,7 +419,8 @@ class OtherHost(Peers):
                     return
                 except (OSError, UnicodeError) as error:
                     self._trouble = str(error)
-                    self._over.wait(_RETRY)
+                    nameless = isinstance(error, (socket.gaierror, UnicodeError))
+                    self._over.wait(_NAME_RETRY if nameless else _RETRY)
 
     def _on_connected(self) -> None:
         self._selector.unregister(self._bell)

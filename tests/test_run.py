@@ -430,6 +430,18 @@ def test_a_stop_reaches_every_rank_once_and_leaves_it_time(start, script, number
         assert "while stopping: localhost, rank 0 (local rank 0) ended with exit code 7" in host.err
 
 
+def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
+    host = start("--train-script", script(COUNT), "100", "0", *TWO_RANKS)
+    host.wait_for("ready", 2)
+    for _ in range(3):
+        host.signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert host.wait(20) == ended_by(signal.SIGINT), host.log()
+    assert "SIGINT for the third time within 2 s: killing the job at once." in host.err
+    assert "saved" not in host.out
+    assert host.leftovers() == []
+
+
 def test_ranks_that_ignore_a_stop_are_killed_when_the_grace_is_over(start, script):
     host = start("--train-script", script(COUNT), "100", "0", *TWO_RANKS, "--launcher-grace", "1")
     host.wait_for("ready", 2)

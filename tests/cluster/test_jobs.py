@@ -57,10 +57,9 @@ def test_two_hosts_of_two_ranks_train(job, how, request):
     assert {host.failure for host in job.values()} == {None}
 
 
-@pytest.mark.parametrize("listed", ["sorted", "unsorted"])
-def test_twelve_hosts_agree_on_their_order(job, listed):
+def test_twelve_hosts_agree_on_their_order(job):
     names = sorted(f"algo-{number}" for number in range(1, 13))
-    job.add(*(names if listed == "sorted" else names[::-1]))
+    job.add(*names[::-1])
     job.will_run(PLACE, ALONE)
     job.start()
     codes = job.wait(timeout=300)
@@ -87,7 +86,7 @@ def test_the_first_host_comes_late(job):
     job.will_run(ALL_REDUCE, ALONE)
     job.start("algo-2")
     job["algo-2"].wait_for("algo-2 is node 1 of 2")
-    time.sleep(20)
+    time.sleep(5)
     assert job["algo-2"].running(), job.logs()
     job.start()
     assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
