@@ -6,11 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import pytest
+
 from cluster.hosts import ALONE, Host, Job
 
 # Whose jobs: MATRIX_OF. Only the first is held to anything; what becomes of the others is noted.
 OURS, TORCHRUN, TOOLKIT, SUBPROCESS = PEERS = ("launcher", "torchrun", "toolkit", "subprocess")
-_PATIENCE = 40  # seconds until a peer's host counts as one that never ends
+_PATIENCE = 30  # seconds until a peer's host counts as one that never ends
 
 # Every rank says that it runs, and goes on until it is told to do its part of the plan.
 SCRIPT = """
@@ -119,7 +121,7 @@ class Fault:
         left = {name: host for name, host in self.job.items() if name not in lost}
         if self._of != OURS:
             self._note(left)
-            return
+            pytest.skip("a peer is held to nothing")
         for host in left.values():
             assert host.wait(self._at + within + 5 - time.time()) == code, self.job.logs()
         ends = [host.ended_at for host in left.values()]

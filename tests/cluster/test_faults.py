@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster.faults import OURS, Fault
+from cluster.faults import OURS, SUBPROCESS, TOOLKIT, Fault
 from cluster.hosts import TRAIN
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
@@ -27,10 +27,12 @@ LAST = "algo-2, rank 1 (local rank 0) "
 @pytest.fixture
 def fault(job, matrix_of, matrix, request):
     if matrix_of != OURS and request.node.get_closest_marker("ours_alone"):
-        pytest.skip("there is nothing like it in a peer")
+        pytest.skip("there is nothing like it in a peer, or nothing to see")
+    if matrix_of in (TOOLKIT, SUBPROCESS):
+        job.image = request.getfixturevalue("aws_image")
     name = request.node.originalname.removeprefix("test_").replace("_", " ")
     callspec = getattr(request.node, "callspec", None)
-    return Fault(job, f"{name} {callspec.id}" if callspec else name, matrix_of, matrix)
+    return Fault(job, f"{name}: {callspec.id}" if callspec else name, matrix_of, matrix)
 
 
 # A rank fails
@@ -89,6 +91,7 @@ def test_a_rank_fails_and_its_sibling(fault, sibling, within):
     fault.ends(1, "algo-2, rank 2 (local rank 0) failed with ValueError", within + 1)
 
 
+@ours_alone
 def test_a_rank_of_16_hosts_raises(fault):
     fault.prepare({7: RAISE}, hosts=16)
     fault.start()
@@ -97,6 +100,7 @@ def test_a_rank_of_16_hosts_raises(fault):
     fault.ends(1, f"{name}, rank 7 (local rank 0) failed with ValueError: loss is nan\n", 6)
 
 
+@ours_alone
 def test_a_rank_fails_once_and_is_restarted(fault):
     once = "again = os.path.exists('/opt/ml/input/again')\nopen('/opt/ml/input/again', 'w')\n"
     plan = {0: once + "again or time.sleep(600)", 1: once + "sys.exit(0 if again else 3)"}
@@ -180,6 +184,7 @@ def test_the_first_host_is_absent(fault):
     fault.ends(69, "algo-1 did not arrive within 5 s (", 8, lost=("algo-1",))
 
 
+@ours_alone
 def test_names_do_not_resolve_for_30_s_and_a_host_comes_60_s_late(fault):
     fault.prepare({0: "pass", 1: "pass", 2: "pass"}, hosts=3)
     for host in fault.job.values():
