@@ -55,11 +55,12 @@ class RankFailure(NamedTuple):
 
     @property
     def is_secondary(self) -> bool:
-        """Whether this reads like the echo of another rank's death.
+        """Whether this reads like the echo of something that failed before.
 
-        NCCL's watchdog does so without an exception of Python's: it aborts the process.
+        NCCL's watchdog aborts a process whose peer has died, and torchrun ends the ranks that it
+        cannot go on with by SIGTERM.
         """
-        if self.exit_code == -signal.SIGABRT and not self.said:
+        if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
             return True
         text = f"{self.exception}: {self.message}"
         return any(mark in text for mark in _SECONDARY)

@@ -120,9 +120,12 @@ class _Supervisor:
 
     def _outcome(self, seconds: float) -> Outcome:
         assert self._returncode is not None
+        failures = in_order(self._noted, self._reports.reported())
+        if self._reports.torchrun_error and all(f.exit_code == -signal.SIGTERM for f in failures):
+            failures = ()  # it ended them because it could not go on itself
         return Outcome(
             returncode=self._returncode,
-            failures=in_order(self._noted, self._reports.reported()),
+            failures=failures,
             stop_signal=self._stop_signal,
             torchrun_error=self._reports.torchrun_error,
             seconds=seconds,

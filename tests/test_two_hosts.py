@@ -4,6 +4,7 @@ import json
 import signal
 import time
 
+import psutil
 import pytest
 from conftest import TRAIN_DDP, poll, ports
 
@@ -256,8 +257,19 @@ def test_hosts_that_succeed_leave_together(start_two, script):
     first, second = start_two("--train-script", path)
     first.wait_for("through")
     assert "through" not in second.out
+    (agent,) = psutil.Process(first.process.pid).children()  # in torchrun's barrier at its end
+    assert agent.environ()["LAUNCHER_EXIT_BARRIER"] == "2592000"  # s; the next test shows why
     succeed(first, second)
     assert "through" in second.out
+
+
+def test_torchruns_barrier_if_it_is_short(start_two, script):
+    """What the 300 s of torchrun's own would do to a healthy host, and that they are changed."""
+    path = script("import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n")
+    hosts = start_two("--train-script", path, LAUNCHER_EXIT_BARRIER="2")
+    assert [host.wait(60) for host in hosts] == [69, 69], hosts[0].log() + hosts[1].log()
+    says = "127.0.0.2: the hosts did not all meet at 127.0.0.1:"
+    assert all(host.failure.startswith(says) for host in hosts), hosts[0].failure
 
 
 def test_a_stop_while_one_host_waits_for_the_other(start_two, script):
