@@ -61,6 +61,14 @@ def test_a_rank_fails_in_training(fault, plan, code, says):
     fault.ends(code, says, 3)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_raises_while_the_others_are_in_no_collective(fault, rank):
+    fault.prepare({rank: RAISE})
+    fault.start()
+    fault.strike()
+    fault.ends(1, (FIRST, LAST)[rank] + "failed with ValueError: loss is nan\n", 3)
+
+
 def test_a_rank_hits_the_memory_limit(fault):
     fault.prepare({1: "held = []\nwhile True: held.append(b'x' * (1 << 24))"})
     fault.job["algo-2"].options.update(mem_limit="1g", memswap_limit="1g")
@@ -292,6 +300,7 @@ def test_a_stop_of_all_hosts_and_a_rank_that_fails_while_it_saves(fault):
     assert "while stopping: " + LAST + "failed with ZeroDivisionError" in fault.job.logs()
 
 
+@ours_alone
 @algo_1_or_2
 def test_a_stop_while_another_host_is_missing(fault, host):
     fault.prepare()
