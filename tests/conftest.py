@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,11 +63,12 @@ class Host:
         self.name = name
         self.folder = folder
         (folder / "output").mkdir(parents=True)
-        (folder / "tmp").mkdir()
+        # A short name, which a socket can have in it; what a killed job leaves there goes in end().
+        self.tmp = tempfile.mkdtemp(prefix="host-")
         self.environment = {
             **os.environ,
             "SM_OUTPUT_DIR": str(folder / "output"),
-            "TMPDIR": str(folder / "tmp"),
+            "TMPDIR": self.tmp,
             "HOST_UNDER_TEST": str(folder),  # finds the processes of the job, wherever they went
             **environment,
         }
@@ -125,7 +128,7 @@ class Host:
 
     def leftovers(self) -> list[str]:
         """Return what the job left behind: processes and temporary files."""
-        files = [str(path) for path in (self.folder / "tmp").iterdir()]
+        files = os.listdir(self.tmp)
         # torch's own cache, made by its optimizers in the ranks and kept between runs
         files = [file for file in files if "torchinductor" not in file]
         return [str(process) for process in self.processes()] + files
@@ -137,6 +140,7 @@ class Host:
             except psutil.Error:
                 pass
         self.process.wait(10)
+        shutil.rmtree(self.tmp)
 
 
 @pytest.fixture

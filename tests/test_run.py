@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -46,7 +47,7 @@ ARGUMENTS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(arguments=ARGUMENTS)
-def test_any_arguments_go_through_torchruns_own_parser_unchanged(arguments):
+def test_any_arguments_go_through_torchruns_own_parser_unchanged(tmp_path, arguments):
     from torch.distributed.elastic.utils import macros
     from torch.distributed.run import config_from_args, parse_args
 
@@ -55,7 +56,8 @@ def test_any_arguments_go_through_torchruns_own_parser_unchanged(arguments):
     chosen = options.parse(["--train-script", "t.py", *arguments], {})
     machine = Machine(sys.executable, (2, 4), 1, frozenset(), efa=False)
     plan = make_plan(chosen, Cluster(("h",), "h", "j", 0, 0, ""), machine, {}, added={})
-    _, _, words = config_from_args(parse_args([*plan.argv[2:]]))
+    with mock.patch("tempfile.tempdir", str(tmp_path)):  # it makes a folder for logs
+        _, _, words = config_from_args(parse_args([*plan.argv[2:]]))
     # What the agent does with each rank's arguments before it starts it (_start_workers).
     assert macros.substitute(words, "0")[1:] == [RANK, "script", "t.py", *arguments]
 
