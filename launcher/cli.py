@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import json
 import os
@@ -52,8 +51,22 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return exit_code
 
 
+class _MistakeHere(LaunchError):
+    """One that the other hosts of the job need not have made: they are to hear of it."""
+
+    def __init__(self, error: LaunchError, cluster: Cluster, chosen: Options) -> None:
+        super().__init__(str(error), exit_code=error.exit_code)
+        self.cluster = cluster
+        self.chosen = chosen
+
+
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
-    started = prepare(argv, environ, signals)
+    try:
+        started = prepare(argv, environ)
+    except _MistakeHere as mistake:
+        if not _has_peers(mistake.cluster, mistake.chosen):
+            raise
+        return _run_with_peers(mistake.cluster, mistake.chosen, mistake, environ, signals)
     if started is None:
         return 0
     plan, chosen = started
@@ -63,28 +76,61 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
         # As bytes: arguments need not be text in this terminal's encoding.
         sys.stdout.buffer.write(os.fsencode(plan.command() + "\n"))
         return 0
+    if _has_peers(plan.cluster, chosen):
+        return _run_with_peers(plan.cluster, chosen, plan, environ, signals)
     stops = [number for number in signals.take() if number != signal.SIGCHLD]
     if stops:
         log(f"{signal_name(stops[0])} before anything was started.")
         return 128 + stops[0]
-    if plan.cluster.nnodes == 1 or not chosen.peers:
-        return report(supervise.run(plan, environ, signals), plan, environ)
-    with peers.join(plan.cluster, chosen.peer_port, chosen.start_timeout, plan.alike) as channel:
-        channel.roll_call(signals)
-        try:
-            outcome = supervise.run(plan, environ, signals, channel) if channel.go else None
-        except LaunchError as error:
-            raise channel.tell(error, signals) from None
-        return report(outcome, plan, environ, channel.verdict)
+    outcome = supervise.run(plan, environ, signals)
+    text = failure.failure_text(outcome, plan.cluster, plan.rdzv_endpoint)
+    verdict = Verdict(outcome.exit_code, text, outcome.stop_signal)
+    return report(verdict, outcome, plan.cluster, environ)
 
 
-def prepare(
-    argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
-) -> tuple[LaunchPlan, Options] | None:
+def _has_peers(cluster: Cluster, chosen: Options) -> bool:
+    return cluster.nnodes > 1 and chosen.peers and not chosen.dry_run
+
+
+def _run_with_peers(
+    cluster: Cluster,
+    chosen: Options,
+    plan: LaunchPlan | LaunchError,
+    environ: Mapping[str, str],
+    signals: Signals,
+) -> int:
+    """Start when all hosts do, and end as all do; an error in place of a plan is told to them."""
+    outcome = None
+    mistake = plan if isinstance(plan, LaunchError) else None
+    alike = {} if isinstance(plan, LaunchError) else plan.alike
+    verdict: Verdict | None = None
+    try:
+        with peers.join(cluster, chosen.peer_port, chosen.start_timeout, alike) as channel:
+            if not isinstance(plan, LaunchError):
+                channel.roll_call(signals)
+                if channel.go and channel.verdict is None:
+                    try:
+                        outcome = supervise.run(plan, environ, signals, channel)
+                    except LaunchError as error:
+                        mistake = error
+            if mistake:
+                text = f"launcher: {cluster.current_host}: {mistake}\n"
+                channel.case(peers.OWN, mistake.exit_code, text)
+                verdict = Verdict(mistake.exit_code, text)
+            channel.leave(signals)
+            verdict = channel.verdict or verdict
+    except LaunchError:
+        if not mistake:
+            raise
+        # This mistake is what counts, not one in telling it.
+    assert verdict
+    return report(verdict, outcome, cluster, environ)
+
+
+def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan, Options] | None:
     """Return what to start and how; None where this host takes no part in the job.
 
-    Raises LaunchError for whatever a person has to mend first. With signals to wait for it
-    tells the other hosts before, which would wait for this one.
+    Raises LaunchError for whatever a person has to mend first.
     """
     _refuse_nesting(environ)
     try:
@@ -126,11 +172,7 @@ def prepare(
         chosen = _located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
         plan = _planned(chosen, cluster, environ, made)
     except LaunchError as error:
-        if signals and cluster.nnodes > 1 and chosen.peers and not chosen.dry_run:
-            # This mistake is what counts, not one in telling it.
-            with contextlib.suppress(LaunchError):
-                error = peers.tell_mistake(cluster, chosen.peer_port, error, signals)
-        raise error from None
+        raise _MistakeHere(error, cluster, chosen) from None
     # Said only now: a mistake is to be the one line that people see.
     for variable in chosen.unknown_twins:
         log(f"warning: {variable} is no option of the launcher; see --launcher-help.")
@@ -218,27 +260,20 @@ def _is_module(name: str) -> bool:
 
 
 def report(
-    outcome: Outcome | None,
-    plan: LaunchPlan,
-    environ: Mapping[str, str],
-    verdict: Verdict | None = None,
+    verdict: Verdict, outcome: Outcome | None, cluster: Cluster, environ: Mapping[str, str]
 ) -> int:
     """Say how the job ended, for people and for SageMaker; return the exit code.
 
     The verdict is that of all hosts, where they talk; the outcome is what happened on this one,
     if torchrun was started.
     """
-    host = plan.cluster.current_host
-    if verdict is None:
-        assert outcome
-        text = failure.failure_text(outcome, plan.cluster, plan.rdzv_endpoint)
-        verdict = Verdict(outcome.exit_code, text, outcome.stop_signal)
+    host = cluster.current_host
     if verdict.exit_code == 0 and outcome:
         log(f"{host}: every rank succeeded, {outcome.seconds:.0f} s after start.")
     elif verdict.stop_signal:
         log(f"{host}: stopped by {signal_name(verdict.stop_signal)}.")
     else:
         for line in verdict.text.splitlines()[:2]:
-            log(line)
+            log(line.removeprefix("launcher: "))
         failure.write_failure(verdict.text, environ)
     return verdict.exit_code

@@ -14,15 +14,16 @@ which decides for all. What is said is lines of JSON, each at most 64 KiB, in th
     {"done": true}     all ranks of this host succeeded
                                                   {"verdict": {...}}  how all hosts end, and why
 
-A host that cannot start says its case right behind its hello. `alike` is what has to agree between
-hosts; a difference is a verdict, too. A connection that ends before the verdict is a lost host, and
-so is one whose other end answers no packet for 14 s (TCP keep-alive, tcp(7)): nothing is sent while
-a job runs. A connection that breaks a rule is closed, and changes nothing for the others. The
-channel is not authenticated: it is meant for the job's own network.
+`alike` is what has to agree between hosts; a difference is a verdict, too. A host that cannot start
+has none, and says its case right behind its hello. A connection that ends before the verdict is a
+lost host, and so is one whose other end answers no packet for 14 s (TCP keep-alive, tcp(7)):
+nothing is sent while a job runs. From `go` on nobody else can connect; before, a connection that
+breaks a rule is closed, and changes nothing for the others. The channel is not authenticated: it is
+meant for the job's own network.
 
 Which case becomes the verdict: a rank that failed for a reason of its own, before a host that was
-lost, before a torchrun that failed, before a rank that only heard of another's death. The first
-host waits a moment for a better one than it has.
+lost, before a torchrun that failed, before a rank that torchrun restarted a moment ago, before a
+rank that only heard of another's death. The first host waits a moment for a better one than it has.
 """
 
 from __future__ import annotations
@@ -37,26 +38,30 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from launcher.cluster import Cluster
 from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, LaunchError, log, short
 from launcher.options import flag
 from launcher.signals import Signals
+from launcher.wire import Wire
 
-_LINE_LIMIT = 1 << 16
-_TEXT_LIMIT = 1 << 12  # of what goes into a line, so that it stays within its own
+_TEXT_LIMIT = 1 << 12  # characters of what goes into a message, so that it stays within its line
+_STRANGERS = 64  # connections at once that have not said who they are
 # All in seconds.
-_TO_GREET = 4  # to say hello, and to be welcomed
-_TO_TELL = 3  # for a host that cannot start, to tell the others
+_TO_GREET = 4  # for a connection to say hello
+_TO_ANSWER = 10  # for the first host to welcome, or refuse
+_TO_TELL = 3  # for a host that leaves before the start, to tell the others
 _ROLL_EVERY = 30  # between two lines on who is missing
 _RETRY = 0.02  # between two tries to reach the first host,
 _NAME_RETRY = 0.5  # and where its name does not resolve
 _LISTEN_RETRY = 1  # between two tries of the first host to listen
+_TO_LOOK_UP = 2  # for names, when there is no more time
 # Kinds of cases, the better first, and how long each waits for a better one.
-OWN, LOST, BROKEN, ECHO = range(4)
-_PATIENCE = (0.3, 0.5, 1.0, 1.5)
+OWN, LOST, BROKEN, RESTARTED, ECHO = range(5)
+_PATIENCE = (0.3, 0.5, 1.0, math.inf, 1.5)
+_RECENT = 5  # how long a restart may be the cause of an echo
 
 
 class Verdict(NamedTuple):
@@ -67,24 +72,21 @@ class Verdict(NamedTuple):
     stop_signal: int = 0
 
 
+class _Case(NamedTuple):
+    kind: int
+    time: float
+    verdict: Verdict
+
+
 def join(cluster: Cluster, port: int, start_timeout: int, alike: Mapping[str, Any]) -> Peers:
     """Open this host's end of the channel.
 
-    `alike` maps what has to agree between hosts, in words for a message, to its values here.
-    Use it in a `with` statement, and call `roll_call` next.
+    `alike` maps what has to agree between hosts, in words for a message, to its values here; it
+    is empty where this host cannot start. Use it in a `with` statement, and call `roll_call` next.
     Raises LaunchError where the first host cannot listen (exit code 2).
     """
     kind = FirstHost if cluster.node_rank == 0 else OtherHost
     return kind(cluster, port, start_timeout, alike)
-
-
-def tell_mistake(cluster: Cluster, port: int, error: LaunchError, signals: Signals) -> LaunchError:
-    """Tell the other hosts of a mistake on this one, as `Peers.tell` does.
-
-    Raises LaunchError where the first host cannot listen, or refuses this one.
-    """
-    with join(cluster, port, 2 * _TO_TELL, {}) as channel:
-        return channel.tell(error, signals)
 
 
 class Peers:
@@ -141,21 +143,16 @@ class Peers:
         while not self.go and self.verdict is None:
             self._wait(signals, self.timeout())
 
-    def tell(self, error: LaunchError, signals: Signals) -> LaunchError:
-        """Tell the other hosts, for at most 3 s, of a mistake on this one, so that they end, too.
+    def leave(self, signals: Signals) -> None:
+        """Before the start: let the other hosts hear of the verdict, for at most 3 s.
 
-        Returns what all hosts are to end with.
+        Raises what roll_call does.
         """
-        self.case(OWN, error.exit_code, f"launcher: {self._me}: {error}\n")
         until = time.monotonic() + _TO_TELL
         while not self._all_know() and time.monotonic() < until:
             left = max(0.0, until - time.monotonic())
             due = self.timeout()
             self._wait(signals, left if due is None else min(due, left))
-        if self.verdict and self.verdict.text:
-            text = self.verdict.text.removeprefix("launcher: ").rstrip()
-            return LaunchError(text, exit_code=self.verdict.exit_code)
-        return LaunchError(f"{self._me}: {error}", exit_code=error.exit_code)
 
     def _wait(self, signals: Signals, timeout: float | None) -> None:
         with selectors.DefaultSelector() as selector:
@@ -166,10 +163,6 @@ class Peers:
             if number != signal.SIGCHLD:
                 self.stop(number)
         self.act()
-
-    def _all_know(self) -> bool:
-        """Tell whether every host that can be told has been told the verdict."""
-        return self.verdict is not None
 
     # What this host says
 
@@ -188,6 +181,10 @@ class Peers:
     def _say(self, message: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
+    def _all_know(self) -> bool:
+        """Tell whether every host knows the verdict."""
+        raise NotImplementedError
+
     def _times(self) -> list[float]:
         """Return when `_tick` is due, on the clock time.monotonic()."""
         return [] if self.go or self.verdict else [self._roll_at, self._start_deadline]
@@ -204,9 +201,8 @@ class Peers:
         return self._started + self._start_timeout
 
     def _lost(self, host: str, how: str) -> Verdict:
-        seconds = time.monotonic() - self._started
-        details = f"exit code {EXIT_HOST_LOST}, {seconds:.0f} s after start"
-        return Verdict(EXIT_HOST_LOST, f"{host} {how}\n{details}\n")
+        """Return the verdict on a host that is lost, in the same words whoever has to find it."""
+        return Verdict(EXIT_HOST_LOST, f"{host} {how}\nexit code {EXIT_HOST_LOST}\n")
 
 
 class FirstHost(Peers):
@@ -216,24 +212,32 @@ class FirstHost(Peers):
         self, cluster: Cluster, port: int, start_timeout: int, alike: Mapping[str, Any]
     ) -> None:
         super().__init__(cluster, port, start_timeout, alike)
-        self._wires: dict[str, _Wire] = {}  # of the hosts that are welcome
-        self._strangers: dict[_Wire, float] = {}  # who have not said hello, and until when
+        self._wires: dict[str, Wire] = {}  # of the hosts that are welcome
+        self._strangers: dict[Wire, float] = {}  # who have not said hello, and until when
         self._greeted: set[str] = set()
+        self._all_can = bool(alike)  # start, as far as they have said
         self._done: set[str] = set()
-        self._cases: list[tuple[int, Verdict]] = []
+        self._cases: list[_Case] = []
         self._decide_at = math.inf
         self._listener: socket.socket | None = None
         self._listen_at = 0.0
+        self._own = _LookUp([self._me])
+        self._own.join(0.2)  # seldom any longer
+        self._missing: _LookUp | None = None  # of those who have not come in time
+        self._last_call = math.inf
         self._listen()
 
     def _listen(self) -> None:
         """Listen on this host's own address; again in a second where that may yet work."""
         now = time.monotonic()
+        if self._own.is_alive():
+            self._listen_at = now + _RETRY
+            return
         self._listen_at = now + _LISTEN_RETRY
-        try:
-            address = socket.gethostbyname(self._me)
-        except (OSError, UnicodeError):
-            return  # a name may take its time to get an address
+        address = self._own.addresses[self._me]
+        if not address:
+            self._own = _LookUp([self._me])  # a name may take its time to get an address
+            return
         try:
             self._listener = socket.create_server((address, self._port), backlog=128)
         except OSError as error:
@@ -257,28 +261,35 @@ class FirstHost(Peers):
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
-                wire = _Wire(connection, self._selector, self._on_wire)
+                wire = Wire(connection, self._selector, self._on_wire)
                 self._strangers[wire] = time.monotonic() + _TO_GREET
+                if len(self._strangers) > _STRANGERS:
+                    self._turn_away(next(iter(self._strangers)), "too many connections")
 
-    def _on_wire(self, wire: _Wire) -> None:
+    def _turn_away(self, wire: Wire, why: str) -> None:
+        wire.close(why)
+        self._strangers.pop(wire, None)
+
+    def _on_wire(self, wire: Wire) -> None:
         for message in wire.read():
             if wire.host:
                 self._hear(wire.host, message)
-            else:
+            elif not wire.closed_by:
                 self._greet(wire, message)
-        if wire.closed_by and wire.host:
+        if not wire.closed_by:
+            return
+        self._strangers.pop(wire, None)
+        if wire.host:
             host, wire.host = wire.host, ""
             del self._wires[host]
             if self.verdict is None:
                 self._consider(LOST, self._lost(host, f"was lost: {wire.closed_by}"))
-        elif wire.closed_by:
-            self._strangers.pop(wire, None)
 
-    def _greet(self, wire: _Wire, message: Mapping[str, Any]) -> None:
+    def _greet(self, wire: Wire, message: Mapping[str, Any]) -> None:
         """Take a hello; whoever says anything else is none of ours."""
         hello = message.get("hello")
         if not isinstance(hello, dict):
-            wire.close("said no hello")
+            self._turn_away(wire, "said no hello")
             return
         host = str(hello.get("host"))
         why = ""
@@ -291,7 +302,7 @@ class FirstHost(Peers):
         if why:
             log(f"refused a connection to port {self._port}: {why}.")
             wire.say({"refused": why})
-            wire.close("refused")
+            self._turn_away(wire, "refused")
             return
         del self._strangers[wire]
         wire.host = host
@@ -302,18 +313,18 @@ class FirstHost(Peers):
             wire.say({"verdict": self.verdict._asdict()})
             return
         self._compare(host, hello)
-        if len(self._wires) == len(self._hosts) - 1 and not self._cases and not self.verdict:
-            self.go = True
-            self._tell_all({"go": True})
+        all_here = len(self._wires) == len(self._hosts) - 1
+        if all_here and self._all_can and not self._cases and not self.verdict:
+            self._start()
 
     def _compare(self, host: str, hello: Mapping[str, Any]) -> None:
         """Make a verdict of what differs between that host and this one."""
         theirs = hello.get("alike")
-        if not isinstance(theirs, dict) or not theirs or not self._alike:
-            return  # one of the two cannot start, and has said so or is about to
+        if not isinstance(theirs, dict) or not theirs:
+            theirs, self._all_can = {}, False  # it is about to say why
+        ours = self._alike if theirs else {}
         theirs = {"list of hosts": hello.get("hosts"), **theirs}
-        ours = {"list of hosts": list(self._hosts), **self._alike}
-        for what, value in ours.items():
+        for what, value in {"list of hosts": list(self._hosts), **ours}.items():
             if theirs.get(what) != value:
                 text = (
                     f"launcher: {self._me} and {host} differ in their {what}: {short(value)} and "
@@ -322,26 +333,47 @@ class FirstHost(Peers):
                 self._decide(Verdict(EXIT_USAGE, text + "\n"))
                 return
 
+    def _start(self) -> None:
+        """All are here: nobody else need come any more."""
+        self.go = True
+        self._tell_all({"go": True})
+        self._close_listener()
+
+    def _close_listener(self) -> None:
+        for wire in list(self._strangers):
+            self._turn_away(wire, "all are here")
+        if self._listener:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
     def _hear(self, host: str, message: Mapping[str, Any]) -> None:
         """Act on what a host says; nonsense from a host of ours is as good as silence."""
         if self.verdict:
             return
-        with contextlib.suppress(LookupError, TypeError, ValueError):
+        with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError):
             if "case" in message:
                 case = message["case"]
-                verdict = Verdict(int(case["exit_code"]), str(case["text"]))
-                self._consider(range(4)[case["kind"]], verdict)
+                verdict = Verdict(int(case["exit_code"]), str(case["text"])[:_TEXT_LIMIT])
+                self._consider(range(len(_PATIENCE))[case["kind"]], verdict)
             elif "stop" in message:
                 number = range(65)[message["stop"]]
-                self._decide(Verdict(128 + number, "", number))
+                # A rank that had failed by then is still why the job ends.
+                failed = [case.verdict for case in self._cases if case.kind == OWN]
+                self._decide(failed[0] if failed else Verdict(128 + number, "", number))
             elif "done" in message:
                 self._done.add(host)
                 if len(self._done) == len(self._hosts):
                     self._decide(Verdict(0))
 
     def _consider(self, kind: int, verdict: Verdict) -> None:
-        self._cases.append((kind, verdict))
-        self._decide_at = min(self._decide_at, time.monotonic() + _PATIENCE[kind])
+        now = time.monotonic()
+        self._cases.append(_Case(kind, now, verdict))
+        self._decide_at = min(self._decide_at, now + _PATIENCE[kind])
+
+    def _best_case(self, now: float) -> Verdict:
+        cases = [c for c in self._cases if c.kind != RESTARTED or now - c.time < _RECENT]
+        return min(cases, key=lambda case: case.kind).verdict
 
     def _decide(self, verdict: Verdict) -> None:
         if self.verdict is None:
@@ -356,37 +388,47 @@ class FirstHost(Peers):
             wire.say(message)
 
     def _times(self) -> list[float]:
-        undecided = [] if self.verdict else [self._decide_at, self._listen_at]
-        return [*super()._times(), *self._strangers.values(), *undecided]
+        times = list(self._strangers.values())
+        if not self.verdict:
+            times += [self._decide_at, self._listen_at]
+            times += [time.monotonic() + 0.05] if self._missing else super()._times()
+        return times
 
     def _tick(self, now: float) -> None:
         for wire, until in list(self._strangers.items()):
             if now >= until:
-                wire.close("said nothing")
-                del self._strangers[wire]
+                self._turn_away(wire, "said nothing")
         if self.verdict:
             return
         if now >= self._listen_at:
             self._listen()
         if now >= self._decide_at:
-            self._decide(min(self._cases, key=lambda case: case[0])[1])
+            self._decide(self._best_case(now))
         elif not self.go:
-            missing = [host for host in self._hosts[1:] if host not in self._wires]
-            if not self._listener:
-                missing = [self._me]  # it has no address for the others to come to
-            if now >= self._start_deadline:
-                names = ", ".join(f"{host} ({_resolves(host)})" for host in missing)
-                self._decide(self._lost(names, f"did not arrive within {self._start_timeout} s"))
-            elif now >= self._roll_at:
-                self._roll_at = now + _ROLL_EVERY
-                self._tell_all({"missing": missing})
-                _log_missing(missing)
+            self._call_roll(now)
+
+    def _call_roll(self, now: float) -> None:
+        if now < min(self._roll_at, self._start_deadline):
+            return
+        missing = [host for host in self._hosts[1:] if host not in self._wires]
+        if not self._listener:
+            missing = [self._me]  # it has no address for the others to come to
+        if now < self._start_deadline:
+            self._roll_at = now + _ROLL_EVERY
+            self._tell_all({"missing": missing})
+            _log_missing(missing)
+        elif self._missing is None:
+            self._missing = _LookUp(missing)
+            self._missing.join(0.1)  # seldom any longer
+            self._last_call = now + _TO_LOOK_UP
+        if self._missing and (now >= self._last_call or not self._missing.is_alive()):
+            how = f"did not arrive within {self._start_timeout} s"
+            self._decide(self._lost(self._missing.words(), how))
 
     def close(self) -> None:
-        for wire in [*self._wires.values(), *self._strangers]:
+        self._close_listener()
+        for wire in self._wires.values():
             wire.close("the job has ended")
-        if self._listener:
-            self._listener.close()
         super().close()
 
 
@@ -397,11 +439,11 @@ class OtherHost(Peers):
         self, cluster: Cluster, port: int, start_timeout: int, alike: Mapping[str, Any]
     ) -> None:
         super().__init__(cluster, port, start_timeout, alike)
-        self._wire: _Wire | None = None
+        self._wire: Wire | None = None
         self._welcome = False
         self._to_say: list[Mapping[str, Any]] = []
-        self._greet_by = math.inf
-        self._trouble = "it did not answer"
+        self._answer_by = math.inf
+        self._trouble = "it does not answer"
         self._over = threading.Event()
         self._connected: list[socket.socket] = []
         self._bell, bell = socket.socketpair()  # rung by the thread when it is through
@@ -412,38 +454,52 @@ class OtherHost(Peers):
         """In a thread, since looking up a name can take seconds: reach the first host."""
         with bell:
             while not self._over.is_set():
+                pause = _NAME_RETRY
                 try:
-                    address = (self._first, self._port)
-                    own = (self._me, 0)
-                    self._connected.append(socket.create_connection(address, _TO_GREET, own))
+                    own = (self._address(self._me), 0)
+                    first = (self._address(self._first), self._port)
+                    pause = _RETRY
+                    self._connected.append(socket.create_connection(first, _TO_GREET, own))
                     return
-                except (OSError, UnicodeError) as error:
+                except _NoAddressError as error:
                     self._trouble = str(error)
-                    nameless = isinstance(error, (socket.gaierror, UnicodeError))
-                    self._over.wait(_NAME_RETRY if nameless else _RETRY)
+                except OSError as error:
+                    refused = isinstance(error, ConnectionRefusedError)
+                    self._trouble = "nothing listens there" if refused else "it does not answer"
+                self._over.wait(pause)
+
+    @staticmethod
+    def _address(host: str) -> str:
+        try:
+            return socket.gethostbyname(host)
+        except (OSError, UnicodeError):
+            raise _NoAddressError(f"the name {host} does not resolve") from None
 
     def _on_connected(self) -> None:
         self._selector.unregister(self._bell)
         self._bell.close()
         if not self._connected:
             return  # it gave up when told to
-        self._wire = _Wire(self._connected.pop(), self._selector, self._on_wire)
+        self._wire = Wire(self._connected.pop(), self._selector, self._on_wire)
         self._wire.host = self._first
-        self._greet_by = time.monotonic() + _TO_GREET
+        self._answer_by = time.monotonic() + _TO_ANSWER
         hello = {"job": self._job, "host": self._me, "hosts": self._hosts, "alike": self._alike}
         self._wire.say({"hello": hello})
-        for message in self._to_say:
-            self._wire.say(message)
+        while self._to_say:
+            self._wire.say(self._to_say.pop(0))
 
     def _say(self, message: Mapping[str, Any]) -> None:
         if self._wire:
             self._wire.say(message)
         else:
             self._to_say.append(message)
-            if "stop" in message:
+            if "stop" in message and self.verdict is None:
                 self.verdict = Verdict(128 + message["stop"], "", message["stop"])
 
-    def _on_wire(self, wire: _Wire) -> None:
+    def _all_know(self) -> bool:
+        return self.verdict is not None and not self._to_say
+
+    def _on_wire(self, wire: Wire) -> None:
         for message in wire.read():
             with contextlib.suppress(TypeError, ValueError):
                 self._heed(message)
@@ -456,7 +512,6 @@ class OtherHost(Peers):
     def _heed(self, message: Mapping[str, Any]) -> None:
         if "welcome" in message:
             self._welcome = True
-            self._greet_by = math.inf
         elif "refused" in message:
             raise LaunchError(
                 f"the launcher of {self._first} refused {self._me}: {message['refused']}."
@@ -477,14 +532,15 @@ class OtherHost(Peers):
 
     def _times(self) -> list[float]:
         """Once welcome, the first host is the one to lose patience."""
-        return [] if self.verdict or self._welcome else [*super()._times(), self._greet_by]
+        return [] if self.verdict or self._welcome else [*super()._times(), self._answer_by]
 
     def _tick(self, now: float) -> None:
         if self.verdict or self._welcome:
             return
-        if now >= self._greet_by:
+        if now >= self._answer_by:
             raise self._no_launcher()
         if now >= self._start_deadline:
+            log(f"no word from {self._first}: {self._trouble}.")
             how = f"did not arrive within {self._start_timeout} s ({self._trouble})"
             self.verdict = self._lost(self._first, how)
         elif now >= self._roll_at:
@@ -493,74 +549,49 @@ class OtherHost(Peers):
 
     def close(self) -> None:
         self._over.set()
+        self._bell.close()
         if self._wire:
             self._wire.close("the job has ended")
         super().close()
 
 
-class _Wire:
-    """One connection: lines of JSON in and out. Nothing is waited for.
+class _NoAddressError(OSError):
+    pass
 
-    Attributes: `host`, whose it is ("" if unknown); `closed_by`, why it is closed ("": it is not).
+
+class _LookUp(threading.Thread):
+    """Looks names up in a thread, since one can take many seconds.
+
+    `addresses` maps each name to its address, "" if it has none, None if that is not known yet.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        selector: selectors.BaseSelector,
-        on_data: Any,
-    ) -> None:
-        self.host = ""
-        self.closed_by = ""
-        self._socket = connection
-        self._selector = selector
-        self._rest = b""
-        connection.setblocking(False)
-        for option, value in (
-            (socket.TCP_NODELAY, 1),
-            (socket.TCP_KEEPIDLE, 5),
-            (socket.TCP_KEEPINTVL, 3),
-            (socket.TCP_KEEPCNT, 3),
-            (socket.TCP_USER_TIMEOUT, 14_000),  # ms, for what was sent and not acknowledged
-        ):
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        selector.register(connection, selectors.EVENT_READ, lambda: on_data(self))
+    def __init__(self, hosts: Iterable[str]) -> None:
+        super().__init__(daemon=True)
+        self.addresses: dict[str, str | None] = dict.fromkeys(hosts)
+        self.start()
 
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Send a message: small ones, few enough that the kernel takes each whole."""
-        if self.closed_by:
-            return
-        with contextlib.suppress(OSError):  # read() will tell
-            self._socket.send(json.dumps(message).encode() + b"\n")
+    def run(self) -> None:
+        for host in self.addresses:
+            try:
+                self.addresses[host] = socket.gethostbyname(host)
+            except (OSError, UnicodeError):
+                self.addresses[host] = ""
 
-    def read(self) -> Sequence[Mapping[str, Any]]:
-        """Return the messages that have come; closes the connection where that ends it."""
-        try:
-            data = self._socket.recv(_LINE_LIMIT)
-        except BlockingIOError:
-            return []
-        except OSError as error:
-            self.close(f"it stopped answering ({error.strerror})")
-            return []
-        if not data:
-            self.close("its launcher ended without a word")
-            return []
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        try:
-            messages = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            messages = [None]
-        if len(self._rest) > _LINE_LIMIT or not all(isinstance(m, dict) for m in messages):
-            self.close("it said what no launcher says")
-            return []
-        return messages
+    def words(self) -> str:
+        """Return the names, each with whether it resolves."""
+        return ", ".join(
+            f"{host} (its name {'resolves' if address else 'does not resolve'})"
+            for host, address in self.addresses.items()
+        )
 
-    def close(self, why: str) -> None:
-        if not self.closed_by:
-            self.closed_by = why
-            self._selector.unregister(self._socket)
-            self._socket.close()
+
+def _log_missing(hosts: Iterable[str]) -> None:
+    def wait() -> None:
+        looked_up = _LookUp(hosts)
+        looked_up.join()
+        log(f"waiting for {looked_up.words()}.")
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _bounded(value: Any) -> Any:
@@ -571,20 +602,3 @@ def _bounded(value: Any) -> Any:
     import hashlib  # 3 ms that short values need not cost
 
     return f"{text[:40]}... (SHA-256 {hashlib.sha256(text.encode()).hexdigest()})"
-
-
-def _resolves(host: str) -> str:
-    try:
-        socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError):
-        return "its name does not resolve"
-    return "its name resolves"
-
-
-def _log_missing(hosts: Sequence[str]) -> None:
-    """Log who is missing; in a thread, since looking up a name can take seconds."""
-
-    def look_up() -> None:
-        log(f"waiting for {', '.join(f'{host} ({_resolves(host)})' for host in hosts)}.")
-
-    threading.Thread(target=look_up, daemon=True).start()

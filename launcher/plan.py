@@ -154,6 +154,7 @@ def make_plan(
         alike={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, machine.torch_version)),
+            "rendezvous endpoint": endpoint,
             "script": " ".join(script),
             "script's arguments": list(options.script_args),
         },

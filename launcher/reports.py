@@ -83,7 +83,10 @@ class Reports:
     def reported(self) -> list[RankFailure]:
         """Return the failures that torchrun named at its end, with times where they are known."""
         return [
-            failure._replace(time=self._gone.get(failure.rank, failure.time))
+            failure._replace(
+                time=self._gone.get(failure.rank, failure.time),
+                oom=self._oom() if failure.exit_code == -signal.SIGKILL else "",
+            )
             for failure in self._reported
         ]
 

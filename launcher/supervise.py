@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
 from launcher.failure import Outcome, RankFailure, failure_text, in_order
 from launcher.options import EXIT_BARRIER, RUN_DIR
-from launcher.peers import BROKEN, ECHO, OWN, Peers, Verdict
+from launcher.peers import BROKEN, ECHO, OWN, RESTARTED, Peers, Verdict
 from launcher.plan import LaunchPlan
 from launcher.reports import Rank, Reports
 from launcher.signals import Signals, reap, signal_name
@@ -80,7 +80,8 @@ class _Supervisor:
         self._started_ranks: set[int] = set()  # local ranks of this attempt
         self._noted: list[RankFailure] = []
         self._stop_signal = 0
-        self._deadline: float | None = None  # when all that is left of the job is killed
+        self._deadline: float | None = None  # when torchrun and all it runs is killed
+        self._sweep_by: float | None = None  # when what torchrun left behind is
         self._interrupts: list[float] = []  # when SIGINT came
         self._ending = False  # by us, past torchrun: what ranks die of now is no cause
 
@@ -94,8 +95,9 @@ class _Supervisor:
         try:
             environment = {**environ, **self._plan.environment, RUN_DIR: run_dir}
             if self._peers:
-                # Nobody waits in vain for a host that still trains, however long it does.
-                environment.setdefault(EXIT_BARRIER, str(30 * 86400))
+                # Nobody leaves a host that still trains, however long it does. In seconds; torch
+                # counts 2**31 ms at most.
+                environment.setdefault(EXIT_BARRIER, str(20 * 86400))
             self._start(environment)
             while self._returncode is None:
                 self._wait(None)
@@ -172,8 +174,17 @@ class _Supervisor:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 self._reap()
+                continue
+            now = time.monotonic()
+            if number == signal.SIGINT:
+                self._interrupts = [at for at in self._interrupts if now - at < 2] + [now]
+            if len(self._interrupts) > 2 and number == signal.SIGINT:
+                # A person at a terminal, who wants no more of it.
+                log("SIGINT for the third time within 2 s: killing the job at once.")
+                self._ending = True
+                self._kill()
             elif self._stop_signal:
-                self._again(number)
+                log(f"{signal_name(number)} again; the ranks keep their time to save.")
             elif self._peers and self._returncode == 0 and not self._judged:
                 log(f"{signal_name(number)} while the other hosts go on: stopping them.")
                 self._peers.stop(number)
@@ -181,18 +192,6 @@ class _Supervisor:
                 log(f"{signal_name(number)}; the job is ending already.")
             else:
                 self._stop(number)
-
-    def _again(self, number: int) -> None:
-        """Stay with the grace of the first stop, but for a person who presses Ctrl-C on and on."""
-        now = time.monotonic()
-        if number == signal.SIGINT:
-            self._interrupts = [at for at in self._interrupts if now - at < 2] + [now]
-        if number != signal.SIGINT or len(self._interrupts) < 3 or self._returncode is not None:
-            log(f"{signal_name(number)} again; the ranks keep their time to save.")
-        elif not self._ending:
-            log("SIGINT for the third time within 2 s: killing the job at once.")
-            self._ending = True
-            self._kill()
 
     def _reap(self) -> bool:
         """Take in ended children, adopted ones too; tell whether there are any left."""
@@ -210,12 +209,12 @@ class _Supervisor:
         grace = self._plan.grace
         log(f"{signal_name(number)}: stopping; the ranks of {self._host} have {grace} s to save.")
         self._stop_signal = number
-        self._interrupts = [time.monotonic()] if number == signal.SIGINT else []
         if self._peers:
             self._peers.stop(number)
         # Where no rank runs there is nothing to wait for: torchrun may be in its exit barrier,
         # which takes no notice of signals for 300 s.
         self._deadline = self._in((grace if self._reports.alive else 0) + _MARGIN)
+        self._sweep_by = self._in(grace)
         os.kill(self._agent.pid, number)  # not reaped yet, so the process is still there
 
     # Ranks (reports.Listener)
@@ -223,11 +222,13 @@ class _Supervisor:
     def on_start(self, rank: Rank) -> None:
         """Note that a rank runs; one that ran before tells of torchrun's restart."""
         if self._stop_signal:
-            self._deadline = self._in(self._plan.grace + _MARGIN)  # it started in between
-        elif rank.local_rank in self._started_ranks:
+            # It started in between.
+            self._deadline = self._in(self._plan.grace + _MARGIN)
+            self._sweep_by = self._in(self._plan.grace)
+        elif rank.local_rank in self._started_ranks and not self._judged:
             self._started_ranks.clear()
             self._noted.clear()
-            self._deadline = None
+            self._deadline = self._sweep_by = None
         self._started_ranks.add(rank.local_rank)
 
     def on_failure(self, rank: Rank, failure: RankFailure) -> None:
@@ -242,29 +243,33 @@ class _Supervisor:
                 log(f"while stopping: {headline}.")
         elif rank.restart < rank.max_restarts and not restarting:
             log(f"{headline}; torchrun restarts it.")
+            if self._peers:
+                self._tell(Outcome(1, (failure,), seconds=failure.time), self._peers, RESTARTED)
         elif not restarting:
             self._noted.append(failure)
             if self._peers and self._peers.verdict is None:
                 self._tell(Outcome(1, (failure,), seconds=failure.time), self._peers)
             if self._deadline is None:
-                self._deadline = self._in(self._plan.failure_grace)  # to be gone itself
+                # To be gone itself.
+                self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
 
     def on_end(self, rank: Rank) -> None:
         """Give the others their time from now on: only now torchrun tells them to end."""
         if self._ending:
             return
         if rank.failure in self._noted[:1]:
-            self._deadline = self._in(self._plan.failure_grace)
+            self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
         elif self._stop_signal and not self._reports.alive:
-            self._deadline = self._in(_MARGIN)  # torchrun may have missed the stop meanwhile
+            self._deadline = self._in(_MARGIN)  # torchrun may wait for other hosts, and be deaf
 
     # Other hosts
 
-    def _tell(self, outcome: Outcome, peers: Peers) -> None:
+    def _tell(self, outcome: Outcome, peers: Peers, kind: int | None = None) -> None:
         """Make a case of how this host failed."""
-        kind = BROKEN
-        if outcome.failures:
-            kind = ECHO if outcome.failures[0].is_secondary else OWN
+        if kind is None:
+            kind = BROKEN
+            if outcome.failures:
+                kind = ECHO if outcome.failures[0].is_secondary else OWN
         text = failure_text(outcome, self._plan.cluster, self._plan.rdzv_endpoint)
         peers.case(kind, outcome.exit_code, text)
 
@@ -277,11 +282,11 @@ class _Supervisor:
                 self._stop(verdict.stop_signal)
         elif not self._noted and not self._stop_signal:
             log(f"ending the ranks of {self._host}: {verdict.text.partition(chr(10))[0]}")
-            alive = self._reports.alive
-            self._deadline = self._in(self._plan.failure_grace if alive else 0)
-            # Whose store is gone waits for it and may hear nothing; _sweep tells its ranks.
-            lost = self._peers and self._peers.store_is_lost
-            os.kill(self._agent.pid, signal.SIGKILL if lost else signal.SIGTERM)
+            self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
+            # A torchrun that waits for a store which is gone, or for other hosts at its end, hears
+            # nothing; _sweep tells what it leaves.
+            deaf = not self._reports.alive or (self._peers and self._peers.store_is_lost)
+            os.kill(self._agent.pid, signal.SIGKILL if deaf else signal.SIGTERM)
 
     def _settle(self, outcome: Outcome, peers: Peers) -> None:
         """Wait until it is known how all hosts end: those that succeed leave together."""
@@ -295,12 +300,20 @@ class _Supervisor:
 
     def _on_deadline(self) -> None:
         """End the rank that failed, if it is still there; else all that is left of the job."""
+        assert self._agent is not None
         stuck = [rank for rank in self._reports.alive if rank.failure in self._noted[:1]]
-        if stuck and not self._ending:
+        if self._ending:
+            self._kill()
+        elif stuck:
             log(f"rank {stuck[0].rank} has failed but does not end: killing it with SIGKILL.")
             self._deadline = self._in(self._plan.failure_grace + _MARGIN)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stuck[0].pid, signal.SIGKILL)
+        elif not self._reports.alive:
+            # What ranks have left behind may have time yet; _sweep sees to it.
+            log("no rank runs any more, but torchrun does not end: killing it with SIGKILL.")
+            self._deadline = self._in(_MARGIN)
+            os.kill(self._agent.pid, signal.SIGKILL)
         else:
             self._kill()
 
@@ -310,24 +323,25 @@ class _Supervisor:
         if not self._ending:
             log(f"time is up: killing {len(left)} processes of the job with SIGKILL.")
         self._ending = True
-        self._deadline = self._in(1)
+        self._deadline = self._sweep_by = self._in(1)
         for process in left:
             _send(process, signal.SIGKILL)
 
     def _sweep(self) -> None:
         """End what outlived torchrun: SIGTERM, and SIGKILL when its grace is over."""
-        deadline = self._deadline or self._in(self._plan.failure_grace)
+        if self._sweep_by is None:
+            self._sweep_by = self._in(self._plan.failure_grace)
         told: set[int] = set()
         while self._reap():
             now = time.monotonic()
             left = self._descendants()
             if not left:
                 return
-            if now >= deadline + _MARGIN:
+            if now >= self._sweep_by + _MARGIN:
                 log(f"{len(left)} processes of the job do not die; the kernel holds them.")
                 return
             for process in left:
-                if now >= deadline:
+                if now >= self._sweep_by:
                     _send(process, signal.SIGKILL)
                 elif process.pid not in told:
                     told.add(process.pid)

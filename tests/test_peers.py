@@ -12,7 +12,7 @@ from conftest import free_port, poll
 from launcher import peers
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.peers import BROKEN, ECHO, OWN, Verdict
+from launcher.peers import BROKEN, ECHO, OWN, RESTARTED, Verdict
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 ALIKE = {"version of torch": "2.13", "script": "script train.py"}
@@ -141,9 +141,8 @@ def test_a_host_that_is_lost_is_named_by_all(job, host):
     job.join()
     job.all_go()
     job.ends.pop(host).close()
-    verdict = job.verdicts()
-    assert verdict.exit_code == 69
-    assert verdict.text.startswith(f"{host} was lost: its launcher ended without a word\n")
+    text = f"{host} was lost: its launcher ended without a word\nexit code 69\n"
+    assert job.verdicts() == Verdict(69, text)
 
 
 def test_hosts_that_never_come_are_named(job):
@@ -159,7 +158,7 @@ def test_a_first_host_that_never_comes(job):
     job.join(HOSTS[1], timeout=1)
     verdict = job.verdicts()
     assert verdict.exit_code == 69
-    assert verdict.text.startswith("127.0.0.1 did not arrive within 1 s ([Errno 111] ")
+    assert verdict.text.startswith("127.0.0.1 did not arrive within 1 s (nothing listens there)\n")
 
 
 @pytest.mark.parametrize(
@@ -251,11 +250,74 @@ def test_fifty_silent_connections_and_a_second_hello_change_nothing(job):
     assert not any(end.verdict for end in job.ends.values())
 
 
+def test_a_hello_behind_a_broken_rule_does_not_count(job):
+    job.join(*HOSTS[:2])
+    job.stranger(b"{}\n" + hello(HOSTS[2]))
+    time.sleep(0.3)
+    job.wait(lambda: True)
+    assert not any(end.go or end.verdict for end in job.ends.values())
+    job.join(HOSTS[2])
+    job.all_go()
+
+
+def test_nobody_can_connect_any_more_when_all_are_there(job):
+    job.join(*HOSTS[:2])
+    job.wait(lambda: len(job.ends[HOSTS[0]]._wires) == 1)
+    silent = [job.stranger() for _ in range(3)]
+    job.join(HOSTS[2])
+    job.all_go()
+    with pytest.raises(ConnectionRefusedError):
+        job.stranger()
+    assert [connection.recv(1) for connection in silent] == [b""] * 3
+
+
+def test_more_silent_connections_than_there_is_room_for(job):
+    job.join(*HOSTS[:2])
+    silent = []
+    for _ in range(peers._STRANGERS + 10):
+        silent.append(job.stranger())
+        job.wait(lambda: True)
+    assert len(job.ends[HOSTS[0]]._strangers) <= peers._STRANGERS
+    job.join(HOSTS[2])
+    job.all_go()
+
+
+def test_nobody_starts_while_a_mistake_is_on_its_way(job):
+    first, _, third = job.join(*HOSTS[:2]) + job.join(HOSTS[2], alike={})
+    job.wait(lambda: len(first._wires) == 2)
+    assert not first.go and first.verdict is None
+    third.case(OWN, 2, "it cannot\n")
+    assert job.verdicts() == Verdict(2, "it cannot\n")
+    assert not any(end.go for end in job.ends.values())
+
+
+def test_a_restarted_rank_is_the_cause_of_an_echo(job):
+    first, second, _ = job.join()
+    job.all_go()
+    second.case(RESTARTED, 1, "loss is nan\n")
+    time.sleep(0.5)
+    job.wait(lambda: True)
+    assert not any(end.verdict for end in job.ends.values())
+    first.case(ECHO, 1, "connection closed\n")
+    assert job.verdicts().text == "loss is nan\n"
+
+
+def test_a_stop_does_not_hide_a_failure_before_it(job):
+    _, second, _ = job.join()
+    job.all_go()
+    second.case(OWN, 3, "loss is nan\n")
+    time.sleep(0.1)
+    second.stop(15)
+    assert job.verdicts() == Verdict(3, "loss is nan\n")
+
+
 def test_nonsense_from_a_host_of_the_job_is_no_verdict(job):
     job.join(*HOSTS[:2])
     third = job.stranger(hello(HOSTS[2]))
     job.all_go()
-    for message in ({"case": 1}, {"case": {"kind": 9}}, {"stop": "x"}, {"what": 1}, {"done": 0}):
+    endless = {"case": {"kind": 0, "exit_code": float("inf"), "text": ""}}
+    nonsense = [{"case": 1}, {"case": {"kind": 9}}, {"stop": "x"}, {"what": 1}, {"done": 0}]
+    for message in (*nonsense, endless):
         third.sendall(json.dumps(message).encode() + b"\n")
     time.sleep(0.3)
     job.wait(lambda: True)
@@ -264,7 +326,8 @@ def test_nonsense_from_a_host_of_the_job_is_no_verdict(job):
     assert job.verdicts().text.startswith("127.0.0.3 was lost: it said what no launcher says\n")
 
 
-def test_a_port_that_is_taken_on_the_first_host(job):
+def test_a_port_that_is_taken_on_the_first_host(job, monkeypatch):
+    monkeypatch.setattr(peers, "_TO_ANSWER", 1)  # s; a busy first host has more
     with socket.create_server((HOSTS[0], job.port)):
         with pytest.raises(LaunchError, match=r"cannot listen on port \d+ .*--launcher-peer-port"):
             job.join(HOSTS[0])

@@ -445,6 +445,18 @@ def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
     assert host.leftovers() == []
 
 
+def test_a_child_that_saves_has_the_grace_of_a_stop(start, script):
+    """A script that only starts another dies of SIGTERM at once; the other one saves."""
+    child = script(COUNT, "child.py")
+    wrapper = f"import subprocess, sys; subprocess.run([sys.executable, {str(child)!r}, '8', '0'])"
+    host = start("--train-script", script(wrapper, "wrapper.py"))
+    host.wait_for("ready")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert "saved" in host.out, host.log()
+    assert host.leftovers() == []
+
+
 def test_ranks_that_ignore_a_stop_are_killed_when_the_grace_is_over(start, script):
     host = start("--train-script", script(COUNT), "100", "0", *TWO_RANKS, "--launcher-grace", "1")
     host.wait_for("ready", 2)
