@@ -31,18 +31,18 @@ EXACT += ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CURRENT_HOST"
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Drop every variable that a launcher reads, and give the test folders of its own."""
     for name in list(os.environ):
         if name.startswith(OURS) or name in EXACT:
             monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the tests are of hosts without GPUs
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
     (tmp_path / "output").mkdir()
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "output"))
     monkeypatch.chdir(tmp_path)
+    with tempfile.TemporaryDirectory(prefix="test-") as temporary:  # short, for sockets in it
+        monkeypatch.setenv("TMPDIR", temporary)
+        yield
 
 
 def poll(condition, timeout: float = 60, every: float = 0.05):

@@ -11,16 +11,9 @@ import pytest
 from conftest import REPO
 
 from cluster import engine
-from cluster.engine import HERE, copy_tracked_files
+from cluster.engine import copy_tracked_files
 from cluster.faults import OURS, PEERS, Row
 from cluster.hosts import Job
-
-
-def pytest_collection_modifyitems(items) -> None:
-    """Where tests run in several processes, those with containers run in one: it has the engine."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("containers"))
 
 
 @pytest.fixture(scope="session")

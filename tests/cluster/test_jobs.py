@@ -5,9 +5,9 @@ import time
 import pytest
 from conftest import TRAIN_DDP
 
-from cluster.hosts import ALONE, AWS, TRAIN
+from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
 # What a rank knows of its place. Its own torch would cost seconds, times twelve.
 PLACE = """
