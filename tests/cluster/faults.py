@@ -33,8 +33,8 @@ exec({plan}.get(rank, "while True: step()"))
 
 # What people write who have no launcher: the entry point runs torchrun, and raises if it failed.
 RUN_TORCHRUN = """
-import os, subprocess, sys
-hosts = os.environ["SM_HOSTS"].strip("[]").replace('"', "").split(",")
+import json, os, subprocess, sys
+hosts = json.loads(os.environ["SM_HOSTS"])
 rank = hosts.index(os.environ["SM_CURRENT_HOST"])
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts))]
 torchrun += ["--node-rank", str(rank), "--nproc-per-node", "{ranks}", "--rdzv-backend", "c10d"]
@@ -84,7 +84,7 @@ class Fault:
         self.job.will_run(script, how, launcher_nproc_per_node=ranks, **options)
         if self._of != OURS:
             for host in self.job.values():
-                _have_run_by(self._of, host, script, ranks, hosts)
+                _have_run_by(self._of, host, ranks, hosts)
 
     def start(self) -> None:
         """Start the job; return when all ranks run."""
@@ -156,21 +156,20 @@ class Fault:
         self._table.append(Row(self._name, joined, "", took, said))
 
 
-def _have_run_by(peer: str, host: Host, script: str, ranks: int, hosts: int) -> None:
-    """Have a peer run the script in place of the launcher."""
+def _have_run_by(peer: str, host: Host, ranks: int, hosts: int) -> None:
+    """Have a peer run the script in /opt/ml/code in place of the launcher."""
     if peer == TORCHRUN:
         host.options["entrypoint"] = ["python3", "-m", "torch.distributed.run"]
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "algo-1:29400"]
         size = ["--nnodes", str(hosts), "--nproc-per-node", str(ranks)]
-        host.write("code/script.py", script)
         host.command = [*size, *rendezvous, "--rdzv-id", "job", "/opt/ml/code/script.py"]
         return
     host.command = ["train"]
-    host.write("source/script.py", script)
-    host.write("source/entry.py", RUN_TORCHRUN.format(ranks=ranks))
+    host.write("code/entry.py", RUN_TORCHRUN.format(ranks=ranks))
     host.options["entrypoint"] = []
     host.environment["SAGEMAKER_TRAINING_MODULE"] = "sagemaker_pytorch_container.training:main"
-    host.hyperparameters = {"sagemaker_submit_directory": "/opt/ml/source"}
+    # The scripts are in /opt/ml/code already, where the toolkit would unpack them.
+    host.hyperparameters = {"sagemaker_submit_directory": "/opt/ml/code"}
     if peer == TOOLKIT:
         host.hyperparameters["sagemaker_program"] = "script.py"
         host.hyperparameters["sagemaker_torch_distributed_enabled"] = True
