@@ -454,26 +454,19 @@ class OtherHost(Peers):
         """In a thread, since looking up a name can take seconds: reach the first host."""
         with bell:
             while not self._over.is_set():
-                pause = _NAME_RETRY
+                own, first = _address(self._me), _address(self._first)
+                if not own or not first:
+                    self._trouble = f"the name {self._first if own else self._me} does not resolve"
+                    self._over.wait(_NAME_RETRY)
+                    continue
                 try:
-                    own = (self._address(self._me), 0)
-                    first = (self._address(self._first), self._port)
-                    pause = _RETRY
-                    self._connected.append(socket.create_connection(first, _TO_GREET, own))
+                    to = (first, self._port)
+                    self._connected.append(socket.create_connection(to, _TO_GREET, (own, 0)))
                     return
-                except _NoAddressError as error:
-                    self._trouble = str(error)
                 except OSError as error:
                     refused = isinstance(error, ConnectionRefusedError)
                     self._trouble = "nothing listens there" if refused else "it does not answer"
-                self._over.wait(pause)
-
-    @staticmethod
-    def _address(host: str) -> str:
-        try:
-            return socket.gethostbyname(host)
-        except (OSError, UnicodeError):
-            raise _NoAddressError(f"the name {host} does not resolve") from None
+                    self._over.wait(_RETRY)
 
     def _on_connected(self) -> None:
         self._selector.unregister(self._bell)
@@ -540,7 +533,6 @@ class OtherHost(Peers):
         if now >= self._answer_by:
             raise self._no_launcher()
         if now >= self._start_deadline:
-            log(f"no word from {self._first}: {self._trouble}.")
             how = f"did not arrive within {self._start_timeout} s ({self._trouble})"
             self.verdict = self._lost(self._first, how)
         elif now >= self._roll_at:
@@ -555,8 +547,12 @@ class OtherHost(Peers):
         super().close()
 
 
-class _NoAddressError(OSError):
-    pass
+def _address(host: str) -> str:
+    """Return the address of a name, "" if it has none; takes many seconds where nobody answers."""
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError):
+        return ""
 
 
 class _LookUp(threading.Thread):
@@ -572,10 +568,7 @@ class _LookUp(threading.Thread):
 
     def run(self) -> None:
         for host in self.addresses:
-            try:
-                self.addresses[host] = socket.gethostbyname(host)
-            except (OSError, UnicodeError):
-                self.addresses[host] = ""
+            self.addresses[host] = _address(host)
 
     def words(self) -> str:
         """Return the names, each with whether it resolves."""

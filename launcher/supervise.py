@@ -212,7 +212,7 @@ class _Supervisor:
         if self._peers:
             self._peers.stop(number)
         # Where no rank runs there is nothing to wait for: torchrun may be in its exit barrier,
-        # which takes no notice of signals for 300 s.
+        # which takes no notice of signals.
         self._deadline = self._in((grace if self._reports.alive else 0) + _MARGIN)
         self._sweep_by = self._in(grace)
         os.kill(self._agent.pid, number)  # not reaped yet, so the process is still there
