@@ -68,6 +68,7 @@ def main() -> None:
             if not name.startswith(("SM_", "PET_", "LAUNCHER_", "SAGEMAKER_"))
         }
         environment["OMP_NUM_THREADS"] = "1"  # on both sides
+        environment["TMPDIR"] = folder  # torchrun leaves its log folders behind
         launcher = [sys.executable, "-m", "launcher", "--launcher-nproc-per-node", "2"]
         launcher += ["--train-script", str(script), str(stamp)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
