@@ -10,13 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher import failure, init, options, peers, supervise, toolkit
+from launcher import failure, init, options, supervise, toolkit
 from launcher.cluster import Cluster, read_cluster
 from launcher.errors import LaunchError, log
-from launcher.failure import Outcome
+from launcher.failure import OWN, Outcome, Verdict
 from launcher.machine import interface_of, read_machine
 from launcher.options import Options
-from launcher.peers import Verdict
 from launcher.plan import LaunchPlan, make_plan
 from launcher.signals import Signals, signal_name
 
@@ -66,7 +65,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     except _MistakeHere as mistake:
         if not _has_peers(mistake.cluster, mistake.chosen):
             raise
-        return _run_with_peers(mistake.cluster, mistake.chosen, mistake, environ, signals)
+        return _run_with_peers(None, mistake, mistake.cluster, mistake.chosen, environ, signals)
     if started is None:
         return 0
     plan, chosen = started
@@ -77,7 +76,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
         sys.stdout.buffer.write(os.fsencode(plan.command() + "\n"))
         return 0
     if _has_peers(plan.cluster, chosen):
-        return _run_with_peers(plan.cluster, chosen, plan, environ, signals)
+        return _run_with_peers(plan, None, plan.cluster, chosen, environ, signals)
     stops = [number for number in signals.take() if number != signal.SIGCHLD]
     if stops:
         log(f"{signal_name(stops[0])} before anything was started.")
@@ -93,20 +92,22 @@ def _has_peers(cluster: Cluster, chosen: Options) -> bool:
 
 
 def _run_with_peers(
+    plan: LaunchPlan | None,
+    mistake: LaunchError | None,
     cluster: Cluster,
     chosen: Options,
-    plan: LaunchPlan | LaunchError,
     environ: Mapping[str, str],
     signals: Signals,
 ) -> int:
-    """Start when all hosts do, and end as all do; an error in place of a plan is told to them."""
+    """Start when all hosts do, and end as all do; a mistake in place of a plan is told to them."""
+    from launcher import peers  # which one host, or a dry run, does not need
+
     outcome = None
-    mistake = plan if isinstance(plan, LaunchError) else None
-    alike = {} if isinstance(plan, LaunchError) else plan.alike
     verdict: Verdict | None = None
+    alike = plan.alike if plan else {}
     try:
         with peers.join(cluster, chosen.peer_port, chosen.start_timeout, alike) as channel:
-            if not isinstance(plan, LaunchError):
+            if plan:
                 channel.roll_call(signals)
                 if channel.go and channel.verdict is None:
                     try:
@@ -115,7 +116,7 @@ def _run_with_peers(
                         mistake = error
             if mistake:
                 text = f"launcher: {cluster.current_host}: {mistake}\n"
-                channel.case(peers.OWN, mistake.exit_code, text)
+                channel.case(OWN, mistake.exit_code, text)
                 verdict = Verdict(mistake.exit_code, text)
             channel.leave(signals)
             verdict = channel.verdict or verdict

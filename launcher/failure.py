@@ -21,6 +21,9 @@ from launcher.signals import signal_name
 LIMIT = 1024
 # Failures within this many seconds happened at once, as far as anybody can tell.
 _MOMENT = 1.0
+# Kinds of causes, the better first: a rank that failed for a reason of its own, a host that was
+# lost, a torchrun that failed, a rank that torchrun restarted, one that heard of another's death.
+OWN, LOST, BROKEN, RESTARTED, ECHO = range(5)
 # What a rank says when another one has died first.
 _SECONDARY = (
     "torch.distributed.DistBackendError",
@@ -103,6 +106,21 @@ class Outcome(NamedTuple):
         if self.returncode < 0 or self.torchrun_error.startswith("Rendezvous"):
             return EXIT_HOST_LOST
         return self.returncode
+
+    @property
+    def kind(self) -> int:
+        """What kind of cause this host knows: OWN, BROKEN or ECHO."""
+        if not self.failures:
+            return BROKEN
+        return ECHO if self.failures[0].is_secondary else OWN
+
+
+class Verdict(NamedTuple):
+    """How the job ends: `text` is that of the failure file, "" if there is none to write."""
+
+    exit_code: int
+    text: str = ""
+    stop_signal: int = 0
 
 
 def in_order(

@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 
 from launcher.cluster import Cluster
 from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, LaunchError, log, short
+from launcher.failure import LOST, OWN, RESTARTED, Verdict
 from launcher.options import flag
 from launcher.signals import Signals
 from launcher.wire import Wire
@@ -58,18 +59,8 @@ _RETRY = 0.02  # between two tries to reach the first host,
 _NAME_RETRY = 0.5  # and where its name does not resolve
 _LISTEN_RETRY = 1  # between two tries of the first host to listen
 _TO_LOOK_UP = 2  # for names, when there is no more time
-# Kinds of cases, the better first, and how long each waits for a better one.
-OWN, LOST, BROKEN, RESTARTED, ECHO = range(5)
-_PATIENCE = (0.3, 0.5, 1.0, math.inf, 1.5)
+_PATIENCE = (0.3, 0.5, 1.0, math.inf, 1.5)  # of each kind of case, for a better one
 _RECENT = 5  # how long a restart may be the cause of an echo
-
-
-class Verdict(NamedTuple):
-    """How all hosts end: `text` is that of the failure file, "" if there is none to write."""
-
-    exit_code: int
-    text: str = ""
-    stop_signal: int = 0
 
 
 class _Case(NamedTuple):

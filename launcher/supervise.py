@@ -18,15 +18,17 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
-from launcher.failure import Outcome, RankFailure, failure_text, in_order
+from launcher.failure import RESTARTED, Outcome, RankFailure, failure_text, in_order
 from launcher.options import EXIT_BARRIER, RUN_DIR
-from launcher.peers import BROKEN, ECHO, OWN, RESTARTED, Peers, Verdict
 from launcher.plan import LaunchPlan
 from launcher.reports import Rank, Reports
 from launcher.signals import Signals, reap, signal_name
 
 if TYPE_CHECKING:
     import psutil
+
+    from launcher.failure import Verdict
+    from launcher.peers import Peers  # one host needs none, nor the 7 ms to import it
 
 # torchrun ends what ignores a stop when the grace is over; this many seconds later we do.
 _MARGIN = 5
@@ -266,12 +268,8 @@ class _Supervisor:
 
     def _tell(self, outcome: Outcome, peers: Peers, kind: int | None = None) -> None:
         """Make a case of how this host failed."""
-        if kind is None:
-            kind = BROKEN
-            if outcome.failures:
-                kind = ECHO if outcome.failures[0].is_secondary else OWN
         text = failure_text(outcome, self._plan.cluster, self._plan.rdzv_endpoint)
-        peers.case(kind, outcome.exit_code, text)
+        peers.case(outcome.kind if kind is None else kind, outcome.exit_code, text)
 
     def _on_verdict(self, verdict: Verdict) -> None:
         """End as all hosts do, if that is not what this one is doing already."""

@@ -12,7 +12,7 @@ from conftest import free_port, poll
 from launcher import peers
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.peers import BROKEN, ECHO, OWN, RESTARTED, Verdict
+from launcher.failure import BROKEN, ECHO, OWN, RESTARTED, Verdict
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 ALIKE = {"version of torch": "2.13", "script": "script train.py"}
