@@ -32,6 +32,15 @@ os._exit(0)  # the end is not what is measured, and torch 2.4 can deadlock in it
 """
 
 
+def cpu_of_python(environment: dict[str, str]) -> float:
+    """Return the CPU seconds that Python takes to start and do nothing: this machine's speed."""
+    process = subprocess.Popen([sys.executable, "-c", "pass"], env=environment)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    cpu = int(Path("/proc", str(process.pid), "schedstat").read_text().split()[0]) / 1e9
+    process.wait()
+    return cpu
+
+
 def run(argv: list[str], environment: dict[str, str], stamp: Path) -> dict[str, float]:
     """Run a command to its end; return seconds to the all-reduce, its own CPU s and peak MiB.
 
@@ -77,14 +86,16 @@ def main() -> None:
         torchrun += ["--max-restarts", "0", "--", str(script), str(stamp)]
         run(launcher, environment, stamp)
         run(torchrun, environment, stamp)  # both once for the page cache
-        ours, theirs = [], []
+        ours, theirs, python = [], [], []
         for _ in range(pairs):
             ours.append(run(launcher, environment, stamp))
             theirs.append(run(torchrun, environment, stamp))
+            python.append(cpu_of_python(environment))
 
     ratios = [a["reduced"] / b["reduced"] for a, b in zip(ours, theirs)]
     rows = [
         ("launcher's own CPU time", "ms", [1000 * a["cpu"] for a in ours], "60"),
+        ("of that, the start of Python itself", "ms", [1000 * cpu for cpu in python], ""),
         ("launcher's own peak memory", "MiB", [a["peak"] for a in ours], "22"),
         ("launch to first all-reduce, launcher", "s", [a["reduced"] for a in ours], ""),
         ("launch to first all-reduce, torchrun", "s", [b["reduced"] for b in theirs], ""),
