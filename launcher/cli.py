@@ -172,6 +172,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
     try:
         chosen = _located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
         plan = _planned(chosen, cluster, environ, made)
+        if _has_peers(cluster, chosen) and cluster.node_rank == 0:
+            _require_port(plan)
     except LaunchError as error:
         raise _MistakeHere(error, cluster, chosen) from None
     # Said only now: a mistake is to be the one line that people see.
@@ -198,6 +200,20 @@ def _planned(
     if cluster.nnodes > 1 and unknown and "GLOO_SOCKET_IFNAME" not in environ:
         machine = machine._replace(own_interface=interface_of(cluster.current_host))
     return make_plan(chosen, cluster, machine, environ, added=added)
+
+
+def _require_port(plan: LaunchPlan) -> None:
+    """See on the first host that torchrun's store can listen; it would take seconds to fail."""
+    import errno
+    import socket  # one host has no port
+
+    if f"--rdzv-endpoint={plan.rdzv_endpoint}" not in plan.argv:
+        return  # the user's own
+    try:
+        socket.create_server(("", int(plan.rdzv_endpoint.rpartition(":")[2]))).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise LaunchError(f"{failure.port_is_taken(plan.rdzv_endpoint)}.") from None
 
 
 def _refuse_nesting(environ: Mapping[str, str]) -> None:

@@ -189,16 +189,21 @@ def failure_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
     return text + "".join(line + "\n" for line in lines)
 
 
+def port_is_taken(endpoint: str) -> str:
+    """Return what to say where torchrun's store on the first host finds its port taken."""
+    return (
+        f"the rendezvous port of {endpoint} is taken on this host; "
+        f"choose another with {flag('rdzv_port')}, on every host alike"
+    )
+
+
 def _torchrun_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
     host = cluster.current_host
     error = " ".join(outcome.torchrun_error.split()).rstrip(" :")
     if outcome.returncode < 0:
         what = f"{host}: torchrun was killed by {signal_name(-outcome.returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
-        what = (
-            f"{host}: the rendezvous port of {endpoint} is taken on this host; "
-            f"choose another with {flag('rdzv_port')}, on every host alike"
-        )
+        what = f"{host}: {port_is_taken(endpoint)}"
     elif error.startswith("Rendezvous"):
         what = (
             f"{host}: the hosts did not all meet at {endpoint}, or one was lost "

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import time
 
 import psutil
@@ -312,6 +313,21 @@ def test_a_mistake_on_one_host_ends_both(start, script, wrong, what):
     for host in hosts:
         assert host.wait(60) == 2, host.log()
         assert host.failure.startswith(f"launcher: {names[wrong]}: {says}")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::"])
+def test_a_rendezvous_port_that_is_taken_ends_both_before_torchrun(start_two, script, address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, dualstack_ipv6=":" in address) as taken:
+        port = str(taken.getsockname()[1])
+        hosts = start_two("--train-script", script("print('ran')"), LAUNCHER_RDZV_PORT=port)
+        for host in hosts:
+            assert host.wait(60) == 2, host.log()
+            assert host.failure == (
+                f"launcher: 127.0.0.1: the rendezvous port of 127.0.0.1:{port} is taken on this "
+                "host; choose another with --launcher-rdzv-port, on every host alike.\n"
+            )
+            assert host.out == ""
 
 
 def test_arguments_that_differ_end_all_even_a_late_host(start, script):

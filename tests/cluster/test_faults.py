@@ -256,7 +256,8 @@ def test_the_rendezvous_port_is_taken(fault):
     take_port(fault.job["algo-1"], 29400)
     fault.job.start()
     fault.happens()
-    fault.ends(69, "algo-1: the rendezvous port of algo-1:29400 is taken on this host; choose", 5)
+    text = "launcher: algo-1: the rendezvous port of algo-1:29400 is taken on this host; choose"
+    fault.ends(2, text, 5)
     assert "--launcher-rdzv-port" in fault.job["algo-2"].failure
 
 
