@@ -1,8 +1,9 @@
 # Everything is installed into a virtual environment of the project's own.
 PYTHON ?= python3
 VENV   ?= .venv
-# Any requirement of pip's, for example a build for CPU.
-TORCH  ?= torch==2.13.0
+# Any requirements of pip's, for example builds for CPU. Two that fit each other: "===" takes no
+# build such as 2.13.0+cpu, which torchvision's from PyPI does not fit.
+TORCH  ?= torch===2.13.0 torchvision==0.28.0
 # One that torch 2.4 has wheels for: 3.8 to 3.12.
 PYTHON_OLDEST ?= $(PYTHON)
 BIN    := $(VENV)/bin
@@ -11,13 +12,13 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo image test test-fast test-cluster matrix test-without-containers test-compat check \
+.PHONY: demo data image test test-fast test-cluster matrix test-without-containers test-compat check \
 	format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
 # has changed. One file for each set of requirements marks that.
 SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py)
-WITH_TORCH := $(VENV)/installed-$(subst >,-,$(subst =,-,$(TORCH)))
+WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
 TO_TEST := $(VENV)/installed-to-test
 
 $(BIN)/pip:
@@ -26,7 +27,7 @@ $(BIN)/pip:
 $(WITH_TORCH): $(SOURCES) | $(BIN)/pip
 	@echo "installing $(TORCH) into $(VENV), which can take minutes ..."
 	@rm -rf build
-	$(BIN)/pip install --quiet "$(TORCH)" ".[train]"
+	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") ".[train]"
 	@rm -rf build; touch "$@"
 
 $(TO_TEST): $(SOURCES) | $(BIN)/pip
@@ -36,6 +37,10 @@ $(TO_TEST): $(SOURCES) | $(BIN)/pip
 
 demo: $(WITH_TORCH)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/two_hosts.sh
+
+# The real ants and bees, for --data data/hymenoptera_data.
+data:
+	$(PYTHON) examples/fetch_hymenoptera.py data
 
 image:
 	docker build $(BUILD_FLAGS) -f container/Dockerfile -t $(TAG) \
@@ -68,8 +73,8 @@ test-without-containers: $(WITH_TORCH) $(TO_TEST)
 # The launcher's tests against the oldest torch that it supports, and the newest that installs.
 test-compat:
 	$(MAKE) test-without-containers \
-		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch==2.4.0"
-	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14"
+		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
+	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
 check: $(TO_TEST)
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
+TRAIN_HYMENOPTERA = REPO / "train_scripts" / "train_hymenoptera.py"
 LAUNCHER = [sys.executable, "-m", "launcher"]
 
 if os.path.isdir("/opt/ml/input/config"):
@@ -209,6 +210,16 @@ def script(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def ants_and_bees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make small pictures: 42 in train/, 18 in val/, of two classes that differ."""
+    folder = tmp_path_factory.mktemp("pictures")
+    code = "import sys, pictures; pictures.make_synthetic(sys.argv[1], train=42, val=18, size=72)"
+    command = [sys.executable, "-c", code, str(folder)]
+    subprocess.run(command, check=True, cwd=REPO / "train_scripts")
+    return folder
 
 
 @pytest.fixture

@@ -1,8 +1,12 @@
 """The reference script runs unchanged alone, under torchrun and under the launcher."""
 
+import ast
+import os
+import random
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import LAUNCHER, TRAIN_DDP
@@ -27,6 +31,7 @@ def test_it_learns_and_saves(how, tmp_path, monkeypatch):
     assert len(losses) == 4 and losses[-1] < losses[0] / 2
     assert accuracies[-1] > 0.9
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["model.pt"]
+    assert not os.path.exists("checkpoints")
 
 
 def test_the_loss_is_that_of_all_ranks(tmp_path, monkeypatch):
@@ -47,8 +52,8 @@ import torch.distributed as dist
 import train_ddp
 
 epochs = []
-set_epoch = train_ddp.DistributedSampler.set_epoch
-train_ddp.DistributedSampler.set_epoch = lambda self, n: (epochs.append(n), set_epoch(self, n))
+set_epoch = train_ddp.ResumableSampler.set_epoch
+train_ddp.ResumableSampler.set_epoch = lambda self, *n: (epochs.append(n), set_epoch(self, *n))
 fail = sys.argv.pop() == "fail"
 if fail:
     train_ddp.save = None  # so that calling it raises
@@ -58,7 +63,7 @@ except TypeError:
     assert fail
 else:
     assert not fail
-assert epochs == [0, 1], epochs
+assert epochs == [(0, 0), (1, 0)], epochs
 assert not dist.is_initialized()
 """
 
@@ -70,5 +75,53 @@ def test_every_epoch_is_set_and_the_group_destroyed_on_every_path(script, end):
     assert done.returncode == 0, done.stderr
 
 
+STOP = f"""
+import os, signal, sys
+sys.path.insert(0, {str(TRAIN_DDP.parent)!r})
+import torch.distributed as dist
+import train_ddp
+
+count = train_ddp.Progress.count
+step = int(os.environ["STOP_AT"])
+
+def counted(self, *args):
+    global step
+    count(self, *args)
+    step -= 1
+    if step == 0 and dist.get_rank() == 1:
+        os.kill(os.getppid(), signal.SIGTERM)  # torchrun tells all ranks
+
+train_ddp.Progress.count = counted
+train_ddp.main()
+"""
+
+
+def test_a_stop_at_a_random_step_changes_nothing(start_two, script):
+    job = ("--train-script", script(STOP), "--launcher-nproc-per-node", "2", "--samples", "1000")
+    job += ("--epochs", "3", "--batch-size", "25", "--checkpoint-dir")
+
+    def run(folder, stop_at):
+        environ = {"SM_MODEL_DIR": f"{folder}-model", "STOP_AT": str(stop_at)}
+        return [host.wait() for host in start_two(*job, folder, **environ)]
+
+    stop_at = random.randrange(1, 3 * 10)
+    assert run("whole", -1) == [0, 0]
+    assert run("stopped", stop_at) == [143, 143], stop_at
+    assert run("stopped", -1) == [0, 0], stop_at
+    one, other = (Path(f"{folder}-model", "model.pt") for folder in ("whole", "stopped"))
+    assert one.read_bytes() == other.read_bytes(), stop_at
+
+
 def test_it_is_short_enough_to_read_at_one_go():
-    assert len(TRAIN_DDP.read_text().splitlines()) <= 120
+    assert len(TRAIN_DDP.read_text().splitlines()) <= 130
+
+
+def test_both_scripts_have_the_same_functions_in_the_same_order():
+    def functions(name):
+        tree = ast.parse((TRAIN_DDP.parent / name).read_text())
+        return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+    grown_up = functions("train_hymenoptera.py")
+    assert [name for name in grown_up if name in functions(TRAIN_DDP.name)] == functions(
+        TRAIN_DDP.name
+    )

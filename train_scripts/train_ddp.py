@@ -4,8 +4,9 @@ One process:        python train_ddp.py
 One host:           torchrun --nproc-per-node 2 train_ddp.py --epochs 5
 One or more hosts:  sm-launch --train-script train_ddp.py --epochs 5
 
-It needs torch alone, runs on CPU (gloo) or GPU (nccl), and saves the model to SM_MODEL_DIR.
-Everything it knows of the cluster comes from the variables that torchrun sets.
+It needs torch alone, runs on CPU (gloo) or GPU (nccl), and saves the model to SM_MODEL_DIR. A
+stopped job goes on where it was (resume.py). Everything it knows of the cluster comes from the
+variables that torchrun sets. train_hymenoptera.py is the same for real pictures.
 """
 
 import argparse
@@ -14,9 +15,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, prime
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def parse_args():
@@ -27,6 +29,7 @@ def parse_args():
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
     parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
     return parser.parse_args()
 
@@ -58,37 +61,45 @@ def make_data(samples, seed):
     return TensorDataset(points, (torch.sin(angle) > 0).long())
 
 
+def make_model(seed, device):
+    torch.manual_seed(seed)
+    layers = (nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return nn.Sequential(*layers).to(device)
+
+
 def train(args, device):
     dataset = make_data(args.samples, args.seed)
-    sampler = DistributedSampler(dataset, seed=args.seed)
-    loader = DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
+    sampler = ResumableSampler(dataset, seed=args.seed)
+    # With a generator of its own the loader leaves alone what a checkpoint remembers.
+    generator = torch.Generator().manual_seed(args.seed)
+    loader = DataLoader(dataset, args.batch_size, sampler=sampler, generator=generator)
 
-    torch.manual_seed(args.seed)
-    model = nn.Sequential(
-        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
-    ).to(device)
+    model = make_model(args.seed, device)
     ddp_model = DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(ddp_model.parameters(), lr=args.lr)
+    prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loss_function = nn.CrossEntropyLoss()
-
-    for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # without it every epoch has the same order
-        totals = torch.zeros(3, device=device)  # loss, correct answers, samples
-        for points, labels in loader:
-            points, labels = points.to(device), labels.to(device)
-            logits = ddp_model(points)
-            loss = loss_function(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            correct = (logits.argmax(dim=1) == labels).sum()
-            totals += torch.stack(
-                (loss.detach() * len(labels), correct, correct.new_tensor(len(labels)))
-            )
-        dist.all_reduce(totals)  # means over all ranks, not those of rank 0
-        loss, accuracy = (totals[:2] / totals[2]).tolist()
-        if dist.get_rank() == 0:
-            print(f"epoch={epoch} loss={loss:.4f} accuracy={accuracy:.4f}", flush=True)
+    made_for = {"script": "train_ddp", "model": str(model)}
+    with Checkpoints(
+        args.checkpoint_dir, made_for, {"model": model, "optimizer": optimizer}
+    ) as checkpoints:
+        progress = Progress(device)
+        checkpoints.load(progress)
+        for epoch in range(progress.epoch, args.epochs):
+            sampler.set_epoch(epoch, progress.samples)  # without it every epoch has the same order
+            for points, labels in loader:
+                points, labels = points.to(device), labels.to(device)
+                logits = ddp_model(points)
+                loss = loss_function(logits, labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                progress.count(loss, logits, labels)
+                checkpoints.leave_if_stopped(progress)
+            loss, accuracy = progress.end_epoch()
+            if dist.get_rank() == 0:
+                print(f"epoch={epoch} loss={loss:.4f} accuracy={accuracy:.4f}", flush=True)
+            checkpoints.save(progress)
     return model
 
 

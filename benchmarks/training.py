@@ -1,0 +1,103 @@
+"""How fast train_hymenoptera.py is, against the notebook's way of it (notebook_way.py).
+
+    python benchmarks/training.py [--ranks 2] [--epochs 2] [--seeds 3]
+
+Both in turn, with the same made-up pictures, weights, batches and epochs, under torchrun on this
+machine. Timed inside the script, from before the data are read to the end of the last epoch, with
+all reading, decoding, validation and checkpoints. The weights are made first: some epochs on other
+pictures, smaller ones. Needs what setup.cfg's extra `train` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+SCRIPTS = REPO / "train_scripts"
+BATCH, LR = "32", "0.004"
+
+
+def run(ranks: int, *argv: object) -> str:
+    """Run a script with so many ranks; return what it printed."""
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *map(str, argv)]
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return done.stdout
+
+
+def ours(ranks: int, data: Path, folder: Path, epochs: int, seed: int, *options: object) -> dict:
+    """Train as the reference script does; return its speed and its accuracy."""
+    argv = [SCRIPTS / "train_hymenoptera.py", "--data", data, "--epochs", epochs, "--seed", seed]
+    for option in ("checkpoint-dir", "model-dir", "output-data-dir"):
+        argv += [f"--{option}", folder / option]
+    out = run(ranks, *argv, "--batch-size", BATCH, *options)
+    last = (folder / "output-data-dir" / "metrics.jsonl").read_text().splitlines()[-1]
+    speed = float(out.partition("s: ")[2].partition(" pictures/s")[0])
+    return {"pictures_per_second": speed, "val_accuracy": json.loads(last)["val_accuracy"]}
+
+
+def make_pictures(folder: Path, seed: int, train: int, val: int, size: int) -> None:
+    code = "import sys, pictures as p; p.make_synthetic(sys.argv[1], *map(int, sys.argv[2:]))"
+    argv = [sys.executable, "-c", code, str(folder), *map(str, (seed, train, val, size))]
+    subprocess.run(argv, check=True, cwd=SCRIPTS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        make_pictures(folder / "before", 1, 240, 40, 160)
+        options = ("--weights", "none", "--image-size", "96", "--lr", "0.02")
+        ours(args.ranks, folder / "before", folder / "weights", 6, 1, *options)
+        weights = folder / "weights" / "model-dir" / "model.pt"
+        # As many as the real ones, and as large: 500 x 375 has as many pixels.
+        make_pictures(folder / "data", 0, 244, 153, 433)
+        for seed in range(args.seeds):
+            options = ("--weights", weights, "--lr", LR)
+            fast = ours(
+                args.ranks, folder / "data", folder / str(seed), args.epochs, seed, *options
+            )
+            argv = (folder / "data", weights, args.epochs, BATCH, LR, seed)
+            slow = json.loads(run(args.ranks, REPO / "benchmarks" / "notebook_way.py", *argv))
+            rows.append((fast, slow))
+
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(
+        f"{args.ranks} ranks, {args.epochs} epochs, {os.cpu_count()} CPUs, {device}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}\n"
+    )
+    print("| seed | ours, pictures/s | notebook's way | ratio | accuracy, ours | notebook's way |")
+    print("|---|---|---|---|---|---|")
+    ratios = []
+    for seed, (fast, slow) in enumerate(rows):
+        ratios.append(fast["pictures_per_second"] / slow["pictures_per_second"])
+        speeds = f"{fast['pictures_per_second']:.1f} | {slow['pictures_per_second']:.1f}"
+        accuracies = f"{fast['val_accuracy']:.3f} | {slow['val_accuracy']:.3f}"
+        print(f"| {seed} | {speeds} | {ratios[-1]:.2f} | {accuracies} |")
+    means = [statistics.mean(row[way]["val_accuracy"] for row in rows) for way in (0, 1)]
+    print(f"| all | | | {statistics.median(ratios):.2f} | {means[0]:.3f} | {means[1]:.3f} |")
+
+
+if __name__ == "__main__":
+    main()

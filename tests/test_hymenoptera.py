@@ -1,0 +1,277 @@
+"""train_hymenoptera.py as jobs: real pictures, real ranks under the launcher, real stops."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPO, TRAIN_HYMENOPTERA, poll
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+SMALL = ("--weights", "none", "--image-size", "64", "--batch-size", "4", "--lr", "0.01")
+SMALL += ("--log-every", "0")  # a line for each step
+TWO_RANKS = ("--launcher-nproc-per-node", "2", "--train-script")
+
+
+@pytest.fixture
+def channels(ants_and_bees, monkeypatch):
+    for part in ("train", "val"):
+        monkeypatch.setenv(f"SM_CHANNEL_{part.upper()}", str(ants_and_bees / part))
+
+
+def folders(name):
+    """Return arguments that give a job folders of its own."""
+    options = {"checkpoint-dir": "checkpoints", "model-dir": "model", "output-data-dir": "data"}
+    return [f"--{option}={name}/{folder}" for option, folder in options.items()]
+
+
+def metrics(name):
+    """Return a job's metrics, but for how fast it was."""
+    lines = Path(name, "data", "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "images_per_second": 0} for line in lines]
+
+
+def test_two_hosts_train_to_a_model_and_two_pictures(start_two, channels, ants_and_bees):
+    job = (*TWO_RANKS, TRAIN_HYMENOPTERA, *SMALL, "--epochs", "2", *folders("job"))
+    hosts = start_two(*job)
+    assert [host.wait(300) for host in hosts] == [0, 0], hosts[0].log() + hosts[1].log()
+    assert hosts[1].out == ""  # one line is said once
+
+    # What the docs have people tell SageMaker.
+    docs = (REPO / "docs" / "training.md").read_text()
+    definitions = re.findall(r'"Name": "(\S+)", "Regex": r"(.+)"}', docs)
+    assert len(definitions) == 6
+    for name, regex in definitions:
+        found = [float(value) for value in re.findall(regex, hosts[0].out)]
+        assert len(found) == 2, (name, hosts[0].out)
+        written = [line[name.replace(":", "_")] for line in metrics("job")]
+        if name != "images_per_second":
+            assert found == pytest.approx(written, abs=1e-4)
+    assert "in epoch 0: 16 of 42 pictures, " in hosts[0].out
+    assert re.search(r"trained in [\d.]+ s: [\d.]+ pictures/s\n", hosts[0].out)
+
+    data = Path("job", "data")
+    for name in ("curves.png", "predictions.png"):
+        assert (data / name).read_bytes().startswith(b"\x89PNG") and f"saved {data / name}" in (
+            hosts[0].out
+        )
+    assert len(list((data / "tensorboard").iterdir())) == 1
+    model = Path("job", "model")
+    assert sorted(os.listdir(model)) == ["labels.json", "model.pt", "model.pt2"]
+    assert not list(Path("job").rglob("*.tmp"))
+    assert [host.leftovers() for host in hosts] == [[], []]
+
+    import torch
+    from torchvision.models import resnet18
+
+    resnet18(num_classes=2).load_state_dict(torch.load(model / "model.pt", weights_only=True))
+    pictures = [str(path) for path in sorted((ants_and_bees / "val").rglob("*.jpg"))]
+    argv = [sys.executable, str(REPO / "examples" / "classify.py"), str(model), *pictures]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    said = [line.rpartition(": ")[2].partition(",")[0] for line in done.stdout.splitlines()]
+    right = [Path(path).parent.name for path in pictures]
+    share = sum(one == other for one, other in zip(said, right)) / len(right)
+    assert share == pytest.approx(metrics("job")[-1]["val_accuracy"])
+
+
+# Kills the job while it writes its second checkpoint: all is in the file, but for its name.
+KILLED = f"""
+import os, signal, sys
+sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
+import train_hymenoptera
+
+names = []
+replace = os.replace
+
+def replaced(source, target):
+    if "checkpoint-" in target:
+        names.append(target)
+    if len(names) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+
+os.replace = replaced
+train_hymenoptera.main()
+"""
+
+
+def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
+    start_two, script, channels
+):
+    job = (*SMALL, "--epochs", "2")
+    whole = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job, *folders("whole"))
+    assert [host.wait(300) for host in whole] == [0, 0], whole[0].log()
+    job += tuple(folders("other"))
+    # A stop at a random step of the first epoch, which has three.
+    stopped = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job)
+    stopped[0].wait_for("in epoch 0: ", random.randrange(1, 4), timeout=200)
+    stopped[random.randrange(2)].signal(signal.SIGTERM)
+    assert [host.wait(300) for host in stopped] == [143, 143], stopped[0].log()
+    assert "stopped by SIGTERM; saved other/checkpoints/checkpoint-00000" in stopped[0].out
+    # Goes on, and is killed between writing and renaming its second checkpoint.
+    killed = start_two(*TWO_RANKS, script(KILLED), *job)
+    assert [host.wait(300) for host in killed] == [137, 137], killed[0].log()
+    names = sorted(os.listdir("other/checkpoints"))
+    assert names[-1] == "checkpoint-000002-000000000000.pt.tmp", names
+    last = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job)
+    assert [host.wait(300) for host in last] == [0, 0], last[0].log()
+    assert "going on from other/checkpoints/checkpoint-000001-000000000000.pt" in last[0].out
+    assert same_model("whole", "other")
+    assert metrics("whole") == metrics("other")
+    assert len(os.listdir("other/checkpoints")) == 2
+
+
+def same_model(*names):
+    import torch
+
+    one, other = (torch.load(Path(name, "model", "model.pt"), weights_only=True) for name in names)
+    return all(torch.equal(one[name], other[name]) for name in other)
+
+
+SHARES = f"""
+import sys
+sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
+import torch.distributed as dist
+from pictures import Pictures
+
+dist.init_process_group("gloo")
+data = Pictures(sys.argv[1], 32, train=False)
+sys.stdout.write("".join(f"has {{path}}\\n" for path, _ in data.samples))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_validation_counts_each_picture_once(start, script, ants_and_bees):
+    options = ("--launcher-nproc-per-node", "4", "--train-script")  # 18 pictures
+    host = start(*options, script(SHARES), ants_and_bees / "val")
+    assert host.wait(200) == 0, host.log()
+    paths = [line[4:] for line in host.out.splitlines() if line.startswith("has ")]
+    assert sorted(paths) == sorted(map(str, (ants_and_bees / "val").rglob("*.jpg")))
+
+
+def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
+    import torch
+    from torchvision.models import resnet18
+
+    (tmp_path / "weights").mkdir()
+    thousand = resnet18().state_dict()  # as ImageNet's, with a head for its 1000 classes
+    torch.save(thousand, tmp_path / "weights" / "resnet18.pth")
+    monkeypatch.setenv("SM_CHANNEL_WEIGHTS", str(tmp_path / "weights"))
+    switches = ("--bf16", "true", "--channels-last", "False", "--cache", "0", "--workers", "1")
+    switches += ("--scale-lr", "1", "--pin-memory", "false", "--lr", "0")
+    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL[2:], *switches, "--epochs", "1"]
+    done = subprocess.run(
+        [*argv, *folders("job")], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert "epoch=0 " in done.stdout
+    saved = torch.load("job/model/model.pt", weights_only=True)
+    assert saved["fc.weight"].shape == (2, 512)
+    for name in ("conv1.weight", "layer4.1.conv2.weight"):
+        assert torch.equal(saved[name], thousand[name])  # at a learning rate of 0
+
+
+BAD = {
+    "no channel": (["--weights", "none"], {"SM_CHANNEL_VAL": None}, "there is no channel 'val'"),
+    "no folder": ([], {"SM_CHANNEL_TRAIN": "nowhere"}, "nowhere is no folder of classes"),
+    "an empty class": ([], {"SM_CHANNEL_TRAIN": "empty"}, "no valid file for the classes ants"),
+    "one class": ([], {"SM_CHANNEL_TRAIN": "one"}, "one holds the classes ['ants'], "),
+    "other classes": (
+        [],
+        {"SM_CHANNEL_VAL": "other"},
+        "other ['ants', 'wasps']; expected",
+    ),
+    "no such weights": (["--weights", "none.pt"], {}, "cannot load the weights none.pt (FileNot"),
+    "no weights at all": (["--weights", "odd.pt"], {}, "cannot load the weights odd.pt ("),
+    "no network": (
+        ["--weights", "imagenet"],
+        {"HTTPS_PROXY": "http://127.0.0.1:1", "TORCH_HOME": "cache"},
+        "which needs network or a cache, --weights FILE or a channel 'weights' with a ResNet18's "
+        "state_dict, or --weights none",
+    ),
+    "two files in the channel": (
+        [],
+        {"SM_CHANNEL_WEIGHTS": "two"},
+        "the channel 'weights' (two) holds [",
+    ),
+    "a switch": (["--bf16", "maybe"], {}, "argument --bf16: 'maybe'; expected true, false or auto"),
+}
+
+
+@pytest.fixture
+def bad_folders(ants_and_bees):
+    for name, classes in (("one", ["ants"]), ("other", ["ants", "wasps"]), ("empty", ["bees"])):
+        for label in classes:
+            source = ants_and_bees / "train" / label.replace("wasps", "bees")
+            shutil.copytree(source, Path(name, label))
+    Path("empty", "ants").mkdir()
+    Path("two").mkdir()
+    for name in ("odd.pt", "two/one.pt", "two/other.pt"):
+        Path(name).write_bytes(b"no weights")
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(case, channels, bad_folders, monkeypatch):
+    arguments, environ, says = BAD[case]
+    for name, value in environ.items():
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
+    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL[2:], *arguments, *folders("job")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+    assert done.returncode in (1, 2), done.stdout
+    assert says in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not os.path.exists("job/model")
+
+
+def test_more_ranks_than_pictures(start, channels, tmp_path, ants_and_bees, monkeypatch):
+    for label in ("ants", "bees"):
+        picture = next((ants_and_bees / "train" / label).iterdir())
+        (tmp_path / "few" / label).mkdir(parents=True)
+        shutil.copy(picture, tmp_path / "few" / label)
+    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(tmp_path / "few"))
+    options = ("--launcher-nproc-per-node", "3", "--train-script")
+    host = start(*options, TRAIN_HYMENOPTERA, *SMALL, *folders("job"))
+    assert host.wait(200) == 1, host.log()
+    first = f"exited: {tmp_path / 'few'} has 2 pictures, too few for 3 ranks\n"
+    assert host.failure.partition("exited")[2] and first in host.failure
+
+
+def test_a_checkpoint_of_other_classes(channels, tmp_path, ants_and_bees, monkeypatch):
+    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL, "--epochs", "1", *folders("job")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    before = {path: path.read_bytes() for path in Path("job").rglob("*.pt")}
+    for part in ("train", "val"):
+        folder = shutil.copytree(ants_and_bees / part, tmp_path / "wasps" / part)
+        (folder / "bees").rename(folder / "wasps")
+        monkeypatch.setenv(f"SM_CHANNEL_{part.upper()}", str(folder))
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (name,) = os.listdir("job/checkpoints")
+    assert f"job/checkpoints/{name} is a checkpoint of " in done.stderr
+    assert "choose another --checkpoint-dir" in done.stderr
+    assert {path: path.read_bytes() for path in Path("job").rglob("*.pt")} == before
+
+
+def test_a_stop_under_plain_torchrun(channels):
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(TRAIN_HYMENOPTERA)]
+    with open("out", "w") as out:
+        process = subprocess.Popen([*argv, *SMALL, *folders("job")], stdout=out, stderr=out)
+    try:
+        poll(lambda: "in epoch 0: " in Path("out").read_text(), timeout=200)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+    assert "stopped by SIGTERM; saved job/checkpoints/" in Path("out").read_text()

@@ -1,0 +1,211 @@
+"""Checkpoints as the reference scripts use them, in one process; test_hymenoptera.py has jobs."""
+
+import os
+import random
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def resume(monkeypatch):
+    """The module, in a process group of one."""
+    monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    import resume
+
+    yield resume
+    dist.destroy_process_group()
+
+
+class Job:
+    """A model, an optimizer and where it is, with checkpoints in folder."""
+
+    def __init__(self, resume, folder="checkpoints", made_for="this", seed=0):
+        import torch
+
+        torch.manual_seed(seed)
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        parts = {"model": self.model, "optimizer": self.optimizer}
+        self.checkpoints = resume.Checkpoints(str(folder), {"script": made_for}, parts)
+        self.progress = resume.Progress(torch.device("cpu"))
+
+    def step(self):
+        import torch
+
+        points, labels = torch.randn(4, 3), torch.randint(2, (4,))
+        logits = self.model(points)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.progress.count(loss, logits, labels)
+
+    def save(self):
+        with self.checkpoints as checkpoints:
+            checkpoints.save(self.progress)
+
+    def load(self):
+        with self.checkpoints as checkpoints:
+            checkpoints.load(self.progress)
+        return self
+
+    def state(self):
+        weights = [parameter.tolist() for parameter in self.model.parameters()]
+        return weights, self.progress.totals.sums.tolist(), self.progress.samples
+
+
+def files(folder="checkpoints"):
+    return sorted(os.listdir(folder))
+
+
+def test_it_goes_on_as_if_it_had_not_stopped(resume):
+    job = Job(resume)
+    job.step()
+    job.progress.history.append({"epoch": 0, "loss": 0.5})
+    job.save()
+    job.step()
+    number = random.random()
+    other = Job(resume, seed=1).load()  # another process, but for the process
+    other.step()
+    assert other.state() == job.state()
+    assert other.progress.history == [{"epoch": 0, "loss": 0.5}]
+    assert random.random() == number
+    assert other.progress.end_epoch() == job.progress.end_epoch()
+    assert (other.progress.epoch, other.progress.samples) == (1, 0)
+
+
+def test_without_a_folder_nothing_is_kept(resume, tmp_path):
+    job = Job(resume, "")
+    job.save()
+    job.load()
+    assert files(tmp_path) == ["output"]
+
+
+def test_the_newest_two_are_kept(resume):
+    job = Job(resume)
+    for _ in range(4):
+        job.step()
+        job.save()
+    assert files() == [f"checkpoint-000000-{samples:012}.pt" for samples in (12, 16)]
+
+
+def truncate(path, job):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path, job):
+    data = bytearray(path.read_bytes())
+    data[data.index(job.model.weight.detach().numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+
+
+def replace(path, job):
+    import torch
+
+    torch.save({"weights": torch.ones(3)}, path)
+
+
+def empty(path, job):
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("harm", [truncate, flip_a_bit, replace, empty])
+def test_what_is_no_whole_checkpoint_is_named_and_passed_over(resume, harm, capsys):
+    job = Job(resume)
+    job.step()
+    job.save()
+    whole = job.state()
+    job.step()
+    job.save()
+    newest = Path("checkpoints", files()[-1])
+    harm(newest, job)
+    assert Job(resume, seed=1).load().state() == whole
+    out = capsys.readouterr().out
+    assert f"passing over {newest}, no whole checkpoint: " in out
+    assert "going on from checkpoints/checkpoint-000000-000000000004.pt\n" in out
+    assert len(files()) == 2
+
+
+def test_one_that_was_made_for_something_else_ends_the_job(resume):
+    Job(resume, made_for="that").save()
+    before = files()
+    with pytest.raises(SystemExit) as raised:
+        Job(resume).load()
+    text = f"checkpoints/{before[0]} is a checkpoint of {{'script': 'that'}}, and this is "
+    assert str(raised.value).startswith(text)
+    assert files() == before
+
+
+def test_no_room(resume, capsys):
+    job = Job(resume)
+    job.step()
+    job.save()
+    whole = job.state()
+    job.step()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(SystemExit) as raised:
+            job.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    path = "checkpoints/checkpoint-000000-000000000008.pt"
+    assert str(raised.value) == f"cannot write the checkpoint {path}: File too large"
+    assert files() == ["checkpoint-000000-000000000004.pt"]
+    assert Job(resume, seed=1).load().state() == whole
+
+
+def test_no_folder_can_be_made(resume, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"cannot write the checkpoint .*file/checkpoint-"):
+        Job(resume, tmp_path / "file").save()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_saves_and_leaves(resume, number, capsys):
+    job = Job(resume)
+    before = signal.getsignal(number)
+    with job.checkpoints as checkpoints, pytest.raises(SystemExit) as raised:
+        checkpoints.leave_if_stopped(job.progress)
+        os.kill(os.getpid(), number)
+        job.step()
+        checkpoints.leave_if_stopped(job.progress)
+    assert raised.value.code == 128 + number
+    assert f"stopped by {number.name}; saved checkpoints/checkpoint-" in capsys.readouterr().out
+    assert Job(resume, seed=1).load().state() == job.state()
+    assert signal.getsignal(number) == before
+
+
+def test_what_a_killed_job_was_writing_is_removed(resume):
+    job = Job(resume)
+    job.save()
+    with open("checkpoints/checkpoint-000000-000000000009.pt.tmp", "w") as file:
+        file.write("half")
+    job.load()
+    assert [name[-3:] for name in files()] == [".pt"]
+
+
+def test_a_sampler_goes_on_in_the_middle_of_an_epoch(resume):
+    data = range(10)
+
+    def seen(ranks, start):
+        parts = []
+        for rank in range(ranks):
+            sampler = resume.ResumableSampler(data, num_replicas=ranks, rank=rank, seed=3)
+            sampler.set_epoch(2, start)
+            parts.append(list(sampler))
+        return [index for together in zip(*parts) for index in together]
+
+    whole = seen(1, 0)
+    assert sorted(whole) == list(data) and seen(2, 0) == whole
+    assert seen(2, 4) == seen(1, 4) == whole[4:]
+    assert seen(2, 10) == []

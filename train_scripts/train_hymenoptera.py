@@ -1,0 +1,309 @@
+"""Fine-tune a ResNet18 to tell ants from bees: train_ddp.py, grown up.
+
+One process:        python train_hymenoptera.py --data synthetic --weights none --epochs 5
+One host:           torchrun --nproc-per-node 2 train_hymenoptera.py --data hymenoptera_data
+One or more hosts:  sm-launch --train-script train_hymenoptera.py
+
+On SageMaker the pictures come from the channels `train` and `val` (CLASS/*.jpg in each), weights
+from the channel `weights` if there is one. Schedule and augmentation are those of PyTorch's
+transfer learning tutorial. A stopped job goes on where it was (resume.py). The model goes to
+SM_MODEL_DIR, with a program that needs neither this script nor torchvision; metrics and pictures to
+SM_OUTPUT_DATA_DIR. Runs on CPU (gloo) and GPU (nccl).
+"""
+
+import argparse
+import gc
+import glob
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pictures import Normalize, Pictures, synthetic
+from results import Results
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, Totals, prime
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torchvision.models import ResNet18_Weights, resnet18
+
+WARM_UP = 5  # epochs, for a learning rate that was scaled up (Goyal et al., arXiv 1706.02677)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="folder with train/ and val/, or synthetic; else channels")
+    parser.add_argument("--weights", help="imagenet, none or a file; else channel, else imagenet")
+    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--batch-size", type=int, default=32, help="pictures per rank and step")
+    parser.add_argument("--lr", type=float, default=0.008, help="the tutorial's, for 32 pictures")
+    parser.add_argument("--lr-step", type=int, default=7, help="epochs until a tenth of it")
+    parser.add_argument("--scale-lr", type=switch, default=False, help="times the number of ranks")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--bf16", type=switch, help="autocast; auto: where the device has it")
+    parser.add_argument("--channels-last", type=switch, default=True)
+    parser.add_argument("--cache", type=switch, help="decode once; auto: if it fits in memory")
+    parser.add_argument("--workers", type=int, help="processes that load; by default by device")
+    parser.add_argument("--pin-memory", type=switch, help="auto: for GPUs")
+    parser.add_argument("--compile", type=switch, default=False)
+    parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
+    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
+    parser.add_argument("--output-data-dir", default=os.environ.get("SM_OUTPUT_DATA_DIR", "."))
+    parser.add_argument("--log-every", type=float, default=10, help="seconds between two lines")
+    return parser.parse_args()
+
+
+def switch(text):
+    """Read a flag as SageMaker sends them, `--flag True`; auto is None."""
+    words = {"true": True, "1": True, "false": False, "0": False, "auto": None}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected true, false or auto")
+    return words[text.lower()]
+
+
+def setup(args):
+    """Join the process group that torchrun's variables describe; return this rank's device.
+
+    Without them (plain `python train_hymenoptera.py`) the group is this process alone. What was
+    left to us is chosen for that device.
+    """
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    backend = args.backend
+    if backend == "auto":
+        backend = "nccl" if torch.cuda.device_count() >= ranks_here else "gloo"
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    if args.bf16 is None:
+        args.bf16 = torch.cuda.is_bf16_supported() if backend == "nccl" else cpu_has_bf16()
+    if args.pin_memory is None:
+        args.pin_memory = backend == "nccl"
+    if args.workers is None:
+        # On a CPU they would take the cores that train.
+        cores = len(os.sched_getaffinity(0)) // ranks_here
+        args.workers = min(8, max(1, cores - 1)) if backend == "nccl" else 0
+    return device
+
+
+def cpu_has_bf16():
+    """Tell whether the processor multiplies bf16 itself: where it does not, autocast is slower."""
+    with open("/proc/cpuinfo") as lines:
+        flags = {word for line in lines for word in line.split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def make_data(args):
+    """Return the pictures to train with and those to validate with."""
+    folder = synthetic(args.seed) if args.data == "synthetic" else args.data
+    parts = []
+    for part in ("train", "val"):
+        channel = f"SM_CHANNEL_{part.upper()}"
+        path = os.path.join(folder, part) if folder else os.environ.get(channel)
+        if not path:
+            sys.exit(
+                f"there is no channel {part!r} ({channel}); give fit() one, or --data a folder "
+                "with train/ and val/ in it, or --data synthetic"
+            )
+        options = {"train": part == "train", "seed": args.seed, "keep": args.cache}
+        parts.append(Pictures(path, args.image_size, **options))
+    train_data, val_data = parts
+    if len(train_data.classes) < 2 or val_data.classes != train_data.classes:
+        sys.exit(
+            f"{train_data.folder} holds the classes {train_data.classes}, {val_data.folder} "
+            f"{val_data.classes}; expected the same two or more folders of pictures in both"
+        )
+    ranks = dist.get_world_size()
+    if len(train_data) < ranks:
+        sys.exit(f"{train_data.folder} has {len(train_data)} pictures, too few for {ranks} ranks")
+    return train_data, val_data
+
+
+def make_model(args, classes, device):
+    """Return the model, with the weights asked for on rank 0: DDP gives them to the others."""
+    torch.manual_seed(args.seed)
+    model = resnet18(num_classes=classes)
+    if dist.get_rank() == 0:
+        load_weights(model, args.weights or weights_channel() or "imagenet")
+    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    model = model.to(device, memory_format=layout)
+    if args.compile:
+        model.compile()
+    return model
+
+
+def weights_channel():
+    folder = os.environ.get("SM_CHANNEL_WEIGHTS")
+    files = glob.glob(os.path.join(folder, "*.pt*")) if folder else []
+    if folder and len(files) != 1:
+        sys.exit(f"the channel 'weights' ({folder}) holds {files}; expected one .pt or .pth file")
+    return files[0] if files else None
+
+
+def load_weights(model, weights):
+    """Load a state_dict into the model; a head for other classes than ours is left out."""
+    if weights == "none":
+        return
+    try:
+        if weights == "imagenet":
+            state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
+        else:
+            state = torch.load(weights, map_location="cpu", weights_only=True)
+        own = model.state_dict()
+        if state["fc.bias"].shape != own["fc.bias"].shape:
+            state.update({name: own[name] for name in ("fc.weight", "fc.bias")})
+        model.load_state_dict(state)
+    except Exception as error:  # no network, no such file, no state_dict, or not one of a ResNet18
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        sys.exit(
+            f"cannot load the weights {weights} ({reason[:300]}); expected --weights imagenet, "
+            "which needs network or a cache, --weights FILE or a channel 'weights' with a "
+            "ResNet18's state_dict, or --weights none"
+        )
+
+
+class Draws(ResumableSampler):
+    """Yields (epoch, index): how a picture is augmented depends on both."""
+
+    def __iter__(self):
+        return ((self.epoch, index) for index in super().__iter__())
+
+
+def train(args, device):
+    start = time.monotonic()
+    train_data, val_data = make_data(args)
+    sampler = Draws(train_data, seed=args.seed)
+    options = {"batch_size": args.batch_size, "num_workers": args.workers}
+    options.update(pin_memory=args.pin_memory, persistent_workers=args.workers > 0)
+    options.update(multiprocessing_context="fork" if args.workers else None)  # shares the pictures
+    # With a generator of their own the loaders leave alone what a checkpoint remembers.
+    options.update(generator=torch.Generator().manual_seed(args.seed))
+    loader = DataLoader(train_data, sampler=sampler, **options)
+    val_loader = DataLoader(val_data, **options)
+
+    model = make_model(args, len(train_data.classes), device)
+    ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    ranks = dist.get_world_size()
+    lr = args.lr * (ranks if args.scale_lr else 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    warm_up = WARM_UP if args.scale_lr else 0
+
+    def factor(epoch):
+        rising = (1 + (ranks - 1) * epoch / warm_up) / ranks if epoch < warm_up else 1
+        return rising * 0.1 ** (epoch // args.lr_step)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    loss_function = nn.CrossEntropyLoss()
+    normalize = Normalize().to(device)
+    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+
+    def forward(images, network):
+        images = images.to(device, non_blocking=True).contiguous(memory_format=layout)
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            return network(normalize(images)).float()
+
+    blank = torch.zeros(2, 3, args.image_size, args.image_size, dtype=torch.uint8)
+    prime(ddp_model, lambda network: forward(blank, network))
+    torch.manual_seed(args.seed + dist.get_rank())
+    made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
+    with Checkpoints(
+        args.checkpoint_dir,
+        made_for,
+        {"model": model, "optimizer": optimizer, "schedule": schedule},
+    ) as checkpoints:
+        progress = Progress(device)
+        checkpoints.load(progress)
+        results = Results(args.output_data_dir, progress.history, args.log_every)
+        first = progress.epoch
+        for epoch in range(first, args.epochs):
+            sampler.set_epoch(epoch, progress.samples)  # without it every epoch has the same order
+            results.begin(epoch, progress.samples, len(train_data))
+            for images, labels in loader:
+                labels = labels.to(device, non_blocking=True)
+                logits = forward(images, ddp_model)
+                loss = loss_function(logits, labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                progress.count(loss, logits, labels)
+                results.step(progress.samples)
+                checkpoints.leave_if_stopped(progress)
+            metrics = dict(zip(("train_loss", "train_accuracy"), progress.end_epoch()))
+            val = validate(val_loader, model, forward, loss_function, device)
+            metrics.update(zip(("val_loss", "val_accuracy"), val))
+            progress.history.append({"epoch": epoch, **metrics, "lr": schedule.get_last_lr()[0]})
+            results.end(progress.history[-1])
+            schedule.step()
+            checkpoints.save(progress)
+            checkpoints.leave_if_stopped(progress)
+        seconds = time.monotonic() - start
+    if dist.get_rank() == 0:
+        images = len(train_data) * (args.epochs - first)
+        print(f"trained in {seconds:.1f} s: {images / seconds:.1f} pictures/s", flush=True)
+        save(model, train_data.classes, args)
+        results.draw(nn.Sequential(normalize, model), val_data)
+
+
+@torch.inference_mode()
+def validate(loader, model, forward, loss_function, device):
+    """Return mean loss and accuracy over the pictures of all ranks, each counted once."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)  # each rank has batch statistics of its own; rank 0's are saved
+    totals = Totals(device)
+    model.eval()
+    for images, labels in loader:
+        labels = labels.to(device, non_blocking=True)
+        logits = forward(images, model)
+        totals.add(loss_function(logits, labels), logits, labels)
+    model.train()
+    return totals.means()
+
+
+def save(model, classes, args):
+    """Save the weights, the labels, and a program that classifies without this script.
+
+    A reader of the folder sees a whole file or none.
+    """
+    os.makedirs(args.model_dir, exist_ok=True)
+    alone = resnet18(num_classes=len(classes))
+    alone.load_state_dict(model.state_dict())
+    program = nn.Sequential(Normalize(), alone, nn.Softmax(dim=1)).eval()
+    blank = torch.zeros(2, 3, args.image_size, args.image_size, dtype=torch.uint8)
+    shapes = ({0: torch.export.Dim("pictures")},)
+    program = torch.export.export(program, (blank,), dynamic_shapes=shapes)
+    labels = {"labels": classes, "image_size": args.image_size}
+    for name, write in {
+        "model.pt": lambda path: torch.save(alone.state_dict(), path),
+        "model.pt2": lambda path: torch.export.save(program, path),
+        "labels.json": lambda path: Path(path).write_text(json.dumps(labels)),
+    }.items():
+        path = os.path.join(args.model_dir, name)
+        temporary = os.path.join(args.model_dir, "new-" + name)  # torch wants its .pt2
+        write(temporary)
+        os.replace(temporary, path)
+        print(f"saved {path}", flush=True)
+
+
+def main():
+    args = parse_args()
+    device = setup(args)
+    try:
+        train(args, device)
+    finally:
+        # DistributedDataParallel refers to itself. While it lives, so do gloo's threads, and one
+        # that frees its last work too late aborts the process at exit (torch 2.13, 1 run in 10).
+        gc.collect()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
