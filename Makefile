@@ -85,10 +85,12 @@ format: $(TO_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# What the launcher costs over plain torchrun, and what the channel between hosts does.
+# What the launcher costs over plain torchrun, what the channel between hosts does, and how fast the
+# reference training is: a quarter of an hour.
 bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/training.py
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest .engine build runs *.egg-info

@@ -72,9 +72,8 @@ def main() -> None:
         make_pictures(folder / "data", 0, 244, 153, 433)
         for seed in range(args.seeds):
             options = ("--weights", weights, "--lr", LR)
-            fast = ours(
-                args.ranks, folder / "data", folder / str(seed), args.epochs, seed, *options
-            )
+            folders = (folder / "data", folder / str(seed))
+            fast = ours(args.ranks, *folders, args.epochs, seed, *options)
             argv = (folder / "data", weights, args.epochs, BATCH, LR, seed)
             slow = json.loads(run(args.ranks, REPO / "benchmarks" / "notebook_way.py", *argv))
             rows.append((fast, slow))

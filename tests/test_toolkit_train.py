@@ -23,6 +23,8 @@ def train(start, tmp_path):
             for folder in ("input/config", "output", "model", "source"):
                 (base / folder).mkdir(parents=True)
             shutil.copytree(REPO / "launcher", base / "source" / "launcher")
+            for file in script.parent.glob("*.py"):  # a source_dir: the script and its modules
+                shutil.copy(file, base / "source")
             shutil.copy(script, base / "source" / "script.py")
             files = {
                 "resourceconfig": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from importlib import metadata
 
 import docker
 import pytest
@@ -39,6 +40,17 @@ def job(client, image, tmp_path) -> Iterator[Job]:
     job = Job(client, image, tmp_path / "hosts")
     yield job
     job.remove()
+
+
+@pytest.fixture(scope="session")
+def image_with_torchvision(client, image) -> str:
+    """The image with all that train_hymenoptera.py needs; several GB."""
+    pair = [f"{name}==={metadata.version(name)}" for name in ("torch", "torchvision")]
+    packages = " ".join([*pair, "matplotlib", "pillow", "tensorboard", "tqdm"])
+    recipe = io.BytesIO(f"FROM {image}\nRUN pip install --no-cache-dir {packages}\n".encode())
+    tag = "sm-launch-test-torchvision"
+    client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
+    return tag
 
 
 # What stands between PID 1 and `train` in AWS's PyTorch images; theirs also fakes the host's name.

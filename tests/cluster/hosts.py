@@ -37,6 +37,7 @@ class Host:
         self.command: list[str] = ["train"]
         self.environment = {"TRAINING_JOB_NAME": "test-job", "AWS_DEFAULT_REGION": "us-east-1"}
         self.hyperparameters: dict[str, object] = {}
+        self.channels: dict[str, Path] = {}  # folders that the job's data are copied from
         self.resource_config: dict[str, object] = {}
         self.options: dict[str, object] = {}  # of docker run
         self.stop_sent = 0.0  # time.time() in seconds
@@ -64,8 +65,10 @@ class Host:
         files = {
             "resourceconfig": self.resource_config,
             "hyperparameters": {k: json.dumps(v) for k, v in self.hyperparameters.items()},
-            "inputdataconfig": {},
+            "inputdataconfig": {name: {"TrainingInputMode": "File"} for name in self.channels},
         }
+        for name, folder in self.channels.items():
+            shutil.copytree(folder, self.opt_ml / "input" / "data" / name)
         for name, value in files.items():
             self.write(f"input/config/{name}.json", json.dumps(value))
 
@@ -218,16 +221,20 @@ class Job(Mapping):
             self._hosts[name] = host
 
     def will_run(self, script: str | Path, how: str, **hyperparameters: object) -> None:
-        """Give all hosts a script, as a file or as its text, and hyperparameters."""
+        """Give all hosts a script, as text or as a file with modules beside it; hyperparameters."""
         text = script.read_text() if isinstance(script, Path) else script
+        modules = script.parent.glob("*.py") if isinstance(script, Path) else ()
+        texts = {**{file.name: file.read_text() for file in modules}, "script.py": text}
         for host in self.values():
             host.hyperparameters = {key.replace("_", "-"): v for key, v in hyperparameters.items()}
             if how == ALONE:
                 host.command = ["--train-script", "script.py"]
-                host.write("code/script.py", text)
+                for name, content in texts.items():
+                    host.write(f"code/{name}", content)
                 continue
             host.command = ["train"]
-            host.write("source/script.py", text)
+            for name, content in texts.items():
+                host.write(f"source/{name}", content)
             host.hyperparameters["train-script"] = "script.py"
             host.hyperparameters["sagemaker_submit_directory"] = "/opt/ml/source"
             if how == AWS:

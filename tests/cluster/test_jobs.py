@@ -1,13 +1,14 @@
 """Jobs from start to end: who takes part, under which number, whatever the hosts are like."""
 
+import os
 import time
 
 import pytest
-from conftest import TRAIN_DDP
+from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA
 
 from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
 
-pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
+pytestmark = [*CONTAINERS, pytest.mark.timeout(900)]  # one image may have to be made first
 
 # What a rank knows of its place. Its own torch would cost seconds, times twelve.
 PLACE = """
@@ -54,6 +55,26 @@ def test_two_hosts_of_two_ranks_train(job, how, request):
     assert "algo-2 is node 1 of 2 in job test-job, with 2 process(es)" in job["algo-2"].log()
     assert (job["algo-1"].opt_ml / "model" / "model.pt").exists()
     assert not (job["algo-2"].opt_ml / "model" / "model.pt").exists()
+    assert {host.failure for host in job.values()} == {None}
+
+
+def test_two_hosts_tell_ants_from_bees(job, image_with_torchvision, ants_and_bees):
+    job.image = image_with_torchvision
+    job.add("algo-1", "algo-2")
+    small = {"weights": "none", "image_size": 64, "batch_size": 4, "epochs": 2, "cache": True}
+    job.will_run(TRAIN_HYMENOPTERA, TRAIN, launcher_nproc_per_node=2, **small)
+    for host in job.values():
+        host.channels = {part: ants_and_bees / part for part in ("train", "val")}
+    job.start()
+    assert job.wait(500) == {"algo-1": 0, "algo-2": 0}, job.logs()
+    first, second = (job[name].opt_ml for name in job)
+    assert "epoch=1 train_loss=" in job["algo-1"].log(stderr=False)
+    assert sorted(os.listdir(first / "model")) == ["labels.json", "model.pt", "model.pt2"]
+    assert {"curves.png", "metrics.jsonl", "predictions.png", "tensorboard"} == set(
+        os.listdir(first / "output" / "data")
+    )
+    assert len(os.listdir(first / "checkpoints")) == 2
+    assert not os.listdir(second / "model") and not (second / "checkpoints").exists()
     assert {host.failure for host in job.values()} == {None}
 
 
