@@ -1,13 +1,18 @@
 """train_hymenoptera.py as jobs: real pictures, real ranks under the launcher, real stops."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -177,6 +182,22 @@ def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
     assert saved["fc.weight"].shape == (2, 512)
     for name in ("conv1.weight", "layer4.1.conv2.weight"):
         assert torch.equal(saved[name], thousand[name])  # at a learning rate of 0
+
+
+def test_a_terminal_sees_a_progress_bar(channels):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL, "--epochs", "1", *folders("job")]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # what reading gives when nobody has the terminal any more
+        while True:
+            seen += os.read(ours, 4096)
+    assert process.wait(200) == 0
+    os.close(ours)
+    assert b"epoch 0:" in seen and b"42/42" in seen
+    assert "in epoch 0: " not in process.stdout.read()
 
 
 BAD = {

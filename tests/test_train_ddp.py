@@ -96,6 +96,7 @@ train_ddp.main()
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_stop_at_a_random_step_changes_nothing(start_two, script):
     job = ("--train-script", script(STOP), "--launcher-nproc-per-node", "2", "--samples", "1000")
     job += ("--epochs", "3", "--batch-size", "25", "--checkpoint-dir")

@@ -1,7 +1,7 @@
 """What people look at while a job trains and after it: a line per epoch, curves, predictions.
 
-train_hymenoptera.py uses it. Rank 0 alone writes. TensorBoard events and pictures need tensorboard
-and matplotlib; without them a line says so, and the rest is there.
+train_hymenoptera.py uses it. Rank 0 alone writes. Events, pictures and the progress bar of a
+terminal need tensorboard, matplotlib and tqdm; without them a line says so, and the rest is there.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 
 class Results:
@@ -44,24 +43,23 @@ class Results:
         """An epoch of total pictures begins; samples of them were seen before this start."""
         self._epoch, self._total, self._first = epoch, total, min(samples, total)
         self._began = self._said = time.monotonic()
-        if self._here:
-            self._bar = tqdm(
-                desc=f"epoch {epoch}",
-                total=total,
-                initial=self._first,
-                unit=" pictures",
-                leave=False,
-                disable=not sys.stderr.isatty(),
-            )
+        self._bar = None
+        if self._here and sys.stderr.isatty():
+            with _optional("tqdm", "no progress bar"):
+                from tqdm import tqdm
+
+                options = {"unit": " pictures", "leave": False}
+                self._bar = tqdm(None, f"epoch {epoch}", total, initial=self._first, **options)
 
     def step(self, samples):
         """Ranks have seen so many pictures of the epoch by now."""
         if not self._here:
             return
         samples = min(samples, self._total)  # the last ones are padded
-        self._bar.update(samples - self._bar.n)
         now = time.monotonic()
-        if self._bar.disable and now - self._said >= self._every:
+        if self._bar is not None:
+            self._bar.update(samples - self._bar.n)
+        elif now - self._said >= self._every:
             self._said = now
             speed = (samples - self._first) / (now - self._began)
             at = f"{samples} of {self._total} pictures, {speed:.1f}/s"
@@ -71,7 +69,8 @@ class Results:
         """Print and write what the epoch came to; its speed includes the validation."""
         if not self._here:
             return
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
         speed = (self._total - self._first) / (time.monotonic() - self._began)
         metrics["images_per_second"] = round(speed, 2)
         print(metrics_line(metrics), flush=True)
