@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import datasets, models, transforms
 
 data, weights, epochs, batch, lr, seed = sys.argv[1:]
-gpu = torch.cuda.is_available()
+gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 dist.init_process_group("nccl" if gpu else "gloo")
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
 if gpu:

@@ -170,6 +170,7 @@ def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
     (tmp_path / "weights").mkdir()
     thousand = resnet18().state_dict()  # as ImageNet's, with a head for its 1000 classes
     torch.save(thousand, tmp_path / "weights" / "resnet18.pth")
+    (tmp_path / "weights" / "model.pt2").touch()  # as our own model folder has it
     monkeypatch.setenv("SM_CHANNEL_WEIGHTS", str(tmp_path / "weights"))
     switches = ("--bf16", "true", "--channels-last", "False", "--cache", "0", "--workers", "1")
     switches += ("--scale-lr", "1", "--pin-memory", "false", "--lr", "0")
@@ -218,11 +219,7 @@ BAD = {
         "which needs network or a cache, --weights FILE or a channel 'weights' with a ResNet18's "
         "state_dict, or --weights none",
     ),
-    "two files in the channel": (
-        [],
-        {"SM_CHANNEL_WEIGHTS": "two"},
-        "the channel 'weights' (two) holds [",
-    ),
+    "two weights": ([], {"SM_CHANNEL_WEIGHTS": "two"}, "the channel 'weights' (two) holds ["),
     "a switch": (["--bf16", "maybe"], {}, "argument --bf16: 'maybe'; expected true, false or auto"),
 }
 
@@ -284,15 +281,27 @@ def test_a_checkpoint_of_other_classes(channels, tmp_path, ants_and_bees, monkey
     assert {path: path.read_bytes() for path in Path("job").rglob("*.pt")} == before
 
 
-def test_a_stop_under_plain_torchrun(channels):
+def test_a_stop_with_workers_that_load(channels):
+    """A stop goes to the rank's whole process group, its workers too."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(TRAIN_HYMENOPTERA)]
+    argv += [*SMALL, *folders("job"), "--workers", "1", "--epochs", "2"]
     with open("out", "w") as out:
-        process = subprocess.Popen([*argv, *SMALL, *folders("job")], stdout=out, stderr=out)
+        process = subprocess.Popen(argv, stdout=out, stderr=out)
     try:
-        poll(lambda: "in epoch 0: " in Path("out").read_text(), timeout=200)
+        poll(lambda: "in epoch 1: " in Path("out").read_text(), timeout=200)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) != 0
+        assert process.wait(100) != 0
     finally:
         process.kill()
-    assert "stopped by SIGTERM; saved job/checkpoints/" in Path("out").read_text()
+    text = Path("out").read_text()
+    assert "stopped by SIGTERM; saved job/checkpoints/checkpoint-000001-" in text, text
+    assert "killed by signal" not in text
+
+
+def test_an_error_of_rank_0_is_that_of_all(start, channels):
+    options = ("--launcher-nproc-per-node", "2", "--train-script", TRAIN_HYMENOPTERA)
+    host = start(*options, *SMALL[2:], "--weights", "none.pt", *folders("job"))
+    assert host.wait(200) == 1, host.log()
+    assert "exited: cannot load the weights none.pt (FileNotFoundError" in host.failure
+    assert "Traceback" not in host.err

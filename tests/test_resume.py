@@ -135,6 +135,23 @@ def test_what_is_no_whole_checkpoint_is_named_and_passed_over(resume, harm, caps
     assert len(files()) == 2
 
 
+def test_what_this_job_did_not_write_stays(resume):
+    job = Job(resume)
+    job.progress.epoch = 7
+    job.save()
+    damaged = Path("checkpoints", *files())
+    os.truncate(damaged, 100)
+    for name in ("checkpoint-best.pt", "checkpoint-last.pt", "model.pt"):
+        Path("checkpoints", name).write_text("mine")
+    there = files()
+    job = Job(resume).load()  # from the start
+    for _ in range(4):
+        job.step()
+        job.save()
+    written = [f"checkpoint-000000-{samples:012}.pt" for samples in (12, 16)]
+    assert files() == sorted(there + written)
+
+
 def test_one_that_was_made_for_something_else_ends_the_job(resume):
     Job(resume, made_for="that").save()
     before = files()

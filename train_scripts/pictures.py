@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+DRAWN = 1  # to be raised whenever the made-up pictures change
 TOO_MANY = 0.05  # of the pictures: so many that are none, and the job ends
 BORDER = 0.0625  # on each side: what Resize(256) and CenterCrop(224) cut off besides the longer one
 
@@ -37,7 +38,7 @@ class Pictures(Dataset):
     def __init__(self, folder, size, *, train, seed=0, keep=None):
         try:
             found = ImageFolder(folder)
-        except FileNotFoundError as error:  # names the empty class, or the folder without any
+        except OSError as error:  # names the empty class, or the folder without any
             sys.exit(f"{folder} is no folder of classes with pictures: {error}")
         self.folder, self.classes = folder, found.classes
         self.size, self.train, self.seed = size, train, seed
@@ -93,7 +94,7 @@ class Pictures(Dataset):
         """Return the picture, if it is kept; a str says why it is none."""
         try:
             picture = self._decode(path)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except Exception as error:  # Pillow's decoders have many for what is no picture
             return str(error) or type(error).__name__
         return picture if self.keep else None
 
@@ -134,7 +135,7 @@ def fits(paths):
         try:
             with Image.open(path) as image:
                 pixels.append(image.width * image.height)
-        except OSError:
+        except Exception:
             pass  # said when it is to be decoded
     with open("/proc/meminfo") as lines:  # proc(5)
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
@@ -147,11 +148,12 @@ def synthetic(seed=0, train=240, val=80, size=160):
 
     The same arguments give the same files. It stays in the folder for temporary files.
     """
-    name = f"synthetic-ants-and-bees-{seed}-{train}-{val}-{size}"
+    name = f"ants-and-bees-{DRAWN}-{seed}-{train}-{val}-{size}"
     folder = os.path.join(tempfile.gettempdir(), name)
     if not os.path.isdir(folder):
         making = tempfile.mkdtemp(prefix=f"{name}-", dir=tempfile.gettempdir())
         make_synthetic(making, seed, train, val, size)
+        os.chmod(making, 0o755)  # for whoever comes next
         try:
             os.rename(making, folder)  # all of it or nothing, whoever else makes it now
         except OSError:

@@ -7,6 +7,7 @@ terminal need tensorboard, matplotlib and tqdm; without them a line says so, and
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 
@@ -32,6 +33,7 @@ class Results:
         os.makedirs(folder, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.remove(self._path("metrics.jsonl"))
+        shutil.rmtree(self._path("tensorboard"), ignore_errors=True)
         with _optional("tensorboard", "no TensorBoard events"):
             from torch.utils.tensorboard import SummaryWriter
 
@@ -85,8 +87,11 @@ class Results:
                     self._events.add_scalar(name, value, metrics["epoch"])
             self._events.flush()
 
-    def draw(self, network, val_data):
-        """Draw curves.png and predictions.png; close TensorBoard's file."""
+    def draw(self, classifier, val_data):
+        """Draw curves.png and predictions.png; close TensorBoard's file.
+
+        The classifier turns uint8 pictures [N, 3, H, W] into probabilities [N, classes].
+        """
         if self._events:
             self._events.close()
         with _optional("matplotlib", "no curves.png and predictions.png"):
@@ -94,14 +99,14 @@ class Results:
 
             matplotlib.use("Agg")  # no screen
             self._draw_curves()
-            self._draw_predictions(network, val_data)
+            self._draw_predictions(classifier, val_data)
 
     def _draw_curves(self):
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(10, 4), layout="constrained")
-        epochs = [metrics["epoch"] + 1 for metrics in self._history]
+        epochs = [metrics["epoch"] for metrics in self._history]
         for axes, what in zip(figure.subplots(1, 2), ("loss", "accuracy")):
             for part, label in (("train", "training"), ("val", "validation")):
                 values = [metrics[f"{part}_{what}"] for metrics in self._history]
@@ -113,15 +118,13 @@ class Results:
         self._save(figure, "curves.png")
 
     @torch.inference_mode()
-    def _draw_predictions(self, network, val_data, count=12):
+    def _draw_predictions(self, classifier, val_data, count=12):
         from matplotlib.figure import Figure
 
         count = min(count, len(val_data))
         shown = [val_data[index * len(val_data) // count] for index in range(count)]
-        network.eval()
-        device = next(network.parameters()).device
-        logits = network(torch.stack([picture for picture, _ in shown]).to(device))
-        confidence, predicted = logits.float().softmax(dim=1).max(dim=1)
+        pictures = torch.stack([picture for picture, _ in shown])
+        confidence, predicted = classifier(pictures).max(dim=1)
         columns = 4
         rows = -(-count // columns)
         figure = Figure(figsize=(2.6 * columns, 2.9 * rows), layout="constrained")

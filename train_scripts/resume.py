@@ -18,12 +18,13 @@ All ranks call these together. Rank 0 alone reads and writes files, so that the 
 on the first host only, which is what SageMaker keeps for the next start (checkpoint_s3_uri).
 """
 
+import contextlib
 import copy
-import glob
 import io
 import itertools
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -35,7 +36,8 @@ from torch.utils.data import DistributedSampler
 
 # SageMaker's, where this runs there; elsewhere nothing is kept unless somebody asks for it.
 CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
-KEEP = 2  # checkpoints: a new one never takes the place of the only whole one
+KEEP = 2  # whole checkpoints; the others that this job wrote or went on from are removed
+NAME = re.compile(r"checkpoint-\d{6}-\d{12}\.pt(\.tmp)?")
 
 
 class Totals:
@@ -47,7 +49,7 @@ class Totals:
     def add(self, loss, logits, labels):
         """Count a batch: its mean loss, the model's output [N, classes], the classes [N]."""
         correct = (logits.argmax(dim=1) == labels).sum()
-        count = correct.new_tensor(len(labels))
+        count = torch.full_like(correct, len(labels))  # a copy from here would wait for the GPU
         self.sums += torch.stack((loss.detach() * len(labels), correct, count))
 
     def over_all_ranks(self):
@@ -103,6 +105,7 @@ class Checkpoints:
         self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._signal = 0
         self._saved = ""  # the newest one's path
+        self._whole = []  # paths, the oldest first
         self._writer = None
         self._error = ""
 
@@ -111,10 +114,15 @@ class Checkpoints:
         self._handlers = {number: signal.signal(number, self._note) for number in stops}
         return self
 
-    def __exit__(self, *_):
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._wait()
+    def __exit__(self, kind, *_):
+        try:
+            if kind is None:
+                self._settle()
+            elif self._writer:
+                self._writer.join()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
     def _note(self, number, _frame):
         self._signal = number
@@ -126,7 +134,7 @@ class Checkpoints:
         if not number:
             return
         self.save(progress)
-        self._wait()
+        self._settle()
         if dist.get_rank() == 0:
             saved = f"saved {self._saved}" if self.folder else "nothing saved: no --checkpoint-dir"
             print(f"stopped by {signal.Signals(int(number)).name}; {saved}", flush=True)
@@ -146,7 +154,7 @@ class Checkpoints:
         randoms = [None] * dist.get_world_size()
         dist.all_gather_object(randoms, _random_state(), group=self._group)
         totals = progress.totals.over_all_ranks().cpu()
-        self._wait()
+        self._settle()
         if dist.get_rank() == 0:
             state = {
                 "made_for": self.made_for,
@@ -171,24 +179,25 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or repr(error)
+            self._error = f"cannot write the checkpoint {path}: {reason}"
+            _remove(temporary)
+            return
+        with contextlib.suppress(OSError):  # not every file system can
             folder = os.open(self.folder, os.O_RDONLY)
             os.fsync(folder)  # the new name, too, is to outlast a loss of power
             os.close(folder)
-            for old in self._found()[KEEP:]:
-                os.remove(old)
-        except OSError as error:
-            self._error = f"cannot write the checkpoint {path}: {error.strerror}"
-            _remove(temporary)
+        self._whole.append(path)
+        while len(self._whole) > KEEP:
+            _remove(self._whole.pop(0))
 
-    def _wait(self):
+    def _settle(self):
+        """Wait until the last checkpoint is on disk; all ranks end if it could not be written."""
         if self._writer:
             self._writer.join()
             self._writer = None
-        if self._error:
-            sys.exit(self._error)
-
-    def _found(self):
-        return sorted(glob.glob(os.path.join(self.folder, "checkpoint-*.pt")), reverse=True)
+        together(self._error, self._group)
 
     def load(self, progress):
         """Go on from what was saved last, if anything was, on all ranks alike.
@@ -196,6 +205,7 @@ class Checkpoints:
         The random states are set if there are as many ranks as there were.
         """
         data = self._read() if dist.get_rank() == 0 and self.folder else b""
+        together(self._error, self._group)
         size = torch.tensor(len(data))
         dist.broadcast(size, 0, group=self._group)
         if not size:
@@ -214,28 +224,46 @@ class Checkpoints:
 
     def _read(self):
         """Return the newest whole checkpoint's bytes; name those that are passed over."""
-        for temporary in glob.glob(os.path.join(self.folder, "checkpoint-*.pt.tmp")):
-            _remove(temporary)  # a job was killed while it wrote
-        for path in self._found():
+        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        for name in sorted(filter(NAME.fullmatch, names), reverse=True):
+            path = os.path.join(self.folder, name)
+            if name.endswith(".tmp"):
+                _remove(path)  # a job was killed while it wrote
+                continue
             try:
                 with open(path, "rb") as file:
                     data = file.read()
                 damaged = zipfile.ZipFile(io.BytesIO(data)).testzip()  # torch does not look
                 if damaged:
                     raise ValueError(f"{damaged} is damaged")
-                made_for = _unpack(data)["made_for"]
+                made_for = _unpack(data).get("made_for")
+                if not made_for:
+                    raise ValueError("resume.py did not write it")
+            except PermissionError as error:
+                self._error = f"cannot read the checkpoint {path}: {error.strerror}"
+                return b""
             except Exception as error:  # torch has many for a file that is not its own
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 print(f"passing over {path}, no whole checkpoint: {reason}", flush=True)
                 continue
             if made_for != self.made_for:
-                sys.exit(
+                self._error = (
                     f"{path} is a checkpoint of {made_for}, and this is {self.made_for}; "
                     "choose another --checkpoint-dir"
                 )
+                return b""
             print(f"going on from {path}", flush=True)
+            self._whole.append(path)
             return data
         return b""
+
+
+def together(error, group=None):
+    """End all ranks if rank 0 has an error to tell; none is left behind in a collective."""
+    errors = [error]
+    dist.broadcast_object_list(errors, 0, group=group)
+    if errors[0]:
+        sys.exit(errors[0])
 
 
 class ResumableSampler(DistributedSampler):

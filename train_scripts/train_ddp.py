@@ -12,6 +12,8 @@ variables that torchrun sets. train_hymenoptera.py is the same for real pictures
 import argparse
 import gc
 import os
+import sys
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -120,6 +122,7 @@ def main():
         if dist.get_rank() == 0:
             save(model, args.model_dir)
     finally:
+        traceback.clear_frames(sys.exc_info()[2])  # of an error or a stop: they hold the model
         # DistributedDataParallel refers to itself. While it lives, so do gloo's threads, and one
         # that frees its last work too late aborts the process at exit (torch 2.13, 1 run in 10).
         gc.collect()

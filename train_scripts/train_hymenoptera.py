@@ -13,18 +13,18 @@ SM_OUTPUT_DATA_DIR. Runs on CPU (gloo) and GPU (nccl).
 
 import argparse
 import gc
-import glob
 import json
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from pictures import Normalize, Pictures, synthetic
 from results import Results
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, Totals, prime
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, Totals, prime, together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -46,7 +46,7 @@ def parse_args():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
     parser.add_argument("--bf16", type=switch, help="autocast; auto: where the device has it")
-    parser.add_argument("--channels-last", type=switch, default=True)
+    parser.add_argument("--channels-last", type=switch, help="auto: true")
     parser.add_argument("--cache", type=switch, help="decode once; auto: if it fits in memory")
     parser.add_argument("--workers", type=int, help="processes that load; by default by device")
     parser.add_argument("--pin-memory", type=switch, help="auto: for GPUs")
@@ -85,7 +85,9 @@ def setup(args):
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if args.bf16 is None:
-        args.bf16 = torch.cuda.is_bf16_supported() if backend == "nccl" else cpu_has_bf16()
+        # is_bf16_supported() counts what older GPUs emulate, slowly.
+        gpu_has_bf16 = backend == "nccl" and torch.cuda.get_device_capability() >= (8, 0)
+        args.bf16 = gpu_has_bf16 if backend == "nccl" else cpu_has_bf16()
     if args.pin_memory is None:
         args.pin_memory = backend == "nccl"
     if args.workers is None:
@@ -132,27 +134,30 @@ def make_model(args, classes, device):
     """Return the model, with the weights asked for on rank 0: DDP gives them to the others."""
     torch.manual_seed(args.seed)
     model = resnet18(num_classes=classes)
-    if dist.get_rank() == 0:
-        load_weights(model, args.weights or weights_channel() or "imagenet")
-    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    error = load_weights(model, args.weights) if dist.get_rank() == 0 else ""
+    together(error)
+    layout = torch.channels_last if args.channels_last is not False else torch.contiguous_format
     model = model.to(device, memory_format=layout)
     if args.compile:
         model.compile()
     return model
 
 
-def weights_channel():
-    folder = os.environ.get("SM_CHANNEL_WEIGHTS")
-    files = glob.glob(os.path.join(folder, "*.pt*")) if folder else []
-    if folder and len(files) != 1:
-        sys.exit(f"the channel 'weights' ({folder}) holds {files}; expected one .pt or .pth file")
-    return files[0] if files else None
-
-
 def load_weights(model, weights):
-    """Load a state_dict into the model; a head for other classes than ours is left out."""
+    """Load a state_dict into the model; return what went wrong, or "".
+
+    A head for other classes than ours is left out.
+    """
+    channel = os.environ.get("SM_CHANNEL_WEIGHTS")
+    if channel and not weights:
+        files = [path for path in Path(channel).glob("*") if path.suffix in (".pt", ".pth")]
+        if len(files) != 1:
+            names = [path.name for path in files]
+            return f"the channel 'weights' ({channel}) holds {names}; expected one .pt or .pth file"
+        weights = files[0]
+    weights = weights or "imagenet"
     if weights == "none":
-        return
+        return ""
     try:
         if weights == "imagenet":
             state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
@@ -164,11 +169,12 @@ def load_weights(model, weights):
         model.load_state_dict(state)
     except Exception as error:  # no network, no such file, no state_dict, or not one of a ResNet18
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        sys.exit(
+        return (
             f"cannot load the weights {weights} ({reason[:300]}); expected --weights imagenet, "
             "which needs network or a cache, --weights FILE or a channel 'weights' with a "
             "ResNet18's state_dict, or --weights none"
         )
+    return ""
 
 
 class Draws(ResumableSampler):
@@ -187,7 +193,11 @@ def train(args, device):
     options.update(multiprocessing_context="fork" if args.workers else None)  # shares the pictures
     # With a generator of their own the loaders leave alone what a checkpoint remembers.
     options.update(generator=torch.Generator().manual_seed(args.seed))
+    # A stop goes to the rank's process group, and would kill workers in the middle of a step.
+    options.update(worker_init_fn=lambda _: os.setpgid(0, 0))
     loader = DataLoader(train_data, sampler=sampler, **options)
+    if val_data.keep:
+        options.update(num_workers=0, persistent_workers=False, multiprocessing_context=None)
     val_loader = DataLoader(val_data, **options)
 
     model = make_model(args, len(train_data.classes), device)
@@ -204,14 +214,14 @@ def train(args, device):
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     loss_function = nn.CrossEntropyLoss()
     normalize = Normalize().to(device)
-    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    layout = torch.channels_last if args.channels_last is not False else torch.contiguous_format
 
     def forward(images, network):
         images = images.to(device, non_blocking=True).contiguous(memory_format=layout)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             return network(normalize(images)).float()
 
-    blank = torch.zeros(2, 3, args.image_size, args.image_size, dtype=torch.uint8)
+    blank = torch.zeros(args.batch_size, 3, *[args.image_size] * 2, dtype=torch.uint8)
     prime(ddp_model, lambda network: forward(blank, network))
     torch.manual_seed(args.seed + dist.get_rank())
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
@@ -245,12 +255,11 @@ def train(args, device):
             schedule.step()
             checkpoints.save(progress)
             checkpoints.leave_if_stopped(progress)
-        seconds = time.monotonic() - start
+    seconds = time.monotonic() - start
     if dist.get_rank() == 0:
         images = len(train_data) * (args.epochs - first)
         print(f"trained in {seconds:.1f} s: {images / seconds:.1f} pictures/s", flush=True)
-        save(model, train_data.classes, args)
-        results.draw(nn.Sequential(normalize, model), val_data)
+        results.draw(save(model, train_data.classes, args), val_data)
 
 
 @torch.inference_mode()
@@ -271,15 +280,15 @@ def validate(loader, model, forward, loss_function, device):
 def save(model, classes, args):
     """Save the weights, the labels, and a program that classifies without this script.
 
-    A reader of the folder sees a whole file or none.
+    A reader of the folder sees a whole file or none. Returns what the program was made of, on CPU.
     """
     os.makedirs(args.model_dir, exist_ok=True)
     alone = resnet18(num_classes=len(classes))
     alone.load_state_dict(model.state_dict())
-    program = nn.Sequential(Normalize(), alone, nn.Softmax(dim=1)).eval()
+    classifier = nn.Sequential(Normalize(), alone, nn.Softmax(dim=1)).eval()
     blank = torch.zeros(2, 3, args.image_size, args.image_size, dtype=torch.uint8)
     shapes = ({0: torch.export.Dim("pictures")},)
-    program = torch.export.export(program, (blank,), dynamic_shapes=shapes)
+    program = torch.export.export(classifier, (blank,), dynamic_shapes=shapes)
     labels = {"labels": classes, "image_size": args.image_size}
     for name, write in {
         "model.pt": lambda path: torch.save(alone.state_dict(), path),
@@ -291,6 +300,7 @@ def save(model, classes, args):
         write(temporary)
         os.replace(temporary, path)
         print(f"saved {path}", flush=True)
+    return classifier
 
 
 def main():
@@ -299,6 +309,7 @@ def main():
     try:
         train(args, device)
     finally:
+        traceback.clear_frames(sys.exc_info()[2])  # of an error or a stop: they hold the model
         # DistributedDataParallel refers to itself. While it lives, so do gloo's threads, and one
         # that frees its last work too late aborts the process at exit (torch 2.13, 1 run in 10).
         gc.collect()
