@@ -150,6 +150,14 @@ def test_what_this_job_did_not_write_stays(resume):
         job.save()
     written = [f"checkpoint-000000-{samples:012}.pt" for samples in (12, 16)]
     assert files() == sorted(there + written)
+    damaged.unlink()
+    job = Job(resume).load()  # from the newest
+    job.save()
+    for _ in range(2):
+        job.step()
+        job.save()
+    written = [f"checkpoint-000000-{samples:012}.pt" for samples in (20, 24)]
+    assert files() == sorted([*there[1:], *written])
 
 
 def test_one_that_was_made_for_something_else_ends_the_job(resume):

@@ -36,7 +36,7 @@ from torch.utils.data import DistributedSampler
 
 # SageMaker's, where this runs there; elsewhere nothing is kept unless somebody asks for it.
 CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
-KEEP = 2  # whole checkpoints; the others that this job wrote or went on from are removed
+KEEP = 2  # checkpoints; older ones of this job are removed
 NAME = re.compile(r"checkpoint-\d{6}-\d{12}\.pt(\.tmp)?")
 
 
@@ -105,7 +105,7 @@ class Checkpoints:
         self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._signal = 0
         self._saved = ""  # the newest one's path
-        self._whole = []  # paths, the oldest first
+        self._whole = []  # paths of this job's, the oldest first
         self._writer = None
         self._error = ""
 
@@ -188,7 +188,7 @@ class Checkpoints:
             folder = os.open(self.folder, os.O_RDONLY)
             os.fsync(folder)  # the new name, too, is to outlast a loss of power
             os.close(folder)
-        self._whole.append(path)
+        self._whole = [old for old in self._whole if old != path] + [path]
         while len(self._whole) > KEEP:
             _remove(self._whole.pop(0))
 
@@ -225,9 +225,10 @@ class Checkpoints:
     def _read(self):
         """Return the newest whole checkpoint's bytes; name those that are passed over."""
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
-        for name in sorted(filter(NAME.fullmatch, names), reverse=True):
-            path = os.path.join(self.folder, name)
-            if name.endswith(".tmp"):
+        names = sorted(filter(NAME.fullmatch, names))
+        while names:
+            path = os.path.join(self.folder, names.pop())
+            if path.endswith(".tmp"):
                 _remove(path)  # a job was killed while it wrote
                 continue
             try:
@@ -253,7 +254,7 @@ class Checkpoints:
                 )
                 return b""
             print(f"going on from {path}", flush=True)
-            self._whole.append(path)
+            self._whole = [os.path.join(self.folder, name) for name in names] + [path]
             return data
         return b""
 
