@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import shutil
@@ -210,6 +211,17 @@ def script(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    """Import a module of the reference scripts in a process group of one: reference("resume")."""
+    import torch.distributed as dist
+
+    monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield importlib.import_module
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -5,22 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import REPO
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def pictures(monkeypatch):
-    """The module, in a process group of one."""
-    monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    import pictures
-
-    yield pictures
-    dist.destroy_process_group()
+def pictures(reference):
+    return reference("pictures")
 
 
 def test_the_made_up_ones_are_always_the_same(pictures):

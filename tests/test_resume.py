@@ -7,22 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import REPO
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def resume(monkeypatch):
-    """The module, in a process group of one."""
-    monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    import resume
-
-    yield resume
-    dist.destroy_process_group()
+def resume(reference):
+    return reference("resume")
 
 
 class Job:
