@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -42,15 +44,27 @@ def job(client, image, tmp_path) -> Iterator[Job]:
     job.remove()
 
 
-@pytest.fixture(scope="session")
-def image_with_torchvision(client, image) -> str:
-    """The image with all that train_hymenoptera.py needs; several GB."""
+@pytest.fixture
+def job_with_torchvision(job, client) -> Job:
+    """A job of two hosts with all that train_hymenoptera.py needs.
+
+    This environment's packages are lent to them. Where its Python is another than theirs, an image
+    has its own: for that, pip needs minutes and several GB.
+    """
+    job.add("algo-1", "algo-2")
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == engine.DEBIAN_PYTHON:
+        packages = sysconfig.get_paths()["purelib"]
+        for host in job.values():
+            host.volumes[packages] = {"bind": "/opt/packages", "mode": "ro"}
+            host.environment["PYTHONPATH"] = "/opt/packages"
+        return job
     pair = [f"{name}==={metadata.version(name)}" for name in ("torch", "torchvision")]
     packages = " ".join([*pair, "matplotlib", "pillow", "tensorboard", "tqdm"])
-    recipe = io.BytesIO(f"FROM {image}\nRUN pip install --no-cache-dir {packages}\n".encode())
-    tag = "sm-launch-test-torchvision"
-    client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
-    return tag
+    recipe = f"FROM {job.image}\nRUN pip install --no-cache-dir {packages}\n"
+    job.image = "sm-launch-test-torchvision"
+    fileobj = io.BytesIO(recipe.encode())
+    client.images.build(fileobj=fileobj, tag=job.image, network_mode="host", rm=True)
+    return job
 
 
 # What stands between PID 1 and `train` in AWS's PyTorch images; theirs also fakes the host's name.

@@ -37,6 +37,7 @@ class Host:
         self.command: list[str] = ["train"]
         self.environment = {"TRAINING_JOB_NAME": "test-job", "AWS_DEFAULT_REGION": "us-east-1"}
         self.hyperparameters: dict[str, object] = {}
+        self.volumes: dict[str, dict[str, str]] = {}  # besides /opt/ml
         self.channels: dict[str, Path] = {}  # folders that the job's data are copied from
         self.resource_config: dict[str, object] = {}
         self.options: dict[str, object] = {}  # of docker run
@@ -79,7 +80,7 @@ class Host:
             self.command,
             name=f"{self._network.name}-{self.name}",
             environment=self.environment,
-            volumes={str(self.opt_ml): {"bind": "/opt/ml", "mode": "rw"}},
+            volumes={str(self.opt_ml): {"bind": "/opt/ml", "mode": "rw"}, **self.volumes},
             network=self._network.name,
             networking_config={self._network.name: endpoint},
             labels={LABEL: str(os.getpid())},

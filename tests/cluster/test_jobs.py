@@ -58,9 +58,8 @@ def test_two_hosts_of_two_ranks_train(job, how, request):
     assert {host.failure for host in job.values()} == {None}
 
 
-def test_two_hosts_tell_ants_from_bees(job, image_with_torchvision, ants_and_bees):
-    job.image = image_with_torchvision
-    job.add("algo-1", "algo-2")
+def test_two_hosts_tell_ants_from_bees(job_with_torchvision, ants_and_bees):
+    job = job_with_torchvision
     small = {"weights": "none", "image_size": 64, "batch_size": 4, "epochs": 2, "cache": True}
     job.will_run(TRAIN_HYMENOPTERA, TRAIN, launcher_nproc_per_node=2, **small)
     for host in job.values():
