@@ -221,7 +221,8 @@ def train(args, device):
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             return network(normalize(images)).float()
 
-    blank = torch.zeros(args.batch_size, 3, *[args.image_size] * 2, dtype=torch.uint8)
+    count = args.batch_size if args.compile else 2  # what is compiled is compiled for a size
+    blank = torch.zeros(count, 3, args.image_size, args.image_size, dtype=torch.uint8)
     prime(ddp_model, lambda network: forward(blank, network))
     torch.manual_seed(args.seed + dist.get_rank())
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
