@@ -32,11 +32,16 @@ os._exit(0)  # the end is not what is measured, and torch 2.4 can deadlock in it
 """
 
 
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of a process alone (Linux, proc(5), schedstat in ns)."""
+    return int(Path("/proc", str(pid), "schedstat").read_text().split()[0]) / 1e9
+
+
 def cpu_of_python(environment: dict[str, str]) -> float:
     """Return the CPU seconds that Python takes to start and do nothing: this machine's speed."""
     process = subprocess.Popen([sys.executable, "-c", "pass"], env=environment)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    cpu = int(Path("/proc", str(process.pid), "schedstat").read_text().split()[0]) / 1e9
+    cpu = cpu_of(process.pid)
     process.wait()
     return cpu
 
@@ -44,8 +49,8 @@ def cpu_of_python(environment: dict[str, str]) -> float:
 def run(argv: list[str], environment: dict[str, str], stamp: Path) -> dict[str, float]:
     """Run a command to its end; return seconds to the all-reduce, its own CPU s and peak MiB.
 
-    "Own" leaves out its children: CPU is read when it has ended but is not reaped (Linux,
-    proc(5), schedstat in ns), memory while it runs (VmHWM).
+    "Own" leaves out its children: CPU is read when it has ended but is not reaped, memory while
+    it runs (VmHWM).
     """
     start = time.time()
     process = subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL)
@@ -57,7 +62,7 @@ def run(argv: list[str], environment: dict[str, str], stamp: Path) -> dict[str, 
             if line.startswith("VmHWM"):
                 peak = int(line.split()[1])
         time.sleep(0.05)
-    cpu = int((proc / "schedstat").read_text().split()[0]) / 1e9
+    cpu = cpu_of(process.pid)
     if process.wait() != 0:
         sys.exit(f"{shlex.join(argv)} failed with {process.returncode}")
     return {"reduced": float(stamp.read_text()) - start, "cpu": cpu, "peak": peak / 1024}

@@ -26,12 +26,12 @@ SCRIPTS = REPO / "train_scripts"
 BATCH, LR = "32", "0.004"
 
 
-def run(ranks: int, *argv: object) -> str:
-    """Run a script with so many ranks; return what it printed."""
+def run(ranks: int, folder: Path, *argv: object) -> str:
+    """Run a script with so many ranks, its temporary files in folder; return what it printed."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *map(str, argv)]
-    environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": str(folder)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
@@ -43,7 +43,7 @@ def ours(ranks: int, data: Path, folder: Path, epochs: int, seed: int, *options:
     argv = [SCRIPTS / "train_hymenoptera.py", "--data", data, "--epochs", epochs, "--seed", seed]
     for option in ("checkpoint-dir", "model-dir", "output-data-dir"):
         argv += [f"--{option}", folder / option]
-    out = run(ranks, *argv, "--batch-size", BATCH, *options)
+    out = run(ranks, folder.parent, *argv, "--batch-size", BATCH, *options)
     last = (folder / "output-data-dir" / "metrics.jsonl").read_text().splitlines()[-1]
     speed = float(out.partition("s: ")[2].partition(" pictures/s")[0])
     return {"pictures_per_second": speed, "val_accuracy": json.loads(last)["val_accuracy"]}
@@ -75,7 +75,9 @@ def main() -> None:
             folders = (folder / "data", folder / str(seed))
             fast = ours(args.ranks, *folders, args.epochs, seed, *options)
             argv = (folder / "data", weights, args.epochs, BATCH, LR, seed)
-            slow = json.loads(run(args.ranks, REPO / "benchmarks" / "notebook_way.py", *argv))
+            slow = json.loads(
+                run(args.ranks, folder, REPO / "benchmarks" / "notebook_way.py", *argv)
+            )
             rows.append((fast, slow))
 
     import torch

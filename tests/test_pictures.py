@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ def pictures(reference):
     return reference("pictures")
 
 
-def test_the_made_up_ones_are_always_the_same(pictures):
+def test_the_made_up_ones_are_always_the_same(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # it remembers what TMPDIR was
+
     def made(**options):
         folder = Path(pictures.synthetic(train=4, val=2, size=48, **options))
         files = sorted(folder.rglob("*.jpg"))

@@ -84,6 +84,7 @@ def setup(args):
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    args.layout = torch.contiguous_format if args.channels_last is False else torch.channels_last
     if args.bf16 is None:
         # is_bf16_supported() counts what older GPUs emulate, slowly.
         gpu_has_bf16 = backend == "nccl" and torch.cuda.get_device_capability() >= (8, 0)
@@ -136,8 +137,7 @@ def make_model(args, classes, device):
     model = resnet18(num_classes=classes)
     error = load_weights(model, args.weights) if dist.get_rank() == 0 else ""
     together(error)
-    layout = torch.channels_last if args.channels_last is not False else torch.contiguous_format
-    model = model.to(device, memory_format=layout)
+    model = model.to(device, memory_format=args.layout)
     if args.compile:
         model.compile()
     return model
@@ -214,10 +214,9 @@ def train(args, device):
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     loss_function = nn.CrossEntropyLoss()
     normalize = Normalize().to(device)
-    layout = torch.channels_last if args.channels_last is not False else torch.contiguous_format
 
     def forward(images, network):
-        images = images.to(device, non_blocking=True).contiguous(memory_format=layout)
+        images = images.to(device, non_blocking=True).contiguous(memory_format=args.layout)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             return network(normalize(images)).float()
 
