@@ -17,8 +17,9 @@ import numpy
 import torch
 import torch.distributed as dist
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
+from resume import ResumableSampler
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -109,6 +110,61 @@ class Pictures(Dataset):
                 f"{len(self.lost)} of {total} pictures cannot be read, more than "
                 f"{TOO_MANY:.0%}; the first is {path}: {why}"
             )
+
+
+class Draws(ResumableSampler):
+    """Yields (epoch, index): how a picture is augmented depends on both."""
+
+    def __iter__(self):
+        return ((self.epoch, index) for index in super().__iter__())
+
+
+def train_and_val(folder, size, seed=0, keep=None):
+    """Return the pictures to train with and those to validate with.
+
+    They lie in train/ and val/ of folder, or, without one, in SageMaker's channels of these names.
+    Ends the job if these are not there, differ in classes, or are too few to train with.
+    """
+    both = []
+    for part in ("train", "val"):
+        channel = f"SM_CHANNEL_{part.upper()}"
+        path = os.path.join(folder, part) if folder else os.environ.get(channel)
+        if not path:
+            sys.exit(
+                f"there is no channel {part!r} ({channel}); give fit() one, or --data a folder "
+                "with train/ and val/ in it, or --data synthetic"
+            )
+        both.append(Pictures(path, size, train=part == "train", seed=seed, keep=keep))
+    train, val = both
+    if len(train.classes) < 2 or val.classes != train.classes:
+        sys.exit(
+            f"{train.folder} holds the classes {train.classes}, {val.folder} {val.classes}; "
+            "expected the same two or more folders of pictures in both"
+        )
+    if len(train) < dist.get_world_size():
+        sys.exit(
+            f"{train.folder} has {len(train)} pictures, too few for {dist.get_world_size()} ranks"
+        )
+    return train, val
+
+
+def make_loader(pictures, batch_size, workers, pin_memory, sampler=None):
+    """Return what yields batches: uint8 [N, 3, size, size] and the classes [N]."""
+    if pictures.keep and not pictures.train:
+        workers = 0  # there is nothing left to do
+    return DataLoader(
+        pictures,
+        batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,  # shares the pictures
+        # A stop goes to the rank's process group, and would kill them in the middle of a step.
+        worker_init_fn=lambda _: os.setpgid(0, 0),
+        # With one of its own the loader leaves alone what a checkpoint remembers.
+        generator=torch.Generator(),
+    )
 
 
 class Normalize(nn.Module):

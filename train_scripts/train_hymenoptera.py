@@ -22,12 +22,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pictures import Normalize, Pictures, synthetic
+from pictures import Draws, Normalize, make_loader, synthetic, train_and_val
 from results import Results
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, Totals, prime, together
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, Totals, prime, together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 from torchvision.models import ResNet18_Weights, resnet18
 
 WARM_UP = 5  # epochs, for a learning rate that was scaled up (Goyal et al., arXiv 1706.02677)
@@ -108,27 +107,7 @@ def cpu_has_bf16():
 def make_data(args):
     """Return the pictures to train with and those to validate with."""
     folder = synthetic(args.seed) if args.data == "synthetic" else args.data
-    parts = []
-    for part in ("train", "val"):
-        channel = f"SM_CHANNEL_{part.upper()}"
-        path = os.path.join(folder, part) if folder else os.environ.get(channel)
-        if not path:
-            sys.exit(
-                f"there is no channel {part!r} ({channel}); give fit() one, or --data a folder "
-                "with train/ and val/ in it, or --data synthetic"
-            )
-        options = {"train": part == "train", "seed": args.seed, "keep": args.cache}
-        parts.append(Pictures(path, args.image_size, **options))
-    train_data, val_data = parts
-    if len(train_data.classes) < 2 or val_data.classes != train_data.classes:
-        sys.exit(
-            f"{train_data.folder} holds the classes {train_data.classes}, {val_data.folder} "
-            f"{val_data.classes}; expected the same two or more folders of pictures in both"
-        )
-    ranks = dist.get_world_size()
-    if len(train_data) < ranks:
-        sys.exit(f"{train_data.folder} has {len(train_data)} pictures, too few for {ranks} ranks")
-    return train_data, val_data
+    return train_and_val(folder, args.image_size, args.seed, args.cache)
 
 
 def make_model(args, classes, device):
@@ -177,28 +156,13 @@ def load_weights(model, weights):
     return ""
 
 
-class Draws(ResumableSampler):
-    """Yields (epoch, index): how a picture is augmented depends on both."""
-
-    def __iter__(self):
-        return ((self.epoch, index) for index in super().__iter__())
-
-
 def train(args, device):
     start = time.monotonic()
     train_data, val_data = make_data(args)
     sampler = Draws(train_data, seed=args.seed)
-    options = {"batch_size": args.batch_size, "num_workers": args.workers}
-    options.update(pin_memory=args.pin_memory, persistent_workers=args.workers > 0)
-    options.update(multiprocessing_context="fork" if args.workers else None)  # shares the pictures
-    # With a generator of their own the loaders leave alone what a checkpoint remembers.
-    options.update(generator=torch.Generator().manual_seed(args.seed))
-    # A stop goes to the rank's process group, and would kill workers in the middle of a step.
-    options.update(worker_init_fn=lambda _: os.setpgid(0, 0))
-    loader = DataLoader(train_data, sampler=sampler, **options)
-    if val_data.keep:
-        options.update(num_workers=0, persistent_workers=False, multiprocessing_context=None)
-    val_loader = DataLoader(val_data, **options)
+    options = (args.batch_size, args.workers, args.pin_memory)
+    loader = make_loader(train_data, *options, sampler)
+    val_loader = make_loader(val_data, *options)
 
     model = make_model(args, len(train_data.classes), device)
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
