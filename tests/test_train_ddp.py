@@ -4,6 +4,7 @@ import ast
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,9 +109,31 @@ def test_a_stop_at_a_random_step_changes_nothing(start_two, script):
     stop_at = random.randrange(1, 3 * 10)
     assert run("whole", -1) == [0, 0]
     assert run("stopped", stop_at) == [143, 143], stop_at
+    shutil.copytree("stopped", "moved")
     assert run("stopped", -1) == [0, 0], stop_at
     one, other = (Path(f"{folder}-model", "model.pt") for folder in ("whole", "stopped"))
     assert one.read_bytes() == other.read_bytes(), stop_at
+
+    # On one rank with batches as large as those of four together it goes on with the same samples.
+    argv = [sys.executable, str(TRAIN_DDP), *job[4:-1], "--batch-size", "100", "--checkpoint-dir"]
+    done = subprocess.run([*argv, "moved", "--model-dir", "moved-model"], timeout=100)
+    assert done.returncode == 0
+    import torch
+
+    one, other = (torch.load(path, weights_only=True) for path in (one, "moved-model/model.pt"))
+    for name, weights in one.items():
+        assert torch.allclose(weights, other[name], atol=1e-3), (stop_at, name)
+
+
+def test_no_room_for_a_checkpoint_is_the_reason_of_all(start):
+    limited = ["sh", "-c", 'ulimit -f 80; exec "$@"', "sh", *LAUNCHER]  # no file over 40 KiB
+    options = ("--launcher-nproc-per-node", "2", "--train-script", TRAIN_DDP)
+    host = start(*options, "--checkpoint-dir", "checkpoints", command=limited)
+    assert host.wait() == 1, host.log()
+    path = "checkpoints/checkpoint-000001-000000000000.pt"
+    assert f"exited: cannot write the checkpoint {path}: File too large\n" in host.failure
+    assert os.listdir("checkpoints") == []
+    assert not os.path.exists("model.pt")
 
 
 def test_it_is_short_enough_to_read_at_one_go():
