@@ -24,6 +24,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 SCRIPTS = REPO / "train_scripts"
 BATCH, LR = "32", "0.004"
+TRAIN, VAL = 244, 153  # pictures, as many as the real ones
 
 
 def run(ranks: int, folder: Path, *argv: object) -> str:
@@ -55,6 +56,34 @@ def make_pictures(folder: Path, seed: int, train: int, val: int, size: int) -> N
     subprocess.run(argv, check=True, cwd=SCRIPTS)
 
 
+def bounds(train: int, val: int) -> dict[str, float]:
+    """Return how many pictures/s this processor could train with if all of its work were products.
+
+    Products of large matrices are the fastest that it does, and networks are made of them: nothing
+    that multiplies the same numbers in the same type can be faster.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from torchvision.models import resnet18
+
+    network, picture = resnet18(num_classes=2), torch.zeros(1, 3, 224, 224)
+    with FlopCounterMode(display=False) as step:
+        network(picture).sum().backward()
+    with FlopCounterMode(display=False) as validation:
+        network(picture)
+    work = step.get_total_flops() + validation.get_total_flops() * val / train
+    speeds = {}
+    for kind in (torch.float32, torch.bfloat16):
+        matrix = torch.rand(2048, 2048).to(kind)
+        seconds = []
+        for _ in range(10):
+            began = time.perf_counter()
+            matrix @ matrix
+            seconds.append(time.perf_counter() - began)
+        speeds[str(kind)] = 2 * 2048**3 / min(seconds) / work
+    return speeds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
@@ -68,8 +97,8 @@ def main() -> None:
         options = ("--weights", "none", "--image-size", "96", "--lr", "0.02")
         ours(args.ranks, folder / "before", folder / "weights", 6, 1, *options)
         weights = folder / "weights" / "model-dir" / "model.pt"
-        # As many as the real ones, and as large: 500 x 375 has as many pixels.
-        make_pictures(folder / "data", 0, 244, 153, 433)
+        # As large as the real ones: 500 x 375 has as many pixels.
+        make_pictures(folder / "data", 0, TRAIN, VAL, 433)
         for seed in range(args.seeds):
             options = ("--weights", weights, "--lr", LR)
             folders = (folder / "data", folder / str(seed))
@@ -98,6 +127,12 @@ def main() -> None:
         print(f"| {seed} | {speeds} | {ratios[-1]:.2f} | {accuracies} |")
     means = [statistics.mean(row[way]["val_accuracy"] for row in rows) for way in (0, 1)]
     print(f"| all | | | {statistics.median(ratios):.2f} | {means[0]:.3f} | {means[1]:.3f} |")
+    if device == "CPU":
+        print()
+        notebook = statistics.median(slow["pictures_per_second"] for _, slow in rows)
+        for name, most in bounds(TRAIN, VAL).items():
+            times = f"{most:.1f} pictures/s, {most / notebook:.2f} times the notebook's way"
+            print(f"At the speed of this CPU's products of {name} matrices: {times}")
 
 
 if __name__ == "__main__":
