@@ -20,20 +20,23 @@ from cluster.hosts import Job
 
 
 @pytest.fixture(scope="session")
-def client() -> Iterator[docker.DockerClient]:
-    with engine.running_engine() as client:
+def client() -> docker.DockerClient:
+    client = engine.connect()
+    with engine.one_at_a_time():
         engine.remove_leftovers(client)
-        yield client
+    return client
 
 
 @pytest.fixture(scope="session")
 def base(client) -> str:
-    return engine.build_base(client)
+    with engine.one_at_a_time():
+        return engine.build_base(client)
 
 
 @pytest.fixture(scope="session")
 def image(base) -> str:
-    return engine.build_image(base, "sm-launch-test")
+    with engine.one_at_a_time():
+        return engine.build_image(base, "sm-launch-test")
 
 
 @pytest.fixture
