@@ -20,7 +20,6 @@ BUILD_FLAGS ?=
 SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py)
 WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
 TO_TEST := $(VENV)/installed-to-test
-WITH_ENGINE := sh tests/cluster/with-engine.sh
 
 $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
@@ -49,21 +48,24 @@ image:
 		--label org.opencontainers.image.version=$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
-# In two processes: most tests wait more than they work.
+# In two processes, one of which has the tests with containers: they mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)
-	$(WITH_ENGINE) $(BIN)/pytest -n 2 --dist worksteal
+	sh tests/cluster/install-engine.sh
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-fast: $(TO_TEST)
 	$(BIN)/pytest -m "not torch"
 
 # The tests with real containers alone.
 test-cluster: $(WITH_TORCH) $(TO_TEST)
-	$(WITH_ENGINE) $(BIN)/pytest tests/cluster
+	sh tests/cluster/install-engine.sh
+	$(BIN)/pytest tests/cluster
 
 # Jobs broken in every way, and how long their hosts took to end (docs/faults.md). MATRIX_OF=
 # torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
 matrix: $(WITH_TORCH) $(TO_TEST)
-	$(WITH_ENGINE) $(BIN)/pytest tests/cluster/test_faults.py -p no:randomly
+	sh tests/cluster/install-engine.sh
+	$(BIN)/pytest tests/cluster/test_faults.py -p no:randomly
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster

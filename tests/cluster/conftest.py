@@ -20,23 +20,20 @@ from cluster.hosts import Job
 
 
 @pytest.fixture(scope="session")
-def client() -> docker.DockerClient:
-    client = engine.connect()
-    with engine.one_at_a_time():
+def client() -> Iterator[docker.DockerClient]:
+    with engine.running_engine() as client:
         engine.remove_leftovers(client)
-    return client
+        yield client
 
 
 @pytest.fixture(scope="session")
 def base(client) -> str:
-    with engine.one_at_a_time():
-        return engine.build_base(client)
+    return engine.build_base(client)
 
 
 @pytest.fixture(scope="session")
 def image(base) -> str:
-    with engine.one_at_a_time():
-        return engine.build_image(base, "sm-launch-test")
+    return engine.build_image(base, "sm-launch-test")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -14,11 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import certifi
 import docker
 import psutil
-from conftest import REPO
+from conftest import REPO, poll
 
 HERE = Path(__file__).resolve().parent
 DEBIAN = "debian:bookworm-slim"
@@ -26,35 +26,64 @@ DEBIAN_PYTHON = "3.11"
 LABEL = "sagemaker-torch-launcher.tests"  # its value: the pid of the tests that made it
 
 
-def connect() -> docker.DockerClient:
-    """Return a client of the engine that the command `docker` would use."""
+@contextlib.contextmanager
+def running_engine() -> Iterator[docker.DockerClient]:
+    """Yield a client of the engine that runs; where none does, of one of the tests' own."""
+    client = _client()
+    if client:
+        yield client
+        return
+    if not shutil.which("dockerd") or os.geteuid() != 0:
+        raise RuntimeError(
+            "no container engine answers; start one, or run the tests as root with dockerd "
+            "installed (tests/cluster/install-engine.sh), or make test-without-containers"
+        )
+    data = REPO / ".engine"  # images stay for the next time; `make clean` removes them
+    data.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+        host = f"unix://{folder}/docker.sock"
+        # It ends with us, even if we are killed, and takes its mounts with it.
+        command = ["setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "dockerd"]
+        command += ["--host", host, "--data-root", str(data)]
+        command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
+        # As little as can be that outlives it: no bridge, no forwarding. It does need its own
+        # rules for packets, where an engine that ran before has left some that drop them.
+        command += ["--bridge", "none", "--ip-forward=false"]
+        with open(data / "dockerd.log", "wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            with mock.patch.dict(os.environ, DOCKER_HOST=host):
+
+                def up() -> docker.DockerClient | None:
+                    assert process.poll() is None, (data / "dockerd.log").read_text()[-2000:]
+                    return _client()
+
+                yield poll(up, timeout=60)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _client() -> docker.DockerClient | None:
     host = os.environ.get("DOCKER_HOST")
-    if not host and shutil.which("docker"):  # only the command knows its contexts
+    if not host and shutil.which("docker"):  # as the command has it, whose contexts only it knows
         command = ["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"]
         host = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     try:
         client = docker.DockerClient(base_url=host or None, timeout=600)
         client.ping()
+        return client
     except docker.errors.DockerException:
-        raise RuntimeError(
-            "no container engine answers: sh tests/cluster/with-engine.sh pytest ... starts one; "
-            "make test-without-containers needs none"
-        ) from None
-    return client
-
-
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Keep processes that run tests from making the same image at once."""
-    with open(__file__) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        return None
 
 
 def remove_leftovers(client: docker.DockerClient) -> None:
     """Remove what tests that were killed have left."""
-    options = {"all": True, "ignore_removed": True, "filters": {"label": LABEL}}
-    for container in client.containers.list(**options):
+    for container in client.containers.list(all=True, filters={"label": LABEL}):
         if not psutil.pid_exists(int(container.labels[LABEL])):
             container.remove(force=True, v=True)
     for network in client.networks.list(filters={"label": LABEL}):

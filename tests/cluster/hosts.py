@@ -13,10 +13,13 @@ from datetime import datetime
 from pathlib import Path
 
 import docker
+import pytest
 from conftest import REPO, poll
 
 from cluster.engine import LABEL
 
+# Where tests run in several processes, one of them has all of these, and the engine.
+CONTAINERS = (pytest.mark.torch, pytest.mark.xdist_group("containers"))
 # How a container comes to run a script.
 TRAIN = "train"  # SageMaker's way: the toolkit's `train`, with the script in a source_dir
 ALONE = "the launcher alone"  # arguments for the launcher, with the script in /opt/ml/code

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from cluster.faults import OURS, SUBPROCESS, TOOLKIT, Fault
-from cluster.hosts import TRAIN
+from cluster.hosts import CONTAINERS, TRAIN
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [*CONTAINERS, pytest.mark.timeout(400)]
 ours_alone = pytest.mark.ours_alone  # peers have nothing that could do this
 algo_1_or_2 = pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 

@@ -10,9 +10,9 @@ from conftest import REPO
 
 import launcher
 from cluster.engine import LABEL, copy_tracked_files
-from cluster.hosts import ALONE
+from cluster.hosts import ALONE, CONTAINERS
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import time
 import pytest
 from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA
 
-from cluster.hosts import ALONE, AWS, TRAIN
+from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]  # one image may have to be made first
+pytestmark = [*CONTAINERS, pytest.mark.timeout(900)]  # one image may have to be made first
 
 # What a rank knows of its place. Its own torch would cost seconds, times twelve.
 PLACE = """

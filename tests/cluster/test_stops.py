@@ -5,9 +5,9 @@ import time
 import pytest
 from conftest import poll
 
-from cluster.hosts import ALONE, AWS, TRAIN
+from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
 STOPPED = 143
 # A rank that takes its time to write a checkpoint when it is stopped.
