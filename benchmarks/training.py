@@ -111,7 +111,8 @@ def main() -> None:
 
     import torch
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    gpus = torch.cuda.device_count() >= args.ranks  # else both scripts train on CPU
+    device = torch.cuda.get_device_name() if gpus else "CPU"
     print(
         f"{args.ranks} ranks, {args.epochs} epochs, {os.cpu_count()} CPUs, {device}, "
         f"Python {platform.python_version()}, torch {torch.__version__}, "

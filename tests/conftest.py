@@ -213,6 +213,45 @@ def script(tmp_path: Path):
     return write
 
 
+STOPPING = """
+import os, signal, sys, time
+sys.path.insert(0, {folder!r})
+import torch.distributed as dist
+import {name} as script
+
+count, note = script.Progress.count, script.Checkpoints._note
+steps = int(os.environ["STOP_AT"])
+heard = False
+
+def counted(self, *args):
+    global steps
+    count(self, *args)
+    steps -= 1
+    if steps == 0 and dist.get_rank() == 1:
+        os.kill(os.getppid(), signal.SIGTERM)  # torchrun tells all ranks
+        while not heard:
+            time.sleep(0.01)
+
+def noted(self, *args):
+    global heard
+    note(self, *args)
+    heard = True
+
+script.Progress.count, script.Checkpoints._note = counted, noted
+script.main()
+"""
+
+
+@pytest.fixture
+def stopping(script):
+    """Write a reference script that is told to stop in its step STOP_AT, or never: -1."""
+
+    def write(path: Path) -> Path:
+        return script(STOPPING.format(folder=str(path.parent), name=path.stem), "stopping.py")
+
+    return write
+
+
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator:
     """Import a module of the reference scripts in a process group of one: reference("resume")."""

@@ -21,8 +21,9 @@ def fetch():
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(tmp_path, monkeypatch):
     """Serve bytes: serve(b"...") -> their address."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     (tmp_path / "site").mkdir()
 
     class Handler(http.server.SimpleHTTPRequestHandler):

@@ -9,7 +9,6 @@ import random
 import re
 import runpy
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from conftest import REPO, TRAIN_HYMENOPTERA, poll
+from conftest import REPO, TRAIN_HYMENOPTERA
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -48,7 +47,9 @@ def test_two_hosts_train_to_a_model_and_two_pictures(
     start_two, channels, ants_and_bees, monkeypatch, capsys
 ):
     job = (*TWO_RANKS, TRAIN_HYMENOPTERA, *SMALL, "--epochs", "2", *folders("job"))
-    hosts = start_two(*job)
+    other = Path("job", "data", "tensorboard", "of another job")
+    other.mkdir(parents=True)
+    hosts = start_two(*job, "--scale-lr", "true", "--bf16", "false")
     assert [host.wait(300) for host in hosts] == [0, 0], hosts[0].log() + hosts[1].log()
     assert hosts[1].out == ""  # one line is said once
 
@@ -62,6 +63,7 @@ def test_two_hosts_train_to_a_model_and_two_pictures(
         written = [line[name.replace(":", "_")] for line in metrics("job")]
         if name != "images_per_second":
             assert found == pytest.approx(written, abs=1e-4)
+    assert [line["lr"] for line in metrics("job")] == pytest.approx([0.01, 0.016])  # of 0.04
     assert "in epoch 0: 16 of 42 pictures, " in hosts[0].out
     assert re.search(r"trained in [\d.]+ s: [\d.]+ pictures/s\n", hosts[0].out)
 
@@ -70,7 +72,7 @@ def test_two_hosts_train_to_a_model_and_two_pictures(
         assert (data / name).read_bytes().startswith(b"\x89PNG") and f"saved {data / name}" in (
             hosts[0].out
         )
-    assert len(list((data / "tensorboard").iterdir())) == 1
+    assert len(list((data / "tensorboard").iterdir())) == 2 and other.exists()
     model = Path("job", "model")
     assert sorted(os.listdir(model)) == ["labels.json", "model.pt", "model.pt2"]
     assert not list(Path("job").rglob("*.tmp"))
@@ -89,7 +91,7 @@ def test_two_hosts_train_to_a_model_and_two_pictures(
     assert right / len(pictures) == pytest.approx(metrics("job")[-1]["val_accuracy"])
 
 
-# Kills the job while it writes its last checkpoint: all is in the file, but for its name.
+# Kills the job while it writes its last checkpoint: all is in the file but its name.
 KILLED = f"""
 import os, signal, sys
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
@@ -98,7 +100,7 @@ import train_hymenoptera
 replace = os.replace
 
 def replaced(source, target):
-    if "checkpoint-000002-" in target:
+    if "checkpoint-000001-" in target:
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
 
@@ -108,26 +110,26 @@ train_hymenoptera.main()
 
 
 def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
-    start_two, script, channels
+    start_two, script, stopping, channels
 ):
     job = (*SMALL, "--epochs", "2")
     whole = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job, *folders("whole"))
     assert [host.wait(300) for host in whole] == [0, 0], whole[0].log()
     job += tuple(folders("other"))
-    # A stop at a random step of the first epoch, which has three, or a moment later.
-    stopped = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job)
-    stopped[0].wait_for("in epoch 0: ", random.randrange(1, 4), timeout=200)
-    stopped[random.randrange(2)].signal(signal.SIGTERM)
+    # A stop at a random step of the first epoch, which has three.
+    step = random.randrange(1, 4)
+    stopped = start_two(*TWO_RANKS, stopping(TRAIN_HYMENOPTERA), *job, STOP_AT=str(step))
     assert [host.wait(300) for host in stopped] == [143, 143], stopped[0].log()
-    assert "stopped by SIGTERM; saved other/checkpoints/checkpoint-00000" in stopped[0].out
+    place = f"other/checkpoints/checkpoint-000000-{min(step * 16, 44):012}.pt"  # of 42, padded
+    assert f"stopped by SIGTERM; saved {place}" in stopped[0].out
     # Goes on, and is killed between writing and renaming its last checkpoint.
     killed = start_two(*TWO_RANKS, script(KILLED), *job)
     assert [host.wait(300) for host in killed] == [137, 137], killed[0].log()
     names = sorted(os.listdir("other/checkpoints"))
-    assert names[-1] == "checkpoint-000002-000000000000.pt.tmp", names
+    assert names[-1] == "checkpoint-000001-000000000044.pt.tmp", names
     last = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job)
     assert [host.wait(300) for host in last] == [0, 0], last[0].log()
-    assert "going on from other/checkpoints/checkpoint-000001-" in last[0].out
+    assert "going on from other/checkpoints/checkpoint-000000-000000000044.pt" in last[0].out
     assert same_model("whole", "other")
     assert metrics("whole") == metrics("other")
     assert len(os.listdir("other/checkpoints")) == 2
@@ -147,7 +149,8 @@ import torch.distributed as dist
 from pictures import Pictures
 
 dist.init_process_group("gloo")
-data = Pictures(sys.argv[1], 32, train=False)
+folders = sys.argv[1:]
+data = Pictures(folders[dist.get_rank() % len(folders)], 32, train=False)
 sys.stdout.write("".join(f"has {{path}}\\n" for path, _ in data.samples))
 dist.barrier()
 dist.destroy_process_group()
@@ -168,6 +171,15 @@ def test_validation_counts_each_picture_once(start, script, tmp_path, ants_and_b
     assert host.out.count(f"1 of 43 pictures in {folder} left out\n") == 1
 
 
+def test_hosts_with_different_pictures(start, script, ants_and_bees):
+    folders = (ants_and_bees / "train", ants_and_bees / "val")
+    options = ("--launcher-nproc-per-node", "2", "--train-script", script(SHARES))
+    host = start(*options, *folders)
+    assert host.wait(200) == 1, host.log()
+    says = "holds other pictures on other hosts (seen by rank: 42, 18); expected the same ones"
+    assert says in host.failure
+
+
 def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
     import torch
     from torchvision.models import resnet18
@@ -177,13 +189,13 @@ def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
     torch.save(thousand, tmp_path / "weights" / "resnet18.pth")
     (tmp_path / "weights" / "model.pt2").touch()  # as our own model folder has it
     monkeypatch.setenv("SM_CHANNEL_WEIGHTS", str(tmp_path / "weights"))
-    switches = ("--bf16", "true", "--channels-last", "False", "--cache", "0", "--workers", "1")
-    switches += ("--scale-lr", "1", "--pin-memory", "false", "--lr", "0")
-    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL[2:], *switches, "--epochs", "1"]
-    done = subprocess.run(
-        [*argv, *folders("job")], capture_output=True, text=True, timeout=300, check=True
-    )
-    assert "epoch=0 " in done.stdout
+    switches = ("--channels-last", "False", "--cache", "0", "--workers", "1")
+    for name, more in (("plain", ()), ("job", switches)):
+        argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL[2:], "--lr", "0", "--epochs", "1"]
+        argv += ["--bf16", "false", *more, *folders(name)]
+        subprocess.run(argv, timeout=300, check=True)
+    (plain,), (switched,) = metrics("plain"), metrics("job")
+    assert switched == pytest.approx(plain, rel=1e-3)  # none changes more than rounding
     saved = torch.load("job/model/model.pt", weights_only=True)
     assert saved["fc.weight"].shape == (2, 512)
     for name in ("conv1.weight", "layer4.1.conv2.weight"):
@@ -220,7 +232,7 @@ BAD = {
     "no weights at all": (["--weights", "odd.pt"], {}, "cannot load the weights odd.pt ("),
     "no network": (
         ["--weights", "imagenet"],
-        {"HTTPS_PROXY": "http://127.0.0.1:1", "TORCH_HOME": "cache"},
+        {"https_proxy": "http://127.0.0.1:1", "TORCH_HOME": "cache"},
         "which needs network or a cache, --weights FILE or a channel 'weights' with a ResNet18's "
         "state_dict, or --weights none",
     ),
@@ -286,22 +298,16 @@ def test_a_checkpoint_of_other_classes(channels, tmp_path, ants_and_bees, monkey
     assert {path: path.read_bytes() for path in Path("job").rglob("*.pt")} == before
 
 
-def test_a_stop_with_workers_that_load(channels):
+def test_a_stop_with_workers_that_load(start, stopping, channels):
     """A stop goes to the rank's whole process group, its workers too."""
-    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    argv += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(TRAIN_HYMENOPTERA)]
-    argv += [*SMALL, *folders("job"), "--workers", "1", "--epochs", "2"]
-    with open("out", "w") as out:
-        process = subprocess.Popen(argv, stdout=out, stderr=out)
-    try:
-        poll(lambda: "in epoch 1: " in Path("out").read_text(), timeout=200)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(100) != 0
-    finally:
-        process.kill()
-    text = Path("out").read_text()
-    assert "stopped by SIGTERM; saved job/checkpoints/checkpoint-000001-" in text, text
-    assert "killed by signal" not in text
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    job = (stopping(TRAIN_HYMENOPTERA), *SMALL, *folders("job"), "--workers", "1", "--bf16", "true")
+    host = start(*job, command=torchrun, STOP_AT="7")  # of six in an epoch
+    assert host.wait(200) != 0
+    place = "job/checkpoints/checkpoint-000001-000000000008.pt"
+    assert f"stopped by SIGTERM; saved {place}" in host.out, host.log()
+    assert "killed by signal" not in host.err
 
 
 def test_an_error_of_rank_0_is_that_of_all(start, channels):

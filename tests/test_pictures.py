@@ -87,9 +87,17 @@ def test_a_picture_that_is_none_is_named_and_left_out(pictures, ants_and_bees, t
         pictures.Pictures(folder, 32, train=True)
 
 
+def test_a_class_of_which_none_is_left(pictures, ants_and_bees, tmp_path):
+    folder = shutil.copytree(ants_and_bees / "train", tmp_path / "train")
+    shutil.rmtree(folder / "ants")
+    (folder / "ants").mkdir()
+    (folder / "ants" / "only.jpg").touch()  # of 22 pictures in all
+    with pytest.raises(SystemExit, match=rf"^no picture in {folder}/ants can be read"):
+        pictures.Pictures(folder, 32, train=True)
+
+
 def test_they_stay_in_memory_if_they_fit(pictures, ants_and_bees, monkeypatch):
     paths = [str(path) for path in ants_and_bees.rglob("*.jpg")]
     assert pictures.fits(paths)
-    assert not pictures.fits(paths * 10**7)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10**8))  # each rank keeps its own
     assert not pictures.fits(paths)

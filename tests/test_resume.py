@@ -26,7 +26,8 @@ class Job:
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         parts = {"model": self.model, "optimizer": self.optimizer}
-        self.checkpoints = resume.Checkpoints(str(folder), {"script": made_for}, parts)
+        made_for = {"script": made_for, "seed": 0}
+        self.checkpoints = resume.Checkpoints(str(folder), made_for, parts)
         self.progress = resume.Progress(torch.device("cpu"))
 
     def step(self):
@@ -126,7 +127,7 @@ def test_what_is_no_whole_checkpoint_is_named_and_passed_over(resume, harm, caps
     assert len(files()) == 2
 
 
-def test_what_this_job_did_not_write_stays(resume):
+def test_what_this_job_did_not_write_stays(resume, capsys):
     job = Job(resume)
     job.progress.epoch = 7
     job.save()
@@ -136,6 +137,9 @@ def test_what_this_job_did_not_write_stays(resume):
         Path("checkpoints", name).write_text("mine")
     there = files()
     job = Job(resume).load()  # from the start
+    assert "wrote to checkpoints: checkpoint-best.pt, checkpoint-last.pt, model.pt\n" in (
+        capsys.readouterr().out
+    )
     for _ in range(4):
         job.step()
         job.save()
@@ -157,7 +161,7 @@ def test_one_that_was_made_for_something_else_ends_the_job(resume):
     with pytest.raises(SystemExit) as raised:
         Job(resume).load()
     text = f"checkpoints/{before[0]} is a checkpoint of {{'script': 'that'}}, and this is "
-    assert str(raised.value).startswith(text)
+    assert str(raised.value) == text + "{'script': 'this'}; choose another --checkpoint-dir"
     assert files() == before
 
 

@@ -76,53 +76,38 @@ def test_every_epoch_is_set_and_the_group_destroyed_on_every_path(script, end):
     assert done.returncode == 0, done.stderr
 
 
-STOP = f"""
-import os, signal, sys
-sys.path.insert(0, {str(TRAIN_DDP.parent)!r})
-import torch.distributed as dist
-import train_ddp
-
-count = train_ddp.Progress.count
-step = int(os.environ["STOP_AT"])
-
-def counted(self, *args):
-    global step
-    count(self, *args)
-    step -= 1
-    if step == 0 and dist.get_rank() == 1:
-        os.kill(os.getppid(), signal.SIGTERM)  # torchrun tells all ranks
-
-train_ddp.Progress.count = counted
-train_ddp.main()
-"""
-
-
 @pytest.mark.timeout(300)
-def test_a_stop_at_a_random_step_changes_nothing(start_two, script):
-    job = ("--train-script", script(STOP), "--launcher-nproc-per-node", "2", "--samples", "1000")
-    job += ("--epochs", "3", "--batch-size", "25", "--checkpoint-dir")
+def test_stops_at_random_steps_change_nothing(start_two, stopping):
+    job = ("--train-script", stopping(TRAIN_DDP), "--launcher-nproc-per-node", "2")
+    shape = ("--samples", "1000", "--epochs", "3", "--batch-size")
+    job += (*shape, "25", "--checkpoint-dir")
 
     def run(folder, stop_at):
         environ = {"SM_MODEL_DIR": f"{folder}-model", "STOP_AT": str(stop_at)}
         return [host.wait() for host in start_two(*job, folder, **environ)]
 
-    stop_at = random.randrange(1, 3 * 10)
+    def model(folder):
+        return Path(f"{folder}-model", "model.pt")
+
     assert run("whole", -1) == [0, 0]
-    assert run("stopped", stop_at) == [143, 143], stop_at
+    stops = sorted(random.sample(range(1, 3 * 10 + 1), 3))
+    for stop, before in zip(stops, [0, *stops]):
+        assert run("stopped", stop - before) == [143, 143], stops
+        place = f"checkpoint-{(stop - 1) // 10:06}-{((stop - 1) % 10 + 1) * 100:012}.pt"
+        assert sorted(os.listdir("stopped"))[-1] == place, stops
     shutil.copytree("stopped", "moved")
-    assert run("stopped", -1) == [0, 0], stop_at
-    one, other = (Path(f"{folder}-model", "model.pt") for folder in ("whole", "stopped"))
-    assert one.read_bytes() == other.read_bytes(), stop_at
+    assert run("stopped", -1) == [0, 0], stops
+    assert model("whole").read_bytes() == model("stopped").read_bytes(), stops
 
     # On one rank with batches as large as those of four together it goes on with the same samples.
-    argv = [sys.executable, str(TRAIN_DDP), *job[4:-1], "--batch-size", "100", "--checkpoint-dir"]
-    done = subprocess.run([*argv, "moved", "--model-dir", "moved-model"], timeout=100)
+    argv = [sys.executable, str(TRAIN_DDP), *shape, "100", "--checkpoint-dir", "moved"]
+    done = subprocess.run([*argv, "--model-dir", "moved-model"], timeout=100)
     assert done.returncode == 0
     import torch
 
-    one, other = (torch.load(path, weights_only=True) for path in (one, "moved-model/model.pt"))
+    one, other = (torch.load(model(folder), weights_only=True) for folder in ("whole", "moved"))
     for name, weights in one.items():
-        assert torch.allclose(weights, other[name], atol=1e-3), (stop_at, name)
+        assert torch.allclose(weights, other[name], atol=1e-3), (stops, name)
 
 
 def test_no_room_for_a_checkpoint_is_the_reason_of_all(start):

@@ -5,6 +5,7 @@
 train_hymenoptera.py uses it. It needs torchvision and Pillow.
 """
 
+import hashlib
 import math
 import os
 import random
@@ -31,9 +32,9 @@ BORDER = 0.0625  # on each side: what Resize(256) and CenterCrop(224) cut off be
 class Pictures(Dataset):
     """The pictures of a folder as uint8 tensors of shape [3, size, size], with their class.
 
-    All ranks make it together, and each decodes every picture (to train) or its share of them (to
-    validate) once: those that cannot be decoded are named, left out on all ranks, and end the job
-    if they are too many. With keep they stay in memory, which `fits` judges if it is None.
+    All ranks make it together, of the same files. Each first decodes its share of them, or all if
+    they are to train and stay in memory (keep; if it is None, `fits` judges). Those that cannot be
+    decoded are named, left out on all ranks, and end the job if they are too many.
     """
 
     def __init__(self, folder, size, *, train, seed=0, keep=None):
@@ -43,24 +44,26 @@ class Pictures(Dataset):
             sys.exit(f"{folder} is no folder of classes with pictures: {error}")
         self.folder, self.classes = folder, found.classes
         self.size, self.train, self.seed = size, train, seed
-        self.keep = fits([path for path, _ in found.samples]) if keep is None else keep
+        paths = [path for path, _ in found.samples]
+        _expect_the_same_everywhere(folder, paths)
+        self.keep = fits(paths) if keep is None else keep
         self._augment = v2.Compose(
             [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
         )
         ranks = dist.get_world_size()
         share = slice(None) if train and self.keep else slice(dist.get_rank(), None, ranks)
-        mine = range(len(found.samples))[share]
+        mine = range(len(paths))[share]
         threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         with ThreadPoolExecutor(threads) as pool:
-            decoded = dict(zip(mine, pool.map(self._try, [found.samples[i][0] for i in mine])))
-        lost = {i: why for i, why in decoded.items() if isinstance(why, str)}
+            decoded = dict(zip(mine, pool.map(self._try, [paths[i] for i in mine])))
         everywhere = [None] * ranks
-        dist.all_gather_object(everywhere, lost)
-        self.lost = {found.samples[i][0]: why for part in everywhere for i, why in part.items()}
-        self._report(len(found.samples))
+        dist.all_gather_object(
+            everywhere, {i: why for i, why in decoded.items() if isinstance(why, str)}
+        )
+        lost = {i: why for part in everywhere for i, why in part.items()}
+        self._report(found.samples, lost)
         # Validation has each picture on one rank alone; training shuffles them over all ranks.
-        used = range(len(found.samples)) if train else mine
-        used = [i for i in used if found.samples[i][0] not in self.lost]
+        used = [i for i in (range(len(paths)) if train else mine) if i not in lost]
         self.samples = [found.samples[i] for i in used]
         self._kept = [decoded[i] for i in used] if self.keep else None
 
@@ -99,17 +102,23 @@ class Pictures(Dataset):
             return str(error) or type(error).__name__
         return picture if self.keep else None
 
-    def _report(self, total):
-        if dist.get_rank() == 0 and self.lost:
-            for path, why in self.lost.items():
+    def _report(self, found, lost):
+        if not lost:
+            return
+        lost = {found[i][0]: why for i, why in sorted(lost.items())}
+        if dist.get_rank() == 0:
+            for path, why in lost.items():
                 print(f"warning: {path} is left out: {why}", flush=True)
-            print(f"{len(self.lost)} of {total} pictures in {self.folder} left out", flush=True)
-        if len(self.lost) > TOO_MANY * total:
-            path, why = next(iter(self.lost.items()))
+            print(f"{len(lost)} of {len(found)} pictures in {self.folder} left out", flush=True)
+        path, why = next(iter(lost.items()))
+        if len(lost) > TOO_MANY * len(found):
             sys.exit(
-                f"{len(self.lost)} of {total} pictures cannot be read, more than "
+                f"{len(lost)} of {len(found)} pictures cannot be read, more than "
                 f"{TOO_MANY:.0%}; the first is {path}: {why}"
             )
+        for label, name in enumerate(self.classes):
+            if all(path in lost for path, its in found if its == label):
+                sys.exit(f"no picture in {os.path.join(self.folder, name)} can be read")
 
 
 class Draws(ResumableSampler):
@@ -165,6 +174,20 @@ def make_loader(pictures, batch_size, workers, pin_memory, sampler=None):
         # With one of its own the loader leaves alone what a checkpoint remembers.
         generator=torch.Generator(),
     )
+
+
+def _expect_the_same_everywhere(folder, paths):
+    """End the job if a rank has other files: each takes its share of what it believes is there."""
+    names = "\n".join(os.path.relpath(path, folder) for path in paths)
+    everywhere = [None] * dist.get_world_size()
+    mine = (len(paths), hashlib.sha256(names.encode()).hexdigest())
+    dist.all_gather_object(everywhere, mine)
+    if len(set(everywhere)) > 1:
+        counts = ", ".join(str(count) for count, _ in everywhere)
+        sys.exit(
+            f"{folder} holds other pictures on other hosts (seen by rank: {counts}); expected the "
+            "same ones: a channel has to be FullyReplicated"
+        )
 
 
 class Normalize(nn.Module):

@@ -7,7 +7,6 @@ terminal need tensorboard, matplotlib and tqdm; without them a line says so, and
 import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 
@@ -31,13 +30,12 @@ class Results:
         if not self._here:
             return
         os.makedirs(folder, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(self._path("metrics.jsonl"))
-        shutil.rmtree(self._path("tensorboard"), ignore_errors=True)
+        open(self._path("metrics.jsonl"), "w").close()
         with _optional("tensorboard", "no TensorBoard events"):
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(self._path("tensorboard"))
+            # TensorBoard is not to show what an earlier start wrote here, and this one writes anew.
+            self._events = SummaryWriter(self._path("tensorboard"), purge_step=0)
         for metrics in history:
             self._write(metrics)
 
@@ -95,9 +93,6 @@ class Results:
         if self._events:
             self._events.close()
         with _optional("matplotlib", "no curves.png and predictions.png"):
-            import matplotlib
-
-            matplotlib.use("Agg")  # no screen
             self._draw_curves()
             self._draw_predictions(classifier, val_data)
 

@@ -12,7 +12,7 @@ Both reference scripts use it; copy it with either. It needs torch alone.
                 progress.count(loss, logits, labels)
                 checkpoints.leave_if_stopped(progress)
             loss, accuracy = progress.end_epoch()
-            checkpoints.save(progress)
+            checkpoints.save(progress)        # or before a long validation, which it then repeats
 
 All ranks call these together. Rank 0 alone reads and writes files, so that the folder need be there
 on the first host only, which is what SageMaker keeps for the next start (checkpoint_s3_uri).
@@ -91,10 +91,10 @@ class Progress:
 class Checkpoints:
     """Writes checkpoints, finds the newest whole one, and hears of a stop.
 
-    `made_for` says in plain values what a checkpoint can be used for (script, model, classes);
-    with one made for something else the job ends, and leaves it as it is. `parts` are what has
-    a state_dict. With folder "" nothing is kept. Only in the main thread, and after
-    init_process_group.
+    `made_for` says in plain values what a checkpoint can be used for (script, model, classes,
+    seed, learning rate); with one made for something else the job ends, and leaves it as it is.
+    `parts` are what has a state_dict. With folder "" nothing is kept. Only in the main thread, and
+    after init_process_group.
     """
 
     def __init__(self, folder, made_for, parts):
@@ -224,8 +224,11 @@ class Checkpoints:
 
     def _read(self):
         """Return the newest whole checkpoint's bytes; name those that are passed over."""
-        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
-        names = sorted(filter(NAME.fullmatch, names))
+        there = sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
+        names = [name for name in there if NAME.fullmatch(name)]
+        foreign = ", ".join(name for name in there if not NAME.fullmatch(name))
+        if foreign:
+            print(f"passing over what no job wrote to {self.folder}: {foreign}", flush=True)
         while names:
             path = os.path.join(self.folder, names.pop())
             if path.endswith(".tmp"):
@@ -248,8 +251,12 @@ class Checkpoints:
                 print(f"passing over {path}, no whole checkpoint: {reason}", flush=True)
                 continue
             if made_for != self.made_for:
+                theirs, ours = (
+                    {name: one[name] for name in one if one[name] != other.get(name)}
+                    for one, other in ((made_for, self.made_for), (self.made_for, made_for))
+                )
                 self._error = (
-                    f"{path} is a checkpoint of {made_for}, and this is {self.made_for}; "
+                    f"{path} is a checkpoint of {theirs}, and this is {ours}; "
                     "choose another --checkpoint-dir"
                 )
                 return b""

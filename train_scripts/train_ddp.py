@@ -73,15 +73,14 @@ def train(args, device):
     dataset = make_data(args.samples, args.seed)
     sampler = ResumableSampler(dataset, seed=args.seed)
     # With a generator of its own the loader leaves alone what a checkpoint remembers.
-    generator = torch.Generator().manual_seed(args.seed)
-    loader = DataLoader(dataset, args.batch_size, sampler=sampler, generator=generator)
+    loader = DataLoader(dataset, args.batch_size, sampler=sampler, generator=torch.Generator())
 
     model = make_model(args.seed, device)
     ddp_model = DistributedDataParallel(model)
     prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loss_function = nn.CrossEntropyLoss()
-    made_for = {"script": "train_ddp", "model": str(model)}
+    made_for = {"script": "train_ddp", "model": str(model), "lr": args.lr, "seed": args.seed}
     with Checkpoints(
         args.checkpoint_dir, made_for, {"model": model, "optimizer": optimizer}
     ) as checkpoints:

@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -106,7 +107,7 @@ def cpu_has_bf16():
 
 def make_data(args):
     """Return the pictures to train with and those to validate with."""
-    folder = synthetic(args.seed) if args.data == "synthetic" else args.data
+    folder = synthetic() if args.data == "synthetic" else args.data
     return train_and_val(folder, args.image_size, args.seed, args.cache)
 
 
@@ -118,7 +119,7 @@ def make_model(args, classes, device):
     together(error)
     model = model.to(device, memory_format=args.layout)
     if args.compile:
-        model.compile()
+        model.compile(dynamic=False)  # the same program for a size, whichever came first
     return model
 
 
@@ -139,6 +140,7 @@ def load_weights(model, weights):
         return ""
     try:
         if weights == "imagenet":
+            socket.setdefaulttimeout(30)  # seconds; a network that drops packets gives no answer
             state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
         else:
             state = torch.load(weights, map_location="cpu", weights_only=True)
@@ -153,6 +155,8 @@ def load_weights(model, weights):
             "which needs network or a cache, --weights FILE or a channel 'weights' with a "
             "ResNet18's state_dict, or --weights none"
         )
+    finally:
+        socket.setdefaulttimeout(None)
     return ""
 
 
@@ -189,6 +193,7 @@ def train(args, device):
     prime(ddp_model, lambda network: forward(blank, network))
     torch.manual_seed(args.seed + dist.get_rank())
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
+    made_for.update(lr=lr, lr_step=args.lr_step, seed=args.seed)
     with Checkpoints(
         args.checkpoint_dir,
         made_for,
@@ -197,8 +202,8 @@ def train(args, device):
         progress = Progress(device)
         checkpoints.load(progress)
         results = Results(args.output_data_dir, progress.history, args.log_every)
-        first = progress.epoch
-        for epoch in range(first, args.epochs):
+        to_see = len(train_data) * (args.epochs - progress.epoch) - progress.samples
+        for epoch in range(progress.epoch, args.epochs):
             sampler.set_epoch(epoch, progress.samples)  # without it every epoch has the same order
             results.begin(epoch, progress.samples, len(train_data))
             for images, labels in loader:
@@ -211,18 +216,17 @@ def train(args, device):
                 progress.count(loss, logits, labels)
                 results.step(progress.samples)
                 checkpoints.leave_if_stopped(progress)
+            checkpoints.save(progress)  # here, since a stop waits for the end of the validation
             metrics = dict(zip(("train_loss", "train_accuracy"), progress.end_epoch()))
             val = validate(val_loader, model, forward, loss_function, device)
             metrics.update(zip(("val_loss", "val_accuracy"), val))
             progress.history.append({"epoch": epoch, **metrics, "lr": schedule.get_last_lr()[0]})
             results.end(progress.history[-1])
             schedule.step()
-            checkpoints.save(progress)
             checkpoints.leave_if_stopped(progress)
     seconds = time.monotonic() - start
     if dist.get_rank() == 0:
-        images = len(train_data) * (args.epochs - first)
-        print(f"trained in {seconds:.1f} s: {images / seconds:.1f} pictures/s", flush=True)
+        print(f"trained in {seconds:.1f} s: {max(0, to_see) / seconds:.1f} pictures/s", flush=True)
         results.draw(save(model, train_data.classes, args), val_data)
 
 
