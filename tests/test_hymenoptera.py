@@ -147,13 +147,14 @@ import sys
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
 import torch.distributed as dist
 from pictures import Pictures
+from resume import leave_group
 
 dist.init_process_group("gloo")
 folders = sys.argv[1:]
 data = Pictures(folders[dist.get_rank() % len(folders)], 32, train=False)
 sys.stdout.write("".join(f"has {{path}}\\n" for path, _ in data.samples))
 dist.barrier()
-dist.destroy_process_group()
+leave_group()
 """
 
 

@@ -10,14 +10,11 @@ variables that torchrun sets. train_hymenoptera.py is the same for real pictures
 """
 
 import argparse
-import gc
 import os
-import sys
-import traceback
 
 import torch
 import torch.distributed as dist
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, prime
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, leave_group, prime
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -121,11 +118,7 @@ def main():
         if dist.get_rank() == 0:
             save(model, args.model_dir)
     finally:
-        traceback.clear_frames(sys.exc_info()[2])  # of an error or a stop: they hold the model
-        # DistributedDataParallel refers to itself. While it lives, so do gloo's threads, and one
-        # that frees its last work too late aborts the process at exit (torch 2.13, 1 run in 10).
-        gc.collect()
-        dist.destroy_process_group()
+        leave_group()
 
 
 if __name__ == "__main__":

@@ -12,20 +12,17 @@ SM_OUTPUT_DATA_DIR. Runs on CPU (gloo) and GPU (nccl).
 """
 
 import argparse
-import gc
 import json
 import os
 import socket
-import sys
 import time
-import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from pictures import Draws, Normalize, make_loader, synthetic, train_and_val
 from results import Results
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, Totals, prime, together
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, Totals, leave_group, prime, together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import ResNet18_Weights, resnet18
@@ -277,11 +274,7 @@ def main():
     try:
         train(args, device)
     finally:
-        traceback.clear_frames(sys.exc_info()[2])  # of an error or a stop: they hold the model
-        # DistributedDataParallel refers to itself. While it lives, so do gloo's threads, and one
-        # that frees its last work too late aborts the process at exit (torch 2.13, 1 run in 10).
-        gc.collect()
-        dist.destroy_process_group()
+        leave_group()
 
 
 if __name__ == "__main__":
