@@ -5,7 +5,8 @@
 Both in turn, with the same made-up pictures, weights, batches and epochs, under torchrun on this
 machine. Timed inside the script, from before the data are read to the end of the last epoch, with
 all reading, decoding, validation and checkpoints. The weights are made first: some epochs on other
-pictures, smaller ones. Needs what setup.cfg's extra `train` names.
+pictures, smaller ones. On a CPU it also prints how fast the same work could be at most. Needs what
+setup.cfg's extra `train` names.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def make_pictures(folder: Path, seed: int, train: int, val: int, size: int) -> N
     subprocess.run(argv, check=True, cwd=SCRIPTS)
 
 
-def bounds(train: int, val: int) -> dict[str, float]:
+def bounds() -> dict[str, float]:
     """Return how many pictures/s this processor could train with if all of its work were products.
 
     Products of large matrices are the fastest that it does, and networks are made of them: nothing
@@ -71,7 +72,7 @@ def bounds(train: int, val: int) -> dict[str, float]:
         network(picture).sum().backward()
     with FlopCounterMode(display=False) as validation:
         network(picture)
-    work = step.get_total_flops() + validation.get_total_flops() * val / train
+    work = step.get_total_flops() + validation.get_total_flops() * VAL / TRAIN
     speeds = {}
     for kind in (torch.float32, torch.bfloat16):
         matrix = torch.rand(2048, 2048).to(kind)
@@ -131,7 +132,7 @@ def main() -> None:
     if device == "CPU":
         print()
         notebook = statistics.median(slow["pictures_per_second"] for _, slow in rows)
-        for name, most in bounds(TRAIN, VAL).items():
+        for name, most in bounds().items():
             times = f"{most:.1f} pictures/s, {most / notebook:.2f} times the notebook's way"
             print(f"At the speed of this CPU's products of {name} matrices: {times}")
 
