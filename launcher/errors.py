@@ -18,9 +18,19 @@ class LaunchError(Exception):
     """
 
     def __init__(self, message: str, *, exit_code: int = EXIT_USAGE) -> None:
-        # One line whatever it quotes: a newline, say, is shown as \\n.
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
+        super().__init__(printable(message))
         self.exit_code = exit_code
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text in which control characters, newlines too, are shown as Python writes them.
+
+    What ranks and other hosts send ends up on terminals and in the failure file, where an escape
+    sequence or a newline could forge a line. `keep` holds the characters that may stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def short(value: object, limit: int = 200) -> str:
@@ -33,7 +43,7 @@ def log(message: str) -> None:
     """Write one line to stderr. A closed or full stderr must not cost the job."""
     try:
         # One write, so that ranks that share the file cannot come between.
-        sys.stderr.write(f"launcher: {message}\n")
+        sys.stderr.write(f"launcher: {printable(message)}\n")
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):  # none at all, full, closed
         pass
