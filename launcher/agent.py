@@ -1,8 +1,13 @@
-"""Runs torch.distributed.run in a child process and reports what ended it.
+"""Runs torch.distributed.run in a child process, and has it work with the launcher.
 
 torchrun turns every failure into exit code 1 and, for a script without `@record`, writes no
 error file. What it does know is in the ChildFailedError that it raises: each failed rank of
 this host with its own exit code or signal. This file hands that to the launcher.
+
+And torchrun ends ranks: when it is told to stop, when one has failed, when it restarts them. It
+does so by a signal to a rank's whole process group, of which data loaders' workers die in the
+middle of a save. Here the signal goes to the rank's own process, and the launcher hears of it
+before: what a rank does from then on is no cause of a failure.
 
 Executed by path: `python launcher/agent.py TORCHRUN_ARGUMENT ...`. It is the one file of the
 launcher that imports torch. Without a launcher to report to it is plain torchrun.
@@ -12,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import json
 import os
 import signal
@@ -25,19 +29,23 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def report(run_dir: str, message: dict[str, Any]) -> None:
-    """Send one message to the launcher whose socket is in run_dir (see reports.py)."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
+def tell(run_dir: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Send a message to the launcher whose socket is in run_dir (reports.py); wait for its answer.
+
+    Returns an empty one if the launcher is gone: then nobody is left to be told.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(os.path.join(run_dir, "socket"))
             connection.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass  # the launcher is gone, and nobody is left to be told
+            return dict(json.loads(connection.makefile().readline()))
+    except (OSError, ValueError):
+        return {}
 
 
 def refuse(run_dir: str, message: str) -> NoReturn:
     """End as argparse does for arguments that it does not take, without its usage text."""
-    report(run_dir, {"torchrun": message})
+    tell(run_dir, {"torchrun": message})
     sys.exit(2)
 
 
@@ -61,6 +69,78 @@ def arguments(torchrun: Any, run_dir: str | None) -> Any:
     return parsed
 
 
+def error_text(error: BaseException) -> str:
+    """Return what torchrun raised for a reason of its own, in one line."""
+    cause = f" ({error.__cause__})" if error.__cause__ else ""
+    return f"{type(error).__name__}: {error}{cause}"
+
+
+def attach(run_dir: str) -> None:
+    """Have torchrun ask the launcher before it ends ranks, and before it starts them again.
+
+    The classes and methods are the same in torch 2.4 to 2.15.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+        subprocess_handler as handlers,
+    )
+    from torch.distributed.launcher import api
+
+    agents: list[Any] = []
+    close_context = SubprocessContext._close
+    kill_group = handlers.SubprocessHandler.close
+
+    class Agent(api.LocalElasticAgent):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # torchrun waits 300 s at its end for hosts that still train, then takes the store
+            # away from them. There is no option; this is the agent's own parameter.
+            exit_barrier = os.environ.get("LAUNCHER_EXIT_BARRIER")
+            if exit_barrier:
+                options["exit_barrier_timeout"] = float(exit_barrier)
+            super().__init__(*args, **options)
+            self._is_restart = False
+            agents.append(self)
+
+        def _initialize_workers(self, worker_group: Any) -> None:
+            if self._is_restart:
+                tell(run_dir, {"starting": True})
+            self._is_restart = True
+            super()._initialize_workers(worker_group)
+
+    def close(context: Any, death_sig: signal.Signals, timeout: float = 30) -> None:
+        """Ask before ranks are ended; torchrun calls this when all is done, too."""
+        codes = {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
+        living = None in codes.values()
+        if living or (any(codes.values()) and not getattr(context, "was_closed", False)):
+            context.was_closed = True
+            error = sys.exc_info()[1]
+            message: dict[str, Any] = {"exit_codes": codes}
+            if isinstance(error, SignalException):
+                message["closing"] = "stop"
+            elif error:
+                message.update(closing="error", torchrun=error_text(error))
+            elif any(codes.values()) and not agents[-1]._remaining_restarts:
+                message["closing"] = "failure"
+            else:  # another host's ranks are restarted, or ours
+                message["closing"] = "restart"
+            timeout = tell(run_dir, message).get("timeout", timeout)
+        close_context(context, death_sig, timeout)
+        if living:
+            codes = {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
+            tell(run_dir, {"exit_codes": codes})
+
+    def close_rank(handler: Any, death_sig: signal.Signals | None = None) -> None:
+        if death_sig == signal.SIGKILL:
+            kill_group(handler, death_sig)
+        elif not getattr(handler, "was_told", False):  # by a failure, or a restart, before a stop
+            handler.was_told = True
+            handler.proc.send_signal(death_sig or signal.SIGTERM)
+
+    api.LocalElasticAgent = Agent
+    SubprocessContext._close = close
+    handlers.SubprocessHandler.close = close_rank
+
+
 def run(run_dir: str | None) -> None:
     """Run torchrun with this process's arguments, and raise what it raises."""
     import torch
@@ -71,15 +151,8 @@ def run(run_dir: str | None) -> None:
         # It makes MASTER_ADDR of what the host calls itself, which other hosts may not be able
         # to resolve; 2.5 is the first to take --local-addr, as the launcher passes it.
         socket.getfqdn = lambda name="": parsed.local_addr
-    exit_barrier = os.environ.get("LAUNCHER_EXIT_BARRIER")
-    if exit_barrier:
-        # torchrun waits 300 s at its end for hosts that still train, then takes the store away
-        # from them. There is no option; this is the agent's own parameter.
-        from torch.distributed.launcher import api
-
-        api.LocalElasticAgent = functools.partial(
-            api.LocalElasticAgent, exit_barrier_timeout=float(exit_barrier)
-        )
+    if run_dir is not None:
+        attach(run_dir)
     torchrun.run(parsed)
 
 
@@ -106,12 +179,11 @@ def main() -> int:
                 {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode}
                 for rank, failure in error.failures.items()  # type: ignore[attr-defined]
             ]
-            report(run_dir, {"failures": failed})
+            tell(run_dir, {"failures": failed})
             return 1
         if kind == "SignalException":
             return 1  # the launcher knows: it sent the signal
-        cause = f" ({error.__cause__})" if error.__cause__ else ""
-        report(run_dir, {"torchrun": f"{kind}: {error}{cause}"})
+        tell(run_dir, {"torchrun": error_text(error)})
         raise
     return 0
 

@@ -24,6 +24,8 @@ _MOMENT = 1.0
 # Kinds of causes, the better first: a rank that failed for a reason of its own, a host that was
 # lost, a torchrun that failed, a rank that torchrun restarted, one that heard of another's death.
 OWN, LOST, BROKEN, RESTARTED, ECHO = range(5)
+# Seconds that the first host, and a torchrun, wait for a better cause than an echo.
+ECHO_PATIENCE = 3.0
 # What a rank says when another one has died first.
 _SECONDARY = (
     "torch.distributed.DistBackendError",
@@ -124,9 +126,11 @@ class Verdict(NamedTuple):
 
 
 def in_order(
-    noted: Sequence[RankFailure], reported: Sequence[RankFailure]
+    noted: Sequence[RankFailure], reported: Sequence[RankFailure], closing: float = math.inf
 ) -> tuple[RankFailure, ...]:
     """Return the failures that count, the first cause first.
+
+    `closing` is when torchrun began to end the others, infinite if that is not known.
 
     `noted` comes from the ranks themselves, with times; `reported` from torchrun, which knows
     exit codes but lists the siblings that it ended itself, and only in the order it looked.
@@ -159,9 +163,10 @@ def in_order(
     ]
     if counted[0].is_secondary:
         for failure in counted[1:]:
-            at_once = failure.time <= moment or math.isinf(failure.time)
+            untouched = failure.time <= closing < math.inf
+            at_once = untouched or failure.time <= moment or math.isinf(failure.time)
             # An exit code that was chosen may be that of a handler for torchrun's SIGTERM.
-            original = failure.exception or not failure.said
+            original = failure.exception or not failure.said or untouched
             if at_once and original and not failure.is_secondary:
                 counted.remove(failure)
                 return (failure, *counted)

@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 from launcher.cluster import Cluster
 from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, LaunchError, log, short
-from launcher.failure import LOST, OWN, RESTARTED, Verdict
+from launcher.failure import ECHO_PATIENCE, LOST, OWN, RESTARTED, Verdict
 from launcher.options import flag
 from launcher.signals import Signals
 from launcher.wire import Wire
@@ -59,7 +59,7 @@ _RETRY = 0.02  # between two tries to reach the first host,
 _NAME_RETRY = 0.5  # and where its name does not resolve
 _LISTEN_RETRY = 1  # between two tries of the first host to listen
 _TO_LOOK_UP = 2  # for names, when there is no more time
-_PATIENCE = (0.3, 0.5, 1.0, math.inf, 1.5)  # of each kind of case, for a better one
+_PATIENCE = (0.3, 0.5, 1.0, math.inf, ECHO_PATIENCE)  # of each kind of case, for a better one
 _RECENT = 5  # how long a restart may be the cause of an echo
 
 

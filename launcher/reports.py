@@ -2,8 +2,9 @@
 
 Each of them connects to a Unix socket in the job's folder and sends lines, each one a JSON
 object. A rank (rank.py) says who it is as soon as it runs, and what ended it if that was an
-exception or sys.exit; its connection is closed by the kernel when it dies, which tells the
-rest. torchrun (agent.py) connects only to say what its main raised.
+exception or sys.exit. It is gone when its process is: its connection ends then, too, but also when
+it replaces itself (os.execv) or closes what it did not open. torchrun (agent.py) says what its main
+raised; and before it ends ranks, and starts them again, it asks, and waits for the answer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -23,16 +25,23 @@ from launcher.failure import RankFailure
 from launcher.machine import oom_kills
 
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less than 10,000
+# Why torchrun ends ranks: it was told to stop, one has failed, they are restarted, it cannot go on.
+STOP, FAILURE, RESTART, ERROR = CLOSINGS = ("stop", "failure", "restart", "error")
 
 
 class Rank:
-    """What is known of one rank's process."""
+    """What is known of one rank's process.
+
+    `failure` is what it failed with, if it did; `exit_code` how its process ended (negative for a
+    signal), or is about to, None until that is known.
+    """
 
     def __init__(self) -> None:
         self.rank = self.local_rank = -1
         self.pid = 0  # 0: it has not said who it is, or is torchrun
         self.max_restarts = self.restart = 0
         self.failure: RankFailure | None = None
+        self.exit_code: int | None = None
 
 
 class Listener(Protocol):
@@ -41,11 +50,17 @@ class Listener(Protocol):
     def on_start(self, rank: Rank) -> None:
         """A rank's process runs."""
 
-    def on_failure(self, rank: Rank, failure: RankFailure) -> None:
-        """A rank said why it fails, or died without a word."""
+    def on_failure(self, rank: Rank) -> None:
+        """A rank said why it fails, or died without a word; again when its exit code is known."""
 
     def on_end(self, rank: Rank) -> None:
-        """A rank's process is gone (after on_failure, if it failed)."""
+        """A rank's process is gone (after on_failure, if it is known to have failed)."""
+
+    def on_closing(self, why: str) -> None:
+        """Torchrun is about to end the ranks, and waits for `answer`."""
+
+    def on_starting(self) -> None:
+        """Torchrun has ended the ranks, is about to start them again, and waits for `answer`."""
 
 
 class Reports:
@@ -58,12 +73,15 @@ class Reports:
     def __init__(self, run_dir: str, selector: selectors.BaseSelector, listener: Listener) -> None:
         self.alive: set[Rank] = set()
         self.torchrun_error = ""
+        self._latest: dict[int, Rank] = {}  # by local rank
         self._reported: list[RankFailure] = []
         self._gone: dict[int, float] = {}
         self._started = time.monotonic()
         self._oom_kills = oom_kills()
         self._selector = selector
         self._tell = listener
+        self._asking: socket.socket | None = None
+        self._unwatched: dict[Rank, float] = {}  # looked at every so many seconds
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         try:
@@ -79,6 +97,23 @@ class Reports:
         self._listener.close()
         for connection in self._connections:
             connection.close()
+
+    def timeout(self) -> float | None:
+        """Return in how many seconds `look` is due; None: never, as while all ranks run."""
+        return min(self._unwatched.values(), default=None)
+
+    def look(self) -> None:
+        """See which of the ranks that cannot be waited for are gone; less and less often."""
+        for rank, seconds in list(self._unwatched.items()):
+            self._unwatched[rank] = min(2 * seconds, 1)
+            if self._lost_if_gone(rank):
+                del self._unwatched[rank]
+
+    def answer(self, timeout: float | None = None) -> None:
+        """Let torchrun go on, with so many seconds for the ranks to end (None: its own)."""
+        if self._asking:
+            self._reply(self._asking, {} if timeout is None else {"timeout": timeout})
+            self._asking = None
 
     def reported(self) -> list[RankFailure]:
         """Return the failures that torchrun named at its end, with times where they are known."""
@@ -105,43 +140,120 @@ class Reports:
         *lines, rest[:] = (rest + data).split(b"\n")
         for line in lines:
             try:
-                self._take_in(rank, json.loads(line))
+                self._take_in(connection, rank, json.loads(line))
             except (KeyError, TypeError, ValueError):
                 log(f"ignoring a message that makes no sense: {bytes(line[:200])!r}")
         if not data or len(rest) > _LINE_LIMIT:
             self._selector.unregister(connection)
             self._connections.remove(connection)
             connection.close()
-            if rank.pid:
-                self._lost(rank)
+            if connection is self._asking:
+                self._asking = None
+            if rank in self.alive:
+                self._hung_up(rank)
 
-    def _take_in(self, rank: Rank, message: Mapping[str, Any]) -> None:
+    def _take_in(self, connection: socket.socket, rank: Rank, message: Mapping[str, Any]) -> None:
         if "pid" in message:
-            vars(rank).update({key: int(value) for key, value in message.items()})
+            rank.rank, rank.local_rank = int(message["rank"]), int(message["local_rank"])
+            rank.max_restarts, rank.restart = int(message["max_restarts"]), int(message["restart"])
+            rank.pid = int(message["pid"])
             self.alive.add(rank)
+            self._latest[rank.local_rank] = rank
             self._tell.on_start(rank)
         elif "end" in message:
-            self._note(rank, said=True, **message["end"])
-        elif "failures" in message:
-            self._reported = [RankFailure(**failure) for failure in message["failures"]]
-        elif "torchrun" in message:
-            self.torchrun_error = str(message["torchrun"])
+            end = dict(message["end"])
+            if end.pop("final", True):
+                rank.exit_code = end["exit_code"]
+            self._note(rank, said=True, **end)
+        elif "final" in message:
+            if rank.failure and rank.exit_code is None:
+                self._exit_code_is(rank, rank.failure.exit_code)
+        else:
+            self._take_in_from_torchrun(connection, message)
 
-    def _lost(self, rank: Rank) -> None:
-        """A rank's connection is gone: if it died without a word, say so in its place."""
+    def _take_in_from_torchrun(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        if "failures" in message:
+            self._reported = [RankFailure(**failure) for failure in message["failures"]]
+        if "torchrun" in message:
+            self.torchrun_error = str(message["torchrun"])
+        for local_rank, exit_code in message.get("exit_codes", {}).items():
+            ended = self._latest.get(int(local_rank))
+            if ended and exit_code is not None:
+                if ended in self.alive:
+                    self._lost(ended, exit_code)
+                self._exit_code_is(ended, exit_code)
+        if message.get("closing") in CLOSINGS:
+            self._asking = connection
+            self._tell.on_closing(message["closing"])
+        elif "starting" in message:
+            self._asking = connection
+            self._tell.on_starting()
+        else:
+            self._reply(connection, {})
+
+    def _reply(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        try:
+            connection.send(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # it was killed while it waited
+
+    def _hung_up(self, rank: Rank) -> None:
+        """A rank's connection has ended: see whether its process has, or go on to wait for that."""
+        if self._lost_if_gone(rank):
+            return
+        try:
+            if sys.platform != "linux":
+                raise OSError
+            process = os.pidfd_open(rank.pid)
+        except (AttributeError, OSError):  # an old kernel, or a sandbox that does not know it
+            self._unwatched[rank] = 0.01
+        else:
+            act = functools.partial(self._process_ended, process, rank)
+            self._selector.register(process, selectors.EVENT_READ, act)
+
+    def _process_ended(self, process: int, rank: Rank) -> None:
+        self._selector.unregister(process)
+        os.close(process)
+        if rank in self.alive:
+            state = process_state(rank.pid)
+            self._lost(rank, state[1] if state else None)
+
+    def _lost_if_gone(self, rank: Rank) -> bool:
+        state = process_state(rank.pid)
+        if state == (False, 0):
+            return False  # it is ending well, or goes on without its connection
+        self._lost(rank, state[1] if state else None)
+        return True
+
+    def _lost(self, rank: Rank, exit_code: int | None) -> None:
+        """A rank's process is gone; its exit code is None where torchrun alone knows it."""
         self.alive.discard(rank)
-        exit_code = exit_code_of(rank.pid)
         if exit_code is None:
-            self._gone[rank.rank] = self._now()  # reaped already: torchrun will tell
-        elif exit_code and rank.failure is None:
-            self._note(rank, exit_code=exit_code)
+            self._gone[rank.rank] = self._now()
+        else:
+            self._exit_code_is(rank, exit_code)
         self._tell.on_end(rank)
+
+    def _exit_code_is(self, rank: Rank, exit_code: int) -> None:
+        """Note how a process really ended; if it died without a word, say so in its place."""
+        if rank.exit_code is not None:
+            return
+        rank.exit_code = exit_code
+        if rank.failure is None:
+            if exit_code:
+                self._note(rank, exit_code=exit_code)
+            return
+        # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads
+        # make some do that). What it said is the cause, and the code that it would have had.
+        if exit_code >= 0:
+            rank.failure = rank.failure._replace(exit_code=exit_code)
+        self._tell.on_failure(rank)
 
     def _note(self, rank: Rank, **how: Any) -> None:
         if how["exit_code"] == -signal.SIGKILL:
             how["oom"] = self._oom()
         rank.failure = RankFailure(rank.rank, rank.local_rank, time=self._now(), **how)
-        self._tell.on_failure(rank, rank.failure)
+        self._tell.on_failure(rank)
 
     def _oom(self) -> str:
         """Say whose counter of kills for want of memory has moved since the start."""
@@ -154,16 +266,16 @@ class Reports:
         return time.monotonic() - self._started
 
 
-def exit_code_of(pid: int) -> int | None:
-    """Return the exit code of a process that is ending, negative for a signal.
+def process_state(pid: int) -> tuple[bool, int] | None:
+    """Return whether a process has ended, and its exit code; None: there is no such process.
 
-    0: it ends well, or does not end (it closed the connection); None: there is no such process.
-    Field 52 of /proc/PID/stat holds it in the form of wait(2) as soon as it is decided
-    (proc(5)); torchrun reaps its ranks within 0.1 s.
+    The exit code is negative for a signal, and 0 as long as none is decided. It is field 52 of
+    /proc/PID/stat, in the form of wait(2), before the process is a zombie (proc(5)). torchrun reaps
+    its ranks within 0.1 s.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        return os.waitstatus_to_exitcode(int(fields[49]))
+        return fields[0] in (b"Z", b"X"), os.waitstatus_to_exitcode(int(fields[49]))
     except (OSError, IndexError, ValueError):
         return None

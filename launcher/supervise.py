@@ -7,21 +7,22 @@ waits for its end, for signals and for what the ranks report; nothing polls whil
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
-from launcher.failure import RESTARTED, Outcome, RankFailure, failure_text, in_order
-from launcher.options import EXIT_BARRIER, RUN_DIR
+from launcher.failure import ECHO_PATIENCE, RESTARTED, Outcome, RankFailure, failure_text, in_order
+from launcher.options import EXIT_BARRIER, RUN_DIR, flag
 from launcher.plan import LaunchPlan
-from launcher.reports import Rank, Reports
+from launcher.processes import Processes, send
+from launcher.reports import ERROR, FAILURE, RESTART, Rank, Reports
 from launcher.signals import Signals, reap, signal_name
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from launcher.failure import Verdict
     from launcher.peers import Peers  # one host needs none, nor the 7 ms to import it
 
-# torchrun ends what ignores a stop when the grace is over; this many seconds later we do.
+# All in seconds. torchrun ends what ignores a stop when the grace is over; so much later we do.
 _MARGIN = 5
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+# For a rank's exit code to be certain, before the other hosts are told without it.
+_TO_BE_CERTAIN = 1.0
 
 
 def run(
@@ -66,7 +68,10 @@ def _run_dir(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 class _Supervisor:
-    """The state of one run: what is known, and what is to be done by when."""
+    """The state of one run: what is known, and what is to be done by when.
+
+    Times are on the clock time.monotonic(), infinite where nothing is due.
+    """
 
     def __init__(self, plan: LaunchPlan, signals: Signals, peers: Peers | None) -> None:
         self._plan = plan
@@ -76,20 +81,25 @@ class _Supervisor:
         self._host = plan.cluster.current_host
         self._selector = selectors.DefaultSelector()
         self._reports: Reports
+        self._processes: Processes
         self._agent: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None  # torchrun's
-        self._strangers: set[int] = set()  # children that were there before the job
-        self._started_ranks: set[int] = set()  # local ranks of this attempt
-        self._noted: list[RankFailure] = []
+        self._noted: dict[int, RankFailure] = {}  # failures of this attempt by rank, first first
+        self._untold: list[Rank] = []  # failed, but with which exit code is not certain yet
+        self._tell_at = math.inf
+        self._closing = ""  # why torchrun is ending the ranks
+        self._closing_at = math.inf
+        self._hold_until = math.inf  # torchrun waits to end the ranks, for a better cause
+        self._clear_by = math.inf  # torchrun waits for what its last attempt left to be gone
         self._stop_signal = 0
-        self._deadline: float | None = None  # when torchrun and all it runs is killed
-        self._sweep_by: float | None = None  # when what torchrun left behind is
+        self._deadline = math.inf  # when torchrun and all it runs is killed
+        self._sweep_by = math.inf  # when what torchrun left behind is
+        self._started = time.monotonic()
         self._interrupts: list[float] = []  # when SIGINT came
         self._ending = False  # by us, past torchrun: what ranks die of now is no cause
 
     def run(self, run_dir: str, environ: Mapping[str, str]) -> Outcome:
         """Start torchrun, wait for its end, then see that nothing of the job is left."""
-        started = time.monotonic()
         self._reports = Reports(run_dir, self._selector, self)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         if self._peers:
@@ -102,12 +112,13 @@ class _Supervisor:
                 environment.setdefault(EXIT_BARRIER, str(20 * 86400))
             self._start(environment)
             while self._returncode is None:
-                self._wait(None)
-                if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._wait(math.inf)
+                if time.monotonic() >= self._deadline:
                     self._on_deadline()
-            seconds = time.monotonic() - started
+            seconds = time.monotonic() - self._started
             while self._wait(0):
                 pass  # what was said last is still to be heard
+            self._tell_certain(everything=True)
             self._ending = True
             outcome = self._outcome(seconds)
             if self._peers and outcome.returncode and not self._stop_signal:
@@ -124,22 +135,19 @@ class _Supervisor:
 
     def _outcome(self, seconds: float) -> Outcome:
         assert self._returncode is not None
-        failures = in_order(self._noted, self._reports.reported())
-        if self._reports.torchrun_error and all(f.exit_code == -signal.SIGTERM for f in failures):
-            failures = ()  # it ended them because it could not go on itself
+        reported = () if self._closing == ERROR else self._reports.reported()
         return Outcome(
             returncode=self._returncode,
-            failures=failures,
+            failures=in_order(
+                tuple(self._noted.values()), reported, self._closing_at - self._started
+            ),
             stop_signal=self._stop_signal,
             torchrun_error=self._reports.torchrun_error,
             seconds=seconds,
         )
 
     def _start(self, environment: Mapping[str, str]) -> None:
-        if self._reap():
-            # A shell that started something and then became the launcher (exec).
-            self._strangers = {process.pid for process in self._descendants()}
-        _become_subreaper()
+        self._processes = Processes()
         argv = self._plan.argv
         try:
             self._agent = subprocess.Popen(argv, env=environment, start_new_session=True)
@@ -150,16 +158,26 @@ class _Supervisor:
                 f"cannot execute {argv[0]}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
             ) from None
 
-    def _wait(self, timeout: float | None) -> bool:
-        """Act on what happens within timeout seconds (None: until the deadline)."""
-        if timeout is None and self._deadline is not None:
-            timeout = max(0.0, self._deadline - time.monotonic())
-        due = self._peers.timeout() if self._peers else None
-        if due is not None:
-            timeout = due if timeout is None else min(due, timeout)
-        events = self._selector.select(timeout)
+    def _wait(self, seconds: float) -> bool:
+        """Act on what happens within so many seconds, or until something is due."""
+        due = min(self._deadline, self._tell_at, self._hold_until)
+        seconds = min(seconds, max(0.0, due - time.monotonic()))
+        for other in (self._reports, self._peers):
+            timeout = other.timeout() if other else None
+            seconds = seconds if timeout is None else min(seconds, timeout)
+        if self._clear_by < math.inf:
+            seconds = min(seconds, 0.05)
+        events = self._selector.select(None if math.isinf(seconds) else seconds)
         for key, _ in events:
             key.data()
+        self._reports.look()
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_certain(everything=True)
+        if now >= self._hold_until:
+            self._let_torchrun_end_ranks(FAILURE)
+        if self._clear_by < math.inf:
+            self._clear()
         if self._peers:
             self._peers.act()
             if self._peers.verdict and not self._judged:
@@ -169,6 +187,12 @@ class _Supervisor:
 
     def _in(self, seconds: float) -> float:
         return time.monotonic() + seconds
+
+    @property
+    def _pid(self) -> int:
+        """Torchrun's."""
+        assert self._agent is not None
+        return self._agent.pid
 
     # Signals
 
@@ -203,11 +227,10 @@ class _Supervisor:
         return left
 
     def _stop(self, number: int) -> None:
-        """Pass a stop on to torchrun, which passes it on to each rank's process group.
+        """Pass a stop on to torchrun, which passes it on to each rank's own process.
 
         Never to the ranks past it: torchrun takes a rank that ends by itself for a failure.
         """
-        assert self._agent is not None
         grace = self._plan.grace
         log(f"{signal_name(number)}: stopping; the ranks of {self._host} have {grace} s to save.")
         self._stop_signal = number
@@ -217,54 +240,130 @@ class _Supervisor:
         # which takes no notice of signals.
         self._deadline = self._in((grace if self._reports.alive else 0) + _MARGIN)
         self._sweep_by = self._in(grace)
-        os.kill(self._agent.pid, number)  # not reaped yet, so the process is still there
+        os.kill(self._pid, number)  # not reaped yet, so the process is still there
 
-    # Ranks (reports.Listener)
+    # Ranks and torchrun (reports.Listener)
 
     def on_start(self, rank: Rank) -> None:
-        """Note that a rank runs; one that ran before tells of torchrun's restart."""
+        """Give a rank that has started after a stop its time to save."""
         if self._stop_signal:
-            # It started in between.
             self._deadline = self._in(self._plan.grace + _MARGIN)
             self._sweep_by = self._in(self._plan.grace)
-        elif rank.local_rank in self._started_ranks and not self._judged:
-            self._started_ranks.clear()
-            self._noted.clear()
-            self._deadline = self._sweep_by = None
-        self._started_ranks.add(rank.local_rank)
 
-    def on_failure(self, rank: Rank, failure: RankFailure) -> None:
+    def on_failure(self, rank: Rank) -> None:
         """Note what a rank failed with, if that is what it was."""
-        headline = failure.headline(self._host)
-        # How torchrun ends the ranks that it restarts, on all hosts when one of another failed.
-        restarting = rank.max_restarts > 0 and failure.exit_code == -signal.SIGTERM
-        if self._ending or (self._judged and not self._stop_signal):
+        assert rank.failure
+        if self._ending or self._closing in (RESTART, ERROR):
             return
         if self._stop_signal:
-            if failure.exit_code not in (-self._stop_signal, 128 + self._stop_signal):
-                log(f"while stopping: {headline}.")
-        elif rank.restart < rank.max_restarts and not restarting:
-            log(f"{headline}; torchrun restarts it.")
-            if self._peers:
-                self._tell(Outcome(1, (failure,), seconds=failure.time), self._peers, RESTARTED)
-        elif not restarting:
-            self._noted.append(failure)
-            if self._peers and self._peers.verdict is None:
-                self._tell(Outcome(1, (failure,), seconds=failure.time), self._peers)
-            if self._deadline is None:
+            self._on_failure_while_stopping(rank, rank.failure)
+        elif self._judged:
+            return
+        elif rank.restart < rank.max_restarts:
+            if rank.exit_code is not None:
+                log(f"{rank.failure.headline(self._host)}; torchrun restarts it.")
+                if self._peers:
+                    outcome = Outcome(1, (rank.failure,), seconds=rank.failure.time)
+                    self._tell(outcome, self._peers, RESTARTED)
+        elif rank.exit_code == 0:  # it raised, and ended well after all: a hook of its own
+            self._noted.pop(rank.rank, None)
+        else:
+            if not self._noted:
                 # To be gone itself.
                 self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
+            self._noted[rank.rank] = rank.failure
+            if rank not in self._untold:
+                self._untold.append(rank)
+            self._tell_at = min(self._tell_at, self._in(_TO_BE_CERTAIN))
+            self._tell_certain()
+            if self._hold_until < math.inf and not self._wants_better_cause():
+                self._let_torchrun_end_ranks(FAILURE)
+
+    def _on_failure_while_stopping(self, rank: Rank, failure: RankFailure) -> None:
+        if rank.exit_code == -self._stop_signal:
+            # It had no handler, so nothing of it is saved: it may be that it only started another
+            # program, which has not heard of the stop yet.
+            for process in self._processes.of_group(rank.pid):
+                send(process, self._stop_signal)
+        elif rank.exit_code not in (None, 0, 128 + self._stop_signal):
+            log(f"while stopping: {failure.headline(self._host)}.")
 
     def on_end(self, rank: Rank) -> None:
-        """Give the others their time from now on: only now torchrun tells them to end."""
+        """See what is left to wait for when a rank's process is gone."""
         if self._ending:
             return
-        if rank.failure in self._noted[:1]:
+        if self._noted and rank.rank == next(iter(self._noted)) and not self._closing:
             self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
         elif self._stop_signal and not self._reports.alive:
             self._deadline = self._in(_MARGIN)  # torchrun may wait for other hosts, and be deaf
 
+    def on_closing(self, why: str) -> None:
+        """Let torchrun end the ranks, but for a moment in which a better cause may be told.
+
+        A rank that cleans up before its error is known would be killed without a word, because
+        another one saw the broken connection first.
+        """
+        if why == FAILURE and not self._judged and self._wants_better_cause():
+            self._hold_until = self._in(ECHO_PATIENCE)
+            self._deadline = math.inf
+        else:
+            self._let_torchrun_end_ranks(why)
+
+    def _wants_better_cause(self) -> bool:
+        return all(failure.is_secondary for failure in self._noted.values())
+
+    def _let_torchrun_end_ranks(self, why: str) -> None:
+        """From now on ranks end because torchrun ends them, and have their grace to do so."""
+        self._hold_until = math.inf
+        self._closing = why
+        self._closing_at = time.monotonic()
+        if self._stop_signal:
+            self._reports.answer(self._plan.grace)
+        elif why == RESTART:
+            self._reports.answer()
+        else:
+            self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
+            self._reports.answer(self._plan.failure_grace + _MARGIN)
+            if why == ERROR and self._peers:
+                text = self._reports.torchrun_error
+                seconds = time.monotonic() - self._started
+                self._tell(Outcome(1, torchrun_error=text, seconds=seconds), self._peers)
+
+    def on_starting(self) -> None:
+        """End what the ranks of the last attempt have left, before there are new ones."""
+        self._noted.clear()
+        self._untold.clear()
+        self._clear_by = self._in(self._plan.failure_grace)
+        for process in self._processes.left_behind(self._pid, ()):
+            log(f"ending process {process.pid}, which the last attempt left behind.")
+            send(process, signal.SIGTERM)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Let torchrun start ranks again once nothing of the last attempt is left."""
+        self._reap()
+        left = self._processes.left_behind(self._pid, ())
+        now = time.monotonic()
+        if left and now < self._clear_by + _MARGIN:
+            for process in left if now >= self._clear_by else ():
+                send(process, signal.SIGKILL)
+            return
+        self._clear_by = self._closing_at = math.inf
+        self._closing = ""
+        self._reports.answer()
+
     # Other hosts
+
+    def _tell_certain(self, *, everything: bool = False) -> None:
+        """Tell the other hosts of the ranks that failed, once their exit codes are certain."""
+        for rank in list(self._untold):
+            if rank.exit_code is not None or everything:
+                self._untold.remove(rank)
+                if self._peers and self._peers.verdict is None and rank.failure:
+                    outcome = Outcome(1, (rank.failure,), seconds=rank.failure.time)
+                    self._tell(outcome, self._peers)
+        if not self._untold:
+            self._tell_at = math.inf
 
     def _tell(self, outcome: Outcome, peers: Peers, kind: int | None = None) -> None:
         """Make a case of how this host failed."""
@@ -273,6 +372,8 @@ class _Supervisor:
 
     def _on_verdict(self, verdict: Verdict) -> None:
         """End as all hosts do, if that is not what this one is doing already."""
+        if self._hold_until < math.inf:
+            self._let_torchrun_end_ranks(FAILURE)
         if self._returncode is not None or self._agent is None or verdict.exit_code == 0:
             return
         if verdict.stop_signal:
@@ -284,26 +385,29 @@ class _Supervisor:
             # A torchrun that waits for a store which is gone, or for other hosts at its end, hears
             # nothing; _sweep tells what it leaves.
             deaf = not self._reports.alive or (self._peers and self._peers.store_is_lost)
-            os.kill(self._agent.pid, signal.SIGKILL if deaf else signal.SIGTERM)
+            os.kill(self._pid, signal.SIGKILL if deaf else signal.SIGTERM)
 
     def _settle(self, outcome: Outcome, peers: Peers) -> None:
         """Wait until it is known how all hosts end: those that succeed leave together."""
         if outcome.returncode == 0:
             peers.done()
-        self._deadline = None
+        self._deadline = math.inf
         while peers.verdict is None:
-            self._wait(None)
+            self._wait(math.inf)
 
     # The end
 
     def _on_deadline(self) -> None:
         """End the rank that failed, if it is still there; else all that is left of the job."""
-        assert self._agent is not None
-        stuck = [rank for rank in self._reports.alive if rank.failure in self._noted[:1]]
+        first = next(iter(self._noted), None)
+        stuck = [rank for rank in self._reports.alive if rank.rank == first]
         if self._ending:
             self._kill()
-        elif stuck:
-            log(f"rank {stuck[0].rank} has failed but does not end: killing it with SIGKILL.")
+        elif stuck and not self._closing:
+            log(
+                f"rank {first} has failed but still runs {self._plan.failure_grace} s later: "
+                f"killing it with SIGKILL ({flag('failure_grace')} is its time to end)."
+            )
             self._deadline = self._in(self._plan.failure_grace + _MARGIN)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stuck[0].pid, signal.SIGKILL)
@@ -311,60 +415,58 @@ class _Supervisor:
             # What ranks have left behind may have time yet; _sweep sees to it.
             log("no rank runs any more, but torchrun does not end: killing it with SIGKILL.")
             self._deadline = self._in(_MARGIN)
-            os.kill(self._agent.pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)
         else:
             self._kill()
 
     def _kill(self) -> None:
         """Kill all that is left of the job, torchrun too; again in a second, should it last."""
-        left = self._descendants()
+        left = self._processes.all()
         if not self._ending:
             log(f"time is up: killing {len(left)} processes of the job with SIGKILL.")
         self._ending = True
         self._deadline = self._sweep_by = self._in(1)
         for process in left:
-            _send(process, signal.SIGKILL)
+            send(process, signal.SIGKILL)
 
     def _sweep(self) -> None:
-        """End what outlived torchrun: SIGTERM, and SIGKILL when its grace is over."""
-        if self._sweep_by is None:
+        """End what outlived torchrun: SIGTERM, and SIGKILL when its grace is over.
+
+        After a stop, what ranks have left (an upload, say) has the rest of the grace, and SIGTERM
+        comes only near its end.
+        """
+        if self._sweep_by == math.inf:
             self._sweep_by = self._in(self._plan.failure_grace)
+        tell_at = 0.0
+        if self._stop_signal:
+            tell_at = self._sweep_by - min(_MARGIN, self._plan.grace / 4)
         told: set[int] = set()
+        said = False
         while self._reap():
             now = time.monotonic()
-            left = self._descendants()
+            left = self._processes.all()
             if not left:
                 return
             if now >= self._sweep_by + _MARGIN:
                 log(f"{len(left)} processes of the job do not die; the kernel holds them.")
                 return
-            for process in left:
-                if now >= self._sweep_by:
-                    _send(process, signal.SIGKILL)
-                elif process.pid not in told:
+            if now >= self._sweep_by:
+                for process in left:
+                    send(process, signal.SIGKILL)
+            elif now >= tell_at:
+                for process in self._to_be_told(told):
                     told.add(process.pid)
                     log(f"ending process {process.pid}, which the job left behind.")
-                    _send(process, signal.SIGTERM)
+                    send(process, signal.SIGTERM)
+            elif not said:
+                said = True
+                seconds = self._sweep_by - now
+                log(f"{len(left)} processes that ranks left behind have {seconds:.0f} s to end.")
             self._wait(0.05)
 
-    def _descendants(self) -> list[psutil.Process]:
-        """Return all processes of the job: with the subreaper, orphans are among them."""
-        import psutil  # 15 ms of CPU that a job which leaves nothing behind need not spend
-
-        children = psutil.Process().children(recursive=True)
-        return [process for process in children if process.pid not in self._strangers]
-
-
-def _become_subreaper() -> None:
-    """Have orphans of the job become this process's children, to be found and reaped."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _send(process: psutil.Process, number: int) -> None:
-    import psutil
-
-    with contextlib.suppress(psutil.Error):  # it may be gone by now
-        process.send_signal(number)
+    def _to_be_told(self, told: set[int]) -> list[psutil.Process]:
+        """Return what is to be ended: ranks, not what those started that still run."""
+        ranks = {rank.pid for rank in self._reports.alive}
+        left = self._processes.left_behind(0, ranks)
+        left += [process for process in self._processes.all() if process.pid in ranks]
+        return [process for process in left if process.pid not in told]

@@ -1,0 +1,265 @@
+"""A stop that saves: what hears it, what is left alone, and what else may happen meanwhile."""
+
+import json
+import signal
+import sys
+
+import psutil
+import pytest
+from conftest import LAUNCHER, ended_by, poll, ports
+
+pytestmark = pytest.mark.torch
+
+TWO_RANKS = ("--launcher-nproc-per-node", "2")
+
+WORKERS = """
+import itertools, signal, sys
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index
+
+if __name__ == "__main__":
+    loaders = [
+        DataLoader(Numbers(), num_workers=1, multiprocessing_context=method, **options)
+        for method in ("fork", "spawn", "forkserver")
+        for options in ({}, {"persistent_workers": True})
+    ]
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    epochs = [itertools.chain.from_iterable(itertools.repeat(loader)) for loader in loaders]
+    for step in itertools.count():
+        seen = [next(epoch) for epoch in epochs]
+        if step == 2:
+            print("runs", flush=True)
+        if heard:
+            break
+    for _ in range(20):  # into the epochs that follow
+        seen = [next(epoch) for epoch in epochs]
+    print("saved after", len(heard), flush=True)
+    sys.exit(143)
+"""
+
+
+def test_data_loaders_workers_go_on_while_their_rank_saves(start, script):
+    host = start("--train-script", script(WORKERS))
+    host.wait_for("runs")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert "saved after 1\n" in host.out, host.log()
+    assert host.failure is None
+    # Such folders of multiprocessing stay behind under plain Python, too.
+    assert [left for left in host.leftovers() if not left.startswith("pymp-")] == []
+
+
+UPLOAD = """
+import os, signal, subprocess, sys, time
+def stop(*_):
+    command = "import time; time.sleep(3); print('uploaded', flush=True)"
+    subprocess.Popen([sys.executable, "-c", command])
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+if sys.argv[1] == "and a daemon":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+print("runs", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("what", "grace"), [("alone", "60"), ("and a daemon", "8")])
+def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, what, grace):
+    host = start("--train-script", script(UPLOAD), what, "--launcher-grace", grace)
+    host.wait_for("runs")
+    host.signal(signal.SIGTERM)
+    assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
+    assert host.out == "runs\nuploaded\n", host.log()
+    assert host.err.count("which the job left behind") == (what != "alone")
+    assert "processes that ranks left behind have" in host.err
+    assert host.leftovers() == []
+
+
+REPLACED = """
+import os, signal, sys, time
+if os.environ["RANK"] == "0" and "PYTHONHASHSEED" not in os.environ:
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+os.closerange(3, 256)
+heard = []
+signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+os.write(1, b"runs\\n")
+while not heard:
+    time.sleep(0.01)
+end = time.monotonic() + 6.5  # longer than an idle torchrun has
+while time.monotonic() < end:
+    time.sleep(0.01)
+os.write(1, b"saved after %d\\n" % len(heard))
+"""
+WITHOUT_PIDFD = "import os, sys; del os.pidfd_open; from launcher.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("command", [LAUNCHER, [sys.executable, "-c", WITHOUT_PIDFD]])
+def test_a_rank_without_its_connection_is_still_a_rank(start, script, command):
+    host = start("--train-script", script(REPLACED), *TWO_RANKS, command=command)
+    host.wait_for("runs", 2)
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.out.count("saved after 1\n") == 2, host.log()
+    assert "torchrun does not end" not in host.err
+    assert host.leftovers() == []
+
+
+WRAPPER = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", '''
+import os, signal, time
+heard = []
+signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+print("runs", flush=True)
+while not heard:
+    time.sleep(0.01)
+time.sleep(2)
+print("saved after", len(heard), flush=True)
+'''])
+"""
+
+
+def test_what_a_rank_only_started_hears_the_stop_that_the_rank_dies_of(start, script):
+    host = start("--train-script", script(WRAPPER), *TWO_RANKS)
+    host.wait_for("runs", 2)
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.out.count("saved after 1") == 2, host.log()
+    assert host.leftovers() == []
+
+
+# Pairs of events (docs/hosts.md has the table)
+
+FAIL_AND_SAVE = """
+import os, signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+open("armed-" + os.environ["RANK"], "w").close()
+if os.environ["RANK"] == "1":
+    while not os.path.exists("armed-0"):
+        time.sleep(0.01)
+    sys.exit(7)
+while not heard:
+    time.sleep(0.01)
+print("heard", flush=True)
+while not os.path.exists("stopped"):
+    time.sleep(0.01)
+print("saved after", len(heard), flush=True)
+"""
+
+
+def test_a_stop_after_a_failure_changes_nothing(start, script):
+    host = start("--train-script", script(FAIL_AND_SAVE), *TWO_RANKS)
+    host.wait_for("heard")
+    host.signal(signal.SIGTERM)
+    poll(lambda: "the job is ending already" in host.err)
+    open("stopped", "w").close()
+    assert host.wait() == 7, host.log()
+    assert "saved after 1" in host.out
+    assert host.failure.startswith("localhost, rank 1 (local rank 1) ended with exit code 7\n")
+    assert host.leftovers() == []
+
+
+def test_a_stop_while_torchrun_restarts_the_ranks(start, script):
+    options = (*TWO_RANKS, "--launcher-max-restarts", "3")
+    host = start("--train-script", script(FAIL_AND_SAVE), *options)
+    host.wait_for("heard")
+    host.signal(signal.SIGTERM)
+    poll(lambda: "have 100 s to save" in host.err)
+    open("stopped", "w").close()
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert "saved after 1" in host.out, host.log()
+    assert host.failure is None
+    assert host.leftovers() == []
+
+
+SAVE = """
+import os, signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+print("runs", flush=True)
+while not heard:
+    time.sleep(0.01)
+print("heard", flush=True)
+while not os.path.exists("lost"):
+    time.sleep(0.01)
+time.sleep(1)
+print("saved after", len(heard), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_lost_during_a_stop_does_not_disturb_it(start_two, script, lost):
+    hosts = start_two("--train-script", script(SAVE))
+    for host in hosts:
+        host.wait_for("runs")
+    hosts[1].signal(signal.SIGTERM)
+    for host in hosts:
+        host.wait_for("heard")
+    for process in hosts[lost].processes():
+        process.kill()
+    open("lost", "w").close()
+    left = hosts[1 - lost]
+    assert left.wait() == ended_by(signal.SIGTERM), left.log()
+    assert "saved after 1" in left.out, left.log()
+    assert left.failure is None
+    assert left.leftovers() == []
+
+
+# Restarts
+
+HELPER = """
+import os, subprocess, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    helpers = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+    print(*(helper.pid for helper in helpers), flush=True)
+    sys.exit(7)
+print("again", flush=True)
+time.sleep(1)
+"""
+
+
+def test_no_helper_outlives_its_attempt(start, script):
+    host = start("--train-script", script(HELPER), "--launcher-max-restarts", "1")
+    host.wait_for("again")
+    assert not any(psutil.pid_exists(int(pid)) for pid in host.out.splitlines()[0].split())
+    assert host.wait() == 0, host.log()
+    assert host.err.count("which the last attempt left behind") == 2
+
+
+ROUNDS = """
+import os, signal, sys, time
+host = os.environ["SM_CURRENT_HOST"]
+ends = {"127.0.0.1": 0, "127.0.0.2": 143}.get(host)  # the third one dies of it
+if ends is not None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ends))
+with open("rounds-" + host, "a") as file:
+    file.write("x")
+number = len(open("rounds-" + host).read()) - 1  # this host's rounds so far
+print("round", number, flush=True)
+if (number, host) in ((0, "127.0.0.2"), (1, "127.0.0.1"), (2, "127.0.0.3")):
+    time.sleep(1)
+    sys.exit(9)
+time.sleep(8 if number == 3 else 100)
+"""
+
+
+def test_what_ranks_do_when_they_are_ended_for_a_restart_is_no_cause(start, script):
+    # Each of three hosts fails once, and so has no restart left when the next one does.
+    names = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    common = {"SM_HOSTS": json.dumps(names), **ports()}
+    argv = ("--train-script", script(ROUNDS), "--launcher-max-restarts", "1")
+    hosts = [start(*argv, host=name, SM_CURRENT_HOST=name, **common) for name in names]
+    for host in hosts:
+        assert host.wait() == 0, "".join(host.log() for host in hosts)
+        assert host.failure is None
+        assert host.out == "round 0\nround 1\nround 2\nround 3\n"
