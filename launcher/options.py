@@ -152,10 +152,13 @@ OPTIONS = {
         _END,
         "SECONDS",
         whole(0, 86400),
-        "from a stop (SIGTERM) to SIGKILL for the ranks; torch before 2.12 allows at most 30",
+        "from a stop (SIGTERM) to SIGKILL for the ranks and what they started",
     ),
     "failure_grace": Option(
-        _END, "SECONDS", whole(0, 86400), "the same for the other ranks once one has failed"
+        _END,
+        "SECONDS",
+        whole(0, 86400),
+        "once a rank has failed, from then to SIGKILL for that rank and for the other ranks",
     ),
     "bools": Option(
         _REACH,

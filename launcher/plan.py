@@ -20,8 +20,6 @@ from launcher.options import Options, flag, whole
 _HERE = os.path.dirname(os.path.abspath(__file__))
 AGENT = os.path.join(_HERE, "agent.py")
 RANK = os.path.join(_HERE, "rank.py")
-# How long torchrun before 2.12 waits for ranks that it stops, whatever one asks for.
-OLD_TORCHRUN_GRACE = 30
 
 
 class LaunchPlan(NamedTuple):
@@ -114,14 +112,8 @@ def make_plan(
     grace = _grace(options, environ)
     remarks = []
     if machine.torch_version >= (2, 12):
+        # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
         derived["shutdown-timeout"] = (str(grace), "grace")
-    elif grace > OLD_TORCHRUN_GRACE:
-        remarks.append(
-            f"torch {'.'.join(map(str, machine.torch_version))} leaves ranks "
-            f"{OLD_TORCHRUN_GRACE} s after a stop, not the {grace} s of {flag('grace')}; "
-            "2.12 is the first that can."
-        )
-        grace = OLD_TORCHRUN_GRACE
     argv = [machine.python, AGENT, f"--rdzv-conf={','.join(rdzv_conf)}"]
     for name, (value, option) in derived.items():
         # A flag on the command line would beat the user's PET_ variable of the same setting.
