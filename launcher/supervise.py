@@ -310,7 +310,8 @@ class _Supervisor:
             self._let_torchrun_end_ranks(why)
 
     def _wants_better_cause(self) -> bool:
-        return all(failure.is_secondary for failure in self._noted.values())
+        failures = self._noted.values()
+        return bool(failures) and all(failure.is_secondary for failure in failures)
 
     def _let_torchrun_end_ranks(self, why: str) -> None:
         """From now on ranks end because torchrun ends them, and have their grace to do so."""

@@ -3,6 +3,7 @@
 `make matrix` prints the table that docs/faults.md shows; faults.py has the means.
 """
 
+import io
 import time
 
 import pytest
@@ -20,6 +21,38 @@ SAVE = (
     "def save(*_): time.sleep(5); sys.stdout.write('saved\\n'); os._exit(0)\n"
     "signal.signal(15, save); sys.stdout.write('does it\\n'); time.sleep(600)"
 )
+WORKERS = (
+    "from torch.utils.data import DataLoader\n"
+    "loader = DataLoader(range(8), num_workers=2)\n"
+    "heard = []\n"
+    "signal.signal(15, lambda *_: heard.append(1))\n"
+    "sys.stdout.write('does it\\n')\n"
+    "while not heard: list(loader)\n"
+    "list(loader); sys.stdout.write('saved\\n')"
+)
+REPLACED = "import os, signal, sys, time\n" + SAVE
+EXEC = f"os.execv(sys.executable, [sys.executable, '-c', {REPLACED!r}])"
+# As in many scripts: an error, and a cleanup in which the others' connections break.
+CLEAN_UP = (
+    "try: raise ValueError('loss is nan')\nfinally: dist.destroy_process_group(); time.sleep(1)"
+)
+SEE_IT_BREAK = "try:\n    while True: step()\nexcept Exception: sys.exit(1)"
+HYDRA = """
+import hydra
+sys.argv[1:] = []
+@hydra.main(version_base=None)
+def main(config):
+    raise ValueError("loss is nan")
+main()
+"""
+ONCE_EACH = """
+signal.signal(15, lambda *_: sys.exit(143))
+open("/opt/ml/input/rounds", "a").write("x")
+number = len(open("/opt/ml/input/rounds").read()) - 1
+if (number, rank) in ((0, 1), (1, 0)):
+    sys.exit(3)
+time.sleep(0 if number == 2 else 600)
+"""
 FIRST = "algo-1, rank 0 (local rank 0) "
 LAST = "algo-2, rank 1 (local rank 0) "
 
@@ -99,6 +132,23 @@ def test_a_rank_fails_and_its_sibling(fault, sibling, within):
     fault.ends(1, "algo-2, rank 2 (local rank 0) failed with ValueError", within + 1)
 
 
+def test_a_rank_raises_and_cleans_up_while_the_other_sees_its_connection_break(fault):
+    fault.prepare({0: CLEAN_UP, 1: SEE_IT_BREAK}, training=True)
+    fault.start()
+    fault.strike()
+    fault.ends(1, FIRST + "failed with ValueError: loss is nan\n", 1 + 3)
+
+
+def test_a_hydra_app_raises(fault, client):
+    recipe = io.BytesIO(f"FROM {fault.job.image}\nRUN pip install hydra-core\n".encode())
+    fault.job.image = "sm-launch-test-hydra"
+    client.images.build(fileobj=recipe, tag=fault.job.image, network_mode="host", rm=True)
+    fault.prepare({0: HYDRA})
+    fault.start()
+    fault.strike()
+    fault.ends(1, FIRST + "failed with ValueError: loss is nan\n", 3)
+
+
 @ours_alone
 def test_a_rank_of_16_hosts_raises(fault):
     fault.prepare({7: RAISE}, hosts=16)
@@ -117,6 +167,15 @@ def test_a_rank_fails_once_and_is_restarted(fault):
     fault.strike()
     fault.ends(0, None, 30)
     assert fault.job.logs().count("torchrun restarts it") == 1
+
+
+@ours_alone
+def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarted(fault):
+    fault.prepare({0: ONCE_EACH, 1: ONCE_EACH}, launcher_max_restarts=1)
+    fault.start()
+    fault.strike()
+    fault.ends(0, None, 40)
+    assert fault.job.logs().count("torchrun restarts it") == 2
 
 
 # torchrun, a launcher, a host, or the network fails
@@ -217,6 +276,26 @@ def test_names_do_not_resolve_for_30_s_and_a_host_comes_60_s_late(fault):
 
 
 @ours_alone
+def test_connections_of_others_up_to_the_last_moment(fault):
+    fault.prepare(dict.fromkeys(range(3), "pass"), hosts=3)
+    for host in fault.job.values():
+        host.write("input/now", "")
+    knock = (
+        "import socket, time\n"
+        "while True:\n"
+        "    try: socket.create_connection(('algo-1', 29401), 1).close()\n"
+        "    except OSError: time.sleep(0.001)\n"
+    )
+    fault.job["algo-2"].write("input/knock.py", knock)
+    fault.job["algo-2"].will_first("timeout 60 python3 /opt/ml/input/knock.py &")
+    fault.job.start("algo-1", "algo-2")
+    fault.happens()
+    fault.job["algo-2"].wait_for("meet at algo-1:29400")
+    fault.job.start("algo-3")
+    fault.ends(0, None, 40)
+
+
+@ours_alone
 @pytest.mark.parametrize("what", ["version of torch", "script's arguments"])
 def test_hosts_differ_in_their(fault, what):
     fault.prepare()
@@ -286,6 +365,20 @@ def test_a_stop_of_one_host_and_ranks_that_save(fault):
     fault.job["algo-2"].send(15)
     time.sleep(1)
     fault.job["algo-1"].send(15)  # does not shorten a save
+    fault.ends(143, None, 5 + 3)
+    assert fault.job.logs().count("saved\n") == 2
+
+
+@pytest.mark.parametrize("what", ["have loader workers", "replaced themselves"])
+def test_a_stop_of_one_host_and_ranks_that(fault, what):
+    plan = WORKERS if what == "have loader workers" else EXEC
+    fault.prepare({0: plan, 1: plan})
+    fault.start()
+    fault.strike()
+    for host in fault.job.values():
+        host.wait_for("does it\n")
+    fault.happens()
+    fault.job["algo-2"].send(15)
     fault.ends(143, None, 5 + 3)
     assert fault.job.logs().count("saved\n") == 2
 
