@@ -12,10 +12,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher import toolkit
+from launcher import raised, toolkit
 from launcher.cluster import Cluster
-from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, log
+from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, log, printable
 from launcher.options import flag
+from launcher.raised import shortened
 from launcher.signals import signal_name
 
 LIMIT = 1024
@@ -26,37 +27,28 @@ _MOMENT = 1.0
 OWN, LOST, BROKEN, RESTARTED, ECHO = range(5)
 # Seconds that the first host, and a torchrun, wait for a better cause than an echo.
 ECHO_PATIENCE = 3.0
-# What a rank says when another one has died first.
-_SECONDARY = (
-    "torch.distributed.DistBackendError",
-    "torch.distributed.DistNetworkError",
-    "torch.distributed.DistStoreError",
-    "ConnectionResetError",
-    "BrokenPipeError",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Socket Timeout",
-)
 
 
 class RankFailure(NamedTuple):
     """How one rank of this host ended; `exit_code` is negative for a signal.
 
-    `time` is in seconds since the launcher's start, infinite where only torchrun saw it;
-    `frames` are the script's own, innermost last. A rank that `said` why it ended raised, or
-    called sys.exit; one that did not was killed, or called os._exit.
+    `time` is in seconds since the launcher's start, infinite where only torchrun saw it. A rank
+    that `said` why it ended raised, or called sys.exit; one that did not was killed, or called
+    os._exit. `chain` is what it raised, as rank.py sends it (the fields of raised.Link).
     """
 
     rank: int
     local_rank: int
     exit_code: int
-    exception: str = ""
-    message: str = ""
-    frames: str = ""
+    chain: Sequence[Mapping[str, str]] = ()
     time: float = math.inf
     said: bool = False
     oom: str = ""  # whether the kernel counted a kill for want of memory, after a SIGKILL
+
+    @property
+    def links(self) -> tuple[raised.Link, ...]:
+        """What it raised, as raised.py reads it."""
+        return raised.read([raised.Link(**link) for link in self.chain])
 
     @property
     def is_secondary(self) -> bool:
@@ -67,21 +59,16 @@ class RankFailure(NamedTuple):
         """
         if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
             return True
-        text = f"{self.exception}: {self.message}"
-        return any(mark in text for mark in _SECONDARY)
+        return raised.is_echo(self.links)
 
     def headline(self, host: str) -> str:
         """Return one line that says who failed, and with what."""
-        who = f"{host}, rank {self.rank} (local rank {self.local_rank})"
-        message = " ".join(self.message.split())
-        if self.exception:
-            return f"{who} failed with {self.exception}" + (f": {message}" if message else "")
-        if message:
-            return f"{who} exited: {message}"
-        if self.exit_code < 0:
-            why = f"; {self.oom}" if self.oom else ""
-            return f"{who} was killed by {signal_name(-self.exit_code)}{why}"
-        return f"{who} ended with exit code {self.exit_code}"
+        how = raised.headline(self.links)
+        if not how and self.exit_code < 0:
+            how = f"was killed by {signal_name(-self.exit_code)}"
+            how += f"; {self.oom}" if self.oom else ""
+        how = how or f"ended with exit code {self.exit_code}"
+        return printable(f"{host}, rank {self.rank} (local rank {self.local_rank}) {how}")
 
 
 class Outcome(NamedTuple):
@@ -166,7 +153,7 @@ def in_order(
             untouched = failure.time <= closing < math.inf
             at_once = untouched or failure.time <= moment or math.isinf(failure.time)
             # An exit code that was chosen may be that of a handler for torchrun's SIGTERM.
-            original = failure.exception or not failure.said or untouched
+            original = raised.is_own(failure.links) or not failure.said or untouched
             if at_once and original and not failure.is_secondary:
                 counted.remove(failure)
                 return (failure, *counted)
@@ -178,16 +165,16 @@ def failure_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
     if not outcome.failures:
         return _torchrun_text(outcome, cluster, endpoint)
     first = outcome.failures[0]
-    head = _shortened(first.headline(cluster.current_host), 500)
+    head = shortened(first.headline(cluster.current_host), 500)
     after = outcome.seconds if math.isinf(first.time) else first.time
     details = f"exit code {outcome.exit_code}, {after:.0f} s after start"
     count = len(outcome.failures)
     if count > 1:
         details += f"; first of {count} failures (ranks that the stop itself ended do not count)"
     text = f"{head}\n{details}\n"
-    if first.frames:
+    lines = [printable(line) for line in raised.frames(first.links).splitlines()]
+    if lines:
         text += "Traceback (most recent call last):\n"
-    lines = first.frames.splitlines()
     # The innermost frames are the ones to keep.
     while lines and sum(len(line) + 1 for line in lines) > LIMIT - len(text):
         lines.pop(0)
@@ -204,7 +191,7 @@ def port_is_taken(endpoint: str) -> str:
 
 def _torchrun_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
     host = cluster.current_host
-    error = " ".join(outcome.torchrun_error.split()).rstrip(" :")
+    error = printable(" ".join(outcome.torchrun_error.split())).rstrip(" :")
     if outcome.returncode < 0:
         what = f"{host}: torchrun was killed by {signal_name(-outcome.returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
@@ -213,20 +200,14 @@ def _torchrun_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
         what = (
             f"{host}: the hosts did not all meet at {endpoint}, or one was lost "
             f"(see the other hosts' logs, and {flag('start_timeout')}); "
-            f"expected {_shortened(', '.join(cluster.hosts), 300)}"
+            f"expected {shortened(', '.join(cluster.hosts), 300)}"
         )
     else:
         what = f"{host}: torchrun failed"
     if error:
         what += f": {error}"
     details = f"exit code {outcome.exit_code}, {outcome.seconds:.0f} s after start"
-    return f"{_shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
-
-
-def _shortened(text: str, limit: int) -> str:
-    """Cut a long text in the middle: how it begins and how it ends says most."""
-    half = (limit - 5) // 2
-    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+    return f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
 
 
 def output_dir(environ: Mapping[str, str]) -> str:

@@ -13,21 +13,16 @@ news of a rank that was killed without a word.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import importlib.util
 import io
 import json
 import os
-import signal
 import socket
 import sys
-import traceback
 import types
 from typing import Any, Callable
-
-# Bounds of what is sent, in characters: people see 1,024 of it.
-_MESSAGE = 1000
-_FRAMES, _LINE = 3000, 200
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -49,14 +44,27 @@ def connect() -> Send:
         if os.getpid() != pid:
             return  # a fork of the script's that came back here
         try:
-            connection.sendall(json.dumps(message).encode() + b"\n")
+            if still_ours():
+                connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             pass
+
+    def still_ours() -> bool:
+        """Tell whether the descriptor is what it was: a script may close all that it sees."""
+        status = os.fstat(connection.fileno())
+        return (status.st_dev, status.st_ino) == identity
+
+    def leave() -> None:
+        with contextlib.suppress(OSError):
+            if still_ours():
+                connection.close()
 
     try:
         connection.connect(os.path.join(run_dir, "socket"))
     except OSError:
         return lambda message: None
+    status = os.fstat(connection.fileno())
+    identity = (status.st_dev, status.st_ino)
     environ = os.environ
     send(
         {
@@ -69,19 +77,33 @@ def connect() -> Send:
     )
     # Forked data loaders must not hold the connection when this process is gone, nor may it
     # be closed before: not by this module's end, hence the reference in `send`.
-    os.register_at_fork(after_in_child=connection.close)
+    os.register_at_fork(after_in_child=leave)
     return send
 
 
 def script_code(main: types.ModuleType, path: str) -> types.CodeType:
-    """Prepare main and sys.path as `python path` does; return the script's code."""
+    """Prepare main and sys.path as `python path` does; return the script's code.
+
+    Raises ImportError for a folder or an archive without __main__, and a damaged .pyc file.
+    """
     full = os.path.join(os.getcwd(), path)  # Python does not tidy it up either
+    spec = importlib.machinery.PathFinder.find_spec("__main__", [full])
+    if spec is not None:
+        _set_first_path(full, always=True)
+        return _code_of(main, spec)
+    if sys.path_importer_cache.get(full) is not None:
+        raise ImportError(f"can't find '__main__' module in {path!r}")
     main.__file__ = full
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
     main.__dict__["__cached__"] = None
     _set_first_path(os.path.dirname(os.path.realpath(path)))
     with io.open_code(full) as file:
-        return compile(file.read(), full, "exec", dont_inherit=True)
+        source = file.read()
+    if path.endswith(".pyc") or source[:2] == importlib.util.MAGIC_NUMBER[:2]:
+        loader = importlib.machinery.SourcelessFileLoader("__main__", full)
+        main.__loader__ = loader
+        return _code_by(loader, "__main__")
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
+    return compile(source, full, "exec", dont_inherit=True)
 
 
 def module_code(main: types.ModuleType, name: str) -> types.CodeType:
@@ -93,73 +115,62 @@ def module_code(main: types.ModuleType, name: str) -> types.CodeType:
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(name + ".__main__")
-    code: types.CodeType | None = None
-    if spec is not None and hasattr(spec.loader, "get_code"):
-        code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
-    if spec is None or code is None:
+    if spec is None:
         raise ImportError(f"no module named {name}, or a package without __main__")
+    code = _code_of(main, spec)
+    sys.argv[0] = spec.origin or name
+    return code
+
+
+def _code_of(main: types.ModuleType, spec: importlib.machinery.ModuleSpec) -> types.CodeType:
+    """Prepare main as the module of spec; return its code."""
+    code = _code_by(spec.loader, spec.name)
     main.__spec__ = spec
     main.__package__ = spec.parent
     main.__loader__ = spec.loader
     main.__file__ = spec.origin
     main.__dict__["__cached__"] = spec.cached
-    sys.argv[0] = spec.origin or name
     return code
 
 
-def _set_first_path(folder: str) -> None:
-    """Put folder where this file's own folder stands; nowhere if Python was told not to."""
+def _code_by(loader: Any, name: str) -> types.CodeType:
+    code = loader.get_code(name) if hasattr(loader, "get_code") else None
+    if not isinstance(code, types.CodeType):
+        raise ImportError(f"no code of {name} can be had, to be executed")
+    return code
+
+
+def _set_first_path(folder: str, *, always: bool = False) -> None:
+    """Put folder where this file's own folder stands; if Python was told not to, only always."""
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         sys.path[0] = folder
+    elif always:
+        sys.path.insert(0, folder)
 
 
-def own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback without the frames of this file in front."""
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
+def beside(name: str) -> types.ModuleType:
+    """Load the file name.py of this folder, out of the script's sight."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"launcher.{name}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """Return what the launcher should know of the exception that ends this process.
+def wrap_hook(send: Send, describe: types.ModuleType) -> None:
+    """Have the traceback shown without this file's frames, by whichever hook there is now.
 
-    Keys: exit_code (negative for a signal), exception, message, frames (innermost last).
+    A hook that returns leaves Python to end with the code that was told: that is final.
     """
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "__main__"):
-        name = f"{kind.__module__}.{name}"
-    exit_code = 1
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its text cannot be shown)"
-    if isinstance(error, SystemExit):
-        name = ""
-        if error.code is None or isinstance(error.code, int):
-            exit_code, message = (error.code or 0) & 0xFF, ""
-    elif isinstance(error, KeyboardInterrupt):
-        exit_code = -signal.SIGINT
-    shown = traceback.format_tb(own_frames(error.__traceback__)) if name else []
-    frames = "\n".join(line[:_LINE] for line in "".join(shown).splitlines())
-    if len(message) > _MESSAGE:
-        # What a data loader's worker raised stands at the end of a long text.
-        message = f"{message[: _MESSAGE // 2]} ... {message[-_MESSAGE // 2 :]}"
-    return {
-        "exit_code": exit_code,
-        "exception": name,
-        "message": message,
-        "frames": frames[-_FRAMES:],
-    }
-
-
-def hide_own_frames() -> None:
-    """Have the traceback shown without this file's frames, by whichever hook there is now."""
-    hook = sys.excepthook
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        return  # deleted by the script; Python has words for that
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
-        trace = own_frames(trace)
+        trace = describe.own_frames(trace, __file__)
         hook(kind, error.with_traceback(trace), trace)
+        send({"final": True})
 
     sys.excepthook = show
 
@@ -168,7 +179,7 @@ def main() -> None:
     """Run the script or module that the arguments name, and end as it ends."""
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
-    send = connect()
+    send, describe = connect(), beside("describe")
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}
@@ -177,10 +188,10 @@ def main() -> None:
         prepare = script_code if kind == "script" else module_code
         exec(prepare(module, target), module.__dict__)
     except BaseException as error:
-        end = describe(error)
+        end = describe.end(error, __file__)
         if end["exit_code"]:
-            send({"end": end})
-        hide_own_frames()
+            send({"end": end, "final": isinstance(error, SystemExit)})
+        wrap_hook(send, describe)
         raise
 
 

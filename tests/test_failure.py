@@ -21,8 +21,8 @@ TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
 
 def noted(rank, exit_code=1, time=10.0, exception="", message="", frames=""):
     """A rank that said why; a death by signal is never said."""
-    said = exit_code >= 0
-    return RankFailure(rank, rank, exit_code, exception, message, frames, time, said)
+    chain = [{"exception": exception, "message": message, "frames": frames}]
+    return RankFailure(rank, rank, exit_code, chain, time, said=exit_code >= 0)
 
 
 def reported(rank, exit_code):

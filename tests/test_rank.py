@@ -1,8 +1,10 @@
 """rank.py against plain Python: a script cannot tell the difference. Needs no torch."""
 
 import os
+import py_compile
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -43,10 +45,10 @@ if __name__ == "__main__":
 """
 
 
-def both(*args, env=None, target=("script",)):
+def both(*args, env=None, target=("script",), flags=()):
     """Run a script plainly and through rank.py, from the same folder; return both results."""
-    plain = [sys.executable, *(["-m"] if target[0] == "module" else []), *args]
-    ours = [sys.executable, RANK, target[0], *args]
+    plain = [sys.executable, *flags, *(["-m"] if target[0] == "module" else []), *args]
+    ours = [sys.executable, *flags, RANK, target[0], *args]
     runs = [
         subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
         for argv in (plain, ours)
@@ -70,6 +72,46 @@ def test_the_script_sees_what_it_would_see(script, tmp_path, how):
     plain, ours = both(path, "", "--", "a b", "$$", "--help")
     assert ours == plain
     assert plain[0] == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["-P"]], ids=["", "-P"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "folder/", "archive.zip", "script.pyc", "compiled", "folder of .pyc"]
+)
+def test_whatever_python_executes_by_path(script, tmp_path, kind, flags):
+    path = tmp_path / kind.split()[0]
+    made = script(LOOK, "made.py")
+    if kind == "archive.zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(made, "__main__.py")
+    elif kind in ("script.pyc", "compiled"):
+        py_compile.compile(str(made), str(path))
+    else:
+        path.mkdir()
+        if kind.startswith("folder of"):
+            py_compile.compile(str(made), str(path / "__main__.pyc"))
+        else:
+            made.rename(path / "__main__.py")
+    if flags and sys.version_info < (3, 11):
+        pytest.skip("new in 3.11")
+    plain, ours = both(kind.split()[0], "x", "--", flags=flags)
+    assert ours == plain
+    assert plain[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive.zip", "script.pyc"])
+def test_what_python_cannot_execute(tmp_path, kind):
+    path = tmp_path / kind
+    if kind == "archive.zip":
+        zipfile.ZipFile(path, "w").close()
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"not a compiled file")
+    plain, ours = both(kind)
+    assert (ours[:2], plain[:2]) == ((1, ""), (1, ""))
+    says = "magic number in" if kind == "script.pyc" else "can't find '__main__' module in"
+    assert says in ours[2] and says in plain[2]
 
 
 def test_a_module_sees_what_it_would_see(script, tmp_path):
@@ -104,6 +146,23 @@ def test_a_module_that_is_not_there():
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "import atexit; atexit.register(print, 'last'); raise ValueError",
         "import atexit; atexit.register(print, 'last'); print('first')",
+        "import sys; sys.excepthook = lambda *_: sys.exit(7); raise ValueError",
+        "import os, sys; sys.excepthook = lambda *_: os._exit(42); raise ValueError",
+        "import sys; sys.exit(2**70)",
+        "import sys; sys.exit(2**40)",
+        "import sys; sys.exit('')",
+        "class K(KeyboardInterrupt): pass\nraise K",
+        "class E(SystemExit): code = property(lambda self: 1 / 0)\nraise E",
+        "class M(type): __module__ = property(lambda self: 1 / 0)\n"
+        "class E(Exception, metaclass=M): pass\nraise E",
+        "try:\n    1 / 0\nfinally:\n    raise KeyboardInterrupt",
+        "import signal\ndef stop(*_): raise ValueError\nsignal.signal(signal.SIGALRM, stop)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01)\nsignal.pause()",
+        "import os; os.abort()",
+        "import atexit, sys; atexit.register(sys.exit, 3); raise ValueError",
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+        "async def f(): raise SystemExit(5)\nimport asyncio; asyncio.run(f())",
+        "e = ValueError('x'); e.__notes__ = ['n']; raise e",
         "import sys; sys.excepthook = lambda *args: print('hook', args[0]); raise ValueError",
         "import threading; threading.Timer(0.1, print, ['late']).start(); raise ValueError",
         "import os\nif os.fork() == 0: raise ValueError('of a fork')\nos.wait()",
@@ -115,6 +174,14 @@ def test_every_end_is_the_same(script, text):
     script(text)
     plain, ours = both("script.py")
     assert ours == plain
+
+
+@pytest.mark.parametrize("text", ["del sys.excepthook", "sys.excepthook = None"])
+def test_a_hook_that_is_not_there(script, text):
+    script(f"import sys; {text}; raise ValueError")
+    plain, ours = both("script.py")
+    assert (ours[0], ours[2].splitlines()[0]) == (plain[0], plain[2].splitlines()[0])
+    assert ours[2].endswith("ValueError\n")
 
 
 def test_children_by_fork_spawn_and_forkserver(script):

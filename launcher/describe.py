@@ -1,0 +1,149 @@
+"""Describes the exception that ends a rank, in what raised.py reads.
+
+Loaded by rank.py, in the script's process: it imports nothing of ours, and whatever the
+script's own exceptions do when they are looked at must not change how the script ends.
+"""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import traceback
+import types
+from typing import Any
+
+# Bounds of what is sent, in characters. People see 1,024 of it, but a message may hold another
+# process's whole traceback, and the end of that says most (raised.py reads it).
+_BEGIN, _END = 1000, 5000
+_FRAMES, _LINE = 3000, 200
+_LINKS = 8  # exceptions of a chain: as many from its begin, from its end, and hidden ones
+_WALK = 10_000  # exceptions, to find its end
+_ORIGINS = ("__cause__", "__context__", "__suppress_context__")
+
+
+def own_frames(trace: types.TracebackType | None, rank: str) -> types.TracebackType | None:
+    """Return a traceback without the frames of rank.py in front, the script's own."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == rank:
+        trace = trace.tb_next
+    return trace
+
+
+def end(error: BaseException, rank: str) -> dict[str, Any]:
+    """Return what the launcher should know of the exception that ends this process.
+
+    `rank` is the path of rank.py, whose frames nobody wants to see. Keys: exit_code (negative
+    for a signal), chain (see raised.Link).
+    """
+    exit_code = 1
+    chain = []
+    try:
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code
+            if isinstance(code, int):
+                # As Python does it: a C long, of which wait(2) has eight bits.
+                exit_code = code & 0xFF if -(2**63) <= code < 2**63 else 255
+        elif type(error) is KeyboardInterrupt:
+            exit_code = -signal.SIGINT
+        chain = [described(link, how, rank) for link, how in came_from(error)]
+    except Exception:
+        pass  # a property that raises, no memory left: then the exit code has to do
+    return {"exit_code": exit_code, "chain": chain}
+
+
+def came_from(error: BaseException) -> list[tuple[BaseException, str]]:
+    """Return an exception and those that it came from, each with how (see raised.Link).
+
+    What Python would print comes first, the outermost first; then what it hides.
+    """
+    shown: list[tuple[BaseException, str]] = []
+    hidden: list[tuple[BaseException, str]] = []
+    todo: list[tuple[BaseException | None, str]] = [(error, "")]
+    seen: set[int] = set()
+    while todo and len(seen) < _WALK:
+        link, how = todo.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        (hidden if how == "hidden" else shown).append((link, how))
+        # By the base's own descriptors, as Python does it: a class may have others.
+        cause, context, silent = (BaseException.__dict__[name].__get__(link) for name in _ORIGINS)
+        silent = silent or cause is not None or how == "hidden"
+        todo.append((context, "hidden" if silent else "context"))
+        todo.append((cause, "hidden" if how == "hidden" else "cause"))
+    return shown[:_LINKS] + shown[_LINKS:][-_LINKS:] + hidden[:_LINKS]
+
+
+def described(error: BaseException, how: str, rank: str) -> dict[str, str]:
+    """Return one exception of a chain, as the fields of raised.Link."""
+    inner = members(error)
+    message = text_of(error)
+    if inner[0] is not error:
+        message += ": " + "; ".join(f"{name_of(one)}: {text_of(one)[:300]}" for one in inner)
+    if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
+        message = argparse_said(error)
+    return {
+        "exception": "" if isinstance(error, SystemExit) else name_of(error),
+        "message": message,
+        "frames": frames_of(inner[0], rank) or frames_of(error, rank),
+        "how": how,
+    }
+
+
+def members(error: BaseException) -> list[BaseException]:
+    """Return the first exceptions that a group holds, in groups in it too, or error itself."""
+    group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
+    found: list[BaseException] = []
+    todo = [error]
+    while todo and len(found) < 3:
+        one = todo.pop(0)
+        if isinstance(one, group):
+            todo[:0] = one.exceptions[:3]  # type: ignore[attr-defined]
+        else:
+            found.append(one)
+    return found
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of an exception's class as a traceback has it."""
+    kind = type(error)
+    module = kind.__module__
+    if not isinstance(module, str) or module in ("builtins", "__main__", "__mp_main__"):
+        return kind.__qualname__
+    return f"{module}.{kind.__qualname__}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text and notes, cut in the middle if they are long."""
+    try:
+        notes = getattr(error, "__notes__", ())  # Python 3.11
+        parts = [error, *(notes[:9] if isinstance(notes, (list, tuple)) else ())]
+        return cut("\n".join(cut(str(part)) for part in parts))
+    except BaseException:  # whatever the script's own __str__ raises
+        return "(its text cannot be shown)"
+
+
+def cut(text: str) -> str:
+    """Return a text that may be long, without its middle."""
+    return text if len(text) <= _BEGIN + _END else f"{text[:_BEGIN]} ... {text[-_END:]}"
+
+
+def frames_of(error: BaseException, rank: str) -> str:
+    """Return an exception's innermost frames, as a traceback prints them."""
+    try:
+        lines = "".join(
+            traceback.format_tb(own_frames(error.__traceback__, rank), -50)
+        ).splitlines()
+    except Exception:  # a loader of the script's own cannot show its source
+        return ""
+    return "\n".join(line[:_LINE] for line in lines)[-_FRAMES:]
+
+
+def argparse_said(error: SystemExit) -> str:
+    """Return what argparse printed before it ended the script, "" if it did not end it."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "exit" and frame.f_globals.get("__name__") == "argparse":
+            return str(frame.f_locals.get("message") or "")
+        trace = trace.tb_next
+    return ""

@@ -1,0 +1,182 @@
+"""What a rank raised, read from the chain of exceptions that rank.py sends. Nothing is run here.
+
+Programs seldom end with the exception that went wrong. They raise another one from it, call
+sys.exit in an `except` (hydra, click, argparse), or pass it on from another process as text
+(torch's data loader and spawn, multiprocessing, joblib).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# What a rank says when another one has died first.
+_ECHOES = (
+    "torch.distributed.DistBackendError",
+    "torch.distributed.DistNetworkError",
+    "torch.distributed.DistStoreError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket Timeout",
+)
+# Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
+_EXITS = ("", "click.exceptions.Exit")
+_HEADER = "Traceback (most recent call last):\n"
+_BETWEEN = {
+    "The above exception was the direct cause of the following exception:": "cause",
+    "During handling of the above exception, another exception occurred:": "context",
+}
+# In characters: an exception alone, or with the one that it came from.
+_ALONE, _SHOWN, _ORIGIN = 500, 250, 150
+
+
+class Link(NamedTuple):
+    """One exception of a chain; `frames` are innermost last.
+
+    `how` tells what it is to the one before it, in Python's words: its "cause", its "context"
+    (what was being handled), or "hidden" (what Python would not print, such as the context of a
+    `raise ... from None`); "" is the outermost.
+    """
+
+    exception: str = ""
+    message: str = ""
+    frames: str = ""
+    how: str = ""
+
+    def title(self, limit: int = 10**9) -> str:
+        """Return the exception with its message, as one line."""
+        name = self.exception or "SystemExit"
+        message = shortened(_one_line(self.message), limit)
+        return f"{name}: {message}" if message else name
+
+
+def read(chain: Sequence[Link]) -> tuple[Link, ...]:
+    """Return the exceptions of a chain, with those that others hold in their places."""
+    links: list[Link] = []
+    for link in chain:
+        before, inner = _printed(link.message)
+        if not inner or link.how == "hidden":
+            links.append(link)
+        elif link.exception.endswith("RemoteTraceback"):
+            # multiprocessing's: the exception before it is the same one, without its frames.
+            if links and inner[0].exception.endswith(links[-1].exception.rpartition(".")[2]):
+                links[-1] = links[-1]._replace(frames=inner[0].frames)
+                del inner[0]
+            links += inner
+        elif _where(before):
+            # torch's: the exception is a copy, or ProcessRaisedException.
+            message = f"{inner[0].message} ({_where(before)})".lstrip()
+            links += [inner[0]._replace(message=message, how=link.how), *inner[1:]]
+        else:
+            links += [link._replace(message=before), *inner]
+    return tuple(links)
+
+
+def headline(links: Sequence[Link]) -> str:
+    """Return how a rank ended that raised these, as one line without its name; "" if unknown.
+
+    "failed with RuntimeError: no model (from ValueError: loss is nan)", "exited: no data".
+    """
+    text, links = _exit(links)
+    if text:
+        shown, origin = f"exited: {text}", links[0] if links else None
+    elif links:
+        shown, origin = f"failed with {links[0].title()}", _origin(links)
+    else:
+        return ""
+    if origin is None:
+        return shortened(shown, _ALONE)
+    message = _one_line(origin.message)
+    word = "while handling" if origin.how == "context" else "from"
+    # What is said already is not said again: RuntimeError(f"no model: {error}").
+    named = origin.exception if message and message in shown else origin.title(_ORIGIN)
+    return f"{shortened(shown, _SHOWN)} ({word} {named})"
+
+
+def frames(links: Sequence[Link]) -> str:
+    """Return the frames of the exception that the headline names."""
+    return next((link.frames for link in _exit(links)[1]), "")
+
+
+def is_own(links: Sequence[Link]) -> bool:
+    """Tell whether an exception was raised, and not an exit code chosen."""
+    return bool(_exit(links)[1])
+
+
+def is_echo(links: Sequence[Link]) -> bool:
+    """Tell whether any of these reads like the echo of another rank's end."""
+    return any(mark in f"{link.exception}: {link.message}" for link in links for mark in _ECHOES)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Cut a long text in the middle: how it begins and how it ends says most."""
+    half = (limit - 5) // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
+def _exit(links: Sequence[Link]) -> tuple[str, list[Link]]:
+    """Return what was said at an exit ("" if nothing), and the exceptions that led to it."""
+    links = [link for link in links if link.how != "hidden"]
+    text = ""
+    while links and links[0].exception in _EXITS:
+        exit_ = links.pop(0)
+        text = text or ("" if exit_.exception else _one_line(exit_.message))
+    return text, links
+
+
+def _origin(links: Sequence[Link]) -> Link | None:
+    """Return the last that the first of these came from, all in one way; None if it is alone."""
+    origin = None
+    for link in links[1:]:
+        if origin and link.how != origin.how:
+            break
+        if link.exception not in _EXITS:
+            origin = link
+    return origin
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _where(before: str) -> str:
+    """Return where the exception was raised that torch has wrapped, "" if it is not torch's."""
+    if before.startswith("Caught ") and before.endswith("Original"):
+        return before.partition("\n")[0].partition(" ")[2].partition(" ")[2].rstrip(".")
+    if before.startswith("-- Process ") and before.endswith("terminated with the following error:"):
+        return f"in spawned process {before.split()[2]}"
+    return ""
+
+
+def _printed(message: str) -> tuple[str, list[Link]]:
+    """Return what a message says before a printed traceback, and the exceptions of that one."""
+    before, header, printed = message.partition(_HEADER)
+    if not header or not (before[-1:] in ("", "\n") or before.endswith("Original ")):
+        return message, []
+    links: list[Link] = []
+    frames: list[str] = []
+    said: list[str] = []
+    how = "cause"
+
+    def close(how: str) -> None:
+        if said:
+            name, _, text = "\n".join(said).strip().partition(": ")
+            name = name.removeprefix("__mp_main__.")
+            links.insert(0, Link(name, text, "\n".join(frames), how))
+        frames.clear()
+        said.clear()
+
+    for line in printed.rstrip("\"'\n").splitlines():  # multiprocessing quotes it
+        if line == _HEADER[:-1]:
+            close(how)
+        elif line in _BETWEEN:
+            how = _BETWEEN[line]
+        elif said or (line and not line.startswith(" ")):
+            said.append(line)
+        else:
+            frames.append(line)
+    close("cause")  # the outermost, of what holds the text
+    return before.strip(), links

@@ -1,0 +1,386 @@
+"""What a rank's exception is called: real scripts under rank.py, and what others print."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from test_failure import CLUSTER
+
+from launcher import raised
+from launcher.failure import LIMIT, Outcome, RankFailure, failure_text
+from launcher.plan import RANK
+
+ECHO = "RuntimeError('gloo: Connection closed by peer [127.0.0.1]:1')"
+
+
+@pytest.fixture
+def rank(script, tmp_path):
+    """Run a script as rank 0 of a launcher: rank(text) -> exit code, what it told."""
+
+    def run(text, *args, env=None):
+        path = script(text)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("socket")
+            listener.listen()
+            listener.settimeout(60)
+            told = []
+
+            def listen():
+                connection, _ = listener.accept()
+                with connection, connection.makefile() as lines:
+                    told.extend(map(json.loads, lines))
+
+            thread = threading.Thread(target=listen)
+            thread.start()
+            done = subprocess.run(
+                [sys.executable, RANK, "script", str(path), *args],
+                env={**os.environ, "LAUNCHER_RUN_DIR": ".", "RANK": "0", "LOCAL_RANK": "0"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            thread.join()
+        (tmp_path / "socket").unlink()
+        assert told[0]["rank"] == 0
+        return done.returncode, told[1:]
+
+    return run
+
+
+def failure_of(told):
+    return RankFailure(0, 0, said=True, **told[0]["end"])
+
+
+ENDS = [
+    # script, exit code, headline, whether it is secondary, the last frame's line
+    ("raise ValueError('loss is nan')", 1, "failed with ValueError: loss is nan", False, 1),
+    # hydra, Lightning and many a main() turn every exception into an exit
+    (
+        "import sys\ntry:\n  raise ValueError('loss is nan')\nexcept Exception:\n  sys.exit(3)",
+        3,
+        "failed with ValueError: loss is nan",
+        False,
+        3,
+    ),
+    (
+        "try:\n  1 / 0\nexcept Exception:\n  raise SystemExit('no luck')",
+        1,
+        "exited: no luck (while handling ZeroDivisionError: division by zero)",
+        False,
+        2,
+    ),
+    (
+        "try:\n  1 / 0\nexcept Exception as e:\n  raise SystemExit(f'error: {e}') from e",
+        1,
+        "exited: error: division by zero (from ZeroDivisionError)",
+        False,
+        2,
+    ),
+    # argparse says what is wrong, but only to stderr
+    (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int)\n"
+        "p.parse_args(['--n', 'x'])",
+        2,
+        "exited: script.py: error: argument --n: invalid int value: 'x'"
+        " (while handling argparse.ArgumentError)",
+        False,
+        None,
+    ),
+    (
+        "import argparse\nargparse.ArgumentParser().parse_args(['--epochs', '3'])",
+        2,
+        "exited: script.py: error: unrecognized arguments: --epochs 3",
+        False,
+        None,
+    ),
+    (
+        "try:\n  1 / 0\nexcept Exception as e:\n  raise ValueError('bad lr') from e",
+        1,
+        "failed with ValueError: bad lr (from ZeroDivisionError: division by zero)",
+        False,
+        4,
+    ),
+    (
+        "try:\n  1 / 0\nfinally:\n  {}['key']",
+        1,
+        "failed with KeyError: 'key' (while handling ZeroDivisionError: division by zero)",
+        False,
+        4,
+    ),
+    (
+        "try:\n  1 / 0\nexcept Exception as e:\n  raise ValueError(f'bad: {e}') from e",
+        1,
+        "failed with ValueError: bad: division by zero (from ZeroDivisionError)",
+        False,
+        4,
+    ),
+    # the first cause of a long chain, past exits
+    (
+        "import sys\ntry:\n  try:\n    1 / 0\n  except Exception as e:\n    raise KeyError from e\n"
+        "except Exception as e:\n  raise ValueError('x') from e",
+        1,
+        "failed with ValueError: x (from ZeroDivisionError: division by zero)",
+        False,
+        8,
+    ),
+    # the echo of another rank's end, whatever became of it
+    (f"raise {ECHO}", 1, None, True, 1),
+    (f"try:\n  raise {ECHO}\nexcept Exception:\n  raise SystemExit(1)", 1, None, True, 2),
+    (
+        f"try:\n  raise {ECHO}\nexcept Exception:\n  raise ValueError('x') from None",
+        1,
+        "failed with ValueError: x",
+        True,
+        4,
+    ),
+    (
+        f"try:\n  raise {ECHO}\nexcept Exception:\n  raise ValueError('x') from KeyError('y')",
+        1,
+        "failed with ValueError: x (from KeyError: 'y')",
+        True,
+        4,
+    ),
+    # exits
+    ("import sys; sys.exit(True)", 1, "ended with exit code 1", False, None),
+    ("import sys; sys.exit(-1)", 255, "ended with exit code 255", False, None),
+    ("import sys; sys.exit(2**70)", 255, "ended with exit code 255", False, None),
+    ("import sys; sys.exit('')", 1, "ended with exit code 1", False, None),
+    ("import sys; sys.exit([])", 1, "exited: []", False, None),
+    ("class E(SystemExit): pass\nraise E(4)", 4, "ended with exit code 4", False, None),
+    # exceptions that do what they can not to be seen
+    ("class E(Exception):\n  __module__ = 5\nraise E('x')", 1, "failed with E: x", False, 3),
+    (
+        "class E(Exception):\n  def __str__(self): raise SystemExit(9)\nraise E",
+        1,
+        "failed with E: (its text cannot be shown)",
+        False,
+        3,
+    ),
+    (
+        "class E(Exception):\n  @property\n  def __cause__(self): raise KeyError\nraise E('x')",
+        1,
+        "failed with E: x",
+        False,
+        4,
+    ),
+    (
+        "a, b = ValueError('a'), ValueError('b')\na.__cause__, b.__context__ = b, a\nraise a",
+        1,
+        "failed with ValueError: a (from ValueError: b)",
+        False,
+        3,
+    ),
+    (
+        "e = None\nfor i in range(5000):\n  new = ValueError(str(i))\n  new.__context__ = e\n"
+        "  e = new\nimport sys; sys.excepthook = print\nraise e",
+        1,
+        "failed with ValueError: 4999 (while handling ValueError: 0)",
+        False,
+        7,
+    ),
+    ("def f(): f()\nf()", 1, "failed with RecursionError: maximum recursion depth", False, 1),
+    ("raise ValueError('x' * 10**8)", 1, "failed with ValueError: xxxx", False, 1),
+    ("raise MemoryError", 1, "failed with MemoryError", False, 1),
+    (
+        "raise ValueError('a\\0b\\x1b[31m\\nalgo-9 \\ud800\\u202e')",
+        1,
+        "failed with ValueError: a\\x00b\\x1b[31m algo-9 \\ud800\\u202e",
+        False,
+        1,
+    ),
+    (
+        "raise type('A\\nB', (Exception,), {})('x')",
+        1,
+        "failed with A\\nB: x",
+        False,
+        1,
+    ),
+    (
+        "e = ValueError('x')\ne.__notes__ = ['in batch 7', 8]\nraise e",
+        1,
+        "failed with ValueError: x in batch 7 8",
+        False,
+        3,
+    ),
+    pytest.param(
+        "raise ExceptionGroup('two', [ExceptionGroup('one', [ValueError('a')]), KeyError('b')])",
+        1,
+        "failed with ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
+        False,
+        1,
+        marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="new in 3.11"),
+    ),
+    # what another process raised, with its own frames
+    (
+        "import multiprocessing as m\ndef f(x):\n  raise ValueError('of a child')\n"
+        "if __name__ == '__main__':\n  m.get_context('fork').Pool(1).map(f, [1])",
+        1,
+        "failed with ValueError: of a child",
+        False,
+        3,
+    ),
+    (
+        "from concurrent.futures import ProcessPoolExecutor as P\ndef f(x):\n"
+        "  try: 1 / 0\n  except Exception as e: raise ValueError('of a child') from e\n"
+        "if __name__ == '__main__':\n  list(P(1).map(f, [1]))",
+        1,
+        "failed with ValueError: of a child (from ZeroDivisionError: division by zero)",
+        False,
+        4,
+    ),
+    (
+        "import asyncio\nasync def f(): raise ValueError('x')\nasyncio.run(f())",
+        1,
+        "failed with ValueError: x",
+        False,
+        2,
+    ),
+    ("raise KeyboardInterrupt", -2, "failed with KeyboardInterrupt", False, 1),
+    ("class K(KeyboardInterrupt): pass\nraise K", 1, "failed with K", False, 2),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "says", "secondary", "line"), ENDS, ids=range(len(ENDS)))
+def test_how_a_script_ended(rank, text, code, says, secondary, line):
+    seen, told = rank(text)
+    failure = failure_of(told)
+    assert (seen, failure.exit_code) == (code, code)
+    if says:
+        assert failure.headline("h").startswith(f"h, rank 0 (local rank 0) {says}")
+        assert "Error: 9" not in failure.headline("h")
+    assert failure.is_secondary is secondary
+    written = failure_text(Outcome(1, (failure,), seconds=1), CLUSTER, "")
+    assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
+    assert "rank.py" not in written
+    last = [row for row in raised.frames(failure.links).splitlines() if "script.py" in row][-1:]
+    assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
+
+
+def test_an_exit_is_final_at_once_and_an_exception_when_its_hook_has_returned(rank):
+    assert rank("raise SystemExit(3)")[1][0]["final"] is True
+    assert [message.get("final") for message in rank("raise ValueError")[1]] == [False, True]
+    hook = "import os, sys\nsys.excepthook = lambda *_: {}\nraise ValueError('x')"
+    code, told = rank(hook.format("os._exit(42)"))
+    assert (code, [message.get("final") for message in told]) == (42, [False])
+    code, told = rank(hook.format("sys.exit(7)"))
+    assert (code, [message.get("final") for message in told]) == (7, [False])
+
+
+def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
+    """A script may close all descriptors that it does not know, and open its own."""
+    code, told = rank(
+        "import os, socket\n"
+        "os.closerange(3, 100)\n"
+        "pairs = [socket.socketpair() for _ in range(9)]\n"
+        "if os.fork() == 0:\n"
+        "    [b.sendall(b'alive') for a, b in pairs]\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "assert all(a.recv(100) == b'alive' for a, b in pairs)\n"
+        "import sys\n"
+        "def hook(*_):\n"
+        "    [a.setblocking(False) for a, b in pairs]\n"
+        "    for a, b in pairs:\n"
+        "        for end in (a, b):\n"
+        "            try: end.setblocking(False); print(end.recv(100)); os._exit(5)\n"
+        "            except BlockingIOError: pass\n"
+        "    os._exit(6)\n"
+        "sys.excepthook = hook\n"
+        "raise ValueError\n"
+    )
+    assert (code, told) == (6, [])
+
+
+# What others print. Each is the message of one exception, as a process of theirs raised it.
+
+WORKER = (
+    "Caught ValueError in DataLoader worker process 3.\n"
+    "Original Traceback (most recent call last):\n"
+    '  File "/t/torch/utils/data/_utils/worker.py", line 309, in _worker_loop\n'
+    "    data = fetcher.fetch(index)\n"
+    '  File "/t/train.py", line 12, in __getitem__\n'
+    "    raise ValueError('bad sample 7')\n"
+    "ValueError: bad sample 7\nof two lines\n"
+)
+SPAWNED = (
+    "\n\n-- Process 1 terminated with the following error:\n"
+    "Traceback (most recent call last):\n"
+    '  File "/t/a.py", line 1, in load\n'
+    "    1 / 0\n"
+    "ZeroDivisionError: division by zero\n\n"
+    "During handling of the above exception, another exception occurred:\n\n"
+    "Traceback (most recent call last):\n"
+    '  File "/t/a.py", line 3, in train\n'
+    "    raise E\n"
+    "__mp_main__.E\n"
+)
+OWN_TEXT = (
+    "training failed:\nTraceback (most recent call last):\n"
+    '  File "/t/a.py", line 1, in load\n    1 / 0\nZeroDivisionError: division by zero\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("exception", "message", "says", "line"),
+    [
+        (
+            "ValueError",
+            WORKER,
+            "ValueError: bad sample 7 of two lines (in DataLoader worker process 3)",
+            "line 12",
+        ),
+        # one that cannot be made from a text alone
+        ("RuntimeError", WORKER.replace("ValueError", "x.E"), "x.E: bad sample 7", "line 12"),
+        (
+            "RuntimeError",
+            WORKER.replace("in DataLoader worker process 3", "in replica 0 on device 0"),
+            "ValueError: bad sample 7 of two lines (in replica 0 on device 0)",
+            "line 12",
+        ),
+        (
+            "torch.multiprocessing.spawn.ProcessRaisedException",
+            SPAWNED,
+            "E: (in spawned process 1) (while handling ZeroDivisionError: division by zero)",
+            "line 3",
+        ),
+        (
+            "RuntimeError",
+            OWN_TEXT,
+            "RuntimeError: training failed: (from ZeroDivisionError: division by zero)",
+            "",
+        ),
+        # cut in the middle by the sender, or no traceback at all
+        (
+            "ValueError",
+            WORKER.replace("data = fetcher", "data ... er"),
+            "ValueError: bad sample 7 of",
+            "line 12",
+        ),
+        ("ValueError", "Traceback (most recent call last):\n", "ValueError: Traceback", ""),
+        ("ValueError", "Caught up. Original", "ValueError: Caught up. Original", ""),
+    ],
+    ids=range(8),
+)
+def test_exceptions_that_are_told_as_text(exception, message, says, line):
+    links = raised.read([raised.Link(exception, message, "  local\n")])
+    assert raised.headline(links).startswith(f"failed with {says}")
+    assert raised.frames(links).splitlines()[-2:][0].count(line) or line == ""
+    assert not raised.is_echo(links)
+
+
+def test_an_origin_is_named_however_long_both_are():
+    chain = [raised.Link("A", "a" * 5000), raised.Link("B", "b" * 5000, how="cause")]
+    line = raised.headline(raised.read(chain))
+    assert len(line) < 500 and line.startswith("failed with A: aaa") and " (from B: bbb" in line
+
+
+def test_an_echo_behind_a_worker_is_one():
+    text = WORKER.replace("bad sample 7", "Connection reset by peer")
+    assert raised.is_echo(raised.read([raised.Link("RuntimeError", text)]))
+    # A frame's own source is no echo.
+    text = WORKER.replace("data = fetcher", "except ConnectionResetError: data = fetcher")
+    assert not raised.is_echo(raised.read([raised.Link("RuntimeError", text)]))
