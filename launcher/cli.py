@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher import failure, init, options, supervise, toolkit
+from launcher import failure, init, options, supervise, target, toolkit
 from launcher.cluster import Cluster, read_cluster
 from launcher.errors import LaunchError, log
 from launcher.failure import OWN, Outcome, Verdict
@@ -170,7 +169,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan
         )
         return None
     try:
-        chosen = _located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
+        chosen = target.located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
         plan = _planned(chosen, cluster, environ, made)
         if _has_peers(cluster, chosen) and cluster.node_rank == 0:
             _require_port(plan)
@@ -223,57 +222,6 @@ def _refuse_nesting(environ: Mapping[str, str]) -> None:
                 f"{variable} is {environ[variable]!r}: another launcher started this one, once "
                 "per rank; remove distribution= from the estimator."
             )
-
-
-def _located(chosen: Options, folders: Sequence[str]) -> Options:
-    """Return the options with a script that is there, or a module that can be found.
-
-    A script is looked for in the current folder, then in those given.
-    """
-    if chosen.train_module:
-        if not _is_module(chosen.train_module):
-            raise LaunchError(
-                f"--train-module {chosen.train_module}: there is no such module in {os.getcwd()}, "
-                "in PYTHONPATH or installed; expected a name as for python -m "
-                "(for a file: --train-script)."
-            )
-        return chosen
-    script = chosen.train_script
-    places = [os.path.abspath(os.path.join(folder, script)) for folder in (".", *folders) if folder]
-    places = list(dict.fromkeys(places))
-    for place in places:
-        if os.path.isfile(place):
-            # As it was typed, if that finds it: it becomes the script's sys.argv[0].
-            found = script if place == places[0] else place
-            return chosen._replace(train_script=found)
-    folder = next((place for place in places if os.path.isdir(place)), None)
-    if folder:
-        raise LaunchError(f"--train-script {script}: {folder} is a folder; expected a Python file.")
-    raise LaunchError(
-        f"--train-script {script}: there is neither {' nor '.join(places)}."
-        if len(places) > 1
-        else f"--train-script {script}: there is no such file."
-    )
-
-
-def _is_module(name: str) -> bool:
-    """Tell whether `python -m name` would find a module, without importing its packages."""
-    # The ranks look in the current folder first; the launcher itself must not.
-    path: Sequence[str] | None = [os.getcwd(), *sys.path]
-    full = ""
-    for part in name.split("."):
-        if not part or path is None:
-            return False
-        full = f"{full}.{part}" if full else part
-        spec = importlib.machinery.PathFinder.find_spec(full, path)
-        if spec is None and full == part:
-            from importlib.util import find_spec  # an editable install has a finder of its own
-
-            spec = find_spec(part) if part not in sys.modules else None
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations
-    return path is None or _is_module(f"{name}.__main__")
 
 
 def report(

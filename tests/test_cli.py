@@ -70,12 +70,18 @@ WRONG = [
     ({}, [], "there is nothing to run"),
     ({}, ["--train-script", "none.py"], "none.py: there is neither"),
     ({}, ["--train-script", "a\nb\x1b.py"], "--train-script a\\nb\\x1b.py: there is"),
-    ({}, ["--train-script", "."], "is a folder; expected a Python file"),
+    ({}, ["--train-script", "."], "is a folder without __main__.py; expected"),
     ({}, ["--train-script", "script.py", "--train-module", "m"], "are both given"),
     ({}, ["--train-module", "no_such_module.x"], "no_such_module.x: there is no such module"),
     ({}, ["--train-module", "__main__"], "__main__: there is no such module"),
     ({}, ["--train-module", "json.no_such"], "json.no_such: there is no such module"),
-    ({}, ["--train-module", "json"], "json: there is no such module"),  # no __main__ in it
+    (
+        {},
+        ["--train-module", "json"],
+        "json: it is a package without __main__, which python -m cannot execute; "
+        "json.tool could be meant.",
+    ),
+    ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
     ({}, ["script.py"], "script.py is not how to say what to run"),
     ({}, ["--train_script", "x"], "--train_script is not how to say what to run"),
@@ -106,6 +112,14 @@ def test_a_wrong_configuration_is_one_line_and_exit_2(environ, args, says, tmp_p
     assert done.stderr.count("\n") == 1
     if "SAGEMAKER_BASE_DIR" not in environ:
         assert (tmp_path / "output" / "failure").read_text() == done.stderr
+
+
+@pytest.mark.parametrize("name", ["__main__.py", "__main__.pyc"])
+def test_a_folder_that_python_can_execute(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / name).write_text("")
+    done = launch("--train-script", "folder", "--launcher-dry-run")
+    assert done.stdout.endswith(" script folder\n"), done.stderr
 
 
 def test_torch_that_is_not_there_is_exit_127(tmp_path):
