@@ -76,15 +76,32 @@ def _torchrun_args(text: str) -> tuple[str, ...]:
     if words and not words[0].startswith("-"):
         raise ValueError("torchrun options, which begin with a dash")
     for word in words:
-        # These change what torchrun executes, which is the launcher's to say.
-        name = word.partition("=")[0].replace("_", "-")
-        if name in ("--", "-m", "--module", "--no-python", "--run-path"):
-            raise ValueError(f"torchrun options other than {word} (see --train-module)")
-        if name in ("--nproc-per-node", "--max-restarts", "--log-dir"):
-            raise ValueError(f"torchrun options other than {word} (use --launcher{name[1:]})")
-        if name == "--shutdown-timeout":
-            raise ValueError(f"torchrun options other than {word} (use --launcher-grace)")
+        for option, instead in _OURS.items():
+            if names(word, option):
+                raise ValueError(f"torchrun options other than {option} ({instead})")
     return tuple(words)
+
+
+# torchrun's options that are the launcher's to say: what it executes, and what has an option here.
+_OURS = {
+    **dict.fromkeys(("--", "-m", "--module", "--no-python", "--run-path"), "see --train-module"),
+    **{
+        f"--{name}": f"use {PREFIX}{name}" for name in ("nproc-per-node", "max-restarts", "log-dir")
+    },
+    "--shutdown-timeout": f"use {PREFIX}grace",
+    "--nnodes": f"all hosts take part, or those of {PREFIX}instance-groups",
+}
+
+
+def names(word: str, option: str) -> bool:
+    """Tell whether torchrun may take a word for this option of its own.
+
+    It takes `_` for `-`, and abbreviations; one that is ambiguous it refuses itself.
+    """
+    name = word.partition("=")[0].replace("_", "-")
+    if name[:2] == "--" and name != "--":
+        return option.startswith(name)
+    return name[:2] == option  # "-mr3" is "-m -r 3"
 
 
 class Option(NamedTuple):

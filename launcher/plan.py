@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from launcher import __version__
 from launcher.cluster import Cluster
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, short
 from launcher.machine import Machine
-from launcher.options import Options, flag, whole
+from launcher.options import Options, flag, names, whole
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 AGENT = os.path.join(_HERE, "agent.py")
@@ -79,7 +79,9 @@ def make_plan(
             f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
             "expected two different ports."
         )
-    nproc = _nproc_per_node(options, cluster, environ)
+    _refuse_elastic(options, cluster, environ)
+    own_nproc = options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
+    nproc = _nproc_per_node(options, own_nproc, environ)
     # "localhost:0" is a free port of torchrun's own: two jobs on one machine do not collide.
     endpoint = f"{cluster.hosts[0]}:{options.rdzv_port}" if several else "localhost:0"
     # Without is_host torchrun guesses from the host's own name, which need not resolve.
@@ -97,8 +99,7 @@ def make_plan(
         rdzv_conf.insert(1 if "start_timeout" in options.given else len(rdzv_conf), users_conf)
     # torchrun's option: what the launcher makes of it, and the option of ours that governs it
     derived = {
-        "nnodes": (str(cluster.nnodes), "instance_groups"),
-        "nproc-per-node": (str(nproc), "nproc_per_node"),
+        "nproc-per-node": (str(own_nproc), "nproc_per_node"),
         "rdzv-backend": ("c10d", ""),
         "rdzv-endpoint": (endpoint, "rdzv_port"),
         "rdzv-id": (cluster.job_name, ""),
@@ -114,12 +115,14 @@ def make_plan(
     if machine.torch_version >= (2, 12):
         # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
         derived["shutdown-timeout"] = (str(grace), "grace")
-    argv = [machine.python, AGENT, f"--rdzv-conf={','.join(rdzv_conf)}"]
+    argv = [machine.python, AGENT, f"--nnodes={cluster.nnodes}"]
+    argv.append(f"--rdzv-conf={','.join(rdzv_conf)}")
     for name, (value, option) in derived.items():
         # A flag on the command line would beat the user's PET_ variable of the same setting.
         variable = "PET_" + name.upper().replace("-", "_")
         if environ.get(variable) and option not in options.given:
-            remarks.append(f"{variable}={environ[variable]} is used in place of {value}.")
+            if environ[variable] != value:
+                remarks.append(f"{variable}={environ[variable]} is used in place of {value}.")
         else:
             argv.append(f"--{name}={value}")  # in one word: a value may begin with a dash
     argv += options.torchrun_args
@@ -163,7 +166,7 @@ def _refuse_modes(options: Options, environ: Mapping[str, str], *, several: bool
                 f"{variable} is {environ[variable]!r}; expected it unset: "
                 "use --train-script PATH or --train-module NAME."
             )
-    standalone = "--standalone" in options.torchrun_args
+    standalone = any(names(word, "--standalone") for word in options.torchrun_args)
     if several and (standalone or environ.get("PET_STANDALONE", "0") != "0"):
         raise LaunchError(
             "torchrun's standalone mode is asked for on a cluster of several hosts, where each "
@@ -171,21 +174,29 @@ def _refuse_modes(options: Options, environ: Mapping[str, str], *, several: bool
         )
 
 
-def _nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> int | str:
+def _refuse_elastic(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse another number of hosts than there are: torchrun would wait, or leave some out."""
+    text = environ.get("PET_NNODES", "")
+    count = str(cluster.nnodes)
+    if text in ("", count, f"{count}:{count}") or "instance_groups" in options.given:
+        return
+    raise LaunchError(
+        f"PET_NNODES is {short(text)}; expected it unset, or {count}: the job has the hosts "
+        f"of SM_HOSTS and {flag('instance_groups')}, the same from start to end."
+    )
+
+
+def _nproc_per_node(options: Options, own: int, environ: Mapping[str, str]) -> int | str:
     """Return the processes of this host; a word of torchrun's own (gpu, cpu) as it is."""
-    if options.nproc_per_node is not None:
-        return options.nproc_per_node
     text = environ.get("PET_NPROC_PER_NODE", "")
-    if text and "nproc_per_node" not in options.given:
-        if text in ("auto", "cpu", "gpu", "xpu"):
-            return text
-        try:
-            return whole(1, 1024)(text)
-        except ValueError as error:
-            raise LaunchError(
-                f"PET_NPROC_PER_NODE is {text!r}; expected {error}, or gpu."
-            ) from None
-    return cluster.num_gpus or cluster.num_neurons or 1
+    if not text or "nproc_per_node" in options.given:
+        return own
+    if text in ("auto", "cpu", "gpu", "xpu"):
+        return text
+    try:
+        return whole(1, 1024)(text)
+    except ValueError as error:
+        raise LaunchError(f"PET_NPROC_PER_NODE is {text!r}; expected {error}, or gpu.") from None
 
 
 def _grace(options: Options, environ: Mapping[str, str]) -> int:

@@ -83,6 +83,15 @@ def test_every_option_has_a_twin_and_the_command_line_wins():
         ("torchrun-args", "--tee 3 --"),
         ("torchrun-args", "--nproc_per_node=2"),  # has an option of its own
         ("torchrun-args", "--shutdown-timeout 5"),
+        ("torchrun-args", "--nnodes 1:2"),
+        # torchrun takes abbreviations
+        ("torchrun-args", "--nproc-per 3"),
+        ("torchrun-args", "--max_r=1"),
+        ("torchrun-args", "--shutdown 5"),
+        ("torchrun-args", "--log-d x"),
+        ("torchrun-args", "--nn=1"),
+        ("torchrun-args", "--mod"),
+        ("torchrun-args", "-mr3"),
         ("peers", "maybe"),
     ],
 )
@@ -92,6 +101,24 @@ def test_a_bad_value_is_named_with_what_was_expected(option, bad):
     if bad:
         twin = "LAUNCHER_" + option.upper().replace("-", "_")
         assert f"{twin} is {bad!r}; expected " in refusal(RUN, {twin: bad})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "--role x",
+        "--rdzv-conf a=1",
+        "--rdzv_c a=1",
+        "-r3 -t 3",
+        "--node-rank 1",
+        "--log-line x",
+    ],
+)
+def test_other_torchrun_arguments_are_its_own(text):
+    assert parse([*RUN, f"--launcher-torchrun-args={text}"], {}).torchrun_args == tuple(
+        text.split()
+    )
 
 
 def test_mistakes_in_what_to_run():

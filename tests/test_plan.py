@@ -92,8 +92,16 @@ def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
     assert made.nproc_per_node == "3"
     assert made.environment["OMP_NUM_THREADS"] == "2"  # 8 cores for 3
     assert "PET_MAX_RESTARTS=1 is used in place of 0." in made.remarks
+    assert "PET_NPROC_PER_NODE=3 is used in place of 1." in made.remarks
     explicit = plan("--launcher-max-restarts", "2", environ=environ)
     assert flags(explicit.argv)["--max-restarts"] == "2"
+
+
+def test_a_pet_variable_that_changes_nothing_is_not_worth_a_line():
+    environ = {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "2", "PET_MAX_RESTARTS": "0"}
+    made = plan(environ=environ, cluster=TWO._replace(num_gpus=2))
+    assert not any("PET_" in remark for remark in made.remarks)
+    assert flags(made.argv)["--nnodes"] == "2"
 
 
 def test_a_users_rdzv_conf_is_added_to_ours():
@@ -112,6 +120,9 @@ def test_a_users_rdzv_conf_is_added_to_ours():
         ((), {"PET_RUN_PATH": "1"}, "PET_RUN_PATH"),
         ((), {"PET_STANDALONE": "1"}, "each would train by itself"),
         (("--launcher-torchrun-args", "--standalone"), {}, "each would train by itself"),
+        (("--launcher-torchrun-args", "--stand"), {}, "each would train by itself"),
+        ((), {"PET_NNODES": "1:2"}, "PET_NNODES is '1:2'; expected it unset, or 2: "),
+        ((), {"PET_NNODES": "3"}, "PET_NNODES is '3'; expected it unset, or 2: "),
         ((), {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'"),
         ((), {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is 'many'"),
         ((), {"PET_NPROC_PER_NODE": "9" * 5000}, "PET_NPROC_PER_NODE is '999"),
@@ -174,8 +185,8 @@ def test_the_log_folder_gets_the_ranks_output():
 
 
 def test_more_torchrun_arguments_come_last_and_so_win():
-    argv = plan("--launcher-torchrun-args", "--role 'my role' --nnodes 1:2").argv
-    assert argv[argv.index("--") - 4 : argv.index("--")] == ("--role", "my role", "--nnodes", "1:2")
+    argv = plan("--launcher-torchrun-args", "--role 'my role' --tee 1").argv
+    assert argv[argv.index("--") - 4 : argv.index("--")] == ("--role", "my role", "--tee", "1")
 
 
 def test_dollars_are_escaped_for_torchruns_substitution():
