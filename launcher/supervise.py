@@ -52,15 +52,18 @@ def run(
 def _run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     """Make the job's folder for its socket and torchrun's temporary files; remove it after."""
     parent = environ.get("TMPDIR") or "/tmp"
-    if len(os.fsencode(parent)) > 60:
-        parent = "/tmp"  # a socket's path has at most 107 bytes (unix(7))
+    length, too_long = len(os.fsencode(parent)), ""
+    if length > 60:  # a socket's path has at most 107 bytes (unix(7))
+        parent = "/tmp"
+        too_long = f"TMPDIR is too long for a socket in it ({length} bytes; expected at most 60)"
+        log(f"{too_long}: {parent} is used instead.")
     folder = os.path.join(parent, f"sm-launch-{os.getpid()}-{time.time_ns():x}")
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
-        raise LaunchError(
-            f"cannot make a folder in {parent} ({error.strerror}); set TMPDIR to one where I can."
-        ) from None
+        what = f"cannot make a folder in {parent} ({error.strerror})"
+        mend = "set TMPDIR to a folder where I can, with a path of at most 60 bytes"
+        raise LaunchError(f"{too_long and too_long + '; '}{what}; {mend}.") from None
     try:
         yield folder
     finally:
