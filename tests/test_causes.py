@@ -1,0 +1,123 @@
+"""A cause that is true, seen from outside: the launcher, real torchrun, and programs as they are.
+
+What a rank's exception is called is in test_raised.py; this is the whole way to the file.
+"""
+
+import zipfile
+
+import pytest
+
+from launcher import supervise
+from launcher.errors import LaunchError
+
+
+def test_a_tmpdir_that_is_too_long_is_named(tmp_path, capsys):
+    folder = tmp_path / ("x" * 60)
+    folder.mkdir()
+    with supervise._run_dir({"TMPDIR": str(folder)}) as run_dir:
+        assert run_dir.startswith("/tmp/sm-launch-")
+    assert "TMPDIR is too long for a socket in it (" in capsys.readouterr().err
+    refused = pytest.raises(LaunchError, match=r"cannot make a folder in /proc .* at most 60 bytes")
+    with refused, supervise._run_dir({"TMPDIR": "/proc"}):
+        pass
+
+
+HYDRA = """
+import sys
+
+def run(main):
+    '''As hydra does it: print the traceback, and exit in the `except`.'''
+    try:
+        main()
+    except Exception as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+def main():
+    raise ValueError("loss is nan")
+
+run(main)
+"""
+WORKERS = """
+from torch.utils.data import DataLoader, Dataset
+
+class Samples(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        try:
+            return [0.0][i]
+        except IndexError:
+            raise ValueError(f"bad sample {i}")
+
+if __name__ == "__main__":
+    list(DataLoader(Samples(), num_workers=1))
+"""
+SPAWN = """
+import torch.multiprocessing as mp
+
+def train(rank):
+    raise ValueError("loss is nan")
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=1)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("text", "code", "says", "frame"),
+    [
+        (HYDRA, 1, "failed with ValueError: loss is nan\n", "in main"),
+        (
+            WORKERS,
+            1,
+            "failed with ValueError: bad sample 1 (in DataLoader worker process 0)"
+            " (while handling IndexError: list index out of range)\n",
+            "in __getitem__",
+        ),
+        (
+            SPAWN,
+            1,
+            "failed with ValueError: loss is nan (in spawned process 0)\n",
+            "in train",
+        ),
+        (
+            "import os, sys\nsys.excepthook = lambda *_: os._exit(42)\nraise ValueError('x')",
+            42,
+            "failed with ValueError: x\n",
+            "in <module>",
+        ),
+        (
+            "raise ValueError('a\\0b\\x1b[31m\\ud800')",
+            1,
+            "failed with ValueError: a\\x00b\\x1b",
+            "",
+        ),
+    ],
+    ids=["an exit in except", "data loader", "spawn", "hook", "control characters"],
+)
+def test_the_failure_file_names_what_went_wrong(start, script, text, code, says, frame):
+    path = script(text)
+    host = start("--train-script", path)
+    assert host.wait() == code, host.log()
+    head, details, *frames = host.failure.splitlines(keepends=True)
+    assert head.startswith(f"localhost, rank 0 (local rank 0) {says}")
+    assert details.startswith(f"exit code {code}, ")
+    files = [line for line in frames if line.startswith("  File ")]
+    assert str(path) in files[-1] and frame in files[-1]
+    assert host.failure.replace("\n", "").isprintable()
+    # The traceback on stderr is the script's own; the launcher's lines show nothing raw either.
+    ours = [line for line in host.err.split("\n") if line.startswith("launcher: ")]
+    assert all(line.isprintable() for line in ours)
+
+
+@pytest.mark.torch
+def test_an_archive_is_run_as_python_does(start, tmp_path):
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", "import sys, inner; print(sys.argv, inner.x)")
+        archive.writestr("inner.py", "x = 7")
+    host = start("--train-script", "app.zip", "--epochs", "3")
+    assert host.wait() == 0, host.log()
+    assert host.out == "['app.zip', '--epochs', '3'] 7\n"
