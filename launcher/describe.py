@@ -80,7 +80,7 @@ def described(error: BaseException, how: str, rank: str) -> dict[str, str]:
     if inner[0] is not error:
         message += ": " + "; ".join(f"{name_of(one)}: {text_of(one)[:300]}" for one in inner)
     if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
-        message = argparse_said(error)
+        message = printed(error)
     return {
         "exception": "" if isinstance(error, SystemExit) else name_of(error),
         "message": message,
@@ -138,12 +138,23 @@ def frames_of(error: BaseException, rank: str) -> str:
     return "\n".join(line[:_LINE] for line in lines)[-_FRAMES:]
 
 
-def argparse_said(error: SystemExit) -> str:
-    """Return what argparse printed before it ended the script, "" if it did not end it."""
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_code.co_name == "exit" and frame.f_globals.get("__name__") == "argparse":
-            return str(frame.f_locals.get("message") or "")
-        trace = trace.tb_next
+def printed(error: SystemExit) -> str:
+    """Return what a library said on stderr before it ended the script, "" if none is known."""
+    try:
+        if hasattr(error, "trace"):
+            return str(error.trace.elements[-1].ErrorAsStr())  # fire.core.FireExit
+        trace = error.__traceback__
+        while trace is not None:
+            names = trace.tb_frame.f_locals
+            where = (trace.tb_frame.f_globals.get("__name__"), trace.tb_frame.f_code.co_name)
+            if where == ("argparse", "exit"):
+                return str(names.get("message") or "")
+            if where == ("click.core", "main") and isinstance(
+                names.get("report"), types.MethodType
+            ):
+                # As in 8.5; 8.1 exits while it handles the exception.
+                return str(names["report"].__self__.format_message())
+            trace = trace.tb_next
+    except Exception:
+        pass  # other versions may have other names
     return ""

@@ -178,6 +178,8 @@ def failure_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:
     # The innermost frames are the ones to keep.
     while lines and sum(len(line) + 1 for line in lines) > LIMIT - len(text):
         lines.pop(0)
+    while lines and not lines[0].startswith("  File "):
+        lines.pop(0)  # the rest of a frame
     return text + "".join(line + "\n" for line in lines)
 
 

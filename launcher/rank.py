@@ -190,7 +190,7 @@ def main() -> None:
     except BaseException as error:
         end = describe.end(error, __file__)
         if end["exit_code"]:
-            send({"end": end, "final": isinstance(error, SystemExit)})
+            send({"end": {**end, "final": isinstance(error, SystemExit)}})
         wrap_hook(send, describe)
         raise
 

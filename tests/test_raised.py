@@ -52,7 +52,8 @@ def rank(script, tmp_path):
 
 
 def failure_of(told):
-    return RankFailure(0, 0, said=True, **told[0]["end"])
+    end = {key: value for key, value in told[0]["end"].items() if key != "final"}
+    return RankFailure(0, 0, said=True, **end)
 
 
 ENDS = [
@@ -260,14 +261,36 @@ def test_how_a_script_ended(rank, text, code, says, secondary, line):
     assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
 
 
-def test_an_exit_is_final_at_once_and_an_exception_when_its_hook_has_returned(rank):
-    assert rank("raise SystemExit(3)")[1][0]["final"] is True
-    assert [message.get("final") for message in rank("raise ValueError")[1]] == [False, True]
-    hook = "import os, sys\nsys.excepthook = lambda *_: {}\nraise ValueError('x')"
-    code, told = rank(hook.format("os._exit(42)"))
-    assert (code, [message.get("final") for message in told]) == (42, [False])
-    code, told = rank(hook.format("sys.exit(7)"))
-    assert (code, [message.get("final") for message in told]) == (7, [False])
+@pytest.mark.parametrize(
+    ("end", "code", "finals"),
+    [
+        ("raise SystemExit(3)", 3, [True]),
+        ("raise ValueError", 1, [False, True]),
+        # A hook may end the process with a code of its own.
+        ("import os, sys; sys.excepthook = lambda *_: os._exit(42); raise ValueError", 42, [False]),
+        ("import sys; sys.excepthook = lambda *_: sys.exit(7); raise ValueError", 7, [False]),
+    ],
+)
+def test_the_exit_code_is_final_when_no_hook_can_choose_another(rank, end, code, finals):
+    seen, told = rank(end)
+    assert seen == code
+    assert [message.get("end", message)["final"] for message in told] == finals
+
+
+def test_what_libraries_say_when_they_end_the_script(rank):
+    pytest.importorskip("click")
+    pytest.importorskip("fire")
+    for text, args, says in (
+        (
+            "import click\n@click.command()\n@click.option('--n', type=int)\n"
+            "def main(n): click.get_current_context().exit(n)\nmain()",
+            ("--n", "x"),
+            "'x' is not a valid integer",
+        ),
+        ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), "argument: n"),
+    ):
+        code, told = rank(text, *args)
+        assert code == 2 and says in failure_of(told).headline("h")
 
 
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
