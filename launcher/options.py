@@ -320,7 +320,7 @@ def help_text() -> str:
         "to the launcher below it. Without COMMAND, or if it begins with a dash, be the launcher.",
         "",
         "What to run (one of them):",
-        "  --train-script PATH  run a Python file, as `python PATH` would",
+        "  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would",
         "  --train-module NAME  run a module, as `python -m NAME` would",
     ]
     for group in dict.fromkeys(option.group for option in OPTIONS.values()):
