@@ -21,6 +21,7 @@ _ECHOES = (
     "Connection reset by peer",
     "Broken pipe",
     "Socket Timeout",
+    "(this error originated at tensorpipe/",  # torch.distributed.rpc
 )
 # Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
@@ -68,7 +69,8 @@ def read(chain: Sequence[Link]) -> tuple[Link, ...]:
             links += inner
         elif _where(before):
             # torch's: the exception is a copy, or ProcessRaisedException.
-            message = f"{inner[0].message} ({_where(before)})".lstrip()
+            message = inner[0].message.partition("\n\nAt:\n")[0]  # pybind11 adds where it was
+            message = f"{message} ({_where(before)})".lstrip()
             links += [inner[0]._replace(message=message, how=link.how), *inner[1:]]
         else:
             links += [link._replace(message=before), *inner]
@@ -148,6 +150,8 @@ def _where(before: str) -> str:
         return before.partition("\n")[0].partition(" ")[2].partition(" ")[2].rstrip(".")
     if before.startswith("-- Process ") and before.endswith("terminated with the following error:"):
         return f"in spawned process {before.split()[2]}"
+    if "On WorkerInfo(" in before:  # torch.distributed.rpc
+        return f"on {before.partition('name=')[2].partition(')')[0]}"
     return ""
 
 

@@ -341,6 +341,15 @@ SPAWNED = (
     "    raise E\n"
     "__mp_main__.E\n"
 )
+RPC = (
+    "ValueError: On WorkerInfo(id=1, name=worker1):\nValueError('bad')\n"
+    "Traceback (most recent call last):\n"
+    '  File "/t/torch/distributed/rpc/internal.py", line 211, in _run_function\n'
+    "    result = python_udf.func(*python_udf.args, **python_udf.kwargs)\n"
+    '  File "/t/a.py", line 7, in step\n'
+    "    raise ValueError('bad')\n"
+    "ValueError: bad\n\n\nAt:\n  /t/torch/distributed/rpc/internal.py(236): _handle_exception\n"
+)
 OWN_TEXT = (
     "training failed:\nTraceback (most recent call last):\n"
     '  File "/t/a.py", line 1, in load\n    1 / 0\nZeroDivisionError: division by zero\n'
@@ -370,6 +379,7 @@ OWN_TEXT = (
             "E: (in spawned process 1) (while handling ZeroDivisionError: division by zero)",
             "line 3",
         ),
+        ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
         (
             "RuntimeError",
             OWN_TEXT,
@@ -386,7 +396,7 @@ OWN_TEXT = (
         ("ValueError", "Traceback (most recent call last):\n", "ValueError: Traceback", ""),
         ("ValueError", "Caught up. Original", "ValueError: Caught up. Original", ""),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_exceptions_that_are_told_as_text(exception, message, says, line):
     links = raised.read([raised.Link(exception, message, "  local\n")])
@@ -404,6 +414,8 @@ def test_an_origin_is_named_however_long_both_are():
 def test_an_echo_behind_a_worker_is_one():
     text = WORKER.replace("bad sample 7", "Connection reset by peer")
     assert raised.is_echo(raised.read([raised.Link("RuntimeError", text)]))
+    eof = "eof (this error originated at tensorpipe/transport/shm/connection_impl.cc:259)"
+    assert raised.is_echo([raised.Link("RuntimeError", eof)])
     # A frame's own source is no echo.
     text = WORKER.replace("data = fetcher", "except ConnectionResetError: data = fetcher")
     assert not raised.is_echo(raised.read([raised.Link("RuntimeError", text)]))
