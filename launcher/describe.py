@@ -13,10 +13,11 @@ import types
 from typing import Any
 
 # Bounds of what is sent, in characters. People see 1,024 of it, but a message may hold another
-# process's whole traceback, and the end of that says most (raised.py reads it).
+# process's whole traceback, and the end of that says most (raised.py reads it). All together stay
+# under the limit of reports.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
-_FRAMES, _LINE = 3000, 200
-_LINKS = 8  # exceptions of a chain: as many from its begin, from its end, and hidden ones
+_FRAMES, _LINE, _NAME = 3000, 200, 300
+_LINKS = 6  # exceptions of a chain: as many from its begin, from its end, and hidden ones
 _WALK = 10_000  # exceptions, to find its end
 _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
@@ -78,7 +79,8 @@ def described(error: BaseException, how: str, rank: str) -> dict[str, str]:
     inner = members(error)
     message = text_of(error)
     if inner[0] is not error:
-        message += ": " + "; ".join(f"{name_of(one)}: {text_of(one)[:300]}" for one in inner)
+        inside = "; ".join(f"{name_of(one)}: {text_of(one)[:300]}" for one in inner)
+        message = f"{message[:_BEGIN]}: {inside}"
     if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
         message = printed(error)
     return {
@@ -108,8 +110,8 @@ def name_of(error: BaseException) -> str:
     kind = type(error)
     module = kind.__module__
     if not isinstance(module, str) or module in ("builtins", "__main__", "__mp_main__"):
-        return kind.__qualname__
-    return f"{module}.{kind.__qualname__}"
+        return kind.__qualname__[-_NAME:]
+    return f"{module}.{kind.__qualname__}"[-_NAME:]
 
 
 def text_of(error: BaseException) -> str:
@@ -142,18 +144,18 @@ def printed(error: SystemExit) -> str:
     """Return what a library said on stderr before it ended the script, "" if none is known."""
     try:
         if hasattr(error, "trace"):
-            return str(error.trace.elements[-1].ErrorAsStr())  # fire.core.FireExit
+            return cut(str(error.trace.elements[-1].ErrorAsStr()))  # fire.core.FireExit
         trace = error.__traceback__
         while trace is not None:
             names = trace.tb_frame.f_locals
             where = (trace.tb_frame.f_globals.get("__name__"), trace.tb_frame.f_code.co_name)
             if where == ("argparse", "exit"):
-                return str(names.get("message") or "")
+                return cut(str(names.get("message") or ""))
             if where == ("click.core", "main") and isinstance(
                 names.get("report"), types.MethodType
             ):
                 # As in 8.5; 8.1 exits while it handles the exception.
-                return str(names["report"].__self__.format_message())
+                return cut(str(names["report"].__self__.format_message()))
             trace = trace.tb_next
     except Exception:
         pass  # other versions may have other names

@@ -173,7 +173,8 @@ def _printed(message: str) -> tuple[str, list[Link]]:
         frames.clear()
         said.clear()
 
-    for line in printed.rstrip("\"'\n").splitlines():  # multiprocessing quotes it
+    # multiprocessing and concurrent.futures quote it as Python's long strings are.
+    for line in printed.rstrip().removesuffix('"""').removesuffix("'''").splitlines():
         if line == _HEADER[:-1]:
             close(how)
         elif line in _BETWEEN:

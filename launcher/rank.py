@@ -45,7 +45,8 @@ def connect() -> Send:
             return  # a fork of the script's that came back here
         try:
             if still_ours():
-                connection.sendall(json.dumps(message).encode() + b"\n")
+                text = json.dumps(message, ensure_ascii=False) + "\n"
+                connection.sendall(text.encode("utf-8", "surrogatepass"))  # as json.loads has it
         except OSError:
             pass
 

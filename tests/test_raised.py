@@ -10,7 +10,7 @@ import threading
 import pytest
 from test_failure import CLUSTER
 
-from launcher import raised
+from launcher import raised, reports
 from launcher.failure import LIMIT, Outcome, RankFailure, failure_text
 from launcher.plan import RANK
 
@@ -31,7 +31,7 @@ def rank(script, tmp_path):
 
             def listen():
                 connection, _ = listener.accept()
-                with connection, connection.makefile() as lines:
+                with connection, connection.makefile("rb") as lines:
                     told.extend(map(json.loads, lines))
 
             thread = threading.Thread(target=listen)
@@ -252,13 +252,29 @@ def test_how_a_script_ended(rank, text, code, says, secondary, line):
     assert (seen, failure.exit_code) == (code, code)
     if says:
         assert failure.headline("h").startswith(f"h, rank 0 (local rank 0) {says}")
-        assert "Error: 9" not in failure.headline("h")
     assert failure.is_secondary is secondary
     written = failure_text(Outcome(1, (failure,), seconds=1), CLUSTER, "")
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
     assert "rank.py" not in written
     last = [row for row in raised.frames(failure.links).splitlines() if "script.py" in row][-1:]
     assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
+
+
+@pytest.mark.parametrize("character", ["\\0", "\\U0001f600", "\\ud800"])
+def test_a_message_of_any_size_is_taken_in(rank, character):
+    code, told = rank(
+        "e = None\n"
+        "for i in range(100):\n"
+        f"    new = type('E' * 10**5, (Exception,), {{}})('{character}' * 10**5)\n"
+        "    new.__context__, new.__cause__ = e, ValueError('x' * 10**5) if i % 2 else None\n"
+        "    new.__notes__ = ['y' * 10**5] * 100\n"
+        "    e = new\n"
+        "import sys; sys.excepthook = print\n"
+        "raise e"
+    )
+    assert code == 1 and failure_of(told).headline("h")
+    sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    assert len(sent) < reports._LINE_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -379,6 +395,12 @@ OWN_TEXT = (
             "E: (in spawned process 1) (while handling ZeroDivisionError: division by zero)",
             "line 3",
         ),
+        (
+            "KeyError",
+            WORKER.replace("ValueError", "KeyError").replace("bad sample 7\nof two lines", "'x'"),
+            "KeyError: 'x' (in DataLoader worker process 3)",
+            "line 12",
+        ),
         ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
         (
             "RuntimeError",
@@ -396,7 +418,7 @@ OWN_TEXT = (
         ("ValueError", "Traceback (most recent call last):\n", "ValueError: Traceback", ""),
         ("ValueError", "Caught up. Original", "ValueError: Caught up. Original", ""),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_exceptions_that_are_told_as_text(exception, message, says, line):
     links = raised.read([raised.Link(exception, message, "  local\n")])
