@@ -294,8 +294,6 @@ def test_the_exit_code_is_final_when_no_hook_can_choose_another(rank, end, code,
 
 
 def test_what_libraries_say_when_they_end_the_script(rank):
-    pytest.importorskip("click")
-    pytest.importorskip("fire")
     for text, args, says in (
         (
             "import click\n@click.command()\n@click.option('--n', type=int)\n"
@@ -307,6 +305,15 @@ def test_what_libraries_say_when_they_end_the_script(rank):
     ):
         code, told = rank(text, *args)
         assert code == 2 and says in failure_of(told).headline("h")
+
+
+def test_a_hydra_app_fails_with_its_exception(rank):
+    code, told = rank(
+        "import hydra\n@hydra.main(version_base=None)\n"
+        "def main(config): raise ValueError('loss is nan')\nmain()",
+    )
+    assert code == 1
+    assert failure_of(told).headline("h").endswith(" failed with ValueError: loss is nan")
 
 
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
