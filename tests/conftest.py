@@ -26,6 +26,15 @@ LAUNCHER = [sys.executable, "-m", "launcher"]
 if os.path.isdir("/opt/ml/input/config"):
     pytest.exit("these tests need a machine without /opt/ml/input/config", 2)
 
+# Started by nohup or by `make test &`, these tests inherit signals that are ignored, and maybe a
+# blocked mask, and so would all that they start. A handler, which execve(2) puts back to the
+# default, mends that and leaves this process itself as deaf as it was meant to be. SIGPIPE and
+# SIGXFSZ are ignored by Python, and given back to children by subprocess.
+for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
 # What SageMaker, torchrun, MPI and the launcher itself put into an environment.
 OURS = ("SM_", "SAGEMAKER_", "PET_", "LAUNCHER_", "MASTER_", "TORCHELASTIC_", "OMPI_", "NCCL_")
 EXACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TRAINING_JOB_NAME", "CUDA_VISIBLE_DEVICES")
