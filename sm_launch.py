@@ -6,32 +6,23 @@ no training code has, and takes the `launcher` that lies beside it.
 """
 
 import importlib
-import importlib.util
 import os
-import sys
-from types import ModuleType
 
 
-def main() -> int:
-    """Run the launcher; return its exit code."""
-    exit_code: int = _import("launcher.cli").main()
-    return exit_code
+def main() -> None:
+    """Run the launcher, and exit with its exit code."""
+    _run("__main__")
 
 
 def train() -> None:
     """Train as the toolkit's training module (SAGEMAKER_TRAINING_MODULE=sm_launch:train)."""
-    _import("launcher.training").main()
+    _run("launcher.__main__")  # from now on `launcher` is ours
+    importlib.import_module("launcher.training").main()
 
 
-def _import(name: str) -> ModuleType:
-    # By its path: sys.path might have another `launcher` first, and putting site-packages first
-    # there would have old backports (enum34) stand in for the standard library.
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher")
-    path = os.path.join(folder, "__init__.py")
-    spec = importlib.util.spec_from_file_location(
-        "launcher", path, submodule_search_locations=[folder]
-    )
-    assert spec and spec.loader
-    sys.modules["launcher"] = package = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
-    return importlib.import_module(name)
+def _run(name: str) -> None:
+    # As `python launcher/__main__.py` does. runpy would import what it is to come before.
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher", "__main__.py")
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, {"__name__": name, "__file__": path, "__package__": ""})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -53,13 +54,34 @@ def test_one_program_under_three_names(command, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["current folder", "PYTHONPATH"])
-def test_a_users_own_launcher_or_train_never_takes_our_place(script, tmp_path, where, monkeypatch):
+@pytest.mark.parametrize("how", ["python launcher/__main__.py", "sm-launch"])
+def test_nothing_takes_the_place_of_our_modules_or_of_pythons(script, tmp_path, where, how):
+    """A user's own modules lie in PYTHONPATH under `train`, old backports beside the package."""
     for name in ("launcher.py", "train.py", "cli.py", "plan.py", "errors.py"):
         script("raise SystemExit('shadowed')", name)
-    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
-    path = {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
-    done = launch(*DRY, command=["sm-launch"], **(path if where == "PYTHONPATH" else {}))
+    installed = tmp_path / "installed"
+    shutil.copytree(REPO / "launcher", installed / "launcher")
+    shutil.copy(REPO / "sm_launch.py", installed)
+    script("", "installed/psutil.py")
+    for folder in ("installed", *(["."] if where == "PYTHONPATH" else [])):
+        for name in ("enum.py", "json.py", "selectors.py", "socket.py"):
+            script("raise SystemExit('older than this Python')", f"{folder}/{name}")
+    program = {
+        "python launcher/__main__.py": (str(installed / "launcher" / "__main__.py"),),
+        "sm-launch": ("-c", "import sys; sys.path.pop(0); import sm_launch; sm_launch.main()"),
+    }[how]
+    path = [os.environ["PYTHONPATH"], str(installed)]
+    if where == "PYTHONPATH":
+        path.insert(0, str(tmp_path))
+    done = launch(*DRY, command=[sys.executable, "-S", *program], PYTHONPATH=":".join(path))
     assert done.returncode == 0, done.stderr
+    assert f"{installed}/launcher/agent.py" in done.stdout
+
+
+def test_no_module_of_ours_is_named_as_one_of_pythons():
+    """agent.py and rank.py run by path, with their folder first in sys.path for a moment."""
+    ours = {path.stem for path in (REPO / "launcher").glob("*.py")}
+    assert not ours & set(sys.stdlib_module_names)
 
 
 WRONG = [
