@@ -16,6 +16,7 @@ from launcher.failure import OWN, Outcome, Verdict
 from launcher.machine import interface_of, read_machine
 from launcher.options import Options
 from launcher.plan import LaunchPlan, make_plan
+from launcher.presence import Ending, Presence
 from launcher.signals import Signals, signal_name
 
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
-    run: Callable[[Sequence[str], Mapping[str, str], Signals], int] = _launch
+    run: Callable[[Sequence[str], Mapping[str, str], Signals], Ending] = _launch
     if argv[:1] == ["init"]:
         argv = argv[1:]
         # A container's arguments that begin with a dash are the launcher's own.
@@ -36,17 +37,17 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         print(options.help_text())
         return 0
     # From here on a stop is noted, even before there is anything to stop.
-    with Signals() as signals, init.Presence(environ) as presence:
+    with Signals() as signals, Presence(environ) as presence:
         try:
-            exit_code = run(argv, environ, signals)
+            ending = run(argv, environ, signals)
         except LaunchError as error:
             log(str(error))
             failure.write_failure(f"launcher: {error}\n", environ, quiet=True)
-            exit_code = error.exit_code
+            ending = Ending(error.exit_code)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
-        presence.ends(exit_code)
-        return exit_code
+        presence.ends(ending)
+        return ending.exit_code
 
 
 class _MistakeHere(LaunchError):
@@ -58,7 +59,7 @@ class _MistakeHere(LaunchError):
         self.chosen = chosen
 
 
-def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
+def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
     try:
         started = prepare(argv, environ)
     except _MistakeHere as mistake:
@@ -66,20 +67,20 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
             raise
         return _run_with_peers(None, mistake, mistake.cluster, mistake.chosen, environ, signals)
     if started is None:
-        return 0
+        return Ending(0)
     plan, chosen = started
     for line in (plan.summary(), *plan.remarks):
         log(line)
     if chosen.dry_run:
         # As bytes: arguments need not be text in this terminal's encoding.
         sys.stdout.buffer.write(os.fsencode(plan.command() + "\n"))
-        return 0
+        return Ending(0)
     if _has_peers(plan.cluster, chosen):
         return _run_with_peers(plan, None, plan.cluster, chosen, environ, signals)
     stops = [number for number in signals.take() if number != signal.SIGCHLD]
     if stops:
         log(f"{signal_name(stops[0])} before anything was started.")
-        return 128 + stops[0]
+        return Ending(128 + stops[0], was_stopped=True)
     outcome = supervise.run(plan, environ, signals)
     text = failure.failure_text(outcome, plan.cluster, plan.rdzv_endpoint)
     verdict = Verdict(outcome.exit_code, text, outcome.stop_signal)
@@ -97,7 +98,7 @@ def _run_with_peers(
     chosen: Options,
     environ: Mapping[str, str],
     signals: Signals,
-) -> int:
+) -> Ending:
     """Start when all hosts do, and end as all do; a mistake in place of a plan is told to them."""
     from launcher import peers  # which one host, or a dry run, does not need
 
@@ -226,8 +227,8 @@ def _refuse_nesting(environ: Mapping[str, str]) -> None:
 
 def report(
     verdict: Verdict, outcome: Outcome | None, cluster: Cluster, environ: Mapping[str, str]
-) -> int:
-    """Say how the job ended, for people and for SageMaker; return the exit code.
+) -> Ending:
+    """Say how the job ended, for people and for SageMaker.
 
     The verdict is that of all hosts, where they talk; the outcome is what happened on this one,
     if torchrun was started.
@@ -241,4 +242,4 @@ def report(
         for line in verdict.text.splitlines()[:2]:
             log(line.removeprefix("launcher: "))
         failure.write_failure(verdict.text, environ)
-    return verdict.exit_code
+    return Ending(verdict.exit_code, was_stopped=bool(verdict.stop_signal))

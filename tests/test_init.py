@@ -1,6 +1,7 @@
 """`sm-launch init`, a container's PID 1, as far as it needs no container (see tests/cluster)."""
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -9,13 +10,19 @@ import sys
 import pytest
 from conftest import LAUNCHER, poll
 
+from launcher.presence import may_speak
+
 STOPPED = 143
+NOBODY = 65534  # a uid of no other process here
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 # A launcher as far as the init can see: it is there, hears a stop, and says how it ends.
 STAND_IN = f"""
 import os, select, signal, sys, time
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})
-from launcher.init import Presence
+from launcher.presence import Ending, Presence
 from launcher.signals import Signals
+if "RUNS_AS" in os.environ:
+    os.setuid(int(os.environ["RUNS_AS"]))
 with Signals() as signals, Presence(os.environ) as presence:
     print("a launcher is here", flush=True)
     if len(sys.argv) < 2:
@@ -23,7 +30,7 @@ with Signals() as signals, Presence(os.environ) as presence:
         os.write(1, b"heard %d\\n" % signals.take()[0])  # in one piece, beside others' lines
         time.sleep(0.5)  # time to save
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 143
-    presence.ends(code)
+    presence.ends(Ending(code, was_stopped="stopped" in sys.argv or len(sys.argv) < 2))
 sys.exit(code)
 """
 
@@ -230,27 +237,36 @@ def test_a_stop_is_passed_on_to_a_train_that_does_not_finish(init, train, stand_
     assert host.wait() == STOPPED, host.log()
 
 
+TOOLKITS = 'ExecuteUserScriptError:\nExitCode {}\nErrorMessage ""\nCommand "..."'
+SCRIPTS = "written by the script as it saved,\nExitCode 143"
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "left"),
+    ("said", "before", "after", "left"),
     [
-        (None, "ExecuteUserScriptError:\nExitCode 143\n", None),
-        ("the user's own words, ExitCode 143", None, "the user's own words, ExitCode 143"),
-        (None, "written by the script as it saved", "written by the script as it saved"),
+        # stopped on another host: no signal comes here
+        ("143 stopped", None, TOOLKITS.format(143), None),
+        # a shell script that ends with `sm-launch ... || exit 1`
+        ("143 stopped", None, TOOLKITS.format(1), None),
+        # what the entry point did after the launcher failed by itself
+        ("143 stopped", None, TOOLKITS.format(5), TOOLKITS.format(5)),
+        ("143 stopped", None, SCRIPTS, SCRIPTS),
+        ("143 stopped", TOOLKITS.format(143), None, TOOLKITS.format(143)),
+        # a rank that ended with 143 by itself, and a launcher that could write no file
+        ("143", None, TOOLKITS.format(143), TOOLKITS.format(143)),
+        ("3", None, TOOLKITS.format(3), TOOLKITS.format(3)),
     ],
-    ids=["the toolkit's", "there before", "of another origin"],
 )
 def test_a_stop_leaves_no_failure_file_of_the_toolkits(
-    init, train, stand_in, base_dir, tmp_path, before, after, left
+    init, train, stand_in, base_dir, tmp_path, said, before, after, left
 ):
     failure = base_dir / "output" / "failure"
     if before:
         failure.write_text(before)
     (tmp_path / "text").write_text(after or "")
-    command = f"{stand_in}; [ -s text ] && cp text {failure}; exit 1"
+    command = f"{stand_in} {said}; [ -s text ] && cp text {failure}; exit 1"
     host = init(train(command), SAGEMAKER_BASE_DIR=str(base_dir))
-    host.wait_for("a launcher is here")
-    host.signal(signal.SIGTERM)
-    assert host.wait() == STOPPED, host.log()
+    assert host.wait() == int(said.split()[0]), host.log()
     assert (failure.read_text() if failure.exists() else None) == left
 
 
@@ -265,6 +281,98 @@ def test_garbage_on_its_socket_changes_nothing(init):
         connection.close()
     open("go-on", "w").close()
     assert host.wait() == 1, host.log()
+
+
+@pytest.fixture
+def as_another_user():
+    """Connect to an init as another user: what counts is who one is at that moment (unix(7))."""
+    connections = []
+
+    def connect(name, word):
+        connections.append(socket.socket(socket.AF_UNIX))
+        os.seteuid(NOBODY)
+        try:
+            connections[-1].connect("\0" + name)
+            connections[-1].sendall(word)
+        except BrokenPipeError:
+            pass  # closed already
+        finally:
+            os.seteuid(0)
+
+    yield connect
+    for connection in connections:
+        connection.close()
+
+
+@needs_root
+def test_another_users_word_does_not_count(init, as_another_user):
+    host = init("echo $LAUNCHER_INIT; while [ ! -e go-on ]; do sleep 0.1; done; exit 1")
+    name = poll(lambda: host.out.strip())
+    for _ in range(300):
+        as_another_user(name, b"7 stopped")
+    open("go-on", "w").close()
+    assert host.wait(30) == 1, host.log()  # while they are still connected
+    assert host.err.count("\n") == 1
+    assert re.search(r"refused process \d+ of uid 65534, .* expected root, uid 0, or ", host.err)
+
+
+@needs_root
+def test_another_user_does_not_withhold_a_stop(init, as_another_user):
+    host = init("echo $LAUNCHER_INIT; exec sleep 60")
+    as_another_user(poll(lambda: host.out.strip()), b"0")
+    host.signal(signal.SIGTERM)
+    assert host.wait(30) == STOPPED, host.log()
+    assert "no launcher runs; ending sh." in host.err
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["exec {}", "{}; exit 1"], ids=["gosu", "su"])
+def test_a_command_that_becomes_another_user(init, stand_in, command):
+    host = init(command.format(stand_in), RUNS_AS=str(NOBODY))
+    host.wait_for("a launcher is here")
+    host.signal(signal.SIGTERM)
+    assert host.wait(30) == STOPPED, host.log()
+    assert "heard 15" in host.out and "refused" not in host.err
+
+
+RANK = f"""
+    if os.fork() == 0:
+        os.setuid({NOBODY})
+        Presence(os.environ).ends(Ending(7))
+        os._exit(0)
+    os.wait()
+"""
+
+
+@needs_root
+def test_a_rank_that_becomes_another_user_is_no_launcher(init, script):
+    launcher = STAND_IN.replace("    code =", f"{RANK}    code =")
+    host = init(f"{sys.executable} {script(launcher, 'stand_in.py')} 3; exit 1")
+    assert host.wait(30) == 3, host.log()
+    assert f"of uid {NOBODY}, which is no launcher" in host.err
+
+
+@pytest.mark.parametrize(
+    ("pid", "uid", "command", "launchers", "may"),
+    [
+        ("grandchild", 0, 0, (), True),
+        ("grandchild", "own", 0, (), True),
+        ("grandchild", 12345, "child", (), True),
+        ("grandchild", 12345, "self", (), True),
+        ("grandchild", 12345, "self", ("child",), False),
+        ("grandchild", 12345, 0, (), False),
+        ("self", 12345, "child", (), False),
+        (0, 0, "self", (), False),
+        (0, "own", "self", (), False),
+    ],
+)
+def test_who_may_speak(start, pid, uid, command, launchers, may):
+    """12345 is nobody here: what counts is where the process stands."""
+    shell = start(command=["sh", "-c", "sleep 100 & echo $!; wait"])
+    shell.wait_for("\n")
+    pids = {"self": os.getpid(), "child": shell.process.pid, "grandchild": int(shell.out), 0: 0}
+    uid = os.geteuid() if uid == "own" else uid
+    assert may_speak(pids[pid], uid, pids[command], [pids[name] for name in launchers]) is may
 
 
 def test_a_variable_that_outlived_its_init_costs_nothing(start, script, pretend_torch):
