@@ -1,62 +1,71 @@
-"""The real SageMaker toolkit: its `train` starts the launcher as the entry point, on two hosts."""
+"""The real SageMaker toolkit: its `train` starts the launcher, on two hosts."""
 
 import json
 import os
 import shutil
+import signal
+import stat
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO, TRAIN_DDP, free_port
+from conftest import LAUNCHER, REPO, TRAIN_DDP, free_port, poll
 
-pytestmark = pytest.mark.torch
+HOSTS = ("127.0.0.1", "127.0.0.2")
+ABSENT = "absent.invalid"  # RFC 2606: it resolves nowhere
+TRAIN = os.path.join(os.path.dirname(sys.executable), "train")
+# As in our image: below `sm-launch init`, with our training module.
+INIT = [*LAUNCHER, "init", TRAIN]
+OURS = {"SAGEMAKER_TRAINING_MODULE": "sm_launch:train"}
 
 
 @pytest.fixture
 def train(start, tmp_path):
     """Run `train` as two hosts, with a source folder that holds the launcher and a script."""
+    port, peer_port = free_port(), free_port()
 
-    def train(script: Path, **hyperparameters: object):
-        port, peer_port, hosts = free_port(), free_port(), []
-        for name in ("127.0.0.1", "127.0.0.2"):
-            base = tmp_path / "ml" / name
-            for folder in ("input/config", "output", "model", "source"):
-                (base / folder).mkdir(parents=True)
-            shutil.copytree(REPO / "launcher", base / "source" / "launcher")
-            for file in script.parent.glob("*.py"):  # a source_dir: the script and its modules
-                shutil.copy(file, base / "source")
-            shutil.copy(script, base / "source" / "script.py")
-            files = {
-                "resourceconfig": {
-                    "current_host": name,
-                    "hosts": ["127.0.0.1", "127.0.0.2"],
-                    "network_interface_name": "lo",
-                },
-                "hyperparameters": {
-                    key: json.dumps(value)
-                    for key, value in {
-                        "train-script": "script.py",
-                        "launcher-nproc-per-node": 2,
-                        "launcher-rdzv-port": port,
-                        "launcher-peer-port": peer_port,
-                        "sagemaker_program": "launcher/__main__.py",
-                        "sagemaker_submit_directory": str(base / "source"),
-                        **hyperparameters,
-                    }.items()
-                },
-                "inputdataconfig": {},
-            }
-            for file, value in files.items():
-                (base / "input" / "config" / f"{file}.json").write_text(json.dumps(value))
-            command = [os.path.join(os.path.dirname(sys.executable), "train")]
-            environ = {"SAGEMAKER_BASE_DIR": str(base), "TRAINING_JOB_NAME": "job"}
-            environ["AWS_DEFAULT_REGION"] = "us-east-1"  # boto3 asks for one
-            hosts.append(start(host=name, command=command, **environ))
-        return hosts
+    def train_on(name: str, script: Path, *, hosts=HOSTS, command=(TRAIN,), environ=(), **others):
+        base = tmp_path / "ml" / name
+        for folder in ("input/config", "output", "model", "source"):
+            (base / folder).mkdir(parents=True)
+        shutil.copytree(REPO / "launcher", base / "source" / "launcher")
+        for file in script.parent.glob("*.py"):  # a source_dir: the script and its modules
+            shutil.copy(file, base / "source")
+        shutil.copy(script, base / "source" / f"script{script.suffix}")
+        hyperparameters = {
+            "train-script": "script.py",
+            "launcher-nproc-per-node": 2,
+            "launcher-rdzv-port": port,
+            "launcher-peer-port": peer_port,
+            "sagemaker_program": "launcher/__main__.py",
+            "sagemaker_submit_directory": str(base / "source"),
+            **others,
+        }
+        resources = {"current_host": name, "hosts": hosts, "network_interface_name": "lo"}
+        files = {
+            "resourceconfig": resources,
+            "hyperparameters": {key: json.dumps(value) for key, value in hyperparameters.items()},
+            "inputdataconfig": {},
+        }
+        for file, value in files.items():
+            (base / "input" / "config" / f"{file}.json").write_text(json.dumps(value))
+        variables = {"SAGEMAKER_BASE_DIR": str(base), "TRAINING_JOB_NAME": "job", **dict(environ)}
+        variables["AWS_DEFAULT_REGION"] = "us-east-1"  # boto3 asks for one
+        return start(host=name, command=command, **variables)
 
+    def train(script: Path, **options: object):
+        return [train_on(name, script, **options) for name in HOSTS]
+
+    train.on = train_on
     return train
 
 
+def failure_of(host, tmp_path) -> str | None:
+    path = tmp_path / "ml" / host.name / "output" / "failure"
+    return path.read_text() if path.exists() else None
+
+
+@pytest.mark.torch
 def test_two_hosts_train_to_the_end(train, tmp_path):
     first, second = train(TRAIN_DDP, epochs=2)
     for host in (first, second):
@@ -68,13 +77,50 @@ def test_two_hosts_train_to_the_end(train, tmp_path):
     assert "GLOO_SOCKET_IFNAME=lo" in second.err
 
 
+@pytest.mark.torch
 def test_a_script_that_raises_gives_our_first_line(train, script, tmp_path):
     path = script(
         "import os\nif os.environ['RANK'] in '13': raise ValueError('loss is nan')\n", "x.py"
     )
     hosts = train(path)
     assert [host.wait() for host in hosts] == [1, 1], hosts[0].log() + hosts[1].log()
-    texts = {(tmp_path / "ml" / host.name / "output" / "failure").read_text() for host in hosts}
-    (text,) = texts
+    (text,) = {failure_of(host, tmp_path) for host in hosts}
     heads = [f"127.0.0.{n}, rank {2 * n - 1} (local rank 1) failed with " for n in (1, 2)]
     assert text.startswith(tuple(head + "ValueError: loss is nan\nexit code 1, " for head in heads))
+
+
+@pytest.mark.torch
+def test_a_stop_of_one_host_leaves_no_failure_file_on_any(train, script, tmp_path):
+    path = script("import time\nprint('runs', flush=True)\ntime.sleep(600)\n", "x.py")
+    hosts = train(path, command=INIT, environ=OURS, **{"launcher-nproc-per-node": 1})
+    for host in hosts:
+        host.wait_for("runs")
+    hosts[1].signal(signal.SIGTERM)
+    assert [host.wait() for host in hosts] == [143, 143], hosts[0].log() + hosts[1].log()
+    assert "ExecuteUserScriptError" in hosts[0].log()  # the toolkit takes it for a failure
+    assert [failure_of(host, tmp_path) for host in hosts] == [None, None]
+
+
+@pytest.mark.parametrize("program", ["launcher/__main__.py", None])
+def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch, program):
+    """The toolkit itself would wait for its name, for 15 minutes without a word."""
+    pretend_torch("2.13.0")
+    hosts, environ = (HOSTS[0], ABSENT), {**OURS, "LAUNCHER_START_TIMEOUT": "2"}
+    options = {"command": INIT, "hosts": hosts, "environ": environ, "sagemaker_program": program}
+    host = train.on(HOSTS[0], script("", "x.py"), **options)
+    assert host.wait() == 69, host.log()
+    seen = f"{ABSENT} (its name does not resolve) did not arrive within 2 s"
+    assert failure_of(host, tmp_path).startswith(seen)
+
+
+def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_path):
+    options = {"command": INIT, "hosts": (HOSTS[0], ABSENT), "environ": OURS}
+    path = script("echo this must not be started", "x.sh")
+    host = train.on(HOSTS[0], path, sagemaker_program="script.sh", **options)
+    program = tmp_path / "ml" / HOSTS[0] / "code" / "script.sh"
+    # The last that it does before.
+    poll(lambda: program.exists() and program.stat().st_mode & stat.S_IXUSR)
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 143, host.log()
+    assert "no launcher runs; ending" in host.err and "not be started" not in host.out
+    assert failure_of(host, tmp_path) is None
