@@ -1,7 +1,5 @@
 """SIGTERM to PID 1, as SageMaker stops a job: before, at and after every stage of it."""
 
-import time
-
 import pytest
 from conftest import poll
 
@@ -86,20 +84,6 @@ def test_a_stop_while_the_script_imports_torch(job, how):
     job.stop()
     assert_ended_within(job["algo-1"], 5)
     assert "it is imported" not in job.logs()
-
-
-def test_a_stop_while_the_toolkit_waits_for_a_host(job):
-    job.add("algo-1", "algo-2")
-    job.will_run("raise SystemExit('this must not be started')", TRAIN)
-    job.start("algo-1")
-    host = job["algo-1"]
-    host.wait_for("Imported framework sm_launch")
-    # Then it unpacks the source_dir, and looks for algo-2 without another word.
-    poll(lambda: (host.opt_ml / "code" / "script.py").exists())
-    time.sleep(1)
-    host.stop()
-    assert_ended_within(host, 2)
-    assert "no launcher runs; ending train." in host.log()
 
 
 def test_a_stop_while_the_toolkit_installs_requirements(job):
