@@ -101,6 +101,8 @@ class _Init:
         # The toolkit makes 1 of every failure, and 0 of a Ctrl-C that it hears, too.
         if said.exit_code and (code == 1 or (code == 0 and self._stop_signal)):
             code = said.exit_code
+        elif code == 128 + signal.SIGTERM and self._stop_signal:
+            code = 128 + self._stop_signal  # see _end_command
         return Ending(code, said.was_stopped)
 
     def _start(self, environ: Mapping[str, str]) -> None:
@@ -195,7 +197,9 @@ class _Init:
     def _end_command(self) -> None:
         if self._returncode is None:
             log(f"{signal_name(self._stop_signal)}: no launcher runs; ending {self._command[0]}.")
-            _send(self._process.pid, self._stop_signal)
+            # Of SIGINT the toolkit makes a success, or just goes on (retrying.py, in its wait).
+            term = _is_train(self._command)
+            _send(self._process.pid, signal.SIGTERM if term else self._stop_signal)
 
     def _withdraw_failure(self, exit_code: int) -> None:
         """Remove the toolkit's account of a stop, in which it calls exit_code a failure's."""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, REPO, TRAIN_DDP, free_port, poll
+from conftest import LAUNCHER, REPO, TRAIN_DDP, ended_by, free_port, poll
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 ABSENT = "absent.invalid"  # RFC 2606: it resolves nowhere
@@ -113,14 +113,15 @@ def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch,
     assert failure_of(host, tmp_path).startswith(seen)
 
 
-def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_path, number):
     options = {"command": INIT, "hosts": (HOSTS[0], ABSENT), "environ": OURS}
     path = script("echo this must not be started", "x.sh")
     host = train.on(HOSTS[0], path, sagemaker_program="script.sh", **options)
     program = tmp_path / "ml" / HOSTS[0] / "code" / "script.sh"
     # The last that it does before.
     poll(lambda: program.exists() and program.stat().st_mode & stat.S_IXUSR)
-    host.signal(signal.SIGTERM)
-    assert host.wait() == 143, host.log()
+    host.signal(number)
+    assert host.wait() == ended_by(number), host.log()
     assert "no launcher runs; ending" in host.err and "not be started" not in host.out
     assert failure_of(host, tmp_path) is None
