@@ -8,7 +8,7 @@ import stat
 import sys
 
 import pytest
-from conftest import LAUNCHER, poll
+from conftest import LAUNCHER, ended_by, poll
 
 from launcher.presence import may_speak
 
@@ -139,6 +139,18 @@ def test_a_stop_goes_to_the_command_where_no_launcher_runs(init, number):
     host.signal(number)
     assert host.wait() == 128 + number
     assert "no launcher runs; ending" in host.err
+
+
+def test_what_nohup_has_ignored_is_no_stop(start):
+    shell = "trap '' HUP INT QUIT; exec \"$@\""
+    command = [sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(60)"]
+    host = start(command=["sh", "-c", shell, "sh", *LAUNCHER, "init", *command])
+    host.wait_for("runs")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        host.signal(number)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert "SIGTERM (signal 15): no launcher runs; ending" in host.err
+    assert host.err.count("\n") == 1
 
 
 def test_a_stop_goes_to_the_launcher_alone_and_its_exit_code_comes_back(init, stand_in):
