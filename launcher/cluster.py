@@ -56,8 +56,7 @@ def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()
         if current_host not in hosts:
             seen = f"is {current_host!r}" if "SM_CURRENT_HOST" in environ else "is not set"
             raise LaunchError(
-                f"SM_CURRENT_HOST {seen} but SM_HOSTS is {json.dumps(list(hosts))}; "
-                "expected one of them."
+                f"SM_CURRENT_HOST {seen} but SM_HOSTS is {_listed(hosts)}; expected one of them."
             )
     else:
         current_host = environ.get("SM_CURRENT_HOST") or ALONE
@@ -104,6 +103,11 @@ def _hosts(value: Any, where: str) -> tuple[str, ...]:
     )
 
 
+def _listed(hosts: Sequence[str]) -> str:
+    text = json.dumps(list(hosts))
+    return text if len(text) <= 300 else f"{text[:297]}... ({len(hosts)} hosts)"
+
+
 def _is_host(value: Any) -> bool:
     # torchrun takes no other characters in a rendezvous endpoint (rendezvous/utils.py).
     return isinstance(value, str) and re.fullmatch(r"[\w.:-]+", value, re.ASCII) is not None
@@ -148,7 +152,7 @@ def _hosts_of_groups(
     unknown = sorted(set(chosen) - set(hosts))
     if unknown:
         raise LaunchError(
-            f"{variable} names {json.dumps(unknown)}, but SM_HOSTS is {json.dumps(list(hosts))}; "
+            f"{variable} names {_listed(unknown)}, but SM_HOSTS is {_listed(hosts)}; "
             "expected hosts of that list."
         )
     return tuple(host for host in hosts if host in chosen)

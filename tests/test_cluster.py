@@ -163,3 +163,10 @@ def test_a_host_without_any_description_is_alone():
     cluster = read_cluster({})
     assert (cluster.hosts, cluster.node_rank) == (("localhost",), 0)
     assert read_cluster({"SM_CURRENT_HOST": "here"}).hosts == ("here",)
+
+
+def test_a_message_about_many_hosts_is_short():
+    hosts = json.dumps([f"algo-{number}" for number in range(1, 1001)])
+    with pytest.raises(LaunchError, match=r"\.\.\. \(1000 hosts\); expected one of them") as raised:
+        read_cluster({"SM_HOSTS": hosts, "SM_CURRENT_HOST": "algo-0"})
+    assert len(str(raised.value)) < 500
