@@ -1,23 +1,32 @@
 """One connection between two launchers: lines of JSON in and out, of which nothing is waited for.
 
-peers.py has the protocol.
+peers.py has the protocol, messages.py checks what comes in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import selectors
 import socket
 from collections.abc import Mapping
 from typing import Any, Callable
 
+from launcher.messages import decoded
+
 LINE_LIMIT = 1 << 16  # bytes
+
+
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """Return what is sent for a message."""
+    return json.dumps(message).encode() + b"\n"
 
 
 class Wire:
     """One end of a connection, whose selector calls on_data(wire) when `read` is due.
 
-    Attributes: `host`, whose it is ("" if unknown); `closed_by`, why it is closed ("": it is not).
+    Attributes: `host`, whose it is ("" if unknown); `closed_by`, why it is closed ("": it is not);
+    `own_address`, of this end. Raises OSError where the connection is of no use any more.
     """
 
     def __init__(
@@ -30,7 +39,9 @@ class Wire:
         self.closed_by = ""
         self._socket = connection
         self._selector = selector
+        self._on_data = on_data
         self._rest = b""
+        self._deaf = False  # it does not take what is sent
         connection.setblocking(False)
         for option, value in (
             (socket.TCP_NODELAY, 1),
@@ -41,23 +52,40 @@ class Wire:
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        selector.register(connection, selectors.EVENT_READ, lambda: on_data(self))
+        self.own_address = _plain(connection.getsockname()[0])
+        selector.register(connection, selectors.EVENT_READ, self._on_ready)
+
+    def _on_ready(self) -> None:
+        if not self.closed_by:  # by what came before it in the same turn of the loop
+            self._on_data(self)
+
+    @property
+    def address(self) -> str:
+        """Where the other end is."""
+        try:
+            return _plain(self._socket.getpeername()[0])
+        except OSError:
+            return "an address that is gone"
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Send a message: small ones, few enough that the kernel takes each whole."""
-        if self.closed_by:
+        """Send a message."""
+        self.send(line_of(message))
+
+    def send(self, line: bytes) -> None:
+        """Send a line: small ones, few enough that the kernel takes each whole."""
+        if self.closed_by or self._deaf:
             return
-        line = json.dumps(message).encode() + b"\n"
         try:
-            whole = self._socket.send(line) == len(line)
+            self._deaf = self._socket.send(line) < len(line)
         except BlockingIOError:
-            whole = False
+            self._deaf = True
         except OSError:
             return  # read() will tell
-        if not whole:
-            self.close("it does not listen")
+        if self._deaf:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and tells
 
-    def read(self) -> list[Mapping[str, Any]]:
+    def read(self) -> list[dict[str, Any]]:
         """Return the messages that have come; closes the connection where that ends it."""
         try:
             data = self._socket.recv(LINE_LIMIT)
@@ -69,14 +97,14 @@ class Wire:
             self.close("it stopped answering")
             return []
         if not data:
-            self.close("its launcher ended without a word")
+            self.close("it does not listen" if self._deaf else "its launcher ended without a word")
             return []
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
-            messages = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            messages = [None]
-        if len(self._rest) > LINE_LIMIT or not all(isinstance(m, dict) for m in messages):
+            messages = [decoded(line) for line in lines]
+            if len(self._rest) > LINE_LIMIT:
+                raise ValueError
+        except ValueError:
             self.close("it said what no launcher says")
             return []
         return messages
@@ -87,3 +115,8 @@ class Wire:
             self.closed_by = why
             self._selector.unregister(self._socket)
             self._socket.close()
+
+
+def _plain(address: str) -> str:
+    """Return an address of version 4 as such, which a socket for both gives within version 6."""
+    return address.removeprefix("::ffff:")
