@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 from launcher import failure, init, options, supervise, target, toolkit
 from launcher.cluster import Cluster, read_cluster
@@ -15,9 +15,12 @@ from launcher.errors import LaunchError, log
 from launcher.failure import OWN, Outcome, Verdict
 from launcher.machine import interface_of, read_machine
 from launcher.options import Options
-from launcher.plan import LaunchPlan, make_plan
+from launcher.plan import LaunchPlan, at_address, make_plan
 from launcher.presence import Ending, Presence
 from launcher.signals import Signals, signal_name
+
+if TYPE_CHECKING:
+    from launcher.peers import Peers
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -110,6 +113,7 @@ def _run_with_peers(
             if plan:
                 channel.roll_call(signals)
                 if channel.go and channel.verdict is None:
+                    plan = _at_address(plan, channel, environ)
                     try:
                         outcome = supervise.run(plan, environ, signals, channel)
                     except LaunchError as error:
@@ -126,6 +130,16 @@ def _run_with_peers(
         # This mistake is what counts, not one in telling it.
     assert verdict
     return report(verdict, outcome, cluster, environ)
+
+
+def _at_address(plan: LaunchPlan, channel: Peers, environ: Mapping[str, str]) -> LaunchPlan:
+    """Have torchrun and gloo use the address that the other hosts have found this one at."""
+    chosen = "GLOO_SOCKET_IFNAME" in environ or "GLOO_SOCKET_IFNAME" in plan.environment
+    interface = "" if chosen else interface_of(channel.own_address)
+    made = at_address(plan, channel.own_address, interface, has_name=channel.name_leads_here)
+    for line in made.remarks[len(plan.remarks) :]:
+        log(line)
+    return made
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[LaunchPlan, Options] | None:
@@ -197,7 +211,9 @@ def _planned(
     added = {name: value for name, value in made.items() if name not in environ}
     machine = read_machine()
     unknown = cluster.network_interface_name not in machine.interfaces
-    if cluster.nnodes > 1 and unknown and "GLOO_SOCKET_IFNAME" not in environ:
+    # The channel finds out by itself, and does not have to wait for an answer from DNS.
+    alone = cluster.nnodes == 1 or _has_peers(cluster, chosen)
+    if unknown and not alone and "GLOO_SOCKET_IFNAME" not in environ:
         machine = machine._replace(own_interface=interface_of(cluster.current_host))
     return make_plan(chosen, cluster, machine, environ, added=added)
 
@@ -205,12 +221,12 @@ def _planned(
 def _require_port(plan: LaunchPlan) -> None:
     """See on the first host that torchrun's store can listen; it would take seconds to fail."""
     import errno
-    import socket  # one host has no port
 
-    if f"--rdzv-endpoint={plan.rdzv_endpoint}" not in plan.argv:
-        return  # the user's own
+    from launcher import addresses  # one host has no port
+
     try:
-        socket.create_server(("", int(plan.rdzv_endpoint.rpartition(":")[2]))).close()
+        for listener in addresses.listen([], int(plan.rdzv_endpoint.rpartition(":")[2])):
+            listener.close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise LaunchError(f"{failure.port_is_taken(plan.rdzv_endpoint)}.") from None

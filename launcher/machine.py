@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from launcher.addresses import is_loopback, look_up
 from launcher.errors import EXIT_NOT_FOUND, LaunchError, log
 
 # nvidia-smi has been seen to hang on a sick driver; a job that costs money must not.
@@ -204,19 +205,16 @@ def network_interfaces() -> frozenset[str]:
 
 
 def interface_of(host: str) -> str:
-    """Return the network interface that has an address of this host's name; "" if none has.
+    """Return the network interface that has an address of this name; "" if none has.
 
     Not the loopback, where other hosts would not find it.
     """
-    import socket
-
+    found = {str(address[0]) for _, address in look_up(host)}
+    addresses = {address for address in found if not is_loopback(address)}
+    if not addresses:
+        return ""
     import psutil  # 15 ms of CPU that hosts with SageMaker's interface need not spend
 
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return ""
-    addresses = {address[0] for *_, address in found} - {"127.0.0.1", "::1"}
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address in addresses for entry in entries):
             return name

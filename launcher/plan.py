@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher import __version__
+from launcher.addresses import counted, some_of
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError, short
 from launcher.machine import Machine
 from launcher.options import Options, flag, names, whole
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+MASTER_ADDRESS = "LAUNCHER_MASTER_ADDR"  # what agent.py has torchrun tell all ranks
 AGENT = os.path.join(_HERE, "agent.py")
 RANK = os.path.join(_HERE, "rank.py")
 
@@ -47,7 +49,9 @@ class LaunchPlan(NamedTuple):
             f"in job {cluster.job_name}, with {self.nproc_per_node} process(es)"
         )
         if cluster.nnodes > 1:
-            text += f"; {', '.join(cluster.hosts)} meet at {self.rdzv_endpoint}"
+            named = some_of(cluster.hosts)
+            hosts = counted(named, cluster.nnodes - len(named))
+            text += f"; {hosts} meet at {self.rdzv_endpoint}"
         return text + "."
 
     def command(self) -> str:
@@ -83,7 +87,7 @@ def make_plan(
     own_nproc = options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
     nproc = _nproc_per_node(options, own_nproc, environ)
     # "localhost:0" is a free port of torchrun's own: two jobs on one machine do not collide.
-    endpoint = f"{cluster.hosts[0]}:{options.rdzv_port}" if several else "localhost:0"
+    endpoint = _endpoint(cluster.hosts[0], options.rdzv_port) if several else "localhost:0"
     # Without is_host torchrun guesses from the host's own name, which need not resolve.
     rdzv_conf = [f"is_host={int(cluster.node_rank == 0)}"]
     if several:
@@ -156,6 +160,38 @@ def make_plan(
     )
     _check_text(plan)
     return plan
+
+
+def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:
+    """Return the plan of a host that the others reach at an address.
+
+    gloo has to use the interface with that address: it takes what the host's own name leads to,
+    and that may be the loopback. Where a host cannot look its own name up, `has_name` is false:
+    then its torchrun gets the address to keep the store at, and to tell all ranks as MASTER_ADDR.
+    """
+    cluster = plan.cluster
+    added: dict[str, str] = {}
+    if interface:
+        added["GLOO_SOCKET_IFNAME"] = interface
+    argv = plan.argv
+    if cluster.node_rank == 0 and not has_name:
+        added[MASTER_ADDRESS] = address
+        endpoint = _endpoint(address, int(plan.rdzv_endpoint.rpartition(":")[2]))
+        option = "--rdzv-endpoint="
+        argv = tuple(
+            option + endpoint if word == option + plan.rdzv_endpoint else word for word in argv
+        )
+    if not added:
+        return plan
+    reasons = ", ".join(f"{name}={value}" for name, value in added.items())
+    remark = f"the other hosts reach {cluster.current_host} at {address}: {reasons}."
+    return plan._replace(
+        argv=argv, environment={**plan.environment, **added}, remarks=(*plan.remarks, remark)
+    )
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _refuse_modes(options: Options, environ: Mapping[str, str], *, several: bool) -> None:

@@ -10,7 +10,7 @@ from launcher import options
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
 from launcher.machine import Machine
-from launcher.plan import AGENT, RANK, make_plan
+from launcher.plan import AGENT, RANK, at_address, make_plan
 
 MACHINE = Machine(
     python=sys.executable,
@@ -177,6 +177,50 @@ def test_without_sagemakers_interface_gloo_gets_the_one_of_this_hosts_address():
 def test_an_interface_that_is_not_there_is_not_exported():
     cluster = TWO._replace(network_interface_name="ethwe")
     assert "GLOO_SOCKET_IFNAME" not in plan(cluster=cluster).environment
+
+
+FIRST = TWO._replace(current_host="algo-1", network_interface_name="")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "address", "interface", "has_name", "endpoint", "added"),
+    [
+        (FIRST, "10.0.0.1", "", True, "algo-1:29400", {}),
+        (FIRST, "10.0.0.1", "eth7", True, "algo-1:29400", {"GLOO_SOCKET_IFNAME": "eth7"}),
+        (FIRST, "fd00::1", "", False, "[fd00::1]:29400", {"LAUNCHER_MASTER_ADDR": "fd00::1"}),
+        (TWO, "10.0.0.2", "", False, "algo-1:29400", {}),  # nobody has to know its name
+    ],
+)
+def test_a_host_that_the_others_reach_at_an_address(
+    cluster, address, interface, has_name, endpoint, added
+):
+    before = plan(cluster=cluster)
+    made = at_address(before, address, interface, has_name=has_name)
+    assert made.environment == {**before.environment, **added}
+    assert flags(made.argv) == {**flags(before.argv), "--rdzv-endpoint": endpoint}
+    assert made.remarks[len(before.remarks) :] == (
+        (
+            f"the other hosts reach {cluster.current_host} at {address}: "
+            + ", ".join(f"{name}={value}" for name, value in added.items())
+            + ".",
+        )
+        if added
+        else ()
+    )
+
+
+def test_hosts_that_are_called_by_addresses_of_version_6():
+    cluster = TWO._replace(hosts=("fd00::1", "fd00::2"), current_host="fd00::2")
+    seen = flags(plan(cluster=cluster).argv)
+    assert (seen["--rdzv-endpoint"], seen["--local-addr"]) == ("[fd00::1]:29400", "fd00::2")
+
+
+def test_a_summary_of_many_hosts_is_short():
+    hosts = tuple(sorted(f"algo-{number}" for number in range(1, 1001)))
+    assert (
+        "algo-103, algo-104 and 992 more meet at"
+        in plan(cluster=TWO._replace(hosts=hosts)).summary()
+    )
 
 
 def test_the_log_folder_gets_the_ranks_output():
