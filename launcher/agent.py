@@ -141,6 +141,29 @@ def attach(run_dir: str) -> None:
     handlers.SubprocessHandler.close = close_rank
 
 
+def be_reached_at(address: str) -> None:
+    """Have torchrun keep the ranks' store at an address, and tell them that as MASTER_ADDR.
+
+    It takes what --local-addr says, by which it also sorts the hosts: a name, that this host may
+    not be able to look up.
+    """
+    from torch.distributed.elastic.rendezvous import api, dynamic_rendezvous
+
+    build = api.RendezvousStoreInfo.build
+    handler = dynamic_rendezvous.DynamicRendezvousHandler
+    create = getattr(handler, "_create_tcp_store_server", None)  # there since torch 2.5
+
+    def build_at(rank: int, store: Any, *_: Any, **how: Any) -> Any:
+        if "local_addr" in how:
+            how["local_addr"] = address
+        return build(rank, store, **how)
+
+    api.RendezvousStoreInfo.build = staticmethod(build_at)
+    if create:
+        handler._create_tcp_store_server = lambda self, _, port: create(self, address, port)
+    socket.getfqdn = lambda name="": address  # what torch 2.4 takes
+
+
 def run(run_dir: str | None) -> None:
     """Run torchrun with this process's arguments, and raise what it raises."""
     import torch
@@ -153,6 +176,9 @@ def run(run_dir: str | None) -> None:
         socket.getfqdn = lambda name="": parsed.local_addr
     if run_dir is not None:
         attach(run_dir)
+    address = os.environ.get("LAUNCHER_MASTER_ADDR")
+    if address:
+        be_reached_at(address)
     torchrun.run(parsed)
 
 
