@@ -1,0 +1,52 @@
+"""Jobs on networks of all kinds: real launchers and ranks in network namespaces; needs root."""
+
+import json
+import os
+import shutil
+
+import pytest
+from conftest import LAUNCHER
+from network import KINDS, Network
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
+)
+
+HOSTS = ("algo-1", "algo-2")
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+mine = torch.tensor([float(os.environ["RANK"])])
+dist.all_reduce(mine)
+name = "rank-" + os.environ["RANK"]
+seen = [os.environ[name] for name in ("SM_CURRENT_HOST", "GROUP_RANK", "MASTER_ADDR")]
+open(name, "w").write(" ".join([*seen, str(mine.item())]))
+dist.barrier()
+dist.destroy_process_group()  # without it gloo's threads can abort a rank at its end
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_job_trains(start, script, tmp_path, kind):
+    with Network(HOSTS, kind) as network:
+        common = {"SM_HOSTS": json.dumps(HOSTS), "SM_NUM_GPUS": "0"}
+        arguments = ("--train-script", script(ALL_REDUCE), "--launcher-start-timeout", "30")
+        hosts = [
+            start(
+                *arguments,
+                host=name,
+                command=[*network.on(name), *LAUNCHER],
+                SM_CURRENT_HOST=name,
+                **common,
+            )
+            for name in HOSTS
+        ]
+        for host in hosts:
+            assert host.wait(60) == 0, "".join(host.log() for host in hosts)
+            assert host.failure is None
+            assert host.leftovers() == []
+        named = kind != "own name has no address"
+        master = "algo-1" if named else network.addresses["algo-1"]
+    seen = [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)]
+    assert seen == [f"algo-1 0 {master} 1.0", f"algo-2 1 {master} 1.0"]
