@@ -1,10 +1,12 @@
 """What the channel between hosts costs: at the start, and while a job runs.
 
-    python benchmarks/peers.py [--pairs 15] [--hosts 16] [--seconds 30]
+    python benchmarks/peers.py [--pairs 15] [--hosts 16] [--seconds 30] [--many 1000]
 
 Prints a table. The start: two launchers on loopback addresses, from their launch until both have
 started their torchrun, with and without the channel in turn. While a job runs: the launcher of
-the first of many hosts, whose ranks do nothing. Needs torch and the launcher installed.
+the first of 16 hosts, whose ranks do nothing. At scale: a launcher as the first of 1,000 hosts, of
+which this process plays the others, who all connect at once; with and without `ulimit -n 1024`.
+Needs torch and the launcher installed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ import contextlib
 import json
 import os
 import platform
+import resource
+import selectors
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,25 +27,34 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from launcher import cli, peers
 
 SCRIPT = "import sys, time; sys.stdout.write('runs\\n'); sys.stdout.flush(); time.sleep(3600)"
 
 
-@contextlib.contextmanager
-def launched(hosts: int, port: int, peers: bool, log: Path) -> Iterator[list[Path]]:
-    """Launch a job of hosts on loopback addresses; yield the launchers' folders in /proc."""
-    names = [f"127.0.0.{number}" for number in range(1, hosts + 1)]
-    script = log.parent / "script.py"
+def job_of(names: list[str], port: int, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the launcher's arguments and environment for a job, but SM_CURRENT_HOST."""
+    script = folder / "script.py"
     script.write_text(SCRIPT)
     common = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SM_", "PET_", "LAUNCHER_", "SAGEMAKER_"))
     }
-    common.update(SM_HOSTS=json.dumps(names), TMPDIR=str(log.parent), SM_NUM_GPUS="0")
+    common.update(SM_HOSTS=json.dumps(names), TMPDIR=str(folder), SM_NUM_GPUS="0")
+    arguments = ["--launcher-rdzv-port", str(port), "--launcher-peer-port", str(port + 1)]
+    return [*arguments, "--train-script", str(script)], common
+
+
+@contextlib.contextmanager
+def launched(hosts: int, port: int, peers: bool, log: Path) -> Iterator[list[Path]]:
+    """Launch a job of hosts on loopback addresses; yield the launchers' folders in /proc."""
+    names = [f"127.0.0.{number}" for number in range(1, hosts + 1)]
+    arguments, common = job_of(names, port, log.parent)
     command = [sys.executable, "-m", "launcher", "--launcher-peers", str(peers).lower()]
-    command += ["--launcher-rdzv-port", str(port), "--launcher-peer-port", str(port + 1)]
-    command += ["--train-script", str(script)]
+    command += arguments
     with open(log, "wb") as out:
         launchers = [
             subprocess.Popen(
@@ -55,6 +69,10 @@ def launched(hosts: int, port: int, peers: bool, log: Path) -> Iterator[list[Pat
             launcher.send_signal(signal.SIGTERM)
         for launcher in launchers:
             launcher.wait()
+
+
+def status(proc: Path) -> dict[str, str]:
+    return dict(line.split(":") for line in (proc / "status").read_text().splitlines())
 
 
 def has_child(proc: Path) -> bool:
@@ -80,7 +98,7 @@ def running(hosts: int, port: int, seconds: int, folder: Path) -> dict[str, floa
 
         def seen() -> tuple[float, int, int]:
             ran = int((procs[0] / "schedstat").read_text().split()[0])  # ns, proc(5)
-            lines = dict(line.split(":") for line in (procs[0] / "status").read_text().splitlines())
+            lines = status(procs[0])
             return ran, int(lines["voluntary_ctxt_switches"]), int(lines["VmHWM"].split()[0])
 
         ran, switches, _ = seen()
@@ -93,11 +111,100 @@ def running(hosts: int, port: int, seconds: int, folder: Path) -> dict[str, floa
     }
 
 
+class Crowd:
+    """All hosts but the first, who connect at once: sockets that say hello and wait for `go`."""
+
+    def __init__(self, hosts: list[str], address: tuple[str, int], hello: dict[str, Any]) -> None:
+        self._address = address
+        self._hello = hello
+        self._selector = selectors.EpollSelector()
+        self.connected = self.welcome = self.gone = 0.0  # when the last one was
+        self.waiting = len(hosts)
+        self._started: list[socket.socket] = []
+        for host in hosts:
+            self._connect(host)
+
+    def _connect(self, host: str) -> None:
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(self._address)
+        self._selector.register(connection, selectors.EVENT_WRITE, host)
+
+    def wait(self) -> None:
+        """Wait until all have heard that they can start."""
+        while self.waiting:
+            for key, events in self._selector.select(20) or sys.exit("hosts are left waiting"):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                now = time.monotonic()
+                if events & selectors.EVENT_WRITE:
+                    self.connected = now
+                    message = {"hello": {**self._hello, "host": key.data}}
+                    connection.sendall(json.dumps(message).encode() + b"\n")
+                    self._selector.modify(connection, selectors.EVENT_READ, key.data)
+                    continue
+                said = connection.recv(1 << 16)
+                if b"welcome" in said:
+                    self.welcome = now
+                if b"go" in said:
+                    self.gone = now
+                    self.waiting -= 1
+                    self._selector.unregister(connection)
+                    self._started.append(connection)  # it stays connected
+                elif b"welcome" not in said:
+                    self._selector.unregister(connection)
+                    connection.close()
+                    if b"later" not in said:
+                        sys.exit(f"{key.data} was turned away: {said!r}")
+                    self._connect(key.data)
+
+
+def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
+    """Return how a launcher does whose others all come at once: s since the last connection."""
+    names = ["127.0.0.1", *(f"algo-{number:04}" for number in range(1, hosts))]
+    arguments, common = job_of(names, port, folder)
+    prepared = cli.prepare(arguments, {**common, "SM_CURRENT_HOST": names[-1]})
+    assert prepared
+    cluster, alike = prepared[0].cluster, prepared[0].alike
+    with open(folder / "log", "wb") as out:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *arguments],
+            env={**common, "SM_CURRENT_HOST": names[0]},
+            stdout=out,
+            stderr=out,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+        )
+    try:
+        while True:
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection((names[0], port + 1)).close()
+                break
+            if launcher.poll() is not None:
+                sys.exit((folder / "log").read_text())
+        # What another host's end would say.
+        with peers.join(cluster, 1, 1, alike) as end:
+            hello = {"job": cluster.job_name, "alike": end._alike}
+        others = Crowd(names[1:], (names[0], port + 1), hello)
+        others.wait()
+        while not has_child(Path("/proc", str(launcher.pid))):
+            time.sleep(0.01)
+        peak = int(status(Path("/proc", str(launcher.pid)))["VmHWM"].split()[0]) / 1024
+        return {
+            "welcome": others.welcome - others.connected,
+            "go": others.gone - others.connected,
+            "peak": peak,
+        }
+    finally:
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--many", type=int, default=1000)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -107,6 +214,9 @@ def main() -> None:
             (start(port, True, folder), start(port, False, folder)) for _ in range(chosen.pairs)
         ]
         taken = running(chosen.hosts, port, chosen.seconds, folder)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        crowds = {limit: crowd(chosen.many, port, limit, folder) for limit in (most, 1024)}
 
     print(
         f"{chosen.pairs} pairs, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
@@ -126,6 +236,12 @@ def main() -> None:
     print(f"| CPU of its launcher | % of a core | {taken['cpu']:.4f} | 0.1 |")
     print(f"| its wake-ups | per s | {taken['wakes']:.2f} | 1 |")
     print(f"| its peak memory | MiB | {taken['peak']:.1f} | 26 |")
+    for limit, seen in crowds.items():
+        print(f"\n| the first of {chosen.many} hosts at once, ulimit -n {limit} | unit | | bound |")
+        print("|---|---|---|---|")
+        print(f"| last connection to last welcome | s | {seen['welcome']:.3f} | 2 |")
+        print(f"| last connection to last go | s | {seen['go']:.3f} | 2 |")
+        print(f"| peak memory of its launcher | MiB | {seen['peak']:.1f} | 64 |")
 
 
 if __name__ == "__main__":
