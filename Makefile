@@ -12,13 +12,14 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data image test test-fast test-cluster matrix test-without-containers test-compat check \
-	format bench clean
+.PHONY: demo data image test test-fast test-cluster matrix test-without-containers test-compat \
+	test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
 # has changed. One file for each set of requirements marks that.
 SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py)
 WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
+WITH_FRAMEWORKS := $(WITH_TORCH)-and-frameworks
 TO_TEST := $(VENV)/installed-to-test
 
 $(BIN)/pip:
@@ -28,6 +29,12 @@ $(WITH_TORCH): $(SOURCES) | $(BIN)/pip
 	@echo "installing $(TORCH) into $(VENV), which can take minutes ..."
 	@rm -rf build
 	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") ".[train]"
+	@rm -rf build; touch "$@"
+
+$(WITH_FRAMEWORKS): $(SOURCES) | $(BIN)/pip
+	@echo "installing $(TORCH) and frameworks into $(VENV), which can take minutes ..."
+	@rm -rf build
+	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") ".[frameworks]"
 	@rm -rf build; touch "$@"
 
 $(TO_TEST): $(SOURCES) | $(BIN)/pip
@@ -76,6 +83,14 @@ test-compat:
 		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
+# Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
+# results. torch.compile needs a C++ compiler.
+test-frameworks:
+	$(MAKE) frameworks VENV=.venv-frameworks
+
+frameworks: $(WITH_FRAMEWORKS)
+	$(BIN)/pytest tests/frameworks
+
 check: $(TO_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -93,4 +108,4 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/training.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .engine build runs *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs *.egg-info
