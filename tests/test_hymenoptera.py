@@ -112,7 +112,8 @@ train_hymenoptera.main()
 def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
     start_two, script, stopping, channels
 ):
-    job = (*SMALL, "--epochs", "2")
+    # Told, since two jobs may measure differently.
+    job = (*SMALL, "--epochs", "2", "--bf16", random.choice(["true", "false"]))
     whole = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job, *folders("whole"))
     assert [host.wait(300) for host in whole] == [0, 0], whole[0].log()
     job += tuple(folders("other"))
@@ -140,6 +141,62 @@ def same_model(*names):
 
     one, other = (torch.load(Path(name, "model", "model.pt"), weights_only=True) for name in names)
     return all(torch.equal(one[name], other[name]) for name in other)
+
+
+# A processor that is slow in one type of number, as rank 0 measures it; the others would find the
+# opposite. Each rank leaves a file with what its network computed in.
+MEASURED = f"""
+import os, sys, time
+sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
+import torch
+import train_hymenoptera as script
+
+rank = os.environ["RANK"]
+slow_in_bf16 = (os.environ["SLOW_IN"] == "bf16") == (rank == "0")
+conv2d, seconds, normalize = torch.nn.functional.conv2d, script.seconds, script.Normalize.forward
+
+def slow(*args, **options):
+    if torch.is_autocast_enabled("cpu") == slow_in_bf16:
+        time.sleep(0.2)
+    return conv2d(*args, **options)
+
+def slowly(*args):
+    torch.nn.functional.conv2d = slow
+    try:
+        return seconds(*args)
+    finally:
+        torch.nn.functional.conv2d = conv2d
+
+def noted(self, pictures):
+    name = "bf16" if torch.is_autocast_enabled("cpu") else "float32"
+    if self.training:  # not for the program that is saved at the end
+        open(os.path.join(os.environ["NOTES"], name + "-" + rank), "w").close()
+    return normalize(self, pictures)
+
+script.seconds, script.Normalize.forward = slowly, noted
+script.main()
+"""
+
+
+def test_bf16_is_what_rank_0_measures_and_stays_so(start, script, channels, tmp_path):
+    job = (*TWO_RANKS, script(MEASURED), *SMALL, *folders("job"))
+
+    def run(slow_in, epochs):
+        notes = tmp_path / f"slow-in-{slow_in}"
+        notes.mkdir()
+        environ = {"SLOW_IN": slow_in, "NOTES": str(notes), "OMP_NUM_THREADS": "1"}
+        host = start(*job, "--epochs", epochs, **environ)
+        assert host.wait(200) == 0, host.log()
+        return host.out, sorted(path.name for path in notes.iterdir())
+
+    out, computed = run("float32", 1)
+    assert computed == ["bf16-0", "bf16-1"]
+    says = r"^bf16 on: a convolution takes ([\d.]+) ms with it, ([\d.]+) ms without "
+    ((on, off),) = re.findall(says, out, re.MULTILINE)
+    assert float(on) < float(off)
+    out, computed = run("bf16", 2)
+    assert computed == ["bf16-0", "bf16-1"]
+    assert "\nbf16 on, as in the checkpoint\n" in out
 
 
 SHARES = f"""

@@ -75,6 +75,17 @@ def test_it_goes_on_as_if_it_had_not_stopped(resume):
     assert (other.progress.epoch, other.progress.samples) == (1, 0)
 
 
+def test_a_part_that_the_script_did_not_have_then(resume):
+    import torch
+
+    job = Job(resume)
+    job.step()
+    job.save()
+    other = Job(resume, seed=1)
+    other.checkpoints.parts["new"] = torch.nn.Linear(1, 1)
+    assert other.load().state() == job.state()
+
+
 def test_without_a_folder_nothing_is_kept(resume, tmp_path):
     job = Job(resume, "")
     job.save()

@@ -217,7 +217,8 @@ class Checkpoints:
         dist.broadcast(whole, 0, group=self._group)
         state = _unpack(whole.numpy())
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+            if name in state:  # else the script had no such part when it wrote this
+                part.load_state_dict(state[name])
         progress.epoch, progress.samples = state["epoch"], state["samples"]
         progress.history[:] = state["history"]
         if dist.get_rank() == 0:

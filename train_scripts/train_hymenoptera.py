@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import ResNet18_Weights, resnet18
 
 WARM_UP = 5  # epochs, for a learning rate that was scaled up (Goyal et al., arXiv 1706.02677)
+WORTH_IT = 1.2  # times as fast: for less, bf16 is not worth its rounding
 
 
 def parse_args():
@@ -42,7 +43,7 @@ def parse_args():
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
-    parser.add_argument("--bf16", type=switch, help="autocast; auto: where the device has it")
+    parser.add_argument("--bf16", type=switch, help="autocast; auto: where it is faster")
     parser.add_argument("--channels-last", type=switch, help="auto: true")
     parser.add_argument("--cache", type=switch, help="decode once; auto: if it fits in memory")
     parser.add_argument("--workers", type=int, help="processes that load; by default by device")
@@ -82,10 +83,6 @@ def setup(args):
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     args.layout = torch.contiguous_format if args.channels_last is False else torch.channels_last
-    if args.bf16 is None:
-        # is_bf16_supported() counts what older GPUs emulate, slowly.
-        gpu_has_bf16 = backend == "nccl" and torch.cuda.get_device_capability() >= (8, 0)
-        args.bf16 = gpu_has_bf16 if backend == "nccl" else cpu_has_bf16()
     if args.pin_memory is None:
         args.pin_memory = backend == "nccl"
     if args.workers is None:
@@ -95,11 +92,83 @@ def setup(args):
     return device
 
 
-def cpu_has_bf16():
-    """Tell whether the processor multiplies bf16 itself: where it does not, autocast is slower."""
-    with open("/proc/cpuinfo") as lines:
-        flags = {word for line in lines for word in line.split()}
-    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+class Precision:
+    """Whether the network computes in bf16: as told, else as in the checkpoint, else if faster.
+
+    It is a part of the checkpoint, so that a job that goes on computes as it began, wherever it is.
+    """
+
+    def __init__(self, told):
+        self.told, self.bf16 = told, None
+
+    def state_dict(self):
+        return {"bf16": self.bf16}
+
+    def load_state_dict(self, state):
+        self.bf16 = state["bf16"]
+
+    def choose(self, args, device):
+        """Decide for all ranks alike, once a checkpoint is loaded; rank 0 says why."""
+        before, why = self.bf16, ""
+        if self.told is not None:
+            self.bf16 = self.told
+            if before not in (None, self.told):
+                why = f", as --bf16 says; {_on(before)} in the checkpoint: from here on the "
+                why += "numbers are others than without the stop"
+        elif before is not None:
+            why = ", as in the checkpoint"
+        else:
+            decision = [_faster(args, device) if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(decision, 0)  # the others wait here while rank 0 measures
+            self.bf16, why = decision[0]
+        if why and dist.get_rank() == 0:
+            print(f"bf16 {_on(self.bf16)}{why}", flush=True)
+
+
+def _on(switch):
+    return "on" if switch else "off"
+
+
+def _faster(args, device):
+    """Return whether bf16 is worth it on this device, and why."""
+    if device.type == "cuda":
+        # is_bf16_supported() counts what older GPUs emulate, slowly.
+        major, minor = torch.cuda.get_device_capability()
+        return major >= 8, f": the GPU's compute capability is {major}.{minor}"
+    plain, bf16 = seconds(args)
+    took = f"{1000 * bf16:.1f} ms with it, {1000 * plain:.1f} ms without"
+    why = f": a convolution takes {took} (it is to be {WORTH_IT} times as fast)"
+    return plain / bf16 >= WORTH_IT, why
+
+
+def seconds(args, budget=0.3):
+    """Return how long a convolution of this network takes on this CPU, in float32 and in bf16.
+
+    Forward and back, each the best of what fits into so many seconds, with as many pictures as do.
+    What instructions a processor has does not tell: one had them, and was half as fast in bf16.
+    """
+    side = min(args.image_size, 224) // 8 or 1
+    weights = torch.ones(128, 128, 3, 3).contiguous(memory_format=args.layout).requires_grad_()
+    pictures = 1
+    end = time.perf_counter() + budget
+    while True:
+        images = torch.ones(pictures, 128, side, side).contiguous(memory_format=args.layout)
+        images.requires_grad_()
+        taken = {False: [], True: []}
+        while True:
+            began = time.perf_counter()
+            for bf16, times in taken.items():
+                start = time.perf_counter()
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    output = nn.functional.conv2d(images, weights, padding=1)
+                output.float().sum().backward()
+                times.append(time.perf_counter() - start)
+            now = time.perf_counter()
+            if 2 * now - began > end:
+                return min(taken[False]), min(taken[True])
+            if pictures < args.batch_size and now - began < budget / 15:
+                pictures *= 2
+                break
 
 
 def make_data(args):
@@ -179,25 +248,24 @@ def train(args, device):
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     loss_function = nn.CrossEntropyLoss()
     normalize = Normalize().to(device)
+    precision = Precision(args.bf16)
 
     def forward(images, network):
         images = images.to(device, non_blocking=True).contiguous(memory_format=args.layout)
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision.bf16):
             return network(normalize(images)).float()
 
-    count = args.batch_size if args.compile else 2  # what is compiled is compiled for a size
-    blank = torch.zeros(count, 3, args.image_size, args.image_size, dtype=torch.uint8)
-    prime(ddp_model, lambda network: forward(blank, network))
     torch.manual_seed(args.seed + dist.get_rank())
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
     made_for.update(lr=lr, lr_step=args.lr_step, seed=args.seed)
-    with Checkpoints(
-        args.checkpoint_dir,
-        made_for,
-        {"model": model, "optimizer": optimizer, "schedule": schedule},
-    ) as checkpoints:
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "precision": precision}
+    with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
         progress = Progress(device)
         checkpoints.load(progress)
+        precision.choose(args, device)
+        count = args.batch_size if args.compile else 2  # what is compiled is compiled for a size
+        blank = torch.zeros(count, 3, args.image_size, args.image_size, dtype=torch.uint8)
+        prime(ddp_model, lambda network: forward(blank, network))
         results = Results(args.output_data_dir, progress.history, args.log_every)
         to_see = len(train_data) * (args.epochs - progress.epoch) - progress.samples
         for epoch in range(progress.epoch, args.epochs):
