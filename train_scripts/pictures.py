@@ -169,8 +169,6 @@ def make_loader(pictures, batch_size, workers, pin_memory, sampler=None):
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
         multiprocessing_context="fork" if workers else None,  # shares the pictures
-        # A stop goes to the rank's process group, and would kill them in the middle of a step.
-        worker_init_fn=lambda _: os.setpgid(0, 0),
         # With one of its own the loader leaves alone what a checkpoint remembers.
         generator=torch.Generator(),
     )
