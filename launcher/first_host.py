@@ -12,7 +12,7 @@ from launcher import addresses
 from launcher.cluster import Cluster
 from launcher.entrance import Entrance
 from launcher.errors import EXIT_USAGE, log, short
-from launcher.failure import ECHO_PATIENCE, ECHO, LOST, OWN, RESTARTED, Verdict
+from launcher.failure import ECHO, ECHO_PATIENCE, LOST, RESTARTED, Verdict
 from launcher.messages import Hello, case_in, hello_in, missing_words, stop_in
 from launcher.options import flag
 from launcher.peers import ROLL_EVERY, TO_TELL, Peers
@@ -165,9 +165,10 @@ class FirstHost(Peers):
                     self._consider(kind, verdict)
             elif "stop" in message:
                 number = stop_in(message["stop"])
-                # A rank that had failed by then is still why the job ends.
-                failed = [case.verdict for case in self._cases if case.kind == OWN]
-                self._decide(failed[0] if failed else Verdict(128 + number, "", number))
+                # What had failed by then, or the better cause that it waits for, is still why the
+                # job ends.
+                if all(case.kind == RESTARTED for case in self._cases):
+                    self._decide(Verdict(128 + number, "", number))
             elif message.get("done") is True and self.go:
                 self._done.add(host)
                 if len(self._done) == len(self._hosts):

@@ -160,6 +160,8 @@ class _Supervisor:
             raise LaunchError(
                 f"cannot execute {argv[0]}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
             ) from None
+        if self._peers:
+            self._peers.give_back_limit(self._agent.pid)
 
     def _wait(self, seconds: float) -> bool:
         """Act on what happens within so many seconds, or until something is due."""

@@ -19,7 +19,7 @@ from network import Network
 from launcher import entrance, other_host, peers
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.failure import BROKEN, ECHO, LIMIT, OWN, RESTARTED, Verdict
+from launcher.failure import BROKEN, ECHO, LIMIT, LOST, OWN, RESTARTED, Verdict
 from launcher.wire import Wire
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -456,12 +456,13 @@ def test_a_restarted_rank_is_the_cause_of_an_echo(job):
     assert job.verdicts().text == "loss is nan\n"
 
 
-def test_a_stop_does_not_hide_a_failure_before_it(job):
-    _, second, _ = job.join()
+@pytest.mark.parametrize("before", [OWN, LOST, BROKEN, ECHO])
+def test_a_stop_does_not_hide_a_failure_before_it(job, before):
+    first, second, third = job.join()
     job.all_go()
-    second.case(OWN, 3, "loss is nan\n")
-    time.sleep(0.1)
-    second.stop(15)
+    second.case(before, 3, "loss is nan\n")
+    first.act()
+    third.stop(15)
     assert job.verdicts() == Verdict(3, "loss is nan\n")
 
 
