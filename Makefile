@@ -72,7 +72,7 @@ test-cluster: $(WITH_TORCH) $(TO_TEST)
 # torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
 matrix: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
-	$(BIN)/pytest tests/cluster/test_faults.py -p no:randomly
+	$(BIN)/pytest tests/cluster/test_faults.py tests/test_networks.py -p no:randomly
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster

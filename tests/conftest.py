@@ -301,3 +301,23 @@ def pretend_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def ended_by(number: int) -> int:
     """Return a shell's exit code for a death by signal."""
     return 128 + signal.Signals(number)
+
+
+MATRIX = pytest.StashKey[list[tuple[str, ...]]]()
+
+
+@pytest.fixture
+def matrix(pytestconfig) -> list[tuple[str, ...]]:
+    """The lines of the fault matrix, printed at the end."""
+    return pytestconfig.stash.setdefault(MATRIX, [])
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    rows = config.stash.get(MATRIX, [])
+    if not rows:
+        return
+    terminalreporter.section("fault matrix")
+    terminalreporter.write_line("| fault | exit code | bound, s | ended after, s | says |")
+    terminalreporter.write_line("|---|---|---|---|---|")
+    for row in rows:
+        terminalreporter.write_line(f"| {' | '.join(row)} |")

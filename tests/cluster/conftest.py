@@ -15,7 +15,7 @@ from conftest import REPO
 
 from cluster import engine
 from cluster.engine import copy_tracked_files
-from cluster.faults import OURS, PEERS, Row
+from cluster.faults import OURS, PEERS
 from cluster.hosts import Job
 
 
@@ -101,29 +101,9 @@ def own_aws_image(client, aws_image, tmp_path_factory) -> str:
     return tag
 
 
-MATRIX = pytest.StashKey[list[Row]]()
-
-
-@pytest.fixture
-def matrix(pytestconfig) -> list[Row]:
-    """The lines of the fault matrix, printed at the end."""
-    return pytestconfig.stash.setdefault(MATRIX, [])
-
-
 @pytest.fixture(scope="session")
 def matrix_of() -> str:
     """Whose jobs the fault matrix breaks."""
     of = os.environ.get("MATRIX_OF") or OURS
     assert of in PEERS, f"MATRIX_OF={of}: there are {', '.join(PEERS)}"
     return of
-
-
-def pytest_terminal_summary(terminalreporter, config) -> None:
-    rows = config.stash.get(MATRIX, [])
-    if not rows:
-        return
-    terminalreporter.section("fault matrix")
-    terminalreporter.write_line("| fault | exit code | bound, s | ended after, s | says |")
-    terminalreporter.write_line("|---|---|---|---|---|")
-    for row in rows:
-        terminalreporter.write_line(f"| {' | '.join(row)} |")
