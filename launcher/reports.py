@@ -9,6 +9,7 @@ raised; and before it ends ranks, and starts them again, it asks, and waits for 
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -24,7 +25,7 @@ from launcher.errors import LaunchError, log
 from launcher.failure import RankFailure
 from launcher.machine import oom_kills
 
-_LINE_LIMIT = 1 << 20  # bytes; a rank sends less than 10,000
+_LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 # Why torchrun ends ranks: it was told to stop, one has failed, they are restarted, it cannot go on.
 STOP, FAILURE, RESTART, ERROR = CLOSINGS = ("stop", "failure", "restart", "error")
 
@@ -89,6 +90,7 @@ class Reports:
         except OSError as error:
             raise LaunchError(f"cannot make a socket in {run_dir}: {error}; set TMPDIR.") from None
         self._listener.listen(128)
+        self._is_full = False  # no descriptor is left for another connection
         self._connections: set[socket.socket] = set()
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -126,7 +128,14 @@ class Reports:
         ]
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # On the first of 1,000 hosts. They wait in the kernel until one has hung up.
+                self._selector.unregister(self._listener)
+                self._is_full = True
+            return
         connection.setblocking(False)
         self._connections.add(connection)
         act = functools.partial(self._receive, connection, Rank(), bytearray())
@@ -147,6 +156,9 @@ class Reports:
             self._selector.unregister(connection)
             self._connections.remove(connection)
             connection.close()
+            if self._is_full:
+                self._is_full = False
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             if connection is self._asking:
                 self._asking = None
             if rank in self.alive:
