@@ -72,7 +72,8 @@ test-cluster: $(WITH_TORCH) $(TO_TEST)
 # torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
 matrix: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
-	$(BIN)/pytest tests/cluster/test_faults.py tests/test_networks.py -p no:randomly
+	$(BIN)/pytest -p no:randomly tests/cluster/test_faults.py \
+		$(if $(MATRIX_OF),,tests/test_networks.py)
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster

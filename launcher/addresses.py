@@ -54,6 +54,7 @@ class LookUps:
         """Look names up anew, but those that are being looked up."""
         for host in hosts:
             if host not in self._running and len(self._running) < _THREADS:
+                self._found.pop(host, None)
                 thread = threading.Thread(target=self._run, args=(host,), daemon=True)
                 self._running[host] = thread
                 try:

@@ -126,12 +126,11 @@ def in_order(
     failures = []
     for failure in noted:
         code = codes.pop(failure.rank, failure.exit_code)
-        # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads
-        # make some do that). What it said is the cause, and the code that it would have had.
+        # A death by signal after it has said why is no better cause (as in reports.py).
         failures.append(failure._replace(exit_code=code) if code > 0 else failure)
     failures += [failure for failure in reported if failure.rank in codes]
     failures.sort(key=lambda failure: failure.time)
-    # torchrun ends the others with SIGTERM at once, with SIGKILL half a minute later. Only
+    # torchrun ends the others with SIGTERM at once, with SIGKILL when their grace is over. Only
     # where nothing else is known can such a death be the first cause, or in the same moment.
     ended = (-signal.SIGTERM, -signal.SIGKILL)
     silent = [f for f in failures if f.exit_code not in ended and math.isinf(f.time)]

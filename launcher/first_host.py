@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher import addresses
@@ -46,6 +46,7 @@ class FirstHost(Peers):
         self._cases: list[_Case] = []
         self._decide_at = math.inf
         self._names = addresses.LookUps()
+        self._asked: Sequence[str] = ()
         self._ask_at = min(self._roll_at, self._start_deadline) - _TO_LOOK_UP
         if not alike:
             self._expect_why(self._me)
@@ -226,10 +227,13 @@ class FirstHost(Peers):
         if now < min(self._ask_at, self._roll_at, self._start_deadline):
             return
         missing = [host for host in self._others if host not in self._wires]
-        named = addresses.some_of(missing)
         if now >= self._ask_at:
-            self._names.ask(named)
+            self._asked = addresses.some_of(missing)
+            self._names.ask(self._asked)
             self._ask_at = math.inf
+        # Others may have come since.
+        still = set(missing)
+        named = [host for host in self._asked if host in still] or addresses.some_of(missing)
         found = {host: self._names.found(host) for host in named}
         resolve = {host: None if own is None else bool(own) for host, own in found.items()}
         more = len(missing) - len(named)

@@ -124,7 +124,7 @@ class _Init:
     # Launchers
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # no more have come, or there is no descriptor for one
             for _ in range(_BACKLOG + 1):  # all that have come by now; a flood of them has to wait
                 connection, _ = self._listener.accept()
                 credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

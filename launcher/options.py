@@ -175,7 +175,7 @@ OPTIONS = {
         _END,
         "SECONDS",
         whole(0, 86400),
-        "once a rank has failed, from then to SIGKILL for that rank and for the other ranks",
+        "once a rank has failed, to SIGKILL: for that rank to end, and then for the others",
     ),
     "bools": Option(
         _REACH,

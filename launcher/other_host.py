@@ -49,7 +49,11 @@ class OtherHost(Peers):
         # Rung by the thread when it is through.
         self._bell, bell = socket.socketpair()
         self._selector.register(self._bell, EVENT_READ, self._on_connected)
-        threading.Thread(target=self._connect, args=(bell, wait), daemon=True).start()
+        thread = threading.Thread(target=self._connect, args=(bell, wait), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # ulimit -u, or the cgroup's pids.max
+            raise LaunchError(f"cannot start a thread ({error}); raise ulimit -u.") from None
 
     def _connect(self, bell: socket.socket, wait: float) -> None:
         with bell:
@@ -75,6 +79,9 @@ class OtherHost(Peers):
 
     def _on_connected(self) -> None:
         self._hush()
+        if not self._connected:  # what the thread did not expect has ended it
+            self._reach(_RETRY_MOST)
+            return
         connection = self._connected.pop()
         try:
             self._wire = Wire(connection, self._selector, self._on_wire)
@@ -94,8 +101,8 @@ class OtherHost(Peers):
             self._wire.say(message)
         if not self._welcome:
             self._to_say.append(message)
-        if not self._wire and "stop" in message and self.verdict is None:
-            self.verdict = Verdict(128 + message["stop"], "", message["stop"])
+            if "stop" in message and self.verdict is None:
+                self.verdict = Verdict(128 + message["stop"], "", message["stop"])
 
     def _all_know(self) -> bool:
         return self.verdict is not None and not self._to_say
@@ -118,7 +125,7 @@ class OtherHost(Peers):
             self._welcome = True
             self._to_say.clear()
             self.own_address = wire.own_address
-        elif "refused" in message:
+        elif "refused" in message and not self._welcome:
             reason = reason_in(message["refused"])
             raise LaunchError(f"the launcher of {self._first} refused {self._me}: {reason}.")
         elif "later" in message and not self._welcome:

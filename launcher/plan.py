@@ -37,7 +37,7 @@ class LaunchPlan(NamedTuple):
     nproc_per_node: str
     rdzv_endpoint: str
     grace: int  # seconds that a stop leaves the ranks
-    failure_grace: int  # seconds that a failed rank leaves the others
+    failure_grace: int  # seconds for a failed rank to end, and then for the others
     remarks: tuple[str, ...]  # for the log: what was decided, and why
     alike: Mapping[str, Any] = {}  # what has to be the same on every host, in words for a message
 

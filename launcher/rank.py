@@ -6,8 +6,8 @@ Executed by torchrun in place of the script: `python rank.py script PATH ARGUMEN
 `python PATH ARGUMENT ...`. What torchrun cannot tell is which exception ended a rank
 (torch.distributed.elastic asks for `@record` around main for that), and when.
 
-The connection to the launcher stays open as long as the process lives, so its end is the
-news of a rank that was killed without a word.
+The connection to the launcher stays open, so its end is the first news of a rank that was killed
+without a word. It ends, too, where the script closes all descriptors, or replaces its process.
 """
 
 from __future__ import annotations

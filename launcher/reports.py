@@ -82,6 +82,7 @@ class Reports:
         self._selector = selector
         self._tell = listener
         self._asking: socket.socket | None = None
+        self._watched: set[int] = set()  # descriptors of ranks without a connection
         self._unwatched: dict[Rank, float] = {}  # looked at every so many seconds
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -99,6 +100,8 @@ class Reports:
         self._listener.close()
         for connection in self._connections:
             connection.close()
+        for process in self._watched:
+            os.close(process)
 
     def timeout(self) -> float | None:
         """Return in how many seconds `look` is due; None: never, as while all ranks run."""
@@ -108,7 +111,7 @@ class Reports:
         """See which of the ranks that cannot be waited for are gone; less and less often."""
         for rank, seconds in list(self._unwatched.items()):
             self._unwatched[rank] = min(2 * seconds, 1)
-            if self._lost_if_gone(rank):
+            if rank not in self.alive or self._lost_if_gone(rank):
                 del self._unwatched[rank]
 
     def answer(self, timeout: float | None = None) -> None:
@@ -220,22 +223,23 @@ class Reports:
         except (AttributeError, OSError):  # an old kernel, or a sandbox that does not know it
             self._unwatched[rank] = 0.01
         else:
+            self._watched.add(process)
             act = functools.partial(self._process_ended, process, rank)
             self._selector.register(process, selectors.EVENT_READ, act)
 
     def _process_ended(self, process: int, rank: Rank) -> None:
         self._selector.unregister(process)
+        self._watched.remove(process)
         os.close(process)
         if rank in self.alive:
-            state = process_state(rank.pid)
-            self._lost(rank, state[1] if state else None)
+            self._lost(rank, process_state(rank.pid)[1])
 
     def _lost_if_gone(self, rank: Rank) -> bool:
-        state = process_state(rank.pid)
-        if state == (False, 0):
-            return False  # it is ending well, or goes on without its connection
-        self._lost(rank, state[1] if state else None)
-        return True
+        ended, exit_code = process_state(rank.pid)
+        if ended or exit_code:
+            self._lost(rank, exit_code)
+            return True
+        return False  # it is ending well, or goes on without its connection
 
     def _lost(self, rank: Rank, exit_code: int | None) -> None:
         """A rank's process is gone; its exit code is None where torchrun alone knows it."""
@@ -278,16 +282,24 @@ class Reports:
         return time.monotonic() - self._started
 
 
-def process_state(pid: int) -> tuple[bool, int] | None:
-    """Return whether a process has ended, and its exit code; None: there is no such process.
+def process_state(pid: int) -> tuple[bool, int | None]:
+    """Return whether a process has ended, and its exit code, negative for a signal.
 
-    The exit code is negative for a signal, and 0 as long as none is decided. It is field 52 of
-    /proc/PID/stat, in the form of wait(2), before the process is a zombie (proc(5)). torchrun reaps
-    its ranks within 0.1 s.
+    The exit code is 0 as long as none is decided, and None where it cannot be seen: torchrun has
+    reaped the process, as it does within 0.1 s, or it is another user's. It is field 52 of
+    /proc/PID/stat, in the form of wait(2), before the process is a zombie (proc(5)).
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        return fields[0] in (b"Z", b"X"), os.waitstatus_to_exitcode(int(fields[49]))
+        ended, exit_code = fields[0] in (b"Z", b"X"), os.waitstatus_to_exitcode(int(fields[49]))
     except (OSError, IndexError, ValueError):
-        return None
+        return True, None
+    if ended and exit_code == 0:
+        try:
+            os.readlink(f"/proc/{pid}/ns/pid")
+        except PermissionError:  # the same that shows the exit code as 0 (ptrace(2))
+            return True, None
+        except OSError:
+            pass
+    return ended, exit_code

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from launcher.failure import Verdict
     from launcher.peers import Peers  # one host needs none, nor the 7 ms to import it
 
-# All in seconds. torchrun ends what ignores a stop when the grace is over; so much later we do.
+# All in seconds. torchrun kills what ignores a stop when the grace is over; so much later we do.
 _MARGIN = 5
-# For a rank's exit code to be certain, before the other hosts are told without it.
-_TO_BE_CERTAIN = 1.0
+# For a sys.excepthook to choose a rank's exit code, before the other hosts are told without it.
+_TO_BE_CERTAIN = 2.5
 
 
 def run(
@@ -96,7 +96,7 @@ class _Supervisor:
         self._clear_by = math.inf  # torchrun waits for what its last attempt left to be gone
         self._stop_signal = 0
         self._deadline = math.inf  # when torchrun and all it runs is killed
-        self._sweep_by = math.inf  # when what torchrun left behind is
+        self._sweep_by = math.inf  # when what torchrun left behind is killed
         self._started = time.monotonic()
         self._interrupts: list[float] = []  # when SIGINT came
         self._ending = False  # by us, past torchrun: what ranks die of now is no cause
@@ -116,7 +116,7 @@ class _Supervisor:
             self._start(environment)
             while self._returncode is None:
                 self._wait(math.inf)
-                if time.monotonic() >= self._deadline:
+                if self._returncode is None and time.monotonic() >= self._deadline:
                     self._on_deadline()
             seconds = time.monotonic() - self._started
             while self._wait(0):
@@ -264,17 +264,17 @@ class _Supervisor:
             self._on_failure_while_stopping(rank, rank.failure)
         elif self._judged:
             return
+        elif rank.exit_code == 0:
+            self._withdraw(rank)
         elif rank.restart < rank.max_restarts:
             if rank.exit_code is not None:
                 log(f"{rank.failure.headline(self._host)}; torchrun restarts it.")
                 if self._peers:
                     outcome = Outcome(1, (rank.failure,), seconds=rank.failure.time)
                     self._tell(outcome, self._peers, RESTARTED)
-        elif rank.exit_code == 0:  # it raised, and ended well after all: a hook of its own
-            self._noted.pop(rank.rank, None)
         else:
             if not self._noted:
-                # To be gone itself.
+                # How long the rank itself may take to end.
                 self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
             self._noted[rank.rank] = rank.failure
             if rank not in self._untold:
@@ -283,6 +283,14 @@ class _Supervisor:
             self._tell_certain()
             if self._hold_until < math.inf and not self._wants_better_cause():
                 self._let_torchrun_end_ranks(FAILURE)
+
+    def _withdraw(self, rank: Rank) -> None:
+        """A rank raised, but ended well after all, by a hook of its own: it has not failed."""
+        self._noted.pop(rank.rank, None)
+        if rank in self._untold:
+            self._untold.remove(rank)
+        if not self._noted:
+            self._deadline = self._sweep_by = math.inf
 
     def _on_failure_while_stopping(self, rank: Rank, failure: RankFailure) -> None:
         if rank.exit_code == -self._stop_signal:
@@ -298,7 +306,9 @@ class _Supervisor:
         if self._ending:
             return
         if self._noted and rank.rank == next(iter(self._noted)) and not self._closing:
-            self._deadline = self._sweep_by = self._in(self._plan.failure_grace)
+            self._sweep_by = self._in(self._plan.failure_grace)
+            # torchrun is about to see it.
+            self._deadline = max(self._sweep_by, self._in(_MARGIN))
         elif self._stop_signal and not self._reports.alive:
             self._deadline = self._in(_MARGIN)  # torchrun may wait for other hosts, and be deaf
 
@@ -316,7 +326,8 @@ class _Supervisor:
 
     def _wants_better_cause(self) -> bool:
         failures = self._noted.values()
-        return bool(failures) and all(failure.is_secondary for failure in failures)
+        only_echoes = bool(failures) and all(failure.is_secondary for failure in failures)
+        return only_echoes and bool(self._reports.alive)
 
     def _let_torchrun_end_ranks(self, why: str) -> None:
         """From now on ranks end because torchrun ends them, and have their grace to do so."""
@@ -339,6 +350,8 @@ class _Supervisor:
         """End what the ranks of the last attempt have left, before there are new ones."""
         self._noted.clear()
         self._untold.clear()
+        if not self._stop_signal:
+            self._deadline = self._sweep_by = math.inf
         self._clear_by = self._in(self._plan.failure_grace)
         for process in self._processes.left_behind(self._pid, ()):
             log(f"ending process {process.pid}, which the last attempt left behind.")
@@ -397,7 +410,6 @@ class _Supervisor:
         """Wait until it is known how all hosts end: those that succeed leave together."""
         if outcome.returncode == 0:
             peers.done()
-        self._deadline = math.inf
         while peers.verdict is None:
             self._wait(math.inf)
 
@@ -415,7 +427,7 @@ class _Supervisor:
                 f"killing it with SIGKILL ({flag('failure_grace')} is its time to end)."
             )
             self._deadline = self._in(self._plan.failure_grace + _MARGIN)
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):  # gone, or another user's by now
                 os.kill(stuck[0].pid, signal.SIGKILL)
         elif not self._reports.alive:
             # What ranks have left behind may have time yet; _sweep sees to it.
@@ -441,6 +453,7 @@ class _Supervisor:
         After a stop, what ranks have left (an upload, say) has the rest of the grace, and SIGTERM
         comes only near its end.
         """
+        self._deadline = self._hold_until = math.inf  # which were for torchrun
         if self._sweep_by == math.inf:
             self._sweep_by = self._in(self._plan.failure_grace)
         tell_at = 0.0
@@ -468,7 +481,8 @@ class _Supervisor:
                 said = True
                 seconds = self._sweep_by - now
                 log(f"{len(left)} processes that ranks left behind have {seconds:.0f} s to end.")
-            self._wait(0.05)
+            # The end of each one is told by SIGCHLD: whoever is left becomes a child of ours.
+            self._wait(max(0.05, tell_at - now))
 
     def _to_be_told(self, told: set[int]) -> list[psutil.Process]:
         """Return what is to be ended: ranks, not what those started that still run."""

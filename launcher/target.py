@@ -51,8 +51,13 @@ def _problem(name: str) -> str:
     path: Sequence[str] | None = [os.getcwd(), *sys.path]
     full = ""
     for part in name.split("."):
+        inside = [os.path.join(folder, part) for folder in path or ()]
         full = f"{full}.{part}" if full else part
-        spec = PathFinder.find_spec(full, path) if part and path is not None else None
+        try:
+            spec = PathFinder.find_spec(full, path) if part and path is not None else None
+        except KeyError:  # a namespace package in another one, which is not imported
+            path = inside
+            continue
         if spec is None and full == part and part not in ("", *sys.modules):
             from importlib.util import find_spec  # an editable install has a finder of its own
 
@@ -63,6 +68,8 @@ def _problem(name: str) -> str:
                 "expected a name as for python -m (for a file: --train-script)"
             )
         path = spec.submodule_search_locations
+        if path is not None and spec.origin is None:
+            path = inside  # of a namespace package; its own would need it to be imported
     if path is None or _has_main(path, name):
         return ""
     programs = [f"{name}.{module}" for _, module in zip(range(5), _programs(path))]

@@ -25,7 +25,8 @@ def main() -> None:
     """Do all that the toolkit does for a training job, with the launcher as the program.
 
     An estimator's entry_point is the script to launch where no hyperparameter names one, or the
-    source folder's own copy of the launcher. A program that is no Python runs as it always did.
+    source folder's own copy of the launcher. Another program, such as a
+    shell script, runs as it always did.
     Raises the toolkit's errors, which its trainer.py reports.
     """
     env = environment.Environment()

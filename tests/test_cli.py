@@ -78,10 +78,20 @@ def test_nothing_takes_the_place_of_our_modules_or_of_pythons(script, tmp_path, 
     assert f"{installed}/launcher/agent.py" in done.stdout
 
 
+def test_a_module_in_a_namespace_package(tmp_path, pretend_torch):
+    pretend_torch("2.13.0")
+    (tmp_path / "spaces" / "inner").mkdir(parents=True)
+    (tmp_path / "spaces" / "inner" / "tool.py").write_text("")
+    argv = [*LAUNCHER, "--train-module", "spaces.inner.tool", "--launcher-dry-run"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_module_of_ours_is_named_as_one_of_pythons():
     """agent.py and rank.py run by path, with their folder first in sys.path for a moment."""
     ours = {path.stem for path in (REPO / "launcher").glob("*.py")}
-    assert not ours & set(sys.stdlib_module_names)
+    pythons = getattr(sys, "stdlib_module_names", ())  # Python 3.10
+    assert not ours & set(pythons)
 
 
 WRONG = [

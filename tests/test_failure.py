@@ -56,7 +56,7 @@ ECHO = {"exception": "RuntimeError", "message": "gloo: Connection closed by peer
         ([noted(0)], [reported(0, ABRT)], [0], 1),
         # a rank that raised, with a hook that chose the exit code
         ([noted(0)], [reported(0, 7)], [0], 7),
-        # ranks that torchrun ended do not count: SIGTERM at once, SIGKILL half a minute later
+        # ranks that torchrun ended do not count: SIGTERM at once, SIGKILL when their grace is over
         ([noted(0), noted(1, TERM, 10.1), noted(2, KILL, 40.1)], [], [0], 1),
         # somebody sends SIGTERM to a rank: that is the cause
         ([noted(1, TERM, 1.0), noted(0, TERM, 1.1)], [], [1], TERM),

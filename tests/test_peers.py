@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import selectors
 import shutil
 import socket
 import subprocess
@@ -603,6 +604,17 @@ def test_a_port_that_is_taken_on_the_first_host(job, monkeypatch):
         with pytest.raises(LaunchError, match="is not this job's launcher") as raised:
             job.wait(lambda: False)
         assert raised.value.exit_code == 69
+
+
+def test_a_stop_while_something_else_answers_in_the_first_hosts_place(job):
+    with socket.create_server((HOSTS[0], job.port)) as other:
+        (end,) = job.join(HOSTS[1])
+        connection, _ = other.accept()
+        with connection, selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            job.wait(lambda: selector.select(0))  # its hello
+            end.stop(15)
+            assert end.verdict == Verdict(143, "", 15)
 
 
 def test_a_port_that_is_free_in_a_moment(job):

@@ -70,11 +70,18 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize(("what", "grace"), [("alone", "60"), ("and a daemon", "8")])
+@pytest.mark.parametrize(("what", "grace"), [("alone", "60"), ("and a daemon", "12")])
 def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, what, grace):
     host = start("--train-script", script(UPLOAD), what, "--launcher-grace", grace)
     host.wait_for("runs")
     host.signal(signal.SIGTERM)
+    poll(lambda: "processes that ranks left behind have" in host.err)
+    slept = psutil.Process(host.process.pid).num_ctx_switches().voluntary
+    host.wait_for("uploaded")
+    if what == "and a daemon":
+        poll(lambda: "which the job left behind" in host.err)
+        # It waits, and looks again only when something ends.
+        assert psutil.Process(host.process.pid).num_ctx_switches().voluntary - slept < 100
     assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
     assert host.out == "runs\nuploaded\n", host.log()
     assert host.err.count("which the job left behind") == (what != "alone")
@@ -134,6 +141,23 @@ def test_what_a_rank_only_started_hears_the_stop_that_the_rank_dies_of(start, sc
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.out.count("saved after 1") == 2, host.log()
     assert host.leftovers() == []
+
+
+RAISE_AND_SUCCEED = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    sys.excepthook = lambda *_: os._exit(0)
+    raise ValueError("not so bad")
+time.sleep(3)
+print("through", flush=True)
+"""
+
+
+def test_a_rank_that_raises_and_ends_with_0_has_not_failed(start, script):
+    options = (*TWO_RANKS, "--launcher-failure-grace", "1")
+    host = start("--train-script", script(RAISE_AND_SUCCEED), *options)
+    assert host.wait() == 0, host.log()
+    assert host.failure is None and host.out == "through\n"
 
 
 # Pairs of events (docs/hosts.md has the table)
@@ -216,6 +240,35 @@ def test_a_host_lost_during_a_stop_does_not_disturb_it(start_two, script, lost):
 
 # Restarts
 
+RAISE_LATE = """
+import os, signal, sys, time
+host = os.environ["SM_CURRENT_HOST"]
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+with open("rounds-" + host, "a") as file:
+    file.write("x")
+number = os.path.getsize("rounds-" + host) - 1
+while any(os.path.getsize(f"rounds-127.0.0.{one}") <= number for one in (1, 2)):
+    time.sleep(0.01)
+if (number, host) == (0, "127.0.0.2"):
+    sys.exit(9)
+if (number, host) == (1, "127.0.0.2"):
+    sys.excepthook = lambda *_: (open("raised", "w").close(), time.sleep(100))
+    raise ValueError("restarted before it has ended")
+if (number, host) == (1, "127.0.0.1"):
+    sys.exit(9)
+time.sleep(5 if number == 2 else 100)
+"""
+
+
+def test_a_restart_forgets_what_a_rank_of_the_last_attempt_raised(start_two, script):
+    for name in ("127.0.0.1", "127.0.0.2"):
+        script("", f"rounds-{name}")
+    options = ("--launcher-max-restarts", "1", "--launcher-failure-grace", "3")
+    for host in start_two("--train-script", script(RAISE_LATE), *options):
+        assert host.wait() == 0, host.log()
+        assert host.failure is None
+
+
 HELPER = """
 import os, subprocess, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -246,8 +299,10 @@ with open("rounds-" + host, "a") as file:
     file.write("x")
 number = len(open("rounds-" + host).read()) - 1  # this host's rounds so far
 print("round", number, flush=True)
-if (number, host) in ((0, "127.0.0.2"), (1, "127.0.0.1"), (2, "127.0.0.3")):
-    time.sleep(1)
+names = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+while any(os.path.getsize("rounds-" + name) <= number for name in names):
+    time.sleep(0.01)
+if (number, host) in ((0, names[1]), (1, names[0]), (2, names[2])):
     sys.exit(9)
 time.sleep(8 if number == 3 else 100)
 """
@@ -256,6 +311,8 @@ time.sleep(8 if number == 3 else 100)
 def test_what_ranks_do_when_they_are_ended_for_a_restart_is_no_cause(start, script):
     # Each of three hosts fails once, and so has no restart left when the next one does.
     names = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    for name in names:
+        script("", f"rounds-{name}")
     common = {"SM_HOSTS": json.dumps(names), **ports()}
     argv = ("--train-script", script(ROUNDS), "--launcher-max-restarts", "1")
     hosts = [start(*argv, host=name, SM_CURRENT_HOST=name, **common) for name in names]

@@ -50,6 +50,7 @@ signal.signal(15, lambda *_: sys.exit(143))
 open("/opt/ml/input/rounds", "a").write("x")
 number = len(open("/opt/ml/input/rounds").read()) - 1
 if (number, rank) in ((0, 1), (1, 0)):
+    time.sleep(2)  # for the other rank to have noted its round, too
     sys.exit(3)
 time.sleep(0 if number == 2 else 600)
 """
