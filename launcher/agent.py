@@ -87,6 +87,7 @@ def attach(run_dir: str) -> None:
     from torch.distributed.launcher import api
 
     agents: list[Any] = []
+    start_context = SubprocessContext._start
     close_context = SubprocessContext._close
     kill_group = handlers.SubprocessHandler.close
 
@@ -107,6 +108,22 @@ def attach(run_dir: str) -> None:
             self._is_restart = True
             super()._initialize_workers(worker_group)
 
+    def start(context: Any) -> None:
+        """Start all ranks, and only then hear of a stop: torchrun would forget the first ones."""
+        late: list[int] = []
+        handlers = {
+            number: signal.signal(number, lambda number, _: late.append(number))
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+            if callable(signal.getsignal(number))
+        }
+        try:
+            start_context(context)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            if late:
+                os.kill(os.getpid(), late[0])
+
     def close(context: Any, death_sig: signal.Signals, timeout: float = 30) -> None:
         """Ask before ranks are ended; torchrun calls this when all is done, too."""
         codes = {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
@@ -117,6 +134,7 @@ def attach(run_dir: str) -> None:
             message: dict[str, Any] = {"exit_codes": codes}
             if isinstance(error, SignalException):
                 message["closing"] = "stop"
+                death_sig = error.sigval
             elif error:
                 message.update(closing="error", torchrun=error_text(error))
             elif any(codes.values()) and not agents[-1]._remaining_restarts:
@@ -137,6 +155,7 @@ def attach(run_dir: str) -> None:
             handler.proc.send_signal(death_sig or signal.SIGTERM)
 
     api.LocalElasticAgent = Agent
+    SubprocessContext._start = start
     SubprocessContext._close = close
     handlers.SubprocessHandler.close = close_rank
 
@@ -191,6 +210,9 @@ def main() -> int:
     # A launcher that is killed cannot end its torchrun: then the kernel stops it (prctl(2)).
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as launcher:
+            if launcher.connect_ex(os.path.join(run_dir, "socket")):
+                return 1  # it has been killed before
     # Until torchrun has handlers a stop is to end it at once; Python's own for SIGINT would
     # wait for torch's C++ to return.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -23,9 +23,10 @@ LIMIT = 1024
 # Failures within this many seconds happened at once, as far as anybody can tell.
 _MOMENT = 1.0
 # Kinds of causes, the better first: a rank that failed for a reason of its own, a host that was
-# lost, a torchrun that failed, a rank that torchrun restarted, one that heard of another's death.
-OWN, LOST, BROKEN, RESTARTED, ECHO = range(5)
-# Seconds that the first host, and a torchrun, wait for a better cause than an echo.
+# lost, a torchrun that failed, a rank that torchrun restarted, one that was aborted or ended by
+# SIGTERM (perhaps because of another's death), one that said that it heard of another's death.
+OWN, LOST, BROKEN, RESTARTED, ABORTED, ECHO = range(6)
+# Seconds that the first host, and a torchrun, wait for a better cause than one of the last two.
 ECHO_PATIENCE = 3.0
 
 
@@ -98,10 +99,11 @@ class Outcome(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """What kind of cause this host knows: OWN, BROKEN or ECHO."""
+        """What kind of cause this host knows: OWN, BROKEN, ABORTED or ECHO."""
         if not self.failures:
             return BROKEN
-        return ECHO if self.failures[0].is_secondary else OWN
+        first = self.failures[0]
+        return OWN if not first.is_secondary else ECHO if first.said else ABORTED
 
 
 class Verdict(NamedTuple):
@@ -145,18 +147,32 @@ def in_order(
         failure
         for failure in failures[1:]
         if failure.exit_code not in ended
+        or failure.time <= closing < math.inf
         or (failure.exit_code == -signal.SIGKILL and failure.time <= moment)
     ]
-    if counted[0].is_secondary:
-        for failure in counted[1:]:
-            untouched = failure.time <= closing < math.inf
-            at_once = untouched or failure.time <= moment or math.isinf(failure.time)
-            # An exit code that was chosen may be that of a handler for torchrun's SIGTERM.
-            original = raised.is_own(failure.links) or not failure.said or untouched
-            if at_once and original and not failure.is_secondary:
-                counted.remove(failure)
-                return (failure, *counted)
+    better = _better_than(counted[0], counted[1:], moment, closing)
+    if better:
+        counted.remove(better)
+        counted.insert(0, better)
     return tuple(counted)
+
+
+def _better_than(
+    first: RankFailure, later: Sequence[RankFailure], moment: float, closing: float
+) -> RankFailure | None:
+    """Return which of later failures is a better cause than an echo that came first, if any is."""
+    if not first.is_secondary:
+        return None
+    for failure in later:
+        untouched = failure.time <= closing < math.inf
+        at_once = untouched or failure.time <= moment or math.isinf(failure.time)
+        # An exit code that was chosen may be that of a handler for torchrun's SIGTERM.
+        original = raised.is_own(failure.links) or not failure.said or untouched
+        if at_once and original and not failure.is_secondary:
+            return failure
+    if first.said:
+        return next((one for one in later if not one.said and one.time <= moment), None)
+    return None
 
 
 def failure_text(outcome: Outcome, cluster: Cluster, endpoint: str) -> str:

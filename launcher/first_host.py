@@ -21,7 +21,8 @@ from launcher.wire import Wire, line_of
 _REFUSALS = 20  # that the log shows
 # All in seconds.
 _TO_LOOK_UP = 2  # for names, before a line has to say whether they resolve
-_PATIENCE = (0.3, 0.5, 1.0, math.inf, ECHO_PATIENCE)  # of each kind of case, for a better one
+# Of each kind of case, for a better one.
+_PATIENCE = (0.3, 0.5, 1.0, math.inf, ECHO_PATIENCE, ECHO_PATIENCE)
 _RECENT = 5  # how long a restart may be the cause of an echo
 
 

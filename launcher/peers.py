@@ -24,8 +24,9 @@ breaks a rule is closed, and changes nothing for the others. The channel is not 
 meant for the job's own network. first_host.py and other_host.py are the two ends.
 
 Which case becomes the verdict: a rank that failed for a reason of its own, before a host that was
-lost, before a torchrun that failed, before a rank that torchrun restarted a moment ago, before a
-rank that only heard of another's death. The first host waits a moment for a better one than it has.
+lost, before a torchrun that failed, before a rank that torchrun restarted a moment ago, before one
+that was aborted, before a rank that only heard of another's death. The first host waits a moment
+for a better one than it has.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+HANDLES, IGNORES, DIES = "handles", "ignores", "dies"
 
 
 class Processes:
@@ -62,6 +63,17 @@ def send(process: psutil.Process, number: int) -> None:
 
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
+
+
+def response(pid: int, number: int) -> str:
+    """Return what a process does at a signal: HANDLES, IGNORES or DIES, as far as /proc tells."""
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file)
+        for field, what in ((b"SigIgn", IGNORES), (b"SigCgt", HANDLES)):  # proc(5)
+            if int(lines[field], 16) >> (number - 1) & 1:
+                return what
+    return DIES
 
 
 def _session(pid: int) -> int:

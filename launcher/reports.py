@@ -34,13 +34,15 @@ class Rank:
     """What is known of one rank's process.
 
     `failure` is what it failed with, if it did; `exit_code` how its process ended (negative for a
-    signal), or is about to, None until that is known.
+    signal), or is about to, None until that is known; `at_stop` what it does at
+    a stop (processes.response), "" if none came while it ran.
     """
 
     def __init__(self) -> None:
         self.rank = self.local_rank = -1
         self.pid = 0  # 0: it has not said who it is, or is torchrun
         self.max_restarts = self.restart = 0
+        self.at_stop = ""
         self.failure: RankFailure | None = None
         self.exit_code: int | None = None
 
@@ -252,7 +254,7 @@ class Reports:
 
     def _exit_code_is(self, rank: Rank, exit_code: int) -> None:
         """Note how a process really ended; if it died without a word, say so in its place."""
-        if rank.exit_code is not None:
+        if rank.exit_code == exit_code or (rank.exit_code is not None and exit_code < 0):
             return
         rank.exit_code = exit_code
         if rank.failure is None:

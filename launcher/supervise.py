@@ -21,7 +21,7 @@ from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, lo
 from launcher.failure import ECHO_PATIENCE, RESTARTED, Outcome, RankFailure, failure_text, in_order
 from launcher.options import EXIT_BARRIER, RUN_DIR, flag
 from launcher.plan import LaunchPlan
-from launcher.processes import Processes, send
+from launcher.processes import HANDLES, IGNORES, Processes, response, send
 from launcher.reports import ERROR, FAILURE, RESTART, Rank, Reports
 from launcher.signals import Signals, reap, signal_name
 
@@ -241,6 +241,11 @@ class _Supervisor:
         self._stop_signal = number
         if self._peers:
             self._peers.stop(number)
+        for rank in self._reports.alive:
+            rank.at_stop = response(rank.pid, number)
+            if rank.at_stop == IGNORES and number in (signal.SIGINT, signal.SIGQUIT):
+                # As os.system does while it waits for another program, which is to hear it.
+                self._tell_group(rank)
         # Where no rank runs there is nothing to wait for: torchrun may be in its exit barrier,
         # which takes no notice of signals.
         self._deadline = self._in((grace if self._reports.alive else 0) + _MARGIN)
@@ -293,13 +298,21 @@ class _Supervisor:
             self._deadline = self._sweep_by = math.inf
 
     def _on_failure_while_stopping(self, rank: Rank, failure: RankFailure) -> None:
-        if rank.exit_code == -self._stop_signal:
-            # It had no handler, so nothing of it is saved: it may be that it only started another
-            # program, which has not heard of the stop yet.
-            for process in self._processes.of_group(rank.pid):
-                send(process, self._stop_signal)
+        died_of_it = rank.exit_code == -self._stop_signal
+        # Python's own handler of SIGINT saves nothing.
+        if died_of_it and (rank.at_stop != HANDLES or self._stop_signal == signal.SIGINT):
+            # Nothing of it is saved: it may be that it only started another program, which has not
+            # heard of the stop yet.
+            self._tell_group(rank)
+        elif died_of_it:
+            pass  # as programs end that have handled it
         elif rank.exit_code not in (None, 0, 128 + self._stop_signal):
             log(f"while stopping: {failure.headline(self._host)}.")
+
+    def _tell_group(self, rank: Rank) -> None:
+        """Pass a stop on to what a rank has started."""
+        for process in self._processes.of_group(rank.pid):
+            send(process, self._stop_signal)
 
     def on_end(self, rank: Rank) -> None:
         """See what is left to wait for when a rank's process is gone."""
@@ -472,7 +485,8 @@ class _Supervisor:
             if now >= self._sweep_by:
                 for process in left:
                     send(process, signal.SIGKILL)
-            elif now >= tell_at:
+            elif now >= tell_at or (self._reports.alive and not self._closing):
+                # In a stop: torchrun was killed before it could pass it on.
                 for process in self._to_be_told(told):
                     told.add(process.pid)
                     log(f"ending process {process.pid}, which the job left behind.")

@@ -48,6 +48,8 @@ ECHO = {"exception": "RuntimeError", "message": "gloo: Connection closed by peer
         # NCCL's watchdog aborts the process whose peer has died
         ([noted(0, ABRT, time=1.0), noted(1, KILL, time=1.01)], [], [1, 0], KILL),
         ([noted(0, ABRT, time=1.0)], [], [0], ABRT),
+        # another one only said that its connection broke: the abort is the cause
+        ([noted(0, time=1.0, **ECHO), noted(1, ABRT, time=1.5)], [], [1, 0], ABRT),
         # a connection that breaks by itself is the cause if nothing else is
         ([noted(0, time=1.0, **ECHO)], [reported(1, TERM)], [0], 1),
         # what happens long after is a consequence, however original

@@ -20,7 +20,7 @@ from network import Network
 from launcher import entrance, other_host, peers
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.failure import BROKEN, ECHO, LIMIT, LOST, OWN, RESTARTED, Verdict
+from launcher.failure import ABORTED, BROKEN, ECHO, LIMIT, LOST, OWN, RESTARTED, Verdict
 from launcher.wire import Wire
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -105,6 +105,14 @@ def test_the_better_case_of_a_moment_counts(job):
     third.case(BROKEN, 69, "torchrun failed\n")
     first.case(OWN, 1, "loss is nan\n")
     assert job.verdicts().text == "loss is nan\n"
+
+
+def test_an_abort_counts_before_an_echo_that_was_said(job):
+    _, second, third = job.join()
+    job.all_go()
+    second.case(ECHO, 1, "connection reset\n")
+    third.case(ABORTED, 134, "killed by SIGABRT\n")
+    assert job.verdicts() == Verdict(134, "killed by SIGABRT\n")
 
 
 def test_an_echo_alone_counts_in_the_end(job):

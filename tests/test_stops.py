@@ -58,9 +58,12 @@ def test_data_loaders_workers_go_on_while_their_rank_saves(start, script):
 
 UPLOAD = """
 import os, signal, subprocess, sys, time
-def stop(*_):
+def stop(number, _):
     command = "import time; time.sleep(3); print('uploaded', flush=True)"
     subprocess.Popen([sys.executable, "-c", command])
+    if sys.argv[1] == "by the signal":
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
 if sys.argv[1] == "and a daemon":
@@ -70,7 +73,9 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize(("what", "grace"), [("alone", "60"), ("and a daemon", "12")])
+@pytest.mark.parametrize(
+    ("what", "grace"), [("alone", "60"), ("by the signal", "60"), ("and a daemon", "12")]
+)
 def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, what, grace):
     host = start("--train-script", script(UPLOAD), what, "--launcher-grace", grace)
     host.wait_for("runs")
@@ -84,9 +89,35 @@ def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, w
         assert psutil.Process(host.process.pid).num_ctx_switches().voluntary - slept < 100
     assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
     assert host.out == "runs\nuploaded\n", host.log()
-    assert host.err.count("which the job left behind") == (what != "alone")
+    assert host.err.count("which the job left behind") == (what == "and a daemon")
     assert "processes that ranks left behind have" in host.err
     assert host.leftovers() == []
+
+
+MANY = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+time.sleep(1000)
+"""
+
+
+def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
+    options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
+    for count in (1, 4):
+        host = start("--train-script", script(MANY), *options)
+        (agent,) = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)  # noqa: B023
+        poll(lambda: len(agent.children()) >= count, every=0.001)  # noqa: B023
+        host.signal(signal.SIGTERM)
+        assert host.wait(25) == ended_by(signal.SIGTERM), host.log()
+        assert "left behind" not in host.err
+        assert host.leftovers() == []
+
+
+def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, script):
+    host = start("--train-script", script("import time; time.sleep(1000)"))
+    poll(lambda: psutil.Process(host.process.pid).children(), every=0.001)
+    host.process.kill()
+    poll(lambda: not host.processes(), timeout=30)
 
 
 REPLACED = """
@@ -119,43 +150,54 @@ def test_a_rank_without_its_connection_is_still_a_rank(start, script, command):
     assert host.leftovers() == []
 
 
-WRAPPER = """
-import subprocess, sys
-subprocess.run([sys.executable, "-c", '''
-import os, signal, time
+WRAPPED = """
+import os, signal, sys, time
 heard = []
-signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
-print("runs", flush=True)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: heard.append(number))
+os.write(1, b"runs\\n")  # at once: ranks share the file
 while not heard:
     time.sleep(0.01)
 time.sleep(2)
-print("saved after", len(heard), flush=True)
-'''])
+os.write(1, b"saved after %d\\n" % len(heard))
 """
 
 
-def test_what_a_rank_only_started_hears_the_stop_that_the_rank_dies_of(start, script):
-    host = start("--train-script", script(WRAPPER), *TWO_RANKS)
+@pytest.mark.parametrize(
+    ("wrapper", "number"),
+    [
+        ("subprocess.run([sys.executable, 'wrapped.py'])", signal.SIGTERM),
+        ("sys.exit(os.system(sys.executable + ' wrapped.py') >> 8)", signal.SIGINT),
+    ],
+)
+def test_what_a_rank_only_started_hears_the_stop(start, script, wrapper, number):
+    script(WRAPPED, "wrapped.py")
+    path = script("import os, subprocess, sys\n" + wrapper)
+    host = start("--train-script", path, *TWO_RANKS)
     host.wait_for("runs", 2)
-    host.signal(signal.SIGTERM)
-    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    host.signal(number)
+    assert host.wait() == ended_by(number), host.log()
     assert host.out.count("saved after 1") == 2, host.log()
     assert host.leftovers() == []
 
 
 RAISE_AND_SUCCEED = """
-import os, sys, time
+import atexit, os, sys, time
 if os.environ["RANK"] == "0":
     sys.excepthook = lambda *_: os._exit(0)
-    raise ValueError("not so bad")
+    if sys.argv[1] == "raises":
+        raise ValueError("not so bad")
+    atexit.register(os._exit, 0)
+    sys.exit(3)
 time.sleep(3)
 print("through", flush=True)
 """
 
 
-def test_a_rank_that_raises_and_ends_with_0_has_not_failed(start, script):
+@pytest.mark.parametrize("what", ["raises", "exits"])
+def test_a_rank_that_fails_and_ends_with_0_has_not_failed(start, script, what):
     options = (*TWO_RANKS, "--launcher-failure-grace", "1")
-    host = start("--train-script", script(RAISE_AND_SUCCEED), *options)
+    host = start("--train-script", script(RAISE_AND_SUCCEED), what, *options)
     assert host.wait() == 0, host.log()
     assert host.failure is None and host.out == "through\n"
 
