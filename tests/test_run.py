@@ -310,6 +310,7 @@ def test_a_failed_rank_that_is_slow_to_end_leaves_the_others_their_time(start, s
         host = start("--train-script", path, seconds, *options)
         assert host.wait(40) == 1, host.log()
         assert host.out.count("uploaded") == uploaded
+        assert ("--launcher-failure-grace is its time to end" in host.err) is not bool(uploaded)
         assert "saved" in host.out, host.log()
         assert host.failure.startswith("localhost, rank 1 (local rank 1) failed with ValueError")
         assert host.leftovers() == []

@@ -247,6 +247,32 @@ def test_a_stop_while_torchrun_restarts_the_ranks(start, script):
     assert host.leftovers() == []
 
 
+FAIL_THERE = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    while not os.path.exists("armed"):
+        time.sleep(0.01)
+    sys.excepthook = lambda *_: (time.sleep(1), os._exit(42))
+    raise ValueError("loss is nan")
+heard = []
+signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+open("armed", "w").close()
+while not heard:
+    time.sleep(0.01)
+time.sleep(3)
+print("saved after", len(heard), flush=True)
+"""
+
+
+def test_ranks_of_another_host_save_after_a_failure_with_a_code_of_its_hook(start_two, script):
+    hosts = start_two("--train-script", script(FAIL_THERE))
+    for host in hosts:
+        assert host.wait() == 42, host.log()
+        assert host.failure.startswith("127.0.0.2, rank 1 (local rank 0) failed with ValueError")
+        assert host.leftovers() == []
+    assert "saved after 1" in hosts[0].out
+
+
 SAVE = """
 import os, signal, sys, time
 heard = []

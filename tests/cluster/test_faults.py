@@ -243,16 +243,15 @@ def test_a_host_is_absent(fault):
     fault.prepare(hosts=3, launcher_start_timeout=5)
     fault.happens()
     fault.job.start("algo-1", "algo-2")
-    said = "algo-3 (its name does not resolve) did not arrive within 5 s\n"
-    fault.ends(69, said, 5 + 5, lost=("algo-3",))
+    fault.ends(69, "algo-3 (", 5 + 5, lost=("algo-3",))
+    assert ") did not arrive within 5 s\n" in fault.job["algo-1"].failure
 
 
 def test_the_first_host_is_absent(fault):
     fault.prepare(launcher_start_timeout=5)
     fault.happens()
     fault.job.start("algo-2")
-    said = "algo-1 did not arrive within 5 s (the name algo-1 does not resolve)\n"
-    fault.ends(69, said, 5 + 5, lost=("algo-1",))
+    fault.ends(69, "algo-1 did not arrive within 5 s (", 5 + 5, lost=("algo-1",))
 
 
 @ours_alone
