@@ -355,13 +355,18 @@ def test_the_peer_port_is_taken(fault):
 # A stop
 
 
-def test_a_stop_of_one_host_and_ranks_that_save(fault):
-    fault.prepare({0: SAVE, 1: SAVE})
+def run_until_ready(fault, first, second):
+    """Have both ranks do their part, as far as `does it`; from then on the seconds count."""
+    fault.prepare({0: first, 1: second})
     fault.start()
     fault.strike()
     for host in fault.job.values():
         host.wait_for("does it\n")
     fault.happens()
+
+
+def test_a_stop_of_one_host_and_ranks_that_save(fault):
+    run_until_ready(fault, SAVE, SAVE)
     fault.job["algo-2"].send(15)
     time.sleep(1)
     fault.job["algo-1"].send(15)  # does not shorten a save
@@ -372,12 +377,7 @@ def test_a_stop_of_one_host_and_ranks_that_save(fault):
 @pytest.mark.parametrize("what", ["have loader workers", "replaced themselves"])
 def test_a_stop_of_one_host_and_ranks_that(fault, what):
     plan = WORKERS if what == "have loader workers" else EXEC
-    fault.prepare({0: plan, 1: plan})
-    fault.start()
-    fault.strike()
-    for host in fault.job.values():
-        host.wait_for("does it\n")
-    fault.happens()
+    run_until_ready(fault, plan, plan)
     fault.job["algo-2"].send(15)
     fault.ends(143, None, 5 + 3)
     assert fault.job.logs().count("saved\n") == 2
@@ -385,12 +385,7 @@ def test_a_stop_of_one_host_and_ranks_that(fault, what):
 
 def test_a_stop_of_all_hosts_and_a_rank_that_fails_while_it_saves(fault):
     fails = "signal.signal(15, lambda *_: 1 / 0); sys.stdout.write('does it\\n'); time.sleep(600)"
-    fault.prepare({0: SAVE, 1: fails})
-    fault.start()
-    fault.strike()
-    for host in fault.job.values():
-        host.wait_for("does it\n")
-    fault.happens()
+    run_until_ready(fault, SAVE, fails)
     for host in fault.job.values():
         host.send(15)
     fault.ends(143, None, 5 + 3)
