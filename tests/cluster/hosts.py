@@ -120,8 +120,10 @@ class Host:
         if not to:
             self._container.kill(number)
             return
-        script = "import psutil, sys\nfor process in psutil.process_iter():\n"
-        script += "    if any(arg.endswith(sys.argv[1]) for arg in process.cmdline()):\n"
+        # Others end meanwhile: of a zombie psutil knows no arguments then.
+        script = "import psutil, sys\nfor process in psutil.process_iter(['cmdline']):\n"
+        script += "    words = process.info['cmdline'] or ()\n"
+        script += "    if any(word.endswith(sys.argv[1]) for word in words):\n"
         script += "        process != psutil.Process() and process.send_signal(int(sys.argv[2]))"
         self.run("python3", "-c", script, to, str(number))
 
