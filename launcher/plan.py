@@ -16,10 +16,9 @@ from launcher.addresses import counted, some_of
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError, short
 from launcher.machine import Machine
-from launcher.options import Options, flag, names, whole
+from launcher.options import MASTER_ADDR, Options, flag, names, whole
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-MASTER_ADDRESS = "LAUNCHER_MASTER_ADDR"  # what agent.py has torchrun tell all ranks
 AGENT = os.path.join(_HERE, "agent.py")
 RANK = os.path.join(_HERE, "rank.py")
 
@@ -175,7 +174,7 @@ def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool
         added["GLOO_SOCKET_IFNAME"] = interface
     argv = plan.argv
     if cluster.node_rank == 0 and not has_name:
-        added[MASTER_ADDRESS] = address
+        added[MASTER_ADDR] = address
         endpoint = _endpoint(address, int(plan.rdzv_endpoint.rpartition(":")[2]))
         option = "--rdzv-endpoint="
         argv = tuple(

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from launcher.options import INIT
+from launcher.processes import status
 
 
 class Ending(NamedTuple):
@@ -69,10 +70,10 @@ def may_speak(pid: int, uid: int, command: int, launchers: Collection[int]) -> b
         return True
     # psutil takes five times as long, 1.2 ms, and somebody may come a thousand times a second.
     try:
-        if uid == _status(command, "Uid")[1]:  # the effective one
+        if uid == int(status(command)[b"Uid"].split()[1]):  # the effective one
             return True
         while pid > 1:
-            pid = _status(pid, "PPid")[0]
+            pid = int(status(pid)[b"PPid"])
             if pid in launchers:
                 return False
             if pid == command:
@@ -80,12 +81,3 @@ def may_speak(pid: int, uid: int, command: int, launchers: Collection[int]) -> b
     except OSError:
         pass  # one of them is gone
     return False
-
-
-def _status(pid: int, field: str) -> list[int]:
-    """Return the numbers of one line of /proc/PID/status (proc(5))."""
-    with open(f"/proc/{pid}/status", "rb") as file:
-        for line in file:
-            if line.startswith(field.encode() + b":"):
-                return [int(number) for number in line.split()[1:]]
-    raise ProcessLookupError(pid)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from launcher.errors import LaunchError, log
 from launcher.failure import RankFailure
 from launcher.machine import oom_kills
+from launcher.processes import ending
 
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 # Why torchrun ends ranks: it was told to stop, one has failed, they are restarted, it cannot go on.
@@ -34,8 +35,8 @@ class Rank:
     """What is known of one rank's process.
 
     `failure` is what it failed with, if it did; `exit_code` how its process ended (negative for a
-    signal), or is about to, None until that is known; `at_stop` what it does at
-    a stop (processes.response), "" if none came while it ran.
+    signal), or is about to, None until that is known; `at_stop` what it does at a stop
+    (processes.response), "" if none came while it ran.
     """
 
     def __init__(self) -> None:
@@ -234,10 +235,10 @@ class Reports:
         self._watched.remove(process)
         os.close(process)
         if rank in self.alive:
-            self._lost(rank, process_state(rank.pid)[1])
+            self._lost(rank, ending(rank.pid)[1])
 
     def _lost_if_gone(self, rank: Rank) -> bool:
-        ended, exit_code = process_state(rank.pid)
+        ended, exit_code = ending(rank.pid)
         if ended or exit_code:
             self._lost(rank, exit_code)
             return True
@@ -282,26 +283,3 @@ class Reports:
 
     def _now(self) -> float:
         return time.monotonic() - self._started
-
-
-def process_state(pid: int) -> tuple[bool, int | None]:
-    """Return whether a process has ended, and its exit code, negative for a signal.
-
-    The exit code is 0 as long as none is decided, and None where it cannot be seen: torchrun has
-    reaped the process, as it does within 0.1 s, or it is another user's. It is field 52 of
-    /proc/PID/stat, in the form of wait(2), before the process is a zombie (proc(5)).
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        ended, exit_code = fields[0] in (b"Z", b"X"), os.waitstatus_to_exitcode(int(fields[49]))
-    except (OSError, IndexError, ValueError):
-        return True, None
-    if ended and exit_code == 0:
-        try:
-            os.readlink(f"/proc/{pid}/ns/pid")
-        except PermissionError:  # the same that shows the exit code as 0 (ptrace(2))
-            return True, None
-        except OSError:
-            pass
-    return ended, exit_code

@@ -21,13 +21,11 @@ from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, lo
 from launcher.failure import ECHO_PATIENCE, RESTARTED, Outcome, RankFailure, failure_text, in_order
 from launcher.options import EXIT_BARRIER, RUN_DIR, flag
 from launcher.plan import LaunchPlan
-from launcher.processes import HANDLES, IGNORES, Processes, response, send
+from launcher.processes import HANDLES, IGNORES, Processes, response, send, session
 from launcher.reports import ERROR, FAILURE, RESTART, Rank, Reports
 from launcher.signals import Signals, reap, signal_name
 
 if TYPE_CHECKING:
-    import psutil
-
     from launcher.failure import Verdict
     from launcher.peers import Peers  # one host needs none, nor the 7 ms to import it
 
@@ -366,7 +364,7 @@ class _Supervisor:
         if not self._stop_signal:
             self._deadline = self._sweep_by = math.inf
         self._clear_by = self._in(self._plan.failure_grace)
-        for process in self._processes.left_behind(self._pid, ()):
+        for process in self._processes.left_behind(self._pid):
             log(f"ending process {process.pid}, which the last attempt left behind.")
             send(process, signal.SIGTERM)
         self._clear()
@@ -374,7 +372,7 @@ class _Supervisor:
     def _clear(self) -> None:
         """Let torchrun start ranks again once nothing of the last attempt is left."""
         self._reap()
-        left = self._processes.left_behind(self._pid, ())
+        left = self._processes.left_behind(self._pid)
         now = time.monotonic()
         if left and now < self._clear_by + _MARGIN:
             for process in left if now >= self._clear_by else ():
@@ -487,7 +485,11 @@ class _Supervisor:
                     send(process, signal.SIGKILL)
             elif now >= tell_at or (self._reports.alive and not self._closing):
                 # In a stop: torchrun was killed before it could pass it on.
-                for process in self._to_be_told(told):
+                # Ranks, and not what those have started that still run.
+                ranks = {rank.pid for rank in self._reports.alive}
+                for process in left:
+                    if process.pid in told or session(process.pid) in ranks - {process.pid}:
+                        continue
                     told.add(process.pid)
                     log(f"ending process {process.pid}, which the job left behind.")
                     send(process, signal.SIGTERM)
@@ -497,10 +499,3 @@ class _Supervisor:
                 log(f"{len(left)} processes that ranks left behind have {seconds:.0f} s to end.")
             # The end of each one is told by SIGCHLD: whoever is left becomes a child of ours.
             self._wait(max(0.05, tell_at - now))
-
-    def _to_be_told(self, told: set[int]) -> list[psutil.Process]:
-        """Return what is to be ended: ranks, not what those started that still run."""
-        ranks = {rank.pid for rank in self._reports.alive}
-        left = self._processes.left_behind(0, ranks)
-        left += [process for process in self._processes.all() if process.pid in ranks]
-        return [process for process in left if process.pid not in told]
