@@ -64,8 +64,6 @@ def arguments(torchrun: Any, run_dir: str | None) -> Any:
     parsed = parser.parse_args(sys.argv[1:])
     if parsed.training_script != os.path.join(HERE, "rank.py"):
         refuse(run_dir, f"unrecognized arguments: {parsed.training_script}")
-    if parsed.module or parsed.no_python or parsed.run_path:
-        refuse(run_dir, "its arguments would run the script past the launcher")
     return parsed
 
 
@@ -161,7 +159,7 @@ def attach(run_dir: str) -> None:
 
 
 def be_reached_at(address: str) -> None:
-    """Have torchrun keep the ranks' store at an address, and tell them that as MASTER_ADDR.
+    """Have torchrun from 2.5 on keep the ranks' store at an address: it becomes MASTER_ADDR.
 
     It takes what --local-addr says, by which it also sorts the hosts: a name, that this host may
     not be able to look up.
@@ -170,7 +168,7 @@ def be_reached_at(address: str) -> None:
 
     build = api.RendezvousStoreInfo.build
     handler = dynamic_rendezvous.DynamicRendezvousHandler
-    create = getattr(handler, "_create_tcp_store_server", None)  # there since torch 2.5
+    create = handler._create_tcp_store_server
 
     def build_at(rank: int, store: Any, *_: Any, **how: Any) -> Any:
         if "local_addr" in how:
@@ -178,9 +176,7 @@ def be_reached_at(address: str) -> None:
         return build(rank, store, **how)
 
     api.RendezvousStoreInfo.build = staticmethod(build_at)
-    if create:
-        handler._create_tcp_store_server = lambda self, _, port: create(self, address, port)
-    socket.getfqdn = lambda name="": address  # what torch 2.4 takes
+    handler._create_tcp_store_server = lambda self, _, port: create(self, address, port)
 
 
 def run(run_dir: str | None) -> None:
@@ -189,14 +185,15 @@ def run(run_dir: str | None) -> None:
     from torch.distributed import run as torchrun
 
     parsed = arguments(torchrun, run_dir)
-    if torch.__version__ < (2, 5) and parsed.local_addr:
-        # It makes MASTER_ADDR of what the host calls itself, which other hosts may not be able
-        # to resolve; 2.5 is the first to take --local-addr, as the launcher passes it.
-        socket.getfqdn = lambda name="": parsed.local_addr
     if run_dir is not None:
         attach(run_dir)
-    address = os.environ.get("LAUNCHER_MASTER_ADDR")
-    if address:
+    address = os.environ.get("LAUNCHER_MASTER_ADDR") or parsed.local_addr
+    if torch.__version__ < (2, 5):
+        # It makes MASTER_ADDR of what the host calls itself, which other hosts may not be able
+        # to resolve; 2.5 is the first to take --local-addr, as the launcher passes it.
+        if address:
+            socket.getfqdn = lambda name="": address
+    elif address != parsed.local_addr:
         be_reached_at(address)
     torchrun.run(parsed)
 
