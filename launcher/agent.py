@@ -4,10 +4,10 @@ torchrun turns every failure into exit code 1 and, for a script without `@record
 error file. What it does know is in the ChildFailedError that it raises: each failed rank of
 this host with its own exit code or signal. This file hands that to the launcher.
 
-And torchrun ends ranks: when it is told to stop, when one has failed, when it restarts them. It
-does so by a signal to a rank's whole process group, of which data loaders' workers die in the
-middle of a save. Here the signal goes to the rank's own process, and the launcher hears of it
-before: what a rank does from then on is no cause of a failure.
+torchrun ends ranks when it is told to stop, when one has failed, and when it restarts them. It
+signals each rank's whole process group, so data loaders' workers die while their rank saves. Here
+the signal goes to the rank's own process, and torchrun asks the launcher first: what a rank does
+after the answer is not the cause of a failure.
 
 Executed by path: `python launcher/agent.py TORCHRUN_ARGUMENT ...`. It is the one file of the
 launcher that imports torch. Without a launcher to report to it is plain torchrun.
@@ -107,7 +107,7 @@ def attach(run_dir: str) -> None:
             super()._initialize_workers(worker_group)
 
     def start(context: Any) -> None:
-        """Start all ranks, and only then hear of a stop: torchrun would forget the first ones."""
+        """Start all ranks before acting on a stop: torchrun would forget those it has started."""
         late: list[int] = []
         handlers = {
             number: signal.signal(number, lambda number, _: late.append(number))
@@ -123,7 +123,7 @@ def attach(run_dir: str) -> None:
                 os.kill(os.getpid(), late[0])
 
     def close(context: Any, death_sig: signal.Signals, timeout: float = 30) -> None:
-        """Ask before ranks are ended; torchrun calls this when all is done, too."""
+        """Ask the launcher before ending ranks; torchrun also calls this after success."""
         codes = {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
         living = None in codes.values()
         if living or (any(codes.values()) and not getattr(context, "was_closed", False)):

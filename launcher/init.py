@@ -141,7 +141,7 @@ class _Init:
         if uid not in self._refused:
             self._refused.add(uid)
             log(
-                f"refused process {pid} of uid {uid}, which is no launcher of this job's; expected "
+                f"refused process {pid} of uid {uid}, which is no launcher of this job; expected "
                 f"root, uid {os.geteuid()}, or the user of {self._command[0]}."
             )
         return False

@@ -137,7 +137,7 @@ def _code_of(main: types.ModuleType, spec: importlib.machinery.ModuleSpec) -> ty
 def _code_by(loader: Any, name: str) -> types.CodeType:
     code = loader.get_code(name) if hasattr(loader, "get_code") else None
     if not isinstance(code, types.CodeType):
-        raise ImportError(f"no code of {name} can be had, to be executed")
+        raise ImportError(f"cannot load the code of {name}")
     return code
 
 

@@ -2,9 +2,9 @@
 
 Each of them connects to a Unix socket in the job's folder and sends lines, each one a JSON
 object. A rank (rank.py) says who it is as soon as it runs, and what ended it if that was an
-exception or sys.exit. It is gone when its process is: its connection ends then, too, but also when
-it replaces itself (os.execv) or closes what it did not open. torchrun (agent.py) says what its main
-raised; and before it ends ranks, and starts them again, it asks, and waits for the answer.
+exception or sys.exit. A rank is gone when its process is; its connection may end earlier, when the
+rank replaces itself (os.execv) or closes all descriptors. torchrun (agent.py) says what its main
+raised. Before it ends ranks, or starts them again, it asks and waits for the answer.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class _Supervisor:
                 self._let_torchrun_end_ranks(FAILURE)
 
     def _withdraw(self, rank: Rank) -> None:
-        """A rank raised, but ended well after all, by a hook of its own: it has not failed."""
+        """A rank raised, but its own hook ended it with 0: it has not failed."""
         self._noted.pop(rank.rank, None)
         if rank in self._untold:
             self._untold.remove(rank)
@@ -324,10 +324,10 @@ class _Supervisor:
             self._deadline = self._in(_MARGIN)  # torchrun may wait for other hosts, and be deaf
 
     def on_closing(self, why: str) -> None:
-        """Let torchrun end the ranks, but for a moment in which a better cause may be told.
+        """Let torchrun end the ranks, but wait a moment first where only echoes are known.
 
-        A rank that cleans up before its error is known would be killed without a word, because
-        another one saw the broken connection first.
+        A rank that cleans up before it reports its error would otherwise be killed without a word,
+        because another rank saw the broken connection first.
         """
         if why == FAILURE and not self._judged and self._wants_better_cause():
             self._hold_until = self._in(ECHO_PATIENCE)
@@ -341,7 +341,7 @@ class _Supervisor:
         return only_echoes and bool(self._reports.alive)
 
     def _let_torchrun_end_ranks(self, why: str) -> None:
-        """From now on ranks end because torchrun ends them, and have their grace to do so."""
+        """Answer torchrun: from now on ranks end because it ends them, within their grace."""
         self._hold_until = math.inf
         self._closing = why
         self._closing_at = time.monotonic()

@@ -24,10 +24,10 @@ class _LauncherRunner(process.ProcessRunner):  # type: ignore[misc]
 def main() -> None:
     """Do all that the toolkit does for a training job, with the launcher as the program.
 
-    An estimator's entry_point is the script to launch where no hyperparameter names one, or the
-    source folder's own copy of the launcher. Another program, such as a
-    shell script, runs as it always did.
-    Raises the toolkit's errors, which its trainer.py reports.
+    Where no hyperparameter names a script, the estimator's entry_point is the script to launch. It
+    may also be the source folder's own copy of the launcher. A program that is not a Python file,
+    such as a shell script, runs as it always did. Raises the toolkit's errors, which its trainer.py
+    reports.
     """
     env = environment.Environment()
     program = env.user_entry_point
