@@ -199,8 +199,10 @@ def test_bf16_is_what_rank_0_measures_and_stays_so(start, script, channels, tmp_
     assert "\nbf16 on, as in the checkpoint\n" in out
 
 
+# What Pictures prints comes first, and each rank's lines in one write: unbuffered, as in AWS's
+# images, `print` writes the end of its line by itself, and all ranks share the pipe.
 SHARES = f"""
-import sys
+import os, sys
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
 import torch.distributed as dist
 from pictures import Pictures
@@ -209,7 +211,8 @@ from resume import leave_group
 dist.init_process_group("gloo")
 folders = sys.argv[1:]
 data = Pictures(folders[dist.get_rank() % len(folders)], 32, train=False)
-sys.stdout.write("".join(f"has {{path}}\\n" for path, _ in data.samples))
+dist.barrier()
+os.write(1, "".join(f"has {{path}}\\n" for path, _ in data.samples).encode())
 dist.barrier()
 leave_group()
 """

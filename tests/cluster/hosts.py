@@ -269,6 +269,21 @@ class Job(Mapping):
 
     def remove(self) -> None:
         with contextlib.ExitStack() as stack:  # does the rest where one fails
-            stack.callback(self._network.remove)
+            stack.callback(poll, self._remove_network, 30, every=0.5)
             for host in self._hosts.values():
                 stack.callback(host.remove)
+
+    def _remove_network(self) -> bool:
+        """The engine may take a moment more than the removal of a host to take it off."""
+        try:
+            self._network.remove()
+        except docker.errors.NotFound:
+            return True
+        except docker.errors.APIError as error:
+            assert "has active endpoints" in str(error), error
+            self._network.reload()
+            for container in self._network.attrs["Containers"]:
+                with contextlib.suppress(docker.errors.APIError):  # off it by now
+                    self._network.disconnect(container, force=True)
+            return False
+        return True
