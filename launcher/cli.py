@@ -9,18 +9,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Callable
 
-from launcher import failure, init, options, supervise, target, toolkit
-from launcher.cluster import Cluster, read_cluster
+from launcher import init
 from launcher.errors import LaunchError, log
-from launcher.failure import OWN, Outcome, Verdict
-from launcher.machine import interface_of, read_machine
-from launcher.options import Options
-from launcher.plan import LaunchPlan, at_address, make_plan
+from launcher.job import options, target, toolkit
+from launcher.job.cluster import Cluster, read_cluster
+from launcher.job.machine import interface_of, read_machine
+from launcher.job.options import Options
+from launcher.job.plan import LaunchPlan, at_address, make_plan
 from launcher.presence import Ending, Presence
+from launcher.result import failure
+from launcher.result.failure import OWN, Outcome, Verdict
+from launcher.run import supervisor as supervise
 from launcher.signals import Signals, signal_name
 
 if TYPE_CHECKING:
-    from launcher.peers import Peers
+    from launcher.peers.channel import Peers
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -103,7 +106,7 @@ def _run_with_peers(
     signals: Signals,
 ) -> Ending:
     """Start when all hosts do, and end as all do; a mistake in place of a plan is told to them."""
-    from launcher import peers  # which one host, or a dry run, does not need
+    from launcher.peers import channel as peers  # which one host, or a dry run, does not need
 
     outcome = None
     verdict: Verdict | None = None
@@ -222,7 +225,7 @@ def _require_port(plan: LaunchPlan) -> None:
     """See on the first host that torchrun's store can listen; it would take seconds to fail."""
     import errno
 
-    from launcher import addresses  # one host has no port
+    from launcher.peers import addresses  # one host has no port
 
     try:
         for listener in addresses.listen([], int(plan.rdzv_endpoint.rpartition(":")[2])):

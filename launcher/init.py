@@ -30,9 +30,9 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from launcher import toolkit
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
-from launcher.options import INIT
+from launcher.job import toolkit
+from launcher.job.options import INIT
 from launcher.presence import Ending, may_speak, understood
 from launcher.signals import Signals, reap, signal_name
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from launcher.options import INIT
+from launcher.job.options import INIT
 from launcher.processes import status
 
 

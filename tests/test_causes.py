@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from launcher import supervise
 from launcher.errors import LaunchError
+from launcher.run import supervisor as supervise
 
 
 def test_a_tmpdir_that_is_too_long_is_named(tmp_path, capsys):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher import cli
 from launcher.errors import LaunchError
-from launcher.options import OPTIONS
+from launcher.job.options import OPTIONS
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
@@ -75,7 +75,7 @@ def test_nothing_takes_the_place_of_our_modules_or_of_pythons(script, tmp_path, 
         path.insert(0, str(tmp_path))
     done = launch(*DRY, command=[sys.executable, "-S", *program], PYTHONPATH=":".join(path))
     assert done.returncode == 0, done.stderr
-    assert f"{installed}/launcher/agent.py" in done.stdout
+    assert f"{installed}/launcher/run/agent.py" in done.stdout
 
 
 def test_a_module_in_a_namespace_package(tmp_path, pretend_torch):
@@ -89,7 +89,7 @@ def test_a_module_in_a_namespace_package(tmp_path, pretend_torch):
 
 def test_no_module_of_ours_is_named_as_one_of_pythons():
     """agent.py and rank.py run by path, with their folder first in sys.path for a moment."""
-    ours = {path.stem for path in (REPO / "launcher").glob("*.py")}
+    ours = {path.stem for path in (REPO / "launcher").rglob("*.py")}
     pythons = getattr(sys, "stdlib_module_names", ())  # Python 3.10
     assert not ours & set(pythons)
 

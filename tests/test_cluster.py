@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from launcher.cluster import read_cluster
 from launcher.errors import LaunchError
+from launcher.job.cluster import read_cluster
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "0"}
 GROUPS = {

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from launcher.cluster import Cluster
-from launcher.failure import (
+from launcher.job.cluster import Cluster
+from launcher.result.failure import (
     LIMIT,
     Outcome,
     RankFailure,

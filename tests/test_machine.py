@@ -6,8 +6,8 @@ import socket
 import psutil
 import pytest
 
-from launcher import machine
 from launcher.errors import LaunchError
+from launcher.job import machine
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from launcher import options
 from launcher.errors import LaunchError
-from launcher.options import OPTIONS, Options, flag, help_text, parse, wants_help
+from launcher.job import options
+from launcher.job.options import OPTIONS, Options, flag, help_text, parse, wants_help
 
 RUN = ["--train-script", "t.py"]
 

@@ -17,11 +17,13 @@ import pytest
 from conftest import free_port, poll
 from network import Network
 
-from launcher import entrance, other_host, peers
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.failure import ABORTED, BROKEN, ECHO, LIMIT, LOST, OWN, RESTARTED, Verdict
-from launcher.wire import Wire
+from launcher.job.cluster import Cluster
+from launcher.peers import channel as peers
+from launcher.peers import entrance
+from launcher.peers import other as other_host
+from launcher.peers.connection import Wire
+from launcher.result.failure import ABORTED, BROKEN, ECHO, LIMIT, LOST, OWN, RESTARTED, Verdict
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 ALIKE = {"version of torch": "2.13", "script": "script train.py"}
@@ -317,8 +319,8 @@ def test_hosts_by_the_hundred_arrive_at_once():
 # Shows how a first host does with a limit on open files, and which one its child has.
 FIRST = """
 import json, resource, subprocess, sys
-from launcher import peers
-from launcher.cluster import Cluster
+from launcher.peers import channel as peers
+from launcher.job.cluster import Cluster
 from launcher.signals import Signals
 
 port, *limits = map(int, sys.argv[1:])
@@ -666,8 +668,8 @@ def test_the_channel_listens_on_the_hosts_own_address_alone(job):
 # A name server that never answers, hosts that wait for others, and what they do meanwhile.
 SLOW = """
 import json, socket, sys, threading, time
-from launcher import first_host, other_host, peers
-from launcher.cluster import Cluster
+from launcher.peers import channel as peers, first as first_host, other as other_host
+from launcher.job.cluster import Cluster
 
 for module in (peers, first_host, other_host):
     module.ROLL_EVERY = 2.5

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from launcher import options
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.machine import Machine
-from launcher.plan import AGENT, RANK, at_address, make_plan
+from launcher.job import options
+from launcher.job.cluster import Cluster
+from launcher.job.machine import Machine
+from launcher.job.plan import AGENT, RANK, at_address, make_plan
 
 MACHINE = Machine(
     python=sys.executable,

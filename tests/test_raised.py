@@ -10,9 +10,10 @@ import threading
 import pytest
 from test_failure import CLUSTER
 
-from launcher import raised, reports
-from launcher.failure import LIMIT, Outcome, RankFailure, failure_text
-from launcher.plan import RANK
+from launcher.job.plan import RANK
+from launcher.result import raised
+from launcher.result.failure import LIMIT, Outcome, RankFailure, failure_text
+from launcher.run import reports
 
 ECHO = "RuntimeError('gloo: Connection closed by peer [127.0.0.1]:1')"
 

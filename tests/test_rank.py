@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from launcher.plan import RANK
+from launcher.job.plan import RANK
 
 LOOK = """
 import json, multiprocessing, os, pickle, sys

@@ -9,7 +9,7 @@ import socket
 import pytest
 from conftest import poll
 
-from launcher.reports import Rank, Reports
+from launcher.run.reports import Rank, Reports
 
 
 class Told:

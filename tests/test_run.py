@@ -18,10 +18,10 @@ from conftest import LAUNCHER, REPO, TRAIN_DDP, ended_by, free_port, poll
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher import options
-from launcher.cluster import Cluster
-from launcher.machine import Machine
-from launcher.plan import RANK, make_plan
+from launcher.job import options
+from launcher.job.cluster import Cluster
+from launcher.job.machine import Machine
+from launcher.job.plan import RANK, make_plan
 
 pytestmark = pytest.mark.torch
 
@@ -583,9 +583,10 @@ def test_the_command_in_a_shell(start, script):
 
 EXECUTE = """
 import sys
-from launcher import errors, supervise
-from launcher.cluster import Cluster
-from launcher.plan import LaunchPlan
+from launcher import errors
+from launcher.run import supervisor as supervise
+from launcher.job.cluster import Cluster
+from launcher.job.plan import LaunchPlan
 from launcher.signals import Signals
 
 plan = LaunchPlan((sys.argv[1],), {}, Cluster(("h",), "h", "j", 0, 0, ""), "1", "h:1", 1, 1, ())

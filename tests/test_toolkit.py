@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from launcher import toolkit
 from launcher.errors import LaunchError
+from launcher.job import toolkit
 
 HYPERPARAMETERS = {
     "train-script": '"train.py"',

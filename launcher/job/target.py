@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 
 from launcher.errors import LaunchError
-from launcher.options import Options
+from launcher.job.options import Options
 
 
 def located(chosen: Options, folders: Sequence[str]) -> Options:

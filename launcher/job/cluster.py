@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher import machine
 from launcher.errors import LaunchError, short
+from launcher.job import machine
 
 ALONE = "localhost"
 

@@ -9,7 +9,7 @@ signals each rank's whole process group, so data loaders' workers die while thei
 the signal goes to the rank's own process, and torchrun asks the launcher first: what a rank does
 after the answer is not the cause of a failure.
 
-Executed by path: `python launcher/agent.py TORCHRUN_ARGUMENT ...`. It is the one file of the
+Executed by path: `python launcher/run/agent.py TORCHRUN_ARGUMENT ...`. It is the one file of the
 launcher that imports torch. Without a launcher to report to it is plain torchrun.
 """
 

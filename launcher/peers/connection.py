@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from launcher.messages import decoded
+from launcher.peers.messages import decoded
 
 LINE_LIMIT = 1 << 16  # bytes
 

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from launcher.addresses import is_loopback, look_up
 from launcher.errors import EXIT_NOT_FOUND, LaunchError, log
+from launcher.peers.addresses import is_loopback, look_up
 
 # nvidia-smi has been seen to hang on a sick driver; a job that costs money must not.
 _ASK_TIMEOUT = 60

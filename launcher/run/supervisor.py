@@ -18,16 +18,23 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, LaunchError, log
-from launcher.failure import ECHO_PATIENCE, RESTARTED, Outcome, RankFailure, failure_text, in_order
-from launcher.options import EXIT_BARRIER, RUN_DIR, flag
-from launcher.plan import LaunchPlan
+from launcher.job.options import EXIT_BARRIER, RUN_DIR, flag
+from launcher.job.plan import LaunchPlan
 from launcher.processes import HANDLES, IGNORES, Processes, response, send, session
-from launcher.reports import ERROR, FAILURE, RESTART, Rank, Reports
+from launcher.result.failure import (
+    ECHO_PATIENCE,
+    RESTARTED,
+    Outcome,
+    RankFailure,
+    failure_text,
+    in_order,
+)
+from launcher.run.reports import ERROR, FAILURE, RESTART, Rank, Reports
 from launcher.signals import Signals, reap, signal_name
 
 if TYPE_CHECKING:
-    from launcher.failure import Verdict
-    from launcher.peers import Peers  # one host needs none, nor the 7 ms to import it
+    from launcher.peers.channel import Peers  # one host needs none, nor the 7 ms to import it
+    from launcher.result.failure import Verdict
 
 # All in seconds. torchrun kills what ignores a stop when the grace is over; so much later we do.
 _MARGIN = 5

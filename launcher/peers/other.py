@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from selectors import EVENT_READ
 from typing import Any
 
-from launcher import addresses
-from launcher.cluster import Cluster
 from launcher.errors import EXIT_HOST_LOST, LaunchError, log
-from launcher.failure import Verdict
-from launcher.messages import missing_in, reason_in, verdict_in
-from launcher.options import flag
-from launcher.peers import ROLL_EVERY, TO_GREET, Peers
-from launcher.wire import Wire
+from launcher.job.cluster import Cluster
+from launcher.job.options import flag
+from launcher.peers import addresses
+from launcher.peers.channel import ROLL_EVERY, TO_GREET, Peers
+from launcher.peers.connection import Wire
+from launcher.peers.messages import missing_in, reason_in, verdict_in
+from launcher.result.failure import Verdict
 
 # All in seconds.
 _TO_ANSWER = 10  # for the first host to welcome, or refuse

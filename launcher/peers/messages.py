@@ -10,9 +10,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from launcher.addresses import NAMED, counted
 from launcher.errors import printable
-from launcher.failure import ECHO, LIMIT, OWN, Verdict
+from launcher.peers.addresses import NAMED, counted
+from launcher.result.failure import ECHO, LIMIT, OWN, Verdict
 from launcher.signals import STOPS
 
 _LINE = 700  # characters of a reason

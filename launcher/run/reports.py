@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from launcher.errors import LaunchError, log
-from launcher.failure import RankFailure
-from launcher.machine import oom_kills
+from launcher.job.machine import oom_kills
 from launcher.processes import ending
+from launcher.result.failure import RankFailure
 
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 # Why torchrun ends ranks: it was told to stop, one has failed, they are restarted, it cannot go on.

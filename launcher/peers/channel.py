@@ -39,9 +39,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.cluster import Cluster
 from launcher.errors import EXIT_HOST_LOST
-from launcher.failure import LIMIT, Verdict
+from launcher.job.cluster import Cluster
+from launcher.result.failure import LIMIT, Verdict
 from launcher.signals import Signals
 
 # All in seconds.
@@ -59,10 +59,10 @@ def join(cluster: Cluster, port: int, start_timeout: int, alike: Mapping[str, An
     call `roll_call` next. Raises LaunchError where the first host cannot listen (exit code 2).
     """
     if cluster.node_rank == 0:
-        from launcher.first_host import FirstHost
+        from launcher.peers.first import FirstHost
 
         return FirstHost(cluster, port, start_timeout, alike)
-    from launcher.other_host import OtherHost
+    from launcher.peers.other import OtherHost
 
     return OtherHost(cluster, port, start_timeout, alike)
 

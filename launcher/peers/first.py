@@ -8,15 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher import addresses
-from launcher.cluster import Cluster
-from launcher.entrance import Entrance
 from launcher.errors import EXIT_USAGE, log, short
-from launcher.failure import ECHO, ECHO_PATIENCE, LOST, RESTARTED, Verdict
-from launcher.messages import Hello, case_in, hello_in, missing_words, stop_in
-from launcher.options import flag
-from launcher.peers import ROLL_EVERY, TO_TELL, Peers
-from launcher.wire import Wire, line_of
+from launcher.job.cluster import Cluster
+from launcher.job.options import flag
+from launcher.peers import addresses
+from launcher.peers.channel import ROLL_EVERY, TO_TELL, Peers
+from launcher.peers.connection import Wire, line_of
+from launcher.peers.entrance import Entrance
+from launcher.peers.messages import Hello, case_in, hello_in, missing_words, stop_in
+from launcher.result.failure import ECHO, ECHO_PATIENCE, LOST, RESTARTED, Verdict
 
 _REFUSALS = 20  # that the log shows
 # All in seconds.

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from selectors import EVENT_READ, BaseSelector
 
-from launcher import addresses
 from launcher.errors import LaunchError
-from launcher.options import flag
-from launcher.peers import TO_GREET
-from launcher.wire import Wire
+from launcher.job.options import flag
+from launcher.peers import addresses
+from launcher.peers.channel import TO_GREET
+from launcher.peers.connection import Wire
 
 _STRANGERS = 64  # connections that have not said who they are, besides those of missing hosts
 _AT_ONCE = 100  # connections that are accepted before anything else has its turn

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher import __version__
-from launcher.addresses import counted, some_of
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError, short
-from launcher.machine import Machine
-from launcher.options import MASTER_ADDR, Options, flag, names, whole
+from launcher.job.cluster import Cluster
+from launcher.job.machine import Machine
+from launcher.job.options import MASTER_ADDR, Options, flag, names, whole
+from launcher.peers.addresses import counted, some_of
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-AGENT = os.path.join(_HERE, "agent.py")
-RANK = os.path.join(_HERE, "rank.py")
+_RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
+AGENT = os.path.join(_RUN, "agent.py")
+RANK = os.path.join(_RUN, "rank.py")
 
 
 class LaunchPlan(NamedTuple):

@@ -12,11 +12,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher import raised, toolkit
-from launcher.cluster import Cluster
 from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE, log, printable
-from launcher.options import flag
-from launcher.raised import shortened
+from launcher.job import toolkit
+from launcher.job.cluster import Cluster
+from launcher.job.options import flag
+from launcher.result import raised
+from launcher.result.raised import shortened
 from launcher.signals import signal_name
 
 LIMIT = 1024

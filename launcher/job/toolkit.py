@@ -12,8 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from launcher import machine
 from launcher.errors import LaunchError, short
+from launcher.job import machine
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).
