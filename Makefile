@@ -17,7 +17,7 @@ BUILD_FLAGS ?=
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
 # has changed. One file for each set of requirements marks that.
-SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py launcher/*/*.py)
+SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py)
 WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
 WITH_FRAMEWORKS := $(WITH_TORCH)-and-frameworks
 TO_TEST := $(VENV)/installed-to-test

@@ -29,8 +29,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher import cli
-from launcher.peers import channel as peers
+from launcher.job.plan import LaunchPlan
+from launcher.job.prepare import prepare
+from launcher.peers import agreement, messages
+from launcher.protocol import encoded
 
 SCRIPT = "import sys, time; sys.stdout.write('runs\\n'); sys.stdout.flush(); time.sleep(3600)"
 
@@ -113,13 +115,13 @@ def running(hosts: int, port: int, seconds: int, folder: Path) -> dict[str, floa
 
 
 class Crowd:
-    """All hosts but the first, who connect at once: sockets that say hello and wait for `go`."""
+    """All hosts but the first, who connect at once: sockets that say hello and wait to start."""
 
     def __init__(self, hosts: list[str], address: tuple[str, int], hello: dict[str, Any]) -> None:
         self._address = address
         self._hello = hello
         self._selector = selectors.EpollSelector()
-        self.connected = self.welcome = self.gone = 0.0  # when the last one was
+        self.connected = self.welcome = self.joined = 0.0  # when the last one was
         self.waiting = len(hosts)
         self._started: list[socket.socket] = []
         for host in hosts:
@@ -141,14 +143,14 @@ class Crowd:
                 if events & selectors.EVENT_WRITE:
                     self.connected = now
                     message = {"hello": {**self._hello, "host": key.data}}
-                    connection.sendall(json.dumps(message).encode() + b"\n")
+                    connection.sendall(encoded(message))
                     self._selector.modify(connection, selectors.EVENT_READ, key.data)
                     continue
                 said = connection.recv(1 << 16)
                 if b"welcome" in said:
                     self.welcome = now
-                if b"go" in said:
-                    self.gone = now
+                if b"all joined" in said:
+                    self.joined = now
                     self.waiting -= 1
                     self._selector.unregister(connection)
                     self._started.append(connection)  # it stays connected
@@ -164,9 +166,9 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
     """Return how a launcher does whose others all come at once: s since the last connection."""
     names = ["127.0.0.1", *(f"algo-{number:04}" for number in range(1, hosts))]
     arguments, common = job_of(names, port, folder)
-    prepared = cli.prepare(arguments, {**common, "SM_CURRENT_HOST": names[-1]})
-    assert prepared
-    cluster, alike = prepared[0].cluster, prepared[0].alike
+    prepared = prepare(arguments, {**common, "SM_CURRENT_HOST": names[-1]})
+    assert prepared and isinstance(prepared.plan, LaunchPlan)
+    cluster, fingerprint = prepared.cluster, prepared.plan.fingerprint
     with open(folder / "log", "wb") as out:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "launcher", *arguments],
@@ -182,9 +184,8 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
                 break
             if launcher.poll() is not None:
                 sys.exit((folder / "log").read_text())
-        # What another host's end would say.
-        with peers.join(cluster, 1, 1, alike) as end:
-            hello = {"job": cluster.job_name, "alike": end._alike}
+        who = (cluster.current_host, cluster.hosts, cluster.job_name)
+        hello = messages.hello(agreement.job_of(*who, port + 1, 900, fingerprint))["hello"]
         others = Crowd(names[1:], (names[0], port + 1), hello)
         others.wait()
         while not has_child(Path("/proc", str(launcher.pid))):
@@ -192,7 +193,7 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
         peak = int(status(Path("/proc", str(launcher.pid)))["VmHWM"].split()[0]) / 1024
         return {
             "welcome": others.welcome - others.connected,
-            "go": others.gone - others.connected,
+            "joined": others.joined - others.connected,
             "peak": peak,
         }
     finally:
@@ -241,7 +242,7 @@ def main() -> None:
         print(f"\n| the first of {chosen.many} hosts at once, ulimit -n {limit} | unit | | bound |")
         print("|---|---|---|---|")
         print(f"| last connection to last welcome | s | {seen['welcome']:.3f} | 2 |")
-        print(f"| last connection to last go | s | {seen['go']:.3f} | 2 |")
+        print(f"| last connection to the start | s | {seen['joined']:.3f} | 2 |")
         print(f"| peak memory of its launcher | MiB | {seen['peak']:.1f} | 64 |")
 
 

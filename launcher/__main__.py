@@ -1,13 +1,14 @@
-"""Every way into the launcher: `python -m launcher`, `python launcher/__main__.py` as SageMaker
-runs an entry point, and sm_launch.py, which runs this file by its path, too.
+"""Where every start of the launcher begins: `python -m launcher`, `python launcher/__main__.py` as
+SageMaker runs an entry point, and sm_launch.py, which runs this file by its path too.
 """
 
 import os
 import sys
 
 if not __package__:
-    # By path: the package is the folder of this file. sys.path is left to others: a `launcher` may
-    # come first in it, and this folder's modules are not to be imported by their bare names.
+    # By path: the package is the folder of this file. It is not found in sys.path, where another
+    # `launcher` may come first; and this folder must not stay there, or else its modules could be
+    # imported as top-level ones.
     folder = os.path.dirname(os.path.abspath(__file__))
     others = [path for path in sys.path if path != folder]
     sys.path[:] = [os.path.dirname(folder)]
@@ -18,9 +19,14 @@ if not __package__:
 
 if __name__ == "__main__":
     # The toolkit puts the user's folder, where a json.py may be, in front of Python's own modules,
-    # and old backports (enum34) lie beside the package in site-packages.
+    # and site-packages may have old backports (enum34).
     library = os.path.dirname(os.__file__)
     sys.path.sort(key=lambda path: path not in (library, os.path.join(library, "lib-dynload")))
+    import signal
+
+    # A Ctrl-C before there is anything to stop ends this process without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from launcher.cli import main
 

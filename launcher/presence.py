@@ -1,20 +1,27 @@
-"""What a launcher tells the init above it (init.py), over the Unix socket that LAUNCHER_INIT names.
+"""A launcher tells the init above it (init.py) that it runs, and how it ends.
 
-It connects as soon as it can take a stop, stays connected until it ends, and says at its end with
-which exit code, and whether it was stopped: `143 stopped`.
+It connects to the Unix socket that LAUNCHER_INIT names as soon as it handles stops, and stays
+connected until it ends. Before that it sends its exit code and whether it was stopped: `143
+stopped`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
+import selectors
 import socket
+import struct
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from launcher.job.options import INIT
+from launcher.log import log
 from launcher.processes import status
+from launcher.values import NamedTuple
+
+_BACKLOG = 128  # connections that wait to be accepted
 
 
 class Ending(NamedTuple):
@@ -25,12 +32,12 @@ class Ending(NamedTuple):
 
 
 class Presence:
-    """A launcher's word to the init above it: here from the start of the block to its end."""
+    """A launcher's end: connected to the init from the start of the `with` block to its end."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._socket: socket.socket | None = None
         if environ.get(INIT):
-            # Where nobody listens, the variable has outlived its init.
+            # The variable may have outlived its init: then nobody listens.
             with contextlib.suppress(OSError):
                 self._socket = socket.socket(socket.AF_UNIX)
                 self._socket.connect("\0" + environ[INIT])
@@ -45,30 +52,111 @@ class Presence:
     def ends(self, ending: Ending) -> None:
         """Say how this launcher is about to end."""
         if self._socket:
-            word = f"{ending.exit_code} stopped" if ending.was_stopped else str(ending.exit_code)
+            message = f"{ending.exit_code} stopped" if ending.was_stopped else str(ending.exit_code)
             with contextlib.suppress(OSError):
-                self._socket.sendall(word.encode())
+                self._socket.sendall(message.encode())
 
 
-def understood(word: bytes) -> Ending | None:
-    """Return what a launcher said with `ends`; None where these are not such words."""
-    match = re.fullmatch(rb"(\d{1,3})( stopped)?", word)
+class Launchers:
+    """The init's end: the launchers that run below its command.
+
+    Attributes: `name`, of the socket, for LAUNCHER_INIT; `said`, how the last launcher ended, None
+    while another one runs.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, command: str) -> None:
+        self.said: Ending | None = None
+        self._command = command
+        self._pids: dict[socket.socket, int] = {}
+        self._refused: set[int] = set()  # uids
+        self._selector = selector
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("")  # the kernel finds a free abstract name: unix(7), autobind
+        self._listener.setblocking(False)
+        self._listener.listen(_BACKLOG)
+        self.name = self._listener.getsockname()[1:].decode()
+
+    def __enter__(self) -> Launchers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The pids of the launchers that run."""
+        return list(self._pids.values())
+
+    def fileno(self) -> int:
+        """Return the descriptor that a selector waits for before `accept`."""
+        return self._listener.fileno()
+
+    def accept(self, command: int) -> list[int]:
+        """Accept what has connected by now; return the pids of the launchers among them.
+
+        `command` is the command's pid, 0 if it has ended.
+        """
+        pids = []
+        with contextlib.suppress(OSError):  # no more have come, or no descriptor is left for one
+            for _ in range(_BACKLOG + 1):  # more than that have to wait until something else is due
+                connection, _ = self._listener.accept()
+                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid, uid, _gid = struct.unpack("i2I", credentials)  # unix(7), struct ucred
+                if is_trusted(pid, uid, command, self.pids):
+                    self._add(connection, pid)
+                    pids.append(pid)
+                else:
+                    connection.close()
+                    self._log_refusal(pid, uid)
+        return pids
+
+    def _add(self, connection: socket.socket, pid: int) -> None:
+        connection.setblocking(False)
+        self._pids[connection] = pid
+        self.said = None  # by an earlier one
+        act = functools.partial(self._read, connection)
+        self._selector.register(connection, selectors.EVENT_READ, act)
+
+    def _log_refusal(self, pid: int, uid: int) -> None:
+        if uid not in self._refused:
+            self._refused.add(uid)
+            log(
+                f"refused process {pid} of uid {uid}, which is not a launcher of this job; "
+                f"expected root, uid {os.geteuid()}, or the user of {self._command}."
+            )
+
+    def _read(self, connection: socket.socket) -> None:
+        message = b""
+        with contextlib.suppress(OSError):
+            message = connection.recv(64)
+        if message:
+            self.said = understood(message) or self.said
+            return
+        self._selector.unregister(connection)
+        connection.close()
+        del self._pids[connection]
+
+
+def understood(message: bytes) -> Ending | None:
+    """Return what a launcher said with `ends`; None if the message is invalid."""
+    match = re.fullmatch(rb"(\d{1,3})( stopped)?", message)
     return Ending(int(match[1]), bool(match[2])) if match else None
 
 
-def may_speak(pid: int, uid: int, command: int, launchers: Collection[int]) -> bool:
-    """Tell whether the init of a command takes a process of some user for a launcher.
+def is_trusted(pid: int, uid: int, command: int, launchers: Collection[int]) -> bool:
+    """Tell whether the init of a command takes another process for a launcher.
 
     An abstract socket has no permissions of its own: any user of the same network can connect. The
-    init's own user may, root, and the command's, which gosu and the like have changed. So may what
-    runs below the command as another user (su, sudo), unless a launcher runs it: as a job's rank.
+    init's own user is trusted, root, and the command's user, which gosu and the like have changed.
+    So is what runs below the command as another user (su, sudo), but not below a launcher: that is
+    a rank, or what it started.
     Arguments: the process's pid and uid; the pids of the command (0: has ended) and of launchers.
     """
     if pid == 0:
         return False  # in another container, on the same network
     if uid in (0, os.geteuid()):
         return True
-    # psutil takes five times as long, 1.2 ms, and somebody may come a thousand times a second.
+    # psutil takes five times as long, 1.2 ms, and a thousand connections may come in a second.
     try:
         if uid == int(status(command)[b"Uid"].split()[1]):  # the effective one
             return True
@@ -79,5 +167,5 @@ def may_speak(pid: int, uid: int, command: int, launchers: Collection[int]) -> b
             if pid == command:
                 return True
     except OSError:
-        pass  # one of them is gone
+        pass  # one of them has ended
     return False

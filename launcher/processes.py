@@ -1,30 +1,85 @@
-"""The processes of a job: found, told to end, and killed, wherever they went.
+"""The processes of a job: start, find, signal and reap them.
 
-With the launcher as a subreaper, whatever the job's processes leave behind becomes its child.
+The launcher is a subreaper: what the job's processes leave behind becomes its child.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.signals import reap
+from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, AtSignal, LaunchError
 
 if TYPE_CHECKING:
     import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-HANDLES, IGNORES, DIES = "handles", "ignores", "dies"
+
+
+def start(
+    argv: Sequence[str], environ: Mapping[str, str], *, new_session: bool = False, hint: str = ""
+) -> subprocess.Popen[bytes]:
+    """Start a child with this process's stdin, stdout and stderr.
+
+    Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
+    127; `hint` then says how to mend it), and if it cannot be executed (126).
+    """
+    name = argv[0]
+    try:
+        return subprocess.Popen(argv, env=environ, start_new_session=new_session)
+    except FileNotFoundError:
+        problem = f"{name} was not found{hint}"
+        import shutil  # only for an error
+
+        if shutil.which(name, path=environ.get("PATH")):
+            problem = f"cannot execute {name}: its `#!` interpreter does not exist"
+        raise LaunchError(f"{problem}.", exit_code=EXIT_NOT_FOUND) from None
+    except OSError as error:
+        raise LaunchError(
+            f"cannot execute {name}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
+        ) from None
+
+
+def reap(*started: subprocess.Popen[bytes]) -> bool:
+    """Reap all children that have ended, adopted ones too; return whether any are left.
+
+    Sets `returncode` of those that `start` returned; Popen itself no longer can.
+    """
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+        for child in started:
+            if child.pid == pid:
+                child.returncode = os.waitstatus_to_exitcode(status)
+
+
+def send(process: psutil.Process | int, number: int) -> bool:
+    """Send a signal to a process or pid; return False if it is gone, or another user's."""
+    if not isinstance(process, int):
+        if not process.is_running():
+            return False  # its pid may be another process's by now
+        process = process.pid
+    try:
+        os.kill(process, number)
+    except OSError:
+        return False
+    return True
 
 
 class Processes:
-    """All processes below this one but those that were there before (a shell's, before exec)."""
+    """All processes below this one but those that it had before (as a shell has, before exec)."""
 
     def __init__(self) -> None:
         self._not_ours: set[int] = set()
-        if reap()[1]:
+        if reap():
             self._not_ours = {process.pid for process in self.all()}
         if sys.platform == "linux":
             import ctypes
@@ -39,7 +94,7 @@ class Processes:
         return [process for process in children if process.pid not in self._not_ours]
 
     def left_behind(self, torchrun: int) -> list[psutil.Process]:
-        """Return what is neither torchrun nor below it: what ranks that have ended have started."""
+        """Return what ranks that have ended have started: what is neither torchrun nor below it."""
         import psutil
 
         spared = {torchrun}
@@ -48,24 +103,16 @@ class Processes:
         return [process for process in self.all() if process.pid not in spared]
 
     def of_group(self, pid: int) -> list[psutil.Process]:
-        """Return the processes of the group that pid leads or led, without pid itself."""
+        """Return the other processes of the group that pid leads, or led while it ran."""
         return [p for p in self.all() if p.pid != pid and _group(p.pid) == pid]
 
 
-def send(process: psutil.Process, number: int) -> None:
-    """Send a signal to a process that may be gone by now."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        process.send_signal(number)
-
-
-def ending(pid: int) -> tuple[bool, int | None]:
+def exit_state(pid: int) -> tuple[bool, int | None]:
     """Return whether a process has ended, and its exit code, negative for a signal.
 
-    The exit code is 0 as long as none is decided, and None where it cannot be seen: torchrun has
-    reaped the process, as it does within 0.1 s, or it is another user's. It is field 52 of
-    /proc/PID/stat, in the form of wait(2), before the process is a zombie (proc(5)).
+    The exit code is 0 until the process begins to end, and None if it cannot be seen: torchrun
+    has reaped the process, as it does within 0.1 s, or it is another user's. It is field 52 of
+    /proc/PID/stat, encoded as for wait(2), and is set before the process is a zombie (proc(5)).
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -76,21 +123,21 @@ def ending(pid: int) -> tuple[bool, int | None]:
     if ended and exit_code == 0:
         try:
             os.readlink(f"/proc/{pid}/ns/pid")
-        except PermissionError:  # the same that shows the exit code as 0 (ptrace(2))
+        except PermissionError:  # then /proc shows 0 for any exit code (ptrace(2))
             return True, None
         except OSError:
             pass
     return ended, exit_code
 
 
-def response(pid: int, number: int) -> str:
-    """Return what a process does at a signal: HANDLES, IGNORES or DIES, as far as /proc tells."""
+def response(pid: int, number: int) -> AtSignal:
+    """Return what a process does at a signal, as far as /proc tells."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         fields = status(pid)
-        for field, what in ((b"SigIgn", IGNORES), (b"SigCgt", HANDLES)):
+        for field, what in ((b"SigIgn", AtSignal.IGNORES), (b"SigCgt", AtSignal.HANDLES)):
             if int(fields[field], 16) >> (number - 1) & 1:
                 return what
-    return DIES
+    return AtSignal.DIES
 
 
 def status(pid: int) -> dict[bytes, bytes]:
@@ -100,7 +147,7 @@ def status(pid: int) -> dict[bytes, bytes]:
 
 
 def session(pid: int) -> int:
-    """Return the leader of a process's session; torchrun makes each rank one. -1: it is gone."""
+    """Return the leader of a process's session, which each rank is of its own; -1 if it is gone."""
     with contextlib.suppress(OSError):
         return os.getsid(pid)
     return -1

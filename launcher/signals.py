@@ -1,17 +1,17 @@
-"""Signals as something to wait for: the handlers note them, the loop in supervise.py acts."""
+"""Signals as something to wait for: the handlers only note them, the loop that waits acts."""
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+from launcher.errors import STOPS
+
 _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
 
 
 class Signals:
-    """Notes stops and the ends of children from its making on; a selector can wait for it.
+    """Notes stops and the ends of children from its creation on; a selector can wait for it.
 
     The handlers do nothing: Python itself writes each signal's number to a socket (signal
     module, set_wakeup_fd), and `take` reads it there.
@@ -25,12 +25,12 @@ class Signals:
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in (*STOPS, signal.SIGCHLD)
-            # nohup and `&` ignore theirs on purpose. SIGTERM is taken all the same: the way
-            # to keep the toolkit alive through a stop leaves it ignored for its children.
-            # SIGCHLD ignored would have the kernel reap torchrun in our place.
+            # What nohup and `&` ignore stays ignored. SIGTERM is handled all the same: whoever
+            # keeps the toolkit alive through a stop makes its children ignore SIGTERM, too.
+            # With SIGCHLD ignored the kernel would reap torchrun before we can.
             if number in _ALWAYS or signal.getsignal(number) != signal.SIG_IGN
         }
-        # A mask is inherited, too, by us and by the ranks.
+        # A mask is inherited too: we have our parent's, and the ranks would have ours.
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
 
     def __enter__(self) -> Signals:
@@ -45,42 +45,18 @@ class Signals:
         self._writer.close()
 
     def ignore_stops(self) -> None:
-        """From now on until the process has ended, let no stop change how it ends."""
+        """Ignore stops from now on: none changes how this process ends."""
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
             self._handlers.pop(number, None)
 
     def fileno(self) -> int:
-        """Return what a selector waits for."""
+        """Return the descriptor that a selector waits for."""
         return self._reader.fileno()
 
     def take(self) -> bytes:
-        """Return the numbers of the signals that came since the last call, one a byte."""
+        """Return the numbers of the signals that came since the last call, one in each byte."""
         try:
             return self._reader.recv(4096)
         except BlockingIOError:
             return b""
-
-
-def reap() -> tuple[dict[int, int], bool]:
-    """Take in ended children, adopted ones too.
-
-    Returns their exit codes by pid, negative for a signal, and whether there are any left.
-    """
-    ended: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended, False
-        if pid == 0:
-            return ended, True
-        ended[pid] = os.waitstatus_to_exitcode(status)
-
-
-def signal_name(number: int) -> str:
-    """Return a signal's name and number, as in `SIGSEGV (signal 11)`."""
-    try:
-        return f"{signal.Signals(number).name} (signal {number})"
-    except ValueError:
-        return f"signal {number}"

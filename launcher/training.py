@@ -1,10 +1,11 @@
 """The toolkit's training module of this launcher: SAGEMAKER_TRAINING_MODULE=sm_launch:train.
 
-SageMaker's toolkit prepares a host (source_dir, requirements.txt, `SM_*` variables), waits until
-all hosts resolve, up to 15 minutes and without a word, and then runs a program from the user's code
-folder, nothing else (sagemaker-training 5.1, entry_point.py and process.py). With this module it
-runs the launcher that the image has installed, and leaves the wait to it, which says who is missing
-and has a time-out of its own. It is the one that imports the toolkit, and runs in its process.
+SageMaker's toolkit prepares a host (source_dir, requirements.txt, `SM_*` variables), waits silently
+for up to 15 minutes until all hosts' names resolve, and then runs a program, which has to be in the
+user's code folder (sagemaker-training 5.1, entry_point.py and process.py). With this module it runs
+the launcher that is installed in the image instead. The launcher then waits for the other hosts,
+says which ones are missing, and has a time-out of its own. This is the only module that imports the
+toolkit; it runs in the toolkit's process.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class _LauncherRunner(process.ProcessRunner):  # type: ignore[misc]
 def main() -> None:
     """Do all that the toolkit does for a training job, with the launcher as the program.
 
-    Where no hyperparameter names a script, the estimator's entry_point is the script to launch. It
-    may also be the source folder's own copy of the launcher. A program that is not a Python file,
-    such as a shell script, runs as it always did. Raises the toolkit's errors, which its trainer.py
-    reports.
+    If no hyperparameter names a script, the script to launch is the estimator's entry_point. The
+    entry_point may also be a copy of the launcher in the source folder: then that copy runs. If it
+    is not a Python file (a shell script, say), it runs as without the launcher. Raises the
+    toolkit's errors, which its trainer.py reports.
     """
     env = environment.Environment()
     program = env.user_entry_point
@@ -41,8 +42,8 @@ def main() -> None:
         runner = process.ProcessRunner
     elif program and not {"train-script", "train-module"} & set(env.hyperparameters):
         args = ["--train-script", program, *args]
-    # What entry_point.run does, but for the wait. Any name of a script has requirements.txt and
-    # setup.py installed.
+    # What entry_point.run does, except for the wait. Any script's name makes it install
+    # requirements.txt and setup.py.
     program = program or "launcher.py"
     files.download_and_extract(uri=env.module_dir, path=environment.code_dir)
     entry_point.install(name=program, path=environment.code_dir)

@@ -8,17 +8,17 @@ import zipfile
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.run import supervisor as supervise
+from launcher.run.run_dir import run_dir
 
 
 def test_a_tmpdir_that_is_too_long_is_named(tmp_path, capsys):
     folder = tmp_path / ("x" * 60)
     folder.mkdir()
-    with supervise._run_dir({"TMPDIR": str(folder)}) as run_dir:
-        assert run_dir.startswith("/tmp/sm-launch-")
+    with run_dir({"TMPDIR": str(folder)}) as made:
+        assert made.startswith("/tmp/sm-launch-")
     assert "TMPDIR is too long for a socket in it (" in capsys.readouterr().err
     refused = pytest.raises(LaunchError, match=r"cannot make a folder in /proc .* at most 60 bytes")
-    with refused, supervise._run_dir({"TMPDIR": "/proc"}):
+    with refused, run_dir({"TMPDIR": "/proc"}):
         pass
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,9 @@ from conftest import LAUNCHER, REPO
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher import cli
 from launcher.errors import LaunchError
 from launcher.job.options import OPTIONS
+from launcher.job.prepare import prepare
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
@@ -110,27 +111,26 @@ WRONG = [
     (
         {},
         ["--train-module", "json"],
-        "json: it is a package without __main__, which python -m cannot execute; "
-        "json.tool could be meant.",
+        "json: it is a package without __main__, which python -m cannot run; try json.tool.",
     ),
     ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
-    ({}, ["script.py"], "script.py is not how to say what to run"),
-    ({}, ["--train_script", "x"], "--train_script is not how to say what to run"),
+    ({}, ["script.py"], "script.py is taken for an argument of the script"),
+    ({}, ["--train_script", "x"], "--train_script is taken for an argument of the script"),
     (
         {},
         ["--train-script", "script.py", "--launcher-log-dir=/proc/x"],
         "cannot make the folder /proc/x",
     ),
     ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
-    ({}, [*DRY, "--launcher-zzz", "1"], "--launcher-zzz is no option"),
+    ({}, [*DRY, "--launcher-zzz", "1"], "--launcher-zzz is not a launcher option"),
     ({}, [*DRY, "--launcher-grace", "x"], "--launcher-grace is 'x'; expected a whole number"),
     ({"LAUNCHER_RDZV_PORT": "70000"}, DRY, "LAUNCHER_RDZV_PORT is '70000'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
     ({"LOCAL_RANK": "0"}, DRY, "remove distribution= from the estimator"),
     ({"TORCHELASTIC_RUN_ID": "x"}, DRY, "remove distribution= from the estimator"),
     ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, "remove distribution= from the estimator"),
-    ({"SAGEMAKER_BASE_DIR": "/nowhere"}, DRY, "/nowhere/input/config is not there"),
+    ({"SAGEMAKER_BASE_DIR": "/nowhere"}, DRY, "/nowhere/input/config does not exist"),
     ({"PET_MODULE": "1"}, DRY, "PET_MODULE is '1'"),
 ]
 
@@ -154,20 +154,29 @@ def test_a_folder_that_python_can_execute(tmp_path, name):
     assert done.stdout.endswith(" script folder\n"), done.stderr
 
 
-def test_torch_that_is_not_there_is_exit_127(tmp_path):
+def test_missing_torch_is_exit_127(tmp_path):
     # Python as it comes, without the site-packages of this test's environment.
     bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]
     done = launch(*DRY, command=bare, PYTHONPATH="")
     assert done.returncode == 127
-    assert "there is no torch for " in done.stderr.splitlines()[-1]
+    assert "torch is not installed for " in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
-def test_psutil_that_is_not_there_is_said_before_anything_starts():
+def test_missing_psutil_is_reported_before_anything_starts():
     bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]
     done = launch(*DRY, command=bare)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "there is no psutil for " in done.stderr
+    assert "psutil is not installed for " in done.stderr
+
+
+@pytest.mark.parametrize("stdout", [">&-", "> /dev/full", "| true"])
+@pytest.mark.parametrize("args", [DRY, ["--launcher-help"]])
+def test_a_stdout_that_takes_nothing(args, stdout):
+    command = shlex.join([*LAUNCHER, *args])
+    done = subprocess.run(["sh", "-c", f"{command} {stdout}"], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
 
 
 def test_a_dry_run_prints_any_bytes():
@@ -208,16 +217,14 @@ def test_a_host_outside_the_chosen_groups_says_so_and_succeeds():
     environ = {**TWO, "SM_INSTANCE_GROUPS_DICT": groups, "LAUNCHER_INSTANCE_GROUPS": "b"}
     done = launch("--train-script", "script.py", **environ)
     assert done.returncode == 0
-    assert (
-        done.stderr == "launcher: algo-1 is in none of the instance groups b; nothing to do here.\n"
-    )
+    assert done.stderr == "launcher: algo-1 is in none of the instance groups b; nothing to do.\n"
 
 
-def test_no_cluster_at_all_is_said_in_one_line():
+def test_no_cluster_at_all_is_reported_in_one_line():
     done = launch(*DRY)
     assert done.returncode == 0
     assert done.stderr.splitlines()[0] == (
-        "launcher: neither SM_HOSTS nor config files are there: this host is alone."
+        "launcher: neither SM_HOSTS nor SageMaker's config files exist: this host is alone."
     )
 
 
@@ -245,8 +252,11 @@ def test_a_dry_run_says_what_a_run_would_say():
     assert "PET_MAX_RESTARTS=3 is used in place of 0." in done.stderr
 
 
-def test_a_misspelt_twin_is_said():
-    assert "warning: LAUNCHER_GARCE is no option" in launch(*DRY, LAUNCHER_GARCE="1").stderr
+def test_a_misspelt_twin_is_reported():
+    assert (
+        "warning: LAUNCHER_GARCE is not a launcher option"
+        in launch(*DRY, LAUNCHER_GARCE="1").stderr
+    )
 
 
 @pytest.fixture
@@ -304,7 +314,7 @@ def test_config_files_with_unusable_hosts_are_named(bare_image, tmp_path):
 
 
 # Random environments and argument lists: a plan or one line, never a traceback, never a hang.
-# Most of each is as it should be, or nearly nothing would come as far as a plan.
+# Most of each is valid; otherwise hardly any would make a plan.
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 HOSTS = st.lists(st.sampled_from(["algo-1", "algo-2", "algo-10", "a b", "", 3]), max_size=4)
@@ -369,13 +379,15 @@ SETTINGS = settings(
 def nodes_planned(argv, environ):
     """Return how many hosts the plan has, 0 for a host outside, None for one line of error."""
     try:
-        prepared = cli.prepare(argv, {"PATH": "/nowhere", **environ})
+        prepared = prepare(argv, {"PATH": "/nowhere", **environ})
+        if prepared is None:
+            return 0
+        if isinstance(prepared.plan, LaunchError):
+            raise prepared.plan
     except LaunchError as error:
         assert str(error) and "\n" not in str(error)
         return None
-    if prepared is None:
-        return 0
-    plan, _ = prepared
+    plan = prepared.plan
     assert all(isinstance(word, str) for word in plan.argv)
     os.fsencode(plan.command())
     return plan.cluster.nnodes
@@ -390,7 +402,7 @@ def test_random_environments_and_arguments():
         seen[nodes_planned(argv, environ)] += 1
 
     check()
-    # It is no test if hardly anything is planned, or nothing refused.
+    # The test is void if hardly anything is planned, or nothing is refused.
     assert seen[1] > 90 and seen[2] + seen[3] > 150 and seen[None] > 150, seen
 
 

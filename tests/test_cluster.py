@@ -126,7 +126,7 @@ def test_a_job_without_a_name_has_the_same_one_on_every_host():
     assert len(names) == 1 and names.pop()
 
 
-def test_a_job_name_that_is_no_name():
+def test_an_invalid_job_name():
     assert "TRAINING_JOB_NAME is 'a/b'" in refusal({**TWO, "TRAINING_JOB_NAME": "a/b"})
 
 

@@ -4,24 +4,17 @@ import os
 
 import pytest
 
-from launcher.job.cluster import Cluster
-from launcher.result.failure import (
-    LIMIT,
-    Outcome,
-    RankFailure,
-    failure_text,
-    in_order,
-    output_dir,
-    write_failure,
-)
+from launcher.result.causes import Cause, RankFailure, in_order
+from launcher.result.failure_file import output_dir, write_failure
+from launcher.result.failure_text import LIMIT, of_ranks, of_torchrun
+from launcher.result.raised import Link, read
 
-CLUSTER = Cluster(("algo-1", "algo-2"), "algo-1", "job", 0, 0, "")
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
 
 
 def noted(rank, exit_code=1, time=10.0, exception="", message="", frames=""):
     """A rank that said why; a death by signal is never said."""
-    chain = [{"exception": exception, "message": message, "frames": frames}]
+    chain = read([Link(exception, message, frames)])
     return RankFailure(rank, rank, exit_code, chain, time, said=exit_code >= 0)
 
 
@@ -29,7 +22,10 @@ def reported(rank, exit_code):
     return RankFailure(rank, rank, exit_code)
 
 
-ECHO = {"exception": "RuntimeError", "message": "gloo: Connection closed by peer [127.0.0.1]:1"}
+SECONDARY = {
+    "exception": "RuntimeError",
+    "message": "gloo: Connection closed by peer [127.0.0.1]:1",
+}
 
 
 @pytest.mark.parametrize(
@@ -40,20 +36,20 @@ ECHO = {"exception": "RuntimeError", "message": "gloo: Connection closed by peer
         # two raised: the earlier one, whatever order they are heard in
         ([noted(1, time=2.0), noted(0, 3, time=1.0)], [], [0, 1], 3),
         # a rank dies of a signal, the other one's collective breaks in the same moment
-        ([noted(0, time=1.0, **ECHO), noted(1, SEGV, time=1.01)], [], [1, 0], SEGV),
+        ([noted(0, time=1.0, **SECONDARY), noted(1, SEGV, time=1.01)], [], [1, 0], SEGV),
         # the same, where only torchrun saw the signal
-        ([noted(0, time=1.0, **ECHO)], [reported(0, 1), reported(1, SEGV)], [1, 0], SEGV),
+        ([noted(0, time=1.0, **SECONDARY)], [reported(0, 1), reported(1, SEGV)], [1, 0], SEGV),
         # killed from outside, and heard of a little late
-        ([noted(0, time=1.0, **ECHO), noted(1, KILL, time=1.01)], [], [1, 0], KILL),
+        ([noted(0, time=1.0, **SECONDARY), noted(1, KILL, time=1.01)], [], [1, 0], KILL),
         # NCCL's watchdog aborts the process whose peer has died
         ([noted(0, ABRT, time=1.0), noted(1, KILL, time=1.01)], [], [1, 0], KILL),
         ([noted(0, ABRT, time=1.0)], [], [0], ABRT),
         # another one only said that its connection broke: the abort is the cause
-        ([noted(0, time=1.0, **ECHO), noted(1, ABRT, time=1.5)], [], [1, 0], ABRT),
+        ([noted(0, time=1.0, **SECONDARY), noted(1, ABRT, time=1.5)], [], [1, 0], ABRT),
         # a connection that breaks by itself is the cause if nothing else is
-        ([noted(0, time=1.0, **ECHO)], [reported(1, TERM)], [0], 1),
+        ([noted(0, time=1.0, **SECONDARY)], [reported(1, TERM)], [0], 1),
         # what happens long after is a consequence, however original
-        ([noted(0, time=1.0, **ECHO), noted(1, 5, time=9.0)], [], [0, 1], 1),
+        ([noted(0, time=1.0, **SECONDARY), noted(1, 5, time=9.0)], [], [0, 1], 1),
         # a rank that raised and crashed on its way out failed with its exception
         ([noted(0)], [reported(0, ABRT)], [0], 1),
         # a rank that raised, with a hook that chose the exit code
@@ -65,10 +61,10 @@ ECHO = {"exception": "RuntimeError", "message": "gloo: Connection closed by peer
         # only torchrun saw the cause, and the launcher the sibling's end
         ([noted(0, TERM, 5.0)], [reported(0, TERM), reported(1, 7)], [1], 7),
         ([noted(0, KILL, 35.0)], [reported(0, KILL), reported(1, 4)], [1], 4),
-        # what reads like an echo is the cause, and the other one a handler's exit code
-        ([noted(0, time=1.0, **ECHO), noted(1, 5, time=1.5)], [], [0, 1], 1),
+        # what reads like a consequence is the cause, and the other one a handler's exit code
+        ([noted(0, time=1.0, **SECONDARY), noted(1, 5, time=1.5)], [], [0, 1], 1),
         # unless that one raised in the same moment, or died without a word
-        ([noted(0, time=1.0, **ECHO), noted(1, 1, 1.5, "KeyError")], [], [1, 0], 1),
+        ([noted(0, time=1.0, **SECONDARY), noted(1, 1, 1.5, "KeyError")], [], [1, 0], 1),
         # only torchrun saw it
         ([], [reported(0, 4), reported(1, TERM)], [0], 4),
         ([], [], [], None),
@@ -82,23 +78,26 @@ def test_the_first_cause_comes_first(notes, reports, ranks, code):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code"),
+    ("exit_code", "code"),
+    [(3, 3), (255, 255), (SEGV, 139), (KILL, 137), (0, 1)],  # a failure is never a success
+)
+def test_the_exit_code_is_that_of_the_rank(exit_code, code):
+    assert of_ranks([noted(0, exit_code)], "algo-1", 12.0).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
     [
-        (Outcome(0), 0),
-        (Outcome(0, stop_signal=15), 0),  # it was done before the stop could end it
-        (Outcome(1, stop_signal=15), 143),
-        (Outcome(1, stop_signal=2, failures=(noted(0, 3),)), 130),
-        (Outcome(1, failures=(noted(0, 3),)), 3),
-        (Outcome(1, failures=(noted(0, SEGV),)), 139),
-        (Outcome(2), 2),  # torchrun refused its arguments
-        (Outcome(-9), 69),  # torchrun was killed
-        (Outcome(-9, failures=(noted(0, 3),)), 3),  # by us, when the time was up
-        (Outcome(1, torchrun_error="RendezvousTimeoutError: x"), 69),
-        (Outcome(1, torchrun_error="ValueError: x"), 1),
+        (noted(0), Cause.OWN),
+        (noted(0, KILL), Cause.OWN),
+        (noted(0, TERM), Cause.ABORTED),
+        (noted(0, ABRT), Cause.ABORTED),
+        (noted(0, **SECONDARY), Cause.SECONDARY),
     ],
 )
-def test_exit_code(outcome, code):
-    assert outcome.exit_code == code
+def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
+    assert of_ranks([failure], "algo-1", 12.0).cause is cause
+    assert of_ranks([failure], "algo-1", 12.0, Cause.RESTARTED).cause is Cause.RESTARTED
 
 
 @pytest.mark.parametrize(
@@ -116,15 +115,15 @@ def test_exit_code(outcome, code):
     ],
 )
 def test_the_first_line_is_what_a_person_needs(failure, line):
-    text = failure_text(Outcome(1, (failure,)), CLUSTER, "algo-1:29400")
+    _, code, text = of_ranks([failure], "algo-1", 12.0)
     assert text.splitlines()[0] == f"algo-1, rank 5 (local rank 5) {line}"
-    assert text.splitlines()[1].startswith(f"exit code {Outcome(1, (failure,)).exit_code}, 10 s")
+    assert text.splitlines()[1] == f"exit code {code}, 10 s after start"
 
 
 def test_the_innermost_frames_are_kept():
     frames = "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
     failure = noted(0, exception="ValueError", message="x" * 900 + "the end", frames=frames)
-    text = failure_text(Outcome(1, (failure, noted(1))), CLUSTER, "")
+    text = of_ranks([failure, noted(1)], "algo-1", 12.0).text
     assert LIMIT - 100 < len(text) <= LIMIT
     head, details, *shown = text.splitlines()
     assert "xxx ... xxx" in head and head.endswith("the end")
@@ -134,28 +133,30 @@ def test_the_innermost_frames_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "says"),
+    ("returncode", "error", "code", "says"),
     [
-        (Outcome(-9), "algo-1: torchrun was killed by SIGKILL (signal 9)"),
+        (-9, "", 69, "algo-1: torchrun was killed by SIGKILL (signal 9)"),
         (
-            Outcome(1, torchrun_error="RendezvousConnectionError: x (EADDRINUSE, address in use)"),
+            *(1, "RendezvousConnectionError: x (EADDRINUSE, address in use)", 69),
             "algo-1: the rendezvous port of algo-1:29400 is taken on this host; "
             "choose another with --launcher-rdzv-port",
         ),
         (
-            Outcome(1, torchrun_error="RendezvousTimeoutError: late:"),
+            *(1, "RendezvousTimeoutError: late:", 69),
             "algo-1: the hosts did not all meet at algo-1:29400, or one was lost (see the other "
             "hosts' logs, and --launcher-start-timeout); expected algo-1, algo-2: "
             "RendezvousTimeoutError: late\n",
         ),
-        (Outcome(1, torchrun_error="ValueError: bad"), "algo-1: torchrun failed: ValueError: bad"),
-        (Outcome(2), "algo-1: torchrun failed\nexit code 2"),
-        (Outcome(1, torchrun_error="x" * 5000), "algo-1: torchrun failed: xxx"),
+        (1, "ValueError: bad", 1, "algo-1: torchrun failed: ValueError: bad"),
+        (2, "", 2, "algo-1: torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
+        (1, "x" * 5000, 1, "algo-1: torchrun failed: xxx"),
     ],
 )
-def test_failures_of_torchrun_itself(outcome, says):
-    text = failure_text(outcome, CLUSTER, "algo-1:29400")
-    assert text.startswith(says) and len(text) <= LIMIT
+def test_failures_of_torchrun_itself(returncode, error, code, says):
+    hosts = ("algo-1", "algo-2")
+    failure = of_torchrun(returncode, error, hosts, "algo-1", "algo-1:29400", 12.0)
+    assert (failure.cause, failure.exit_code) == (Cause.TORCHRUN, code)
+    assert failure.text.startswith(says) and len(failure.text) <= LIMIT
 
 
 def test_where_the_failure_file_goes(tmp_path):

@@ -10,12 +10,14 @@ import sys
 import pytest
 from conftest import LAUNCHER, ended_by, poll
 
-from launcher.presence import may_speak
+from launcher import init as pid1
+from launcher.init import Receiver
+from launcher.presence import Ending, is_trusted
 
 STOPPED = 143
 NOBODY = 65534  # a uid of no other process here
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-# A launcher as far as the init can see: it is there, hears a stop, and says how it ends.
+# A launcher as the init sees it: it registers, gets a stop, and says how it ends.
 STAND_IN = f"""
 import os, select, signal, sys, time
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})
@@ -96,7 +98,7 @@ def test_arguments_and_environment_reach_the_command_unchanged(init):
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        ("no-such-command", 127, "no-such-command is not there."),
+        ("no-such-command", 127, "no-such-command was not found."),
         ("/etc/passwd", 126, "cannot execute /etc/passwd: Permission denied."),
     ],
 )
@@ -107,11 +109,20 @@ def test_a_command_that_cannot_be_started(init, command, code, message):
     assert host.failure == host.err
 
 
-def test_an_image_without_the_toolkit_says_how_to_do_without(init, base_dir, tmp_path):
+def test_a_command_whose_interpreter_does_not_exist(init, script):
+    path = str(script("#!/no/such/interpreter", "command"))
+    os.chmod(path, 0o755)
+    host = init(path)
+    assert host.wait() == 127
+    problem = f"cannot execute {path}: its `#!` interpreter does not exist."
+    assert host.err == f"launcher: {problem}\n"
+
+
+def test_an_image_without_the_toolkit_says_what_to_do(init, base_dir, tmp_path):
     environ = {"PATH": str(tmp_path), "SAGEMAKER_BASE_DIR": str(base_dir)}
     host = init("train", **environ)
     assert host.wait() == 127
-    assert "train is not there; install sagemaker-training, or use the entry" in host.err
+    assert "train was not found; install sagemaker-training, or use the entry" in host.err
 
 
 def test_without_a_command_it_is_the_launcher(init):
@@ -124,12 +135,69 @@ def test_without_a_command_it_is_the_launcher(init):
     assert host.out.startswith("usage: sm-launch")
 
 
-def test_a_config_of_no_use_is_told_before_train_runs(init, train, base_dir):
+def test_an_invalid_config_is_reported_before_train_runs(init, train, base_dir):
     (base_dir / "input" / "config" / "hyperparameters.json").write_text("[]")
     host = init(train("echo it ran"), SAGEMAKER_BASE_DIR=str(base_dir))
     assert host.wait() == 2
     assert host.out == ""
     assert "hyperparameters.json holds []; expected a JSON object." in host.err
+
+
+TRAIN = ("sh", "/usr/bin/train")
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "said", "finishing", "receiver"),
+    [
+        (["sh"], True, False, False, Receiver.LAUNCHERS),
+        (TRAIN, True, False, False, Receiver.LAUNCHERS),
+        (TRAIN, True, True, True, Receiver.LAUNCHERS),
+        (["sh"], False, False, False, Receiver.COMMAND),  # no launcher yet
+        (TRAIN, False, False, False, Receiver.COMMAND),
+        (["sh"], False, True, False, Receiver.COMMAND),  # what a script does after the job
+        (TRAIN, False, True, False, Receiver.NOBODY),  # the toolkit's upload
+        (TRAIN, False, True, True, Receiver.COMMAND),  # a second stop while it finishes
+    ],
+)
+def test_who_gets_a_stop(command, told, said, finishing, receiver):
+    assert pid1.receiver(command, told=told, said=said, finishing=finishing) == receiver
+
+
+@pytest.mark.parametrize(
+    ("command", "stop", "number"),
+    [(["sh"], 2, 2), (["sh"], 15, 15), (TRAIN, 2, 15), (TRAIN, 15, 15), (TRAIN, 1, 15)],
+)
+def test_the_signal_that_ends_the_command(command, stop, number):
+    assert pid1.signal_for(command, stop) == number
+
+
+@pytest.mark.parametrize(
+    ("returncode", "said", "stop", "ending"),
+    [
+        # no launcher ran
+        (0, None, 0, Ending(0)),
+        (1, None, 0, Ending(1)),
+        (-9, None, 0, Ending(137)),
+        (-15, None, 15, Ending(143)),
+        (-15, None, 2, Ending(130)),  # `train` gets SIGTERM for Ctrl-C
+        (143, None, 2, Ending(130)),
+        (-15, None, 0, Ending(143)),
+        (7, None, 15, Ending(7)),
+        # the toolkit makes 1 of any failure
+        (1, Ending(3), 0, Ending(3)),
+        (7, Ending(3), 0, Ending(7)),
+        (0, Ending(3), 0, Ending(0)),
+        (1, Ending(0), 0, Ending(1)),  # the toolkit itself failed, after the job
+        # stops: of this host, and of another one
+        (1, Ending(143, True), 15, Ending(143, True)),
+        (1, Ending(143, True), 0, Ending(143, True)),
+        (0, Ending(130, True), 2, Ending(130, True)),  # a toolkit that handled Ctrl-C itself
+        (0, Ending(130, True), 0, Ending(0, True)),
+        (0, Ending(0), 15, Ending(0)),  # a stop after success
+    ],
+)
+def test_how_the_container_ends(returncode, said, stop, ending):
+    assert pid1.container_ending(returncode, said, stop) == ending
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -141,7 +209,7 @@ def test_a_stop_goes_to_the_command_where_no_launcher_runs(init, number):
     assert "no launcher runs; ending" in host.err
 
 
-def test_what_nohup_has_ignored_is_no_stop(start):
+def test_signals_that_nohup_ignores_are_not_stops(start):
     shell = "trap '' HUP INT QUIT; exec \"$@\""
     command = [sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(60)"]
     host = start(command=["sh", "-c", shell, "sh", *LAUNCHER, "init", *command])
@@ -153,7 +221,7 @@ def test_what_nohup_has_ignored_is_no_stop(start):
     assert host.err.count("\n") == 1
 
 
-def test_a_stop_goes_to_the_launcher_alone_and_its_exit_code_comes_back(init, stand_in):
+def test_a_stop_goes_to_the_launcher_alone_and_its_exit_code_is_returned(init, stand_in):
     host = init(f"{stand_in}; echo the command goes on; exit 1")
     host.wait_for("a launcher is here")
     host.signal(signal.SIGTERM)
@@ -161,7 +229,7 @@ def test_a_stop_goes_to_the_launcher_alone_and_its_exit_code_comes_back(init, st
     assert host.out == "a launcher is here\nheard 15\nthe command goes on\n"
 
 
-def test_several_launchers_all_hear_a_stop(init, stand_in):
+def test_several_launchers_all_get_a_stop(init, stand_in):
     host = init(f"{stand_in} & {stand_in} & {stand_in} & wait; exit 1")
     host.wait_for("a launcher is here", count=3)
     host.signal(signal.SIGTERM)
@@ -179,7 +247,7 @@ def test_it_stays_until_a_launcher_that_outlives_the_command_has_ended(init, sta
     assert "heard 15" in host.out
 
 
-def test_a_launcher_that_comes_after_the_stop_hears_it_at_once(init, stand_in):
+def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
     host = init(
         f"trap 'echo trapped' TERM; echo runs; while true; do sleep 0.1; "
         f"[ -e go-on ] && break; done; {stand_in}; exit 1"
@@ -197,7 +265,7 @@ def test_a_launcher_that_comes_after_the_stop_hears_it_at_once(init, stand_in):
     [(3, 1, 3), (3, 7, 7), (3, 0, 0), (0, 1, 1)],
     ids=["as the toolkit does", "a code of its own", "success", "the toolkit alone fails"],
 )
-def test_what_the_launcher_said_stands_for_a_commands_1(init, stand_in, said, command, code):
+def test_the_launchers_exit_code_replaces_a_commands_1(init, stand_in, said, command, code):
     host = init(f"{stand_in} {said}; exit {command}")
     assert host.wait() == code
 
@@ -212,7 +280,7 @@ def test_what_an_earlier_launcher_said_is_not_a_later_ones(init, stand_in):
     assert host.wait() == 1, host.log()
 
 
-def test_a_toolkit_that_hears_ctrl_c_itself_and_ends_with_0(init, stand_in):
+def test_a_toolkit_that_handles_ctrl_c_itself_and_ends_with_0(init, stand_in):
     host = init(f"{stand_in}; exit 0")
     host.wait_for("a launcher is here")
     host.signal(signal.SIGINT)
@@ -264,7 +332,7 @@ SCRIPTS = "written by the script as it saved,\nExitCode 143"
         ("143 stopped", None, TOOLKITS.format(5), TOOLKITS.format(5)),
         ("143 stopped", None, SCRIPTS, SCRIPTS),
         ("143 stopped", TOOLKITS.format(143), None, TOOLKITS.format(143)),
-        # a rank that ended with 143 by itself, and a launcher that could write no file
+        # a rank that ended with 143 by itself, and a launcher that could not write the file
         ("143", None, TOOLKITS.format(143), TOOLKITS.format(143)),
         ("3", None, TOOLKITS.format(3), TOOLKITS.format(3)),
     ],
@@ -317,7 +385,7 @@ def as_another_user():
 
 
 @needs_root
-def test_another_users_word_does_not_count(init, as_another_user):
+def test_another_users_message_is_ignored(init, as_another_user):
     host = init("echo $LAUNCHER_INIT; while [ ! -e go-on ]; do sleep 0.1; done; exit 1")
     name = poll(lambda: host.out.strip())
     for _ in range(300):
@@ -329,7 +397,7 @@ def test_another_users_word_does_not_count(init, as_another_user):
 
 
 @needs_root
-def test_another_user_does_not_withhold_a_stop(init, as_another_user):
+def test_another_user_cannot_block_a_stop(init, as_another_user):
     host = init("echo $LAUNCHER_INIT; exec sleep 60")
     as_another_user(poll(lambda: host.out.strip()), b"0")
     host.signal(signal.SIGTERM)
@@ -357,15 +425,15 @@ RANK = f"""
 
 
 @needs_root
-def test_a_rank_that_becomes_another_user_is_no_launcher(init, script):
+def test_a_rank_that_becomes_another_user_is_not_taken_for_a_launcher(init, script):
     launcher = STAND_IN.replace("    code =", f"{RANK}    code =")
     host = init(f"{sys.executable} {script(launcher, 'stand_in.py')} 3; exit 1")
     assert host.wait(30) == 3, host.log()
-    assert f"of uid {NOBODY}, which is no launcher" in host.err
+    assert f"of uid {NOBODY}, which is not a launcher" in host.err
 
 
 @pytest.mark.parametrize(
-    ("pid", "uid", "command", "launchers", "may"),
+    ("pid", "uid", "command", "launchers", "trusted"),
     [
         ("grandchild", 0, 0, (), True),
         ("grandchild", "own", 0, (), True),
@@ -378,19 +446,19 @@ def test_a_rank_that_becomes_another_user_is_no_launcher(init, script):
         (0, "own", "self", (), False),
     ],
 )
-def test_who_may_speak(start, pid, uid, command, launchers, may):
-    """12345 is nobody here: what counts is where the process stands."""
+def test_who_is_taken_for_a_launcher(start, pid, uid, command, launchers, trusted):
+    """No process here has uid 12345: only its place below the command counts."""
     shell = start(command=["sh", "-c", "sleep 100 & echo $!; wait"])
     shell.wait_for("\n")
     pids = {"self": os.getpid(), "child": shell.process.pid, "grandchild": int(shell.out), 0: 0}
     uid = os.geteuid() if uid == "own" else uid
-    assert may_speak(pids[pid], uid, pids[command], [pids[name] for name in launchers]) is may
+    assert is_trusted(pids[pid], uid, pids[command], [pids[name] for name in launchers]) is trusted
 
 
-def test_a_variable_that_outlived_its_init_costs_nothing(start, script, pretend_torch):
+def test_a_variable_that_outlived_its_init_does_no_harm(start, script, pretend_torch):
     script("")
     pretend_torch("2.13.0")
     dry_run = ("--train-script", "script.py", "--launcher-dry-run")
     host = start(*dry_run, LAUNCHER_INIT="nobody-listens-here", LAUNCHER_TYPO="1")
     assert host.wait() == 0
-    assert "LAUNCHER_TYPO is no option" in host.err and "LAUNCHER_INIT" not in host.err
+    assert "LAUNCHER_TYPO is not a launcher option" in host.err and "LAUNCHER_INIT" not in host.err

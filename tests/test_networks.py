@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from conftest import LAUNCHER
+from conftest import LAUNCHER, more
 from network import KINDS, Network
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +27,8 @@ dist.destroy_process_group()  # without it gloo's threads can abort a rank at it
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.row
+@pytest.mark.parametrize("kind", [KINDS[1], *map(more, KINDS[2:])])
 def test_a_job_trains(start, script, tmp_path, matrix, kind):
     with Network(HOSTS, kind) as network:
         common = {"SM_HOSTS": json.dumps(HOSTS), "SM_NUM_GPUS": "0"}

@@ -6,7 +6,10 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.job import options
-from launcher.job.options import OPTIONS, Options, flag, help_text, parse, wants_help
+from launcher.job.arguments import parse, wants_help
+from launcher.job.help import help_text
+from launcher.job.options import OPTIONS, Options
+from launcher.text import flag
 
 RUN = ["--train-script", "t.py"]
 
@@ -44,7 +47,7 @@ def test_values_as_two_words_or_with_an_equals_sign():
         (["--launcher-dry-run", "x"], True, ("x",)),
     ],
 )
-def test_switches_stand_bare_or_take_true_and_false(words, value, left):
+def test_switches_need_no_value_or_take_true_and_false(words, value, left):
     seen = parse([*RUN, *words], {})
     assert (seen.dry_run, seen.script_args) == (value, left)
 
@@ -121,7 +124,7 @@ def test_other_torchrun_arguments_are_its_own(text):
     )
 
 
-def test_mistakes_in_what_to_run():
+def test_errors_in_what_to_run():
     assert "nothing to run" in refusal([])
     assert "--train-script t.py and --train-module m" in refusal([*RUN, "--train-module", "m"])
     assert "--train-script needs a value" in refusal(["--train-script"])
@@ -131,8 +134,8 @@ def test_mistakes_in_what_to_run():
 
 def test_an_unknown_option_suggests_a_known_one():
     assert "Did you mean --launcher-nproc-per-node?" in refusal([*RUN, "--launcher-nproc_per_nod"])
-    assert "is no option of the launcher. See" in refusal([*RUN, "--launcher-zzz", "1"])
-    assert "is no option" in refusal([*RUN, "--launcher-gra", "1"])  # no abbreviations
+    assert "is not a launcher option. See" in refusal([*RUN, "--launcher-zzz", "1"])
+    assert "is not a launcher option" in refusal([*RUN, "--launcher-gra", "1"])  # no abbreviations
 
 
 def test_bools_as_flags():
@@ -167,5 +170,5 @@ def test_the_readme_lists_every_option_with_its_default():
             assert re.search(rf"\b{default}\b", row[1]), name
 
 
-def test_the_internal_variable_is_no_twin():
+def test_the_internal_variable_is_not_a_twin():
     assert options.RUN_DIR.removeprefix("LAUNCHER_").lower() not in OPTIONS

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.job import options
+from launcher.job import arguments
 from launcher.job.cluster import Cluster
 from launcher.job.machine import Machine
 from launcher.job.plan import AGENT, RANK, at_address, make_plan
@@ -24,7 +24,7 @@ TWO = ONE._replace(hosts=("algo-1", "algo-2"), current_host="algo-2")
 
 
 def plan(*argv, cluster=TWO, machine=MACHINE, environ=None, added=None):
-    chosen = options.parse(["--train-script", "t.py", *argv], environ or {})
+    chosen = arguments.parse(["--train-script", "t.py", *argv], environ or {})
     return make_plan(chosen, cluster, machine, environ or {}, added=added or {})
 
 
@@ -128,7 +128,7 @@ def test_a_users_rdzv_conf_is_added_to_ours():
         ((), {"PET_NPROC_PER_NODE": "9" * 5000}, "PET_NPROC_PER_NODE is '999"),
     ],
 )
-def test_torchrun_modes_that_would_go_past_the_launcher(argv, environ, says):
+def test_torchrun_modes_that_would_bypass_the_launcher(argv, environ, says):
     with pytest.raises(LaunchError, match=says):
         plan(*argv, environ=environ)
 
@@ -174,7 +174,7 @@ def test_without_sagemakers_interface_gloo_gets_the_one_of_this_hosts_address():
     assert "NCCL_SOCKET_IFNAME" not in environment  # NCCL finds its own, all of them
 
 
-def test_an_interface_that_is_not_there_is_not_exported():
+def test_an_interface_that_does_not_exist_is_not_exported():
     cluster = TWO._replace(network_interface_name="ethwe")
     assert "GLOO_SOCKET_IFNAME" not in plan(cluster=cluster).environment
 
@@ -209,7 +209,7 @@ def test_a_host_that_the_others_reach_at_an_address(
     )
 
 
-def test_hosts_that_are_called_by_addresses_of_version_6():
+def test_hosts_that_are_named_by_ipv6_addresses():
     cluster = TWO._replace(hosts=("fd00::1", "fd00::2"), current_host="fd00::2")
     seen = flags(plan(cluster=cluster).argv)
     assert (seen["--rdzv-endpoint"], seen["--local-addr"]) == ("[fd00::1]:29400", "fd00::2")
@@ -246,10 +246,10 @@ def test_the_printed_command_can_be_pasted(script):
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800"])
-def test_text_that_no_process_can_be_given(text):
-    with pytest.raises(LaunchError, match="cannot be handed to a process"):
+def test_text_that_cannot_be_passed_to_a_process(text):
+    with pytest.raises(LaunchError, match="cannot be passed to a process"):
         plan(text)
-    with pytest.raises(LaunchError, match="cannot be handed to a process"):
+    with pytest.raises(LaunchError, match="cannot be passed to a process"):
         plan(added={"SM_HP_X": text})
     with pytest.raises(LaunchError, match="a variable cannot be called 'SM_HP_A=B'"):
         plan(added={"SM_HP_A=B": "1"})

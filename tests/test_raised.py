@@ -8,14 +8,13 @@ import sys
 import threading
 
 import pytest
-from test_failure import CLUSTER
 
 from launcher.job.plan import RANK
 from launcher.result import raised
-from launcher.result.failure import LIMIT, Outcome, RankFailure, failure_text
-from launcher.run import reports
+from launcher.result.causes import RankFailure
+from launcher.result.failure_text import LIMIT, headline, of_ranks
 
-ECHO = "RuntimeError('gloo: Connection closed by peer [127.0.0.1]:1')"
+SECONDARY = "RuntimeError('gloo: Connection closed by peer [127.0.0.1]:1')"
 
 
 @pytest.fixture
@@ -53,8 +52,9 @@ def rank(script, tmp_path):
 
 
 def failure_of(told):
-    end = {key: value for key, value in told[0]["end"].items() if key != "final"}
-    return RankFailure(0, 0, said=True, **end)
+    end = told[0]["end"]
+    chain = raised.read([raised.Link(**link) for link in end["chain"]])
+    return RankFailure(0, 0, end["exit_code"], chain, said=True)
 
 
 ENDS = [
@@ -129,18 +129,18 @@ ENDS = [
         False,
         8,
     ),
-    # the echo of another rank's end, whatever became of it
-    (f"raise {ECHO}", 1, None, True, 1),
-    (f"try:\n  raise {ECHO}\nexcept Exception:\n  raise SystemExit(1)", 1, None, True, 2),
+    # the consequence of another rank's end, whatever became of it
+    (f"raise {SECONDARY}", 1, None, True, 1),
+    (f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise SystemExit(1)", 1, None, True, 2),
     (
-        f"try:\n  raise {ECHO}\nexcept Exception:\n  raise ValueError('x') from None",
+        f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise ValueError('x') from None",
         1,
         "failed with ValueError: x",
         True,
         4,
     ),
     (
-        f"try:\n  raise {ECHO}\nexcept Exception:\n  raise ValueError('x') from KeyError('y')",
+        f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise ValueError('x') from KeyError('y')",
         1,
         "failed with ValueError: x (from KeyError: 'y')",
         True,
@@ -252,12 +252,12 @@ def test_how_a_script_ended(rank, text, code, says, secondary, line):
     failure = failure_of(told)
     assert (seen, failure.exit_code) == (code, code)
     if says:
-        assert failure.headline("h").startswith(f"h, rank 0 (local rank 0) {says}")
+        assert headline(failure, "h").startswith(f"h, rank 0 (local rank 0) {says}")
     assert failure.is_secondary is secondary
-    written = failure_text(Outcome(1, (failure,), seconds=1), CLUSTER, "")
+    written = of_ranks([failure], "algo-1", 1.0).text
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
     assert "rank.py" not in written
-    last = [row for row in raised.frames(failure.links).splitlines() if "script.py" in row][-1:]
+    last = [row for row in raised.frames(failure.chain).splitlines() if "script.py" in row][-1:]
     assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
 
 
@@ -273,9 +273,9 @@ def test_a_message_of_any_size_is_taken_in(rank, character):
         "import sys; sys.excepthook = print\n"
         "raise e"
     )
-    assert code == 1 and failure_of(told).headline("h")
+    assert code == 1 and headline(failure_of(told), "h")
     sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
-    assert len(sent) < reports._LINE_LIMIT
+    assert len(sent) < 1 << 20  # bytes, the limit of reports.py
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_what_libraries_say_when_they_end_the_script(rank):
         ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), "argument: n"),
     ):
         code, told = rank(text, *args)
-        assert code == 2 and says in failure_of(told).headline("h")
+        assert code == 2 and says in headline(failure_of(told), "h")
 
 
 def test_a_hydra_app_fails_with_its_exception(rank):
@@ -314,7 +314,7 @@ def test_a_hydra_app_fails_with_its_exception(rank):
         "def main(config): raise ValueError('loss is nan')\nmain()",
     )
     assert code == 1
-    assert failure_of(told).headline("h").endswith(" failed with ValueError: loss is nan")
+    assert headline(failure_of(told), "h").endswith(" failed with ValueError: loss is nan")
 
 
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
@@ -432,7 +432,7 @@ def test_exceptions_that_are_told_as_text(exception, message, says, line):
     links = raised.read([raised.Link(exception, message, "  local\n")])
     assert raised.headline(links).startswith(f"failed with {says}")
     assert raised.frames(links).splitlines()[-2:][0].count(line) or line == ""
-    assert not raised.is_echo(links)
+    assert not raised.is_secondary(links)
 
 
 def test_an_origin_is_named_however_long_both_are():
@@ -443,9 +443,9 @@ def test_an_origin_is_named_however_long_both_are():
 
 def test_an_echo_behind_a_worker_is_one():
     text = WORKER.replace("bad sample 7", "Connection reset by peer")
-    assert raised.is_echo(raised.read([raised.Link("RuntimeError", text)]))
+    assert raised.is_secondary(raised.read([raised.Link("RuntimeError", text)]))
     eof = "eof (this error originated at tensorpipe/transport/shm/connection_impl.cc:259)"
-    assert raised.is_echo([raised.Link("RuntimeError", eof)])
-    # A frame's own source is no echo.
+    assert raised.is_secondary([raised.Link("RuntimeError", eof)])
+    # A frame's own source says nothing of another rank.
     text = WORKER.replace("data = fetcher", "except ConnectionResetError: data = fetcher")
-    assert not raised.is_echo(raised.read([raised.Link("RuntimeError", text)]))
+    assert not raised.is_secondary(raised.read([raised.Link("RuntimeError", text)]))

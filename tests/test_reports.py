@@ -9,36 +9,24 @@ import socket
 import pytest
 from conftest import poll
 
-from launcher.run.reports import Rank, Reports
-
-
-class Told:
-    """Listens to the ranks' lives, and writes them down."""
-
-    def __init__(self):
-        self.events = []
-
-    def on_start(self, rank: Rank):
-        self.events.append(("start", rank.rank))
-
-    def on_failure(self, rank: Rank):
-        self.events.append(("failure", rank.rank, rank.exit_code))
-
-    def on_end(self, rank: Rank):
-        self.events.append(("end", rank.rank))
-
-    def on_closing(self, why):
-        self.events.append(("closing", why))
-
-    def on_starting(self):
-        self.events.append(("starting",))
+from launcher.result.raised import Link
+from launcher.run.events import (
+    ExitCodes,
+    RankGone,
+    RankIsFinal,
+    RankSaid,
+    RankStarted,
+    TorchrunAsks,
+    Why,
+)
+from launcher.run.reports import Reports
 
 
 @pytest.fixture
-def reports(tmp_path):
+def reports():
     with selectors.DefaultSelector() as selector:
-        told = Told()
-        reports = Reports(os.environ["TMPDIR"], selector, told)
+        told = []
+        reports = Reports(os.environ["TMPDIR"], selector, told.append)
 
         def act_until(condition):
             def met():
@@ -49,9 +37,13 @@ def reports(tmp_path):
 
             poll(met, 10, every=0.01)
 
-        reports.told, reports.act_until = told.events, act_until
+        reports.told, reports.act_until = told, act_until
         yield reports
         reports.close()
+
+
+def started(number, pid=None):
+    return RankStarted(number, number, os.getpid() if pid is None else pid, 0, 0)
 
 
 def connect(**message):
@@ -75,16 +67,16 @@ def test_ranks_for_which_no_descriptor_is_left_wait(reports):
             while True:
                 spare.append(os.dup(0))
         os.close(spare.pop())
-        reports.act_until(lambda: reports.timeout() is None and reports.told == [("start", 0)])
+        reports.act_until(lambda: reports.timeout() is None and reports.told == [started(0)])
         ranks[0].close()
-        reports.act_until(lambda: ("start", 1) in reports.told)
-        assert ("end", 0) not in reports.told  # its process, this one, runs on
+        reports.act_until(lambda: started(1) in reports.told)
+        assert not any(isinstance(event, RankGone) for event in reports.told)  # this process runs
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in spare:
             os.close(descriptor)
     ranks[1].close()
-    reports.act_until(lambda: ("start", 2) in reports.told)
+    reports.act_until(lambda: started(2) in reports.told)
     ranks[2].close()
 
 
@@ -94,35 +86,38 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
         os._exit(42)
     os.waitpid(pid, 0)
     rank(0, pid).close()
-    reports.act_until(lambda: ("end", 0) in reports.told)
-    assert not any(event[0] == "failure" for event in reports.told)
-    torchrun = connect(closing="failure", exit_codes={"0": 42})
-    reports.act_until(lambda: ("closing", "failure") in reports.told)
-    assert reports.told == [("start", 0), ("end", 0), ("failure", 0, 42), ("closing", "failure")]
+    reports.act_until(lambda: RankGone(pid, None) in reports.told)
+    torchrun = connect(closing="failure", exit_codes={"0": 42}, question=3)
+    reports.act_until(lambda: TorchrunAsks(Why.FAILURE) in reports.told)
+    codes = ExitCodes({0: 42})
+    assert reports.told == [started(0, pid), RankGone(pid, None), codes, reports.told[-1]]
     reports.answer(7)
-    assert torchrun.recv(100) == b'{"timeout": 7}\n'
+    assert torchrun.recv(100) == b'{"question": 3, "timeout": 7}\n'
     torchrun.close()
 
 
-def test_an_exit_code_is_certain_when_the_process_has_ended_or_says_so(reports):
-    end = {"exit_code": 1, "final": False}
-    with rank(0, os.getpid()) as said, rank(1, os.getpid()) as torchrun_knows:
-        for connection in (said, torchrun_knows):
-            connection.sendall(json.dumps({"end": end}).encode() + b"\n")
-        reports.act_until(lambda: reports.told.count(("failure", 0, None)) == 1)
-        said.sendall(b'{"final": true}\n')
-        reports.act_until(lambda: ("failure", 0, 1) in reports.told)
-        connect(exit_codes={"1": 42}).close()
-        reports.act_until(lambda: ("failure", 1, 42) in reports.told)
-        assert ("failure", 1, None) in reports.told
+def test_what_a_rank_says_of_its_end(reports):
+    pid = os.getpid()
+    link = {"exception": "KeyError", "message": "x", "frames": "", "how": ""}
+    end = {"exit_code": 1, "final": False, "chain": [link]}
+    with rank(0, pid) as said:
+        said.sendall(json.dumps({"end": end}).encode() + b'\n{"final": true}\n')
+        reports.act_until(lambda: len(reports.told) == 3)
+    assert reports.told[1:] == [RankSaid(pid, 1, (Link(**link),), False), RankIsFinal(pid)]
 
 
-@pytest.mark.parametrize("message", [{}, {"closing": 1}, {"end": {}}, {"exit_codes": {"x": 1}}, 3])
-def test_messages_that_make_no_sense_change_nothing(reports, message):
+NONSENSE = [{}, {"closing": 1}, {"end": {}}, {"exit_codes": {"x": 1}}, {"final": True}, 3]
+NONSENSE += [[1], "abc", {"exit_codes": [1]}, {"exit_codes": None}, {"pid": 1e300}]
+NONSENSE += [{"pid": "x"}, {"failures": 3}, {"failures": [{"x": 1}]}]
+
+
+@pytest.mark.parametrize("message", NONSENSE)
+def test_invalid_messages_change_nothing(reports, message):
     with rank(0, os.getpid()) as good, connect() as other:
-        other.sendall(json.dumps(message).encode() + b"\n" + b"\0\n")
+        deep = b"[" * 5000 + b"]" * 5000 + b"\n"
+        other.sendall(json.dumps(message).encode() + b"\n" + b'{"pid": 1e999}\n\0\n' + deep)
         good.sendall(b"no JSON\n")
-        reports.act_until(lambda: ("start", 0) in reports.told)
+        reports.act_until(lambda: started(0) in reports.told)
         connect(exit_codes={}).close()
-        reports.act_until(lambda: reports.alive)
-    assert [event[0] for event in reports.told] == ["start"]
+        reports.act_until(lambda: reports.told)
+    assert reports.told == [started(0)]

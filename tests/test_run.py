@@ -1,5 +1,6 @@
 """One host, real torchrun, real processes: what reaches the ranks and how a job ends."""
 
+import contextlib
 import json
 import os
 import pty
@@ -18,7 +19,7 @@ from conftest import LAUNCHER, REPO, TRAIN_DDP, ended_by, free_port, poll
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.job import options
+from launcher.job.arguments import parse
 from launcher.job.cluster import Cluster
 from launcher.job.machine import Machine
 from launcher.job.plan import RANK, make_plan
@@ -53,7 +54,7 @@ def test_any_arguments_go_through_torchruns_own_parser_unchanged(tmp_path, argum
 
     if any(word.startswith("--launcher-") for word in arguments):
         return
-    chosen = options.parse(["--train-script", "t.py", *arguments], {})
+    chosen = parse(["--train-script", "t.py", *arguments], {})
     machine = Machine(sys.executable, (2, 4), 1, frozenset(), efa=False)
     plan = make_plan(chosen, Cluster(("h",), "h", "j", 0, 0, ""), machine, {}, added={})
     with mock.patch("tempfile.tempdir", str(tmp_path)):  # it makes a folder for logs
@@ -151,7 +152,8 @@ def test_data_loader_workers(start, script):
 
 
 def test_two_jobs_on_one_machine_do_not_collide(start):
-    hosts = [start("--train-script", TRAIN_DDP, "--epochs", "1", *TWO_RANKS) for _ in range(2)]
+    job = ("--train-script", TRAIN_DDP, "--epochs", "1", *TWO_RANKS)
+    hosts = [start(*job, SM_MODEL_DIR=f"model-{number}") for number in range(2)]
     for host in hosts:
         assert host.wait() == 0, host.log()
 
@@ -257,7 +259,7 @@ def test_a_failure_file_that_is_there_is_left_alone(start, script, tmp_path):
     host = start("--train-script", script("1 / 0"), SM_OUTPUT_DIR=str(folder))
     assert host.wait() == 1
     assert (folder / "failure").read_text() == "the first"
-    assert f"{folder}/failure is there already" in host.err
+    assert f"{folder}/failure exists already" in host.err
 
 
 def test_a_missing_output_folder_costs_a_warning(start, script, tmp_path):
@@ -310,7 +312,7 @@ def test_a_failed_rank_that_is_slow_to_end_leaves_the_others_their_time(start, s
         host = start("--train-script", path, seconds, *options)
         assert host.wait(40) == 1, host.log()
         assert host.out.count("uploaded") == uploaded
-        assert ("--launcher-failure-grace is its time to end" in host.err) is not bool(uploaded)
+        assert ("--launcher-failure-grace sets its time to end" in host.err) is not bool(uploaded)
         assert "saved" in host.out, host.log()
         assert host.failure.startswith("localhost, rank 1 (local rank 1) failed with ValueError")
         assert host.leftovers() == []
@@ -581,18 +583,37 @@ def test_the_command_in_a_shell(start, script):
     assert host.out == "['*', '~']\n"
 
 
+def test_no_descriptor_is_left_when_torchrun_dies(start, script):
+    host = start("--train-script", script("print('runs', flush=True); import time; time.sleep(99)"))
+    host.wait_for("runs")
+    launcher = psutil.Process(host.process.pid)
+    (torchrun,) = launcher.children()
+    last = max(int(fd) for fd in os.listdir(f"/proc/{launcher.pid}/fd"))
+    launcher.rlimit(psutil.RLIMIT_NOFILE, (last + 1, last + 1))
+    (folder,) = (path for path in os.listdir(host.tmp) if path.startswith("sm-launch-"))
+    with contextlib.ExitStack() as ranks:  # many, which wait for a descriptor
+        for _ in range(50):
+            rank = ranks.enter_context(socket.socket(socket.AF_UNIX))
+            rank.connect(os.path.join(host.tmp, folder, "socket"))
+        torchrun.kill()
+        assert host.wait() == 69, host.log()
+    assert host.failure.startswith("localhost: torchrun was killed by SIGKILL (signal 9)\n")
+    assert host.leftovers() == []
+
+
 EXECUTE = """
 import sys
 from launcher import errors
-from launcher.run import supervisor as supervise
+from launcher.run import supervisor
+from launcher.run.state import Job
 from launcher.job.cluster import Cluster
 from launcher.job.plan import LaunchPlan
 from launcher.signals import Signals
 
-plan = LaunchPlan((sys.argv[1],), {}, Cluster(("h",), "h", "j", 0, 0, ""), "1", "h:1", 1, 1, ())
+plan = LaunchPlan((sys.argv[1],), {}, Cluster(("h",), "h", "j", 0, 0, ""), "1", "h:1", 1, ())
 try:
     with Signals() as signals:
-        supervise.run(plan, {}, signals)
+        supervisor.run(Job("h", ("h",), "h:1", 1, 1, False), plan, {}, signals)
 except errors.LaunchError as error:
     sys.exit(f"{error} {error.exit_code}")
 """
@@ -600,7 +621,7 @@ except errors.LaunchError as error:
 
 @pytest.mark.parametrize(
     ("command", "says"),
-    [("/nowhere", "/nowhere is not there. 127"), ("/etc/passwd", "Permission denied. 126")],
+    [("/nowhere", "/nowhere was not found. 127"), ("/etc/passwd", "Permission denied. 126")],
 )
 def test_a_command_that_cannot_be_executed(command, says):
     done = subprocess.run([sys.executable, "-c", EXECUTE, command], capture_output=True, text=True)
@@ -609,13 +630,14 @@ def test_a_command_that_cannot_be_executed(command, says):
 
 def test_a_line_of_the_log_is_one_write():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    code = "from launcher.errors import log; log('said at once')"
+    code = "from launcher.log import log; log('said at once')"
     subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True)
     assert ours.recv(1000) == b"launcher: said at once\n"
     ours.close()
     theirs.close()
 
 
+@pytest.mark.more
 def test_the_benchmark_still_runs():
     argv = [sys.executable, str(REPO / "benchmarks" / "overhead.py"), "--pairs", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100)

@@ -1,8 +1,11 @@
 """A stop that saves: what hears it, what is left alone, and what else may happen meanwhile."""
 
 import json
+import os
+import shutil
 import signal
 import sys
+import time
 
 import psutil
 import pytest
@@ -38,7 +41,7 @@ if __name__ == "__main__":
             print("runs", flush=True)
         if heard:
             break
-    for _ in range(20):  # into the epochs that follow
+    for _ in range(9):  # into the epoch that follows
         seen = [next(epoch) for epoch in epochs]
     print("saved after", len(heard), flush=True)
     sys.exit(143)
@@ -54,6 +57,73 @@ def test_data_loaders_workers_go_on_while_their_rank_saves(start, script):
     assert host.failure is None
     # Such folders of multiprocessing stay behind under plain Python, too.
     assert [left for left in host.leftovers() if not left.startswith("pymp-")] == []
+
+
+SAVE_IN_TIME = """
+import signal, sys, time
+heard = []
+def stop(number, _):
+    print("heard", flush=True)
+    heard.append(number)
+signal.signal(signal.SIGTERM, stop)
+print("runs", flush=True)
+while not heard:
+    time.sleep(0.01)
+until = time.monotonic() + 7
+while time.monotonic() < until:
+    time.sleep(0.1)
+print("saved", flush=True)
+sys.exit(143)
+"""
+
+PASSED_ON = """
+import signal, sys, time
+def stop(number, _):
+    time.sleep(1)
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+print("runs", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_ranks_hear_a_stop_though_torchrun_hangs(start, script):
+    """As it does where it waits for the store of a host that has vanished."""
+    host = start("--train-script", script(PASSED_ON), "--launcher-grace", "20")
+    host.wait_for("runs")
+    (torchrun,) = psutil.Process(host.process.pid).children()
+    torchrun.suspend()
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.out.endswith("saved\n") and host.failure is None
+    assert "torchrun has not started to end the ranks: killing it with SIGKILL" in host.err
+    assert host.leftovers() == []
+
+
+def test_ranks_hear_a_stop_that_comes_while_torchrun_asks(start_two, script):
+    """It has lost the store of a host that has ended, while its launcher stood still."""
+    first, second = start_two("--train-script", script(PASSED_ON))
+    for host in (first, second):
+        host.wait_for("runs")
+    second.signal(signal.SIGSTOP)
+    first.signal(signal.SIGTERM)
+    assert first.wait() == ended_by(signal.SIGTERM), first.log()
+    time.sleep(5)  # torchrun says nothing of it before it has an answer
+    second.signal(signal.SIGCONT)
+    assert second.wait() == ended_by(signal.SIGTERM), second.log()
+    assert second.out.endswith("saved\n") and second.failure is None
+
+
+def test_a_stop_is_heard_once_though_somebody_has_removed_the_jobs_folder(start, script):
+    host = start("--train-script", script(SAVE_IN_TIME))
+    host.wait_for("runs")
+    (folder,) = host.leftovers()[-1:]
+    shutil.rmtree(os.path.join(host.tmp, folder))
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.out.count("heard") == 1 and host.out.endswith("saved\n")
+    assert "torchrun has not started to end the ranks" not in host.err
 
 
 UPLOAD = """
@@ -226,7 +296,7 @@ def test_a_stop_after_a_failure_changes_nothing(start, script):
     host = start("--train-script", script(FAIL_AND_SAVE), *TWO_RANKS)
     host.wait_for("heard")
     host.signal(signal.SIGTERM)
-    poll(lambda: "the job is ending already" in host.err)
+    poll(lambda: "the job is already ending" in host.err)
     open("stopped", "w").close()
     assert host.wait() == 7, host.log()
     assert "saved after 1" in host.out

@@ -1,4 +1,4 @@
-"""The toolkit's work, done without it: held against the real sagemaker-training."""
+"""The toolkit's work without the toolkit, compared with the real sagemaker-training."""
 
 import json
 import os

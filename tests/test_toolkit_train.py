@@ -78,7 +78,7 @@ def test_two_hosts_train_to_the_end(train, tmp_path):
 
 
 @pytest.mark.torch
-def test_a_script_that_raises_gives_our_first_line(train, script, tmp_path):
+def test_a_script_that_raises_gives_the_first_line(train, script, tmp_path):
     path = script(
         "import os\nif os.environ['RANK'] in '13': raise ValueError('loss is nan')\n", "x.py"
     )
@@ -103,7 +103,7 @@ def test_a_stop_of_one_host_leaves_no_failure_file_on_any(train, script, tmp_pat
 
 @pytest.mark.parametrize("program", ["launcher/__main__.py", None])
 def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch, program):
-    """The toolkit itself would wait for its name, for 15 minutes without a word."""
+    """The toolkit itself would wait silently for its name, for 15 minutes."""
     pretend_torch("2.13.0")
     hosts, environ = (HOSTS[0], ABSENT), {**OURS, "LAUNCHER_START_TIMEOUT": "2"}
     options = {"command": INIT, "hosts": hosts, "environ": environ, "sagemaker_program": program}

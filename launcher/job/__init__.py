@@ -1,1 +1,1 @@
-"""What is to be run here: options, cluster, host, and the torchrun command that they make."""
+"""What is to be run here: options, cluster, machine, and the torchrun command that they make."""

@@ -1,8 +1,8 @@
 """Who the hosts are, which one this is, what devices it has, and which job they do.
 
-Read from the `SM_*` variables that the SageMaker toolkit (or SDK v3's driver) makes; where
-there are none, from those that toolkit.py makes of the config files; else this host is
-alone. Nothing checks those variables before us, so everything is checked here.
+This is read from the `SM_*` variables that the SageMaker toolkit (or SDK v3's driver) makes, or
+from those that toolkit.py makes of the config files; without either this host is alone. Nothing
+has checked those variables before, so all of them are checked here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from launcher.errors import LaunchError, short
+from launcher.errors import LaunchError
 from launcher.job import machine
+from launcher.text import short
+from launcher.values import NamedTuple
 
 ALONE = "localhost"
 
@@ -22,12 +24,12 @@ ALONE = "localhost"
 class Cluster(NamedTuple):
     """The hosts of one job, seen from one of them."""
 
-    hosts: tuple[str, ...]  # sorted as strings, on every host alike: the order of node ranks
+    hosts: tuple[str, ...]  # sorted as strings on all hosts: the order of node ranks
     current_host: str
     job_name: str  # the same on every host, never empty
-    num_gpus: int  # of this host, as far as CUDA_VISIBLE_DEVICES shows them
+    num_gpus: int  # of this host, without those that CUDA_VISIBLE_DEVICES hides
     num_neurons: int  # Neuron cores of this host
-    network_interface_name: str  # "" where SageMaker names none
+    network_interface_name: str  # "" if SageMaker names none
 
     @property
     def nnodes(self) -> int:
@@ -48,7 +50,7 @@ class Cluster(NamedTuple):
 def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()) -> Cluster:
     """Return the cluster that the environment describes, limited to some instance groups.
 
-    Raises LaunchError, which names the variable, for a description that is of no use.
+    Raises LaunchError, which names the variable, if the description is invalid.
     """
     if "SM_HOSTS" in environ:
         hosts = _hosts(_json("SM_HOSTS", environ), "SM_HOSTS")
@@ -62,7 +64,7 @@ def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()
         current_host = environ.get("SM_CURRENT_HOST") or ALONE
         hosts = (current_host,)
     instance_type = environ.get("SM_CURRENT_INSTANCE_TYPE", "")
-    # The job's name is made from all hosts, so that it does not depend on the groups chosen.
+    # The job's name is made from all hosts, so that it does not depend on the chosen groups.
     job_name = _job_name(hosts, environ)
     if instance_groups:
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
@@ -109,12 +111,12 @@ def _listed(hosts: Sequence[str]) -> str:
 
 
 def _is_host(value: Any) -> bool:
-    # torchrun takes no other characters in a rendezvous endpoint (rendezvous/utils.py).
+    # torchrun allows no other characters in a rendezvous endpoint (rendezvous/utils.py).
     return isinstance(value, str) and re.fullmatch(r"[\w.:-]+", value, re.ASCII) is not None
 
 
 def _job_name(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return a name that all hosts of this job give it.
+    """Return the job's name, the same on all its hosts.
 
     The toolkit sets SAGEMAKER_JOB_NAME to "" unless the SDK named the job; torchrun would
     replace an empty id by a random one on each host, and they would never meet.
@@ -122,7 +124,7 @@ def _job_name(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
     for variable in ("TRAINING_JOB_NAME", "SAGEMAKER_JOB_NAME"):
         name = environ.get(variable, "")
         if name and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-            # torchrun makes folders of that name.
+            # torchrun makes folders with that name.
             raise LaunchError(
                 f"{variable} is {short(name)}; expected letters, digits, '-', '_' and '.'."
             )
@@ -159,7 +161,7 @@ def _hosts_of_groups(
 
 
 def _count(variable: str, environ: Mapping[str, str]) -> int | None:
-    """Return a count of devices; None where the variable is not there (or empty: unknown)."""
+    """Return a number of devices; None if the variable is not set, or empty (unknown)."""
     text = environ.get(variable, "")
     if not text:
         return None

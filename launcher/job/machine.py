@@ -1,7 +1,7 @@
 """What this host has: devices, cores, network interfaces, and which torch.
 
-Everything is read from the system, cheaply and without importing torch (about 1 s and
-200 MB); a question the system cannot answer has a usable answer all the same.
+All of it is read from the system, without importing torch (about 1 s and 200 MB). Where the system
+does not say, there is a usable default.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import importlib.machinery
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from launcher.errors import EXIT_NOT_FOUND, LaunchError, log
-from launcher.peers.addresses import is_loopback, look_up
+from launcher.errors import EXIT_NOT_FOUND, LaunchError
+from launcher.log import log
+from launcher.names import is_loopback, look_up
+from launcher.values import NamedTuple
 
-# nvidia-smi has been seen to hang on a sick driver; a job that costs money must not.
+# Seconds. nvidia-smi has been seen to hang on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
 
 
@@ -31,18 +31,18 @@ class Machine(NamedTuple):
     cores: int  # physical cores that this process may use
     interfaces: frozenset[str]
     efa: bool
-    own_interface: str = ""  # has this host's address; only asked where SageMaker's is not there
+    own_interface: str = ""  # with this host's address; only read if SageMaker's does not exist
 
 
 def read_machine() -> Machine:
-    """Gather the facts of this host.
+    """Return the facts of this host.
 
-    Raises LaunchError where torch or its torchrun (exit code 127) or psutil is not installed.
+    Raises LaunchError if torch or its torchrun (exit code 127) or psutil (2) is not installed.
     """
     version = torch_version()
     if importlib.machinery.PathFinder.find_spec("psutil") is None:
-        # It is imported only at the end, and only if something is left (see supervise.py).
-        raise LaunchError(f"there is no psutil for {sys.executable}; install it there.")
+        # It is imported only at the job's end, and only if processes are left (processes.py).
+        raise LaunchError(f"psutil is not installed for {sys.executable}; install it there.")
     return Machine(
         python=sys.executable,
         torch_version=version,
@@ -55,8 +55,8 @@ def read_machine() -> Machine:
 def torch_version() -> tuple[int, int]:
     """Return (major, minor) of the torch that a child process would import.
 
-    Read in torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError
-    (exit code 127) where there is no torch, or one without torchrun.
+    It is read from torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError
+    (exit code 127) if there is no torch, or one without torchrun.
     """
     spec = importlib.machinery.PathFinder.find_spec("torch")
     if spec is None:
@@ -66,16 +66,18 @@ def torch_version() -> tuple[int, int]:
     folders = spec.submodule_search_locations if spec else None
     folder = next(iter(folders), "") if folders else ""
     if not os.path.isfile(os.path.join(folder, "distributed", "run.py")):
-        seen = f"torch in {folder} has no torch.distributed.run" if folder else "there is no torch"
+        problem = "torch is not installed"
+        if folder:
+            problem = f"torch in {folder} has no torch.distributed.run"
         raise LaunchError(
-            f"{seen} for {sys.executable}; install torch 2.4 or later there, "
+            f"{problem} for {sys.executable}; install torch 2.4 or later there, "
             "or run the launcher with the Python that has it.",
             exit_code=EXIT_NOT_FOUND,
         )
     version = _text(os.path.join(folder, "version.py"))
     match = re.search(r"__version__ = '(\d+)\.(\d+)", version)
     if not match:
-        log(f"cannot read the version of torch in {folder}; taking it for 2.4.")
+        log(f"cannot read the version of torch in {folder}; assuming 2.4.")
         return (2, 4)
     return (int(match[1]), int(match[2]))
 
@@ -89,8 +91,8 @@ def count_gpus(environ: Mapping[str, str]) -> int:
 def visible_gpus(count: int, environ: Mapping[str, str]) -> int:
     """Return how many of count GPUs CUDA_VISIBLE_DEVICES leaves.
 
-    As CUDA reads it: entries behind the first invalid one are not seen (CUDA programming
-    guide, "CUDA Environment Variables").
+    As CUDA reads it: entries after the first invalid one are ignored (CUDA programming guide,
+    "CUDA Environment Variables").
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not count:
@@ -108,17 +110,19 @@ def visible_gpus(count: int, environ: Mapping[str, str]) -> int:
 def count_neuron_cores(instance_type: str, environ: Mapping[str, str]) -> int:
     """Return the Neuron cores of this host as the toolkit counts them, with `neuron-ls -j`."""
     if "trn2.48xlarge" in instance_type:
-        return 64  # neuron-ls names 128 physical cores there; a process uses them in pairs
+        return 64  # neuron-ls lists 128 physical cores there; a process uses them in pairs
     answer = _ask("neuron-ls", "-j", environ)
     try:
         return sum(int(device.get("nc_count", 0)) for device in json.loads(answer or "[]"))
     except (ValueError, TypeError, AttributeError):
-        log(f"neuron-ls -j gave no usable answer ({answer[:80]!r}); taking it for no Neuron cores.")
+        log(f"cannot read the output of neuron-ls -j ({answer[:80]!r}); assuming no Neuron cores.")
         return 0
 
 
 def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
-    """Return what a command of the device driver prints; "" where it is missing or fails."""
+    """Return what a command of the device driver prints; "" if it is missing or fails."""
+    import shutil  # 2.4 ms, with what it imports
+
     path = shutil.which(command, path=environ.get("PATH"))
     if path is None:
         return ""
@@ -131,8 +135,8 @@ def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        # Training on a CPU at the price of a GPU must not pass in silence.
-        log(f"{command} {option} failed ({error}); taking it for no such devices on this host.")
+        # Nobody should train on a CPU at the price of a GPU without being told.
+        log(f"{command} {option} failed ({error}); assuming that this host has no such devices.")
         return ""
     return done.stdout.decode("utf-8", "replace")
 
@@ -140,9 +144,9 @@ def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
 def usable_cores() -> int:
     """Return the physical cores that this process may use, at least 1.
 
-    The affinity mask and the cgroup's CPU quota count: in a container that may use 4 of 96
-    cores, 96 threads a process would starve each other. Hyper-threads of one core name the
-    same siblings (kernel, Documentation/admin-guide/cputopology.rst).
+    The affinity mask and the cgroup's CPU quota limit them: in a container that may use 4 of 96
+    cores, 96 threads in each process would starve each other. Hyper-threads of one core have the
+    same list of siblings (kernel, Documentation/admin-guide/cputopology.rst).
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
@@ -153,7 +157,7 @@ def usable_cores() -> int:
 
 
 def cgroup_cpus(root: str = "") -> float | None:
-    """Return the CPUs that the tightest cgroup quota allows, None where there is none.
+    """Return the CPUs that the tightest cgroup quota allows, None if there is no quota.
 
     cgroup v2: cpu.max of this process's group and of all above it; v1: cpu.cfs_quota_us
     (kernel, Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst).
@@ -179,9 +183,9 @@ def cgroup_cpus(root: str = "") -> float | None:
 
 
 def oom_kills(root: str = "") -> dict[str, int]:
-    """Return how often the kernel has killed for want of memory, by whose limit it was.
+    """Return how many out-of-memory kills the kernel has recorded, by whose memory ran out.
 
-    Of this process's memory cgroup, v2 memory.events or v1 memory.oom_control, and of the whole
+    For this process's memory cgroup, v2 memory.events or v1 memory.oom_control, and for the whole
     machine, /proc/vmstat (kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
     """
     kills = {}
@@ -207,7 +211,7 @@ def network_interfaces() -> frozenset[str]:
 def interface_of(host: str) -> str:
     """Return the network interface that has an address of this name; "" if none has.
 
-    Not the loopback, where other hosts would not find it.
+    Never the loopback: other hosts could not reach it.
     """
     found = {str(address[0]) for _, address in look_up(host)}
     addresses = {address for address in found if not is_loopback(address)}
@@ -232,7 +236,7 @@ def has_efa(root: str = "/sys/class/infiniband") -> bool:
 
 
 def _text(path: str) -> str:
-    """Return what a small file holds, "" where it cannot be read."""
+    """Return what a small file holds, "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

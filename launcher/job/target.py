@@ -1,4 +1,4 @@
-"""What is to be run: finds the script or module that people named, before anything starts."""
+"""Finds the script or module to run, before anything starts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launcher.job.options import Options
 
 
 def located(chosen: Options, folders: Sequence[str]) -> Options:
-    """Return the options with a script that is there, or a module that can be executed.
+    """Return the options with the script's path as it was found; check that a module can be run.
 
-    A script is looked for in the current folder, then in those given. It may be all that
+    A script is looked for in the current folder, then in those given. It may be whatever
     `python PATH` takes: a file of source or bytecode, an archive, a folder with __main__.py.
-    Raises LaunchError.
+    Raises LaunchError if there is no such script or module.
     """
     if chosen.train_module:
         problem = _problem(chosen.train_module)
@@ -29,14 +29,14 @@ def located(chosen: Options, folders: Sequence[str]) -> Options:
     places = list(dict.fromkeys(places))
     for place in places:
         if os.path.isfile(place) or (os.path.isdir(place) and _has_main([place])):
-            # As it was typed, if that finds it: it becomes the script's sys.argv[0].
+            # As it was typed, if it is found that way: it becomes the script's sys.argv[0].
             found = script if place == places[0] else place
             return chosen._replace(train_script=found)
     folder = next((place for place in places if os.path.isdir(place)), None)
     if folder:
         raise LaunchError(
             f"--train-script {script}: {folder} is a folder without __main__.py; "
-            "expected one with it, or a Python file."
+            "expected a Python file, or a folder with __main__.py."
         )
     raise LaunchError(
         f"--train-script {script}: there is neither {' nor '.join(places)}."
@@ -46,8 +46,8 @@ def located(chosen: Options, folders: Sequence[str]) -> Options:
 
 
 def _problem(name: str) -> str:
-    """Return why `python -m name` would not run a module, "" if it would; import no package."""
-    # The ranks look in the current folder first; the launcher itself must not.
+    """Return why `python -m name` would fail, "" if it would not. Imports no package."""
+    # The ranks have the current folder in front of sys.path; the launcher must not.
     path: Sequence[str] | None = [os.getcwd(), *sys.path]
     full = ""
     for part in name.split("."):
@@ -55,7 +55,7 @@ def _problem(name: str) -> str:
         full = f"{full}.{part}" if full else part
         try:
             spec = PathFinder.find_spec(full, path) if part and path is not None else None
-        except KeyError:  # a namespace package in another one, which is not imported
+        except KeyError:  # a namespace package in another one, which has not been imported
             path = inside
             continue
         if spec is None and full == part and part not in ("", *sys.modules):
@@ -69,12 +69,12 @@ def _problem(name: str) -> str:
             )
         path = spec.submodule_search_locations
         if path is not None and spec.origin is None:
-            path = inside  # of a namespace package; its own would need it to be imported
+            path = inside  # of a namespace package, which gets a path only when it is imported
     if path is None or _has_main(path, name):
         return ""
     programs = [f"{name}.{module}" for _, module in zip(range(5), _programs(path))]
-    hint = f"; {', '.join(programs)} could be meant" if programs else ""
-    return f"it is a package without __main__, which python -m cannot execute{hint}"
+    hint = f"; try {' or '.join(programs)}" if programs else ""
+    return f"it is a package without __main__, which python -m cannot run{hint}"
 
 
 def _has_main(path: Sequence[str], package: str = "") -> bool:
@@ -82,11 +82,11 @@ def _has_main(path: Sequence[str], package: str = "") -> bool:
 
 
 def _programs(path: Sequence[str]) -> Iterator[str]:
-    """Yield what can be executed in a package, as far as its text tells."""
+    """Yield the modules of a package that look as if they can be run."""
     for folder in path:
         for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             place = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):  # not ours to read
+            with contextlib.suppress(OSError):  # not readable
                 if os.path.isfile(os.path.join(place, "__main__.py")):
                     yield entry
                 elif entry.endswith(".py") and os.path.isfile(place):

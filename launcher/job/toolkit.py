@@ -1,8 +1,8 @@
 """What the SageMaker toolkit's `train` would have done, for an image without it.
 
-Such an image is given nothing but the files under /opt/ml/input/config. From them this
-module makes the same `SM_*` variables and the same script arguments as sagemaker-training
-5.1 (environment.py, mapping.py), so that a script cannot tell the difference.
+All that such an image is given are the files under /opt/ml/input/config. From them this module
+makes the same `SM_*` variables and the same script arguments as sagemaker-training 5.1
+(environment.py, mapping.py), so that a script cannot tell the difference.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from launcher.errors import LaunchError, short
+from launcher.errors import LaunchError
 from launcher.job import machine
+from launcher.text import short
+from launcher.values import NamedTuple
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).
 _OWN_PREFIX = "sagemaker_"
 _OWN_KEYS = ("_tuning_objective_metric", "default_user_module_name")
-# Those of them that the toolkit uses up itself; the others are "framework parameters".
+# Those of them that the toolkit handles itself; the others are "framework parameters".
 _CONSUMED_KEYS = (
     "sagemaker_program",
     "sagemaker_submit_directory",
@@ -35,7 +37,7 @@ class TrainingConfig(NamedTuple):
     """The three files of /opt/ml/input/config, parsed."""
 
     base_dir: str
-    hyperparameters: Mapping[str, Any]  # the user's; values JSON-decoded where they were JSON
+    hyperparameters: Mapping[str, Any]  # the user's; values JSON-decoded if they were JSON
     framework_params: Mapping[str, Any]  # the platform's: keys that begin with sagemaker_
     resource_config: Mapping[str, Any]
     input_data_config: Mapping[str, Any]
@@ -62,18 +64,18 @@ def code_dir(environ: Mapping[str, str]) -> str:
 
 
 def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
-    """Read the config files of the training container; None where there is no such folder.
+    """Read the config files of the training container; return None if their folder does not exist.
 
-    Raises LaunchError where the folder is there and a file is missing, unreadable, not JSON
-    or of the wrong shape, and where SAGEMAKER_BASE_DIR names a folder without it.
+    Raises LaunchError if the folder exists and a file is missing, unreadable, not JSON or not of
+    the expected form, and if SAGEMAKER_BASE_DIR names a folder without it.
     """
     base = base_dir(environ)
     folder = os.path.join(base, "input", "config")
     if not os.path.isdir(folder):
         if environ.get(BASE_DIR_VARIABLE):
             raise LaunchError(
-                f"{folder} is not there; expected the config files of a training job, "
-                f"since {BASE_DIR_VARIABLE} is {base!r}."
+                f"{folder} does not exist; expected the config files of a training job in it, "
+                f"because {BASE_DIR_VARIABLE} is {base!r}."
             )
         return None
     resource_config = _read_object(folder, "resourceconfig.json")
@@ -108,7 +110,7 @@ def _read_object(folder: str, name: str) -> dict[str, Any]:
 
 
 def _decoded(value: Any) -> Any:
-    """Undo the SDK's JSON encoding of a hyperparameter; keep what was never encoded."""
+    """Undo the SDK's JSON encoding of a hyperparameter; return what is not JSON as it is."""
     try:
         return json.loads(value)
     except (ValueError, TypeError, RecursionError):
@@ -130,28 +132,54 @@ def to_cmd_args(hyperparameters: Mapping[str, Any]) -> list[str]:
 def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the toolkit would have made from these files.
 
-    `SM_*` as its Environment names them, without what only its own distributions use, and
-    SAGEMAKER_JOB_NAME where the SDK named the job.
-    Raises LaunchError where resourceconfig.json describes its instance groups unusably.
+    `SM_*` as its Environment names them, except those that only its own distributions use, and
+    SAGEMAKER_JOB_NAME if the SDK named the job.
+    Raises LaunchError if the instance groups of resourceconfig.json are invalid.
     """
-    resources = config.resource_config
-    hosts = resources["hosts"]
-    groups = instance_groups(resources)
-    current_group = resources.get("current_group_name", "homogeneousCluster")
-    instance_type = resources.get("current_instance_type", "local")
-    distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
-    program = config.framework_params.get("sagemaker_program")
-    module_name = str(program)
+    both = {**_hosts_and_devices(config, environ), **_program(config, environ), **_folders(config)}
     framework_params = {
         key: value
         for key, value in config.framework_params.items()
         if key.startswith(_OWN_PREFIX) and key not in _CONSUMED_KEYS
     }
-    input_dir = os.path.join(config.base_dir, "input")
-    channels = {name: os.path.join(input_dir, "data", name) for name in config.input_data_config}
-    # Named alike as a variable and in SM_TRAINING_ENV:
-    both: dict[str, Any] = {
-        "hosts": hosts,
+    data = os.path.join(config.base_dir, "input", "data")
+    channels = {name: os.path.join(data, name) for name in config.input_data_config}
+    topology = config.resource_config.get("topology", [])
+    training_env = {
+        **both,
+        "hyperparameters": config.hyperparameters,
+        "additional_framework_parameters": framework_params,
+        "channel_input_dirs": channels,
+        "topology": topology,
+        "job_name": environ.get("TRAINING_JOB_NAME"),
+    }
+    variables = {
+        **both,
+        "hps": config.hyperparameters,
+        "framework_params": framework_params,
+        "channels": sorted(channels),
+        "user_args": to_cmd_args(config.hyperparameters),
+        "training_env": training_env,
+        **({"topology": topology} if topology else {}),
+        **{f"channel_{name}": path for name, path in channels.items()},
+        **{f"hp_{key}": value for key, value in config.hyperparameters.items()},
+    }
+    made = {f"SM_{name.upper()}": _env_value(value) for name, value in variables.items()}
+    job_name = config.framework_params.get("sagemaker_job_name")
+    return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
+
+
+# What has the same name as a variable and in SM_TRAINING_ENV:
+
+
+def _hosts_and_devices(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, Any]:
+    resources = config.resource_config
+    groups = instance_groups(resources)
+    current_group = resources.get("current_group_name", "homogeneousCluster")
+    instance_type = resources.get("current_instance_type", "local")
+    distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
+    return {
+        "hosts": resources["hosts"],
         "current_host": resources["current_host"],
         "current_instance_type": instance_type,
         "current_instance_group": current_group,
@@ -164,46 +192,40 @@ def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str,
         "num_cpus": os.cpu_count() or 1,
         "num_gpus": machine.count_gpus(environ),
         "num_neurons": machine.count_neuron_cores(str(instance_type), environ),
-        "resource_config": resources,
-        "input_data_config": config.input_data_config,
+    }
+
+
+def _program(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, Any]:
+    params = config.framework_params
+    program = params.get("sagemaker_program")
+    module_name = str(program)
+    return {
         "user_entry_point": program,
         "module_name": module_name[:-3] if module_name.endswith(".py") else module_name,
-        "module_dir": config.framework_params.get("sagemaker_submit_directory", code_dir(environ)),
-        "log_level": config.framework_params.get("sagemaker_container_log_level", 20),
+        "module_dir": params.get("sagemaker_submit_directory", code_dir(environ)),
+        "log_level": params.get("sagemaker_container_log_level", 20),
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
-        "input_dir": input_dir,
+    }
+
+
+def _folders(config: TrainingConfig) -> dict[str, Any]:
+    return {
+        "resource_config": config.resource_config,
+        "input_data_config": config.input_data_config,
+        "input_dir": os.path.join(config.base_dir, "input"),
         "input_config_dir": config.folder,
         "model_dir": os.path.join(config.base_dir, "model"),
         "output_dir": config.output_dir,
         "output_data_dir": os.path.join(config.output_dir, "data"),
         "output_intermediate_dir": os.path.join(config.output_dir, "intermediate"),
     }
-    training_env = {
-        **both,
-        "hyperparameters": config.hyperparameters,
-        "additional_framework_parameters": framework_params,
-        "channel_input_dirs": channels,
-        "topology": resources.get("topology", []),
-        "job_name": environ.get("TRAINING_JOB_NAME"),
-    }
-    variables = {
-        **both,
-        "hps": config.hyperparameters,
-        "framework_params": framework_params,
-        "channels": sorted(channels),
-        "user_args": to_cmd_args(config.hyperparameters),
-        "training_env": training_env,
-        **({"topology": resources["topology"]} if resources.get("topology") else {}),
-        **{f"channel_{name}": path for name, path in channels.items()},
-        **{f"hp_{key}": value for key, value in config.hyperparameters.items()},
-    }
-    made = {f"SM_{name.upper()}": _env_value(value) for name, value in variables.items()}
-    job_name = config.framework_params.get("sagemaker_job_name")
-    return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
 
 
 def instance_groups(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the toolkit has in SM_INSTANCE_GROUPS_DICT: the groups by their names."""
+    """Return the instance groups by their names, as in the toolkit's SM_INSTANCE_GROUPS_DICT.
+
+    Raises LaunchError if they are not a list of objects with names.
+    """
     groups = resources.get("instance_groups") or []
     try:
         return {str(group["instance_group_name"]): dict(group) for group in groups}

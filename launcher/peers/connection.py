@@ -1,47 +1,36 @@
-"""One connection between two launchers: lines of JSON in and out, of which nothing is waited for.
+"""One TCP connection between two launchers: how it is made, read and written; none of it blocks.
 
-peers.py has the protocol, messages.py checks what comes in.
+Every other host makes its connection to the first one in a thread: a look-up may take long.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import selectors
 import socket
-from collections.abc import Mapping
+import threading
 from typing import Any, Callable
 
-from launcher.peers.messages import decoded
+from launcher.errors import LaunchError
+from launcher.names import SocketAddress, look_up
+from launcher.peers.events import Job, Unreachable
+from launcher.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
+_TO_CONNECT = 4  # s for an address to take a connection
 
 
-def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return what is sent for a message."""
-    return json.dumps(message).encode() + b"\n"
+class Connection:
+    """One end of a connection; `closed_by` is why it is closed ("": it is not).
 
-
-class Wire:
-    """One end of a connection, whose selector calls on_data(wire) when `read` is due.
-
-    Attributes: `host`, whose it is ("" if unknown); `closed_by`, why it is closed ("": it is not);
-    `own_address`, of this end. Raises OSError where the connection is of no use any more.
+    Raises OSError if the connection is already closed.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        selector: selectors.BaseSelector,
-        on_data: Callable[[Wire], None],
-    ) -> None:
-        self.host = ""
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number = number
         self.closed_by = ""
         self._socket = connection
-        self._selector = selector
-        self._on_data = on_data
-        self._rest = b""
-        self._deaf = False  # it does not take what is sent
+        self._lines = Lines(LINE_LIMIT)
+        self._stopped_reading = False  # the other end
         connection.setblocking(False)
         for option, value in (
             (socket.TCP_NODELAY, 1),
@@ -53,11 +42,10 @@ class Wire:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.own_address = _plain(connection.getsockname()[0])
-        selector.register(connection, selectors.EVENT_READ, self._on_ready)
 
-    def _on_ready(self) -> None:
-        if not self.closed_by:  # by what came before it in the same turn of the loop
-            self._on_data(self)
+    def fileno(self) -> int:
+        """Return what a selector waits for."""
+        return self._socket.fileno()
 
     @property
     def address(self) -> str:
@@ -67,26 +55,17 @@ class Wire:
         except OSError:
             return "an address that is gone"
 
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Send a message."""
-        self.send(line_of(message))
-
     def send(self, line: bytes) -> None:
-        """Send a line: small ones, few enough that the kernel takes each whole."""
-        if self.closed_by or self._deaf:
+        """Send a line, of which there are so few that the kernel takes each whole."""
+        if self.closed_by or self._stopped_reading:
             return
-        try:
-            self._deaf = self._socket.send(line) < len(line)
-        except BlockingIOError:
-            self._deaf = True
-        except OSError:
-            return  # read() will tell
-        if self._deaf:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # read() tells
+            self._stopped_reading = not send(self._socket, line)
+            if self._stopped_reading:
                 self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and tells
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the messages that have come; closes the connection where that ends it."""
+        """Return the messages that have come, all of them valid; `closed_by` tells if it ended."""
         try:
             data = self._socket.recv(LINE_LIMIT)
         except BlockingIOError:
@@ -94,29 +73,71 @@ class Wire:
         except ConnectionResetError:
             data = b""
         except OSError:
-            self.close("it stopped answering")
+            self.closed_by = "it stopped answering"
             return []
         if not data:
-            self.close("it does not listen" if self._deaf else "its launcher ended without a word")
+            self.closed_by = "it stopped reading" if self._stopped_reading else "its launcher died"
             return []
-        *lines, self._rest = (self._rest + data).split(b"\n")
         try:
-            messages = [decoded(line) for line in lines]
-            if len(self._rest) > LINE_LIMIT:
-                raise ValueError
+            return [decoded(line) for line in self._lines.feed(data)]
         except ValueError:
-            self.close("it said what no launcher says")
+            self.closed_by = "it sent an invalid message"
             return []
-        return messages
 
-    def close(self, why: str) -> None:
-        """Hang up; what was said before still arrives."""
-        if not self.closed_by:
-            self.closed_by = why
-            self._selector.unregister(self._socket)
-            self._socket.close()
+    def close(self) -> None:
+        """Close it; what was sent before still arrives."""
+        self._socket.close()
 
 
 def _plain(address: str) -> str:
-    """Return an address of version 4 as such, which a socket for both gives within version 6."""
+    """Return an IPv4 address as such, which a socket for both gives within IPv6."""
     return address.removeprefix("::ffff:")
+
+
+def reach(job: Job, wait: float, over: threading.Event, happened: Callable[[Any], None]) -> None:
+    """Connect after so many seconds, in a thread; it calls happened(connection or Unreachable).
+
+    Once `over` is set, nobody is told any more. Raises LaunchError if no thread can be started.
+    """
+
+    def run() -> None:
+        what: Any = Unreachable("it cannot be reached")
+        try:
+            what = _reached(job, wait, over)
+        finally:
+            if not over.is_set():
+                happened(what)
+            elif isinstance(what, socket.socket):
+                what.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # ulimit -u, or the cgroup's pids.max
+        raise LaunchError(f"cannot start a thread ({error}); raise ulimit -u.") from None
+
+
+def _reached(job: Job, wait: float, over: threading.Event) -> socket.socket | Unreachable:
+    if over.wait(wait):
+        return Unreachable("this launcher has ended")
+    why = f"the name {job.first} does not resolve"
+    for family, address in look_up(job.first, job.port):
+        try:
+            return _connected(family, address)
+        except ConnectionRefusedError:
+            why = "nothing listens there"
+        except OSError:
+            why = "it does not answer"
+    return Unreachable(why)
+
+
+def _connected(family: socket.AddressFamily, address: SocketAddress) -> socket.socket:
+    """Return a connection to an address. Raises OSError."""
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_TO_CONNECT)
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection

@@ -1,4 +1,4 @@
-"""What a rank raised, read from the chain of exceptions that rank.py sends. Nothing is run here.
+"""What a rank raised, read from the chain of exceptions that rank.py sends. Pure.
 
 Programs seldom end with the exception that went wrong. They raise another one from it, call
 sys.exit in an `except` (hydra, click, argparse), or pass it on from another process as text
@@ -8,10 +8,12 @@ sys.exit in an `except` (hydra, click, argparse), or pass it on from another pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from launcher.text import shortened
+from launcher.values import NamedTuple
 
 # What a rank says when another one has died first.
-_ECHOES = (
+_SECONDARY = (
     "torch.distributed.DistBackendError",
     "torch.distributed.DistNetworkError",
     "torch.distributed.DistStoreError",
@@ -108,15 +110,9 @@ def is_own(links: Sequence[Link]) -> bool:
     return bool(_exit(links)[1])
 
 
-def is_echo(links: Sequence[Link]) -> bool:
-    """Tell whether any of these reads like the echo of another rank's end."""
-    return any(mark in f"{link.exception}: {link.message}" for link in links for mark in _ECHOES)
-
-
-def shortened(text: str, limit: int) -> str:
-    """Cut a long text in the middle: how it begins and how it ends says most."""
-    half = (limit - 5) // 2
-    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+def is_secondary(links: Sequence[Link]) -> bool:
+    """Tell whether any of these reads like the consequence of another rank's end."""
+    return any(mark in f"{link.exception}: {link.message}" for link in links for mark in _SECONDARY)
 
 
 def _exit(links: Sequence[Link]) -> tuple[str, list[Link]]:

@@ -7,7 +7,7 @@ Executed by torchrun in place of the script: `python rank.py script PATH ARGUMEN
 (torch.distributed.elastic asks for `@record` around main for that), and when.
 
 The connection to the launcher stays open, so its end is the first news of a rank that was killed
-without a word. It ends, too, where the script closes all descriptors, or replaces its process.
+without a word. It ends, too, if the script closes all descriptors, or replaces its process.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def script_code(main: types.ModuleType, path: str) -> types.CodeType:
 def module_code(main: types.ModuleType, name: str) -> types.CodeType:
     """Prepare main and sys.path as `python -m name` does; return the module's code.
 
-    Raises ImportError where there is no such module, or nothing in it to execute.
+    Raises ImportError if there is no such module, or nothing in it to execute.
     """
     _set_first_path(os.getcwd())
     spec = importlib.util.find_spec(name)
@@ -152,7 +152,7 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
 def beside(name: str) -> types.ModuleType:
     """Load the file name.py of this folder, out of the script's sight."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"launcher.{name}", path)
+    spec = importlib.util.spec_from_file_location(f"launcher.run.{name}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,0 +1,148 @@
+"""Reads the launcher's options from the command line and from their twins in the environment.
+
+`--train-script`, `--train-module` and everything that begins with `--launcher-` are the
+launcher's, wherever they stand. Everything else reaches the script byte for byte, in order. That
+is why argparse is not used: its abbreviations, its treatment of `--` and its reordering would each
+change somebody's hyperparameters. The command line wins over the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.errors import LaunchError
+from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
+from launcher.text import PREFIX, flag
+from launcher.values import NamedTuple
+
+_SCRIPT, _MODULE = "--train-script", "--train-module"
+
+
+class _CommandLine(NamedTuple):
+    """The arguments, sorted by whose they are; the options' values by field."""
+
+    options: dict[str, Any]
+    targets: dict[str, str]  # by `--train-script` and `--train-module`
+    script_args: list[str]
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Tell whether these arguments ask the launcher, not the script, for help."""
+    return list(argv) in (["--help"], ["-h"]) or PREFIX + "help" in argv
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Return the options.
+
+    Raises LaunchError for an unknown option, a missing or invalid value, if neither a script nor
+    a module is named, and if both are.
+    """
+    twins, unknown = _from_environment(environ)
+    typed = _from_command_line(argv)
+    _check_targets(typed)
+    values = {**twins, **typed.options}
+    script_args = typed.script_args
+    if values.get("bools") == "flag":
+        script_args = _as_flags(script_args)
+    return Options(
+        **values,
+        train_script=typed.targets.get(_SCRIPT, ""),
+        train_module=typed.targets.get(_MODULE, ""),
+        script_args=tuple(script_args),
+        given=frozenset(values),
+        unknown_twins=tuple(unknown),
+    )
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the twins by field, and the LAUNCHER_... variables without an option."""
+    twins = {"LAUNCHER_" + name.upper(): name for name in OPTIONS}
+    values: dict[str, Any] = {}
+    unknown = []
+    for variable, text in sorted(environ.items()):
+        if variable in twins and text:
+            values[twins[variable]] = _value(twins[variable], text, variable)
+        elif variable.startswith("LAUNCHER_") and variable not in (*twins, *INTERNAL):
+            unknown.append(variable)
+    return values, unknown
+
+
+def _from_command_line(argv: Sequence[str]) -> _CommandLine:
+    line = _CommandLine({}, {}, [])
+    rest = list(reversed(argv))
+    while rest:
+        word = rest.pop()
+        name, equals, text = word.partition("=")
+        is_target = name in (_SCRIPT, _MODULE)
+        if not is_target and not name.startswith(PREFIX):
+            line.script_args.append(word)
+            continue
+        field = "" if is_target else _field(name)
+        if not equals and field and OPTIONS[field].parse is switch:
+            # SageMaker sends `--flag true`; people type `--flag`.
+            text = rest.pop() if rest and rest[-1].lower() in SWITCHES else "true"
+        elif not equals:
+            if not rest:
+                raise LaunchError(f"{name} needs a value; see --launcher-help.")
+            text = rest.pop()
+        if field:
+            line.options[field] = _value(field, text, name)
+        elif not text:
+            raise LaunchError(f"{name} is empty; expected the training script or module to run.")
+        else:
+            line.targets[name] = text
+    return line
+
+
+def _field(name: str) -> str:
+    """Return the field of the option called name, as it was typed."""
+    fields = {flag(field): field for field in OPTIONS}
+    if name in fields:
+        return fields[name]
+    import difflib  # only needed for this error
+
+    known = [option[len(PREFIX) :] for option in fields]
+    close = difflib.get_close_matches(name[len(PREFIX) :].replace("_", "-"), known, n=1)
+    hint = f" Did you mean {PREFIX}{close[0]}?" if close else ""
+    raise LaunchError(f"{name} is not a launcher option.{hint} See --launcher-help.")
+
+
+def _value(field: str, text: str, where: str) -> Any:
+    try:
+        return OPTIONS[field].parse(text)
+    except ValueError as error:
+        raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
+
+
+def _check_targets(typed: _CommandLine) -> None:
+    """Refuse a command line that does not name exactly one script or module."""
+    if len(typed.targets) == 2:
+        raise LaunchError(
+            f"{_SCRIPT} {typed.targets[_SCRIPT]} and {_MODULE} {typed.targets[_MODULE]} are both "
+            "given; expected one of them."
+        )
+    if not typed.targets:
+        near = [word for word in typed.script_args if word.startswith(("--train_", "--train-"))]
+        near += [word for word in typed.script_args[:1] if word.endswith(".py")]
+        hint = f" ({near[0]} is taken for an argument of the script)" if near else ""
+        raise LaunchError(
+            f"there is nothing to run{hint}: give {_SCRIPT} PATH or {_MODULE} NAME "
+            "(on SageMaker: the hyperparameter train-script); see --launcher-help."
+        )
+
+
+def _as_flags(args: Sequence[str]) -> list[str]:
+    """Turn `--flag True` into `--flag`, and `--flag False` into nothing.
+
+    SageMaker sends every hyperparameter as two tokens (sagemaker-python-sdk#4247).
+    """
+    out: list[str] = []
+    for word in args:
+        if out and out[-1].startswith("-") and word in ("True", "true"):
+            continue
+        if out and out[-1].startswith("-") and word in ("False", "false"):
+            out.pop()
+            continue
+        out.append(word)
+    return out

@@ -1,0 +1,154 @@
+"""From arguments and environment to what this host is to run, before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+from launcher.errors import LaunchError
+from launcher.job import arguments, target, toolkit
+from launcher.job.cluster import Cluster, read_cluster
+from launcher.job.machine import interface_of, read_machine
+from launcher.job.options import Options
+from launcher.job.plan import LaunchPlan, at_address, make_plan
+from launcher.log import log
+from launcher.text import port_is_taken
+from launcher.values import NamedTuple
+
+
+class Prepared(NamedTuple):
+    """What this host is to run: `plan`, or the configuration error for which it cannot."""
+
+    cluster: Cluster
+    options: Options
+    plan: LaunchPlan | LaunchError
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether the launchers of several hosts talk."""
+        return _has_peers(self.cluster, self.options)
+
+
+def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Prepared | None:
+    """Return what to start and how; None if this host takes no part in the job.
+
+    Raises LaunchError if it is not even clear which hosts the job has.
+    """
+    _refuse_nesting(environ)
+    try:
+        os.getcwd()
+    except OSError:
+        raise LaunchError(
+            "the current folder has been removed; change to one that exists."
+        ) from None
+    config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
+    argv, made = _from_config(config, argv, environ)
+    chosen = arguments.parse(argv, environ)
+    seen = _with_groups({**made, **environ}, chosen, environ)
+    try:
+        cluster = read_cluster(seen, chosen.instance_groups)
+    except LaunchError as error:
+        if config is None:
+            raise
+        raise LaunchError(f"{error} (The SM_ variables were made from {config.folder}.)") from None
+    if not cluster.takes_part:
+        groups = ", ".join(chosen.instance_groups)
+        log(f"{cluster.current_host} is in none of the instance groups {groups}; nothing to do.")
+        return None
+    try:
+        chosen = target.located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
+        plan = _planned(chosen, cluster, environ, made)
+        if _has_peers(cluster, chosen) and cluster.node_rank == 0:
+            _require_port(plan.rdzv_endpoint)
+    except LaunchError as error:
+        return Prepared(cluster, chosen, error)
+    # Logged only now, so that an error is the only line.
+    for variable in chosen.unknown_twins:
+        log(f"warning: {variable} is not a launcher option; see --launcher-help.")
+    if "SM_HOSTS" not in seen:
+        log("neither SM_HOSTS nor SageMaker's config files exist: this host is alone.")
+    return Prepared(cluster, chosen, plan)
+
+
+def reached_at(
+    plan: LaunchPlan, address: str, name_leads_here: bool, environ: Mapping[str, str]
+) -> LaunchPlan:
+    """Have torchrun and gloo use the address that the other hosts have found this one at."""
+    interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
+    made = at_address(plan, address, interface, has_name=name_leads_here)
+    for line in made.remarks[len(plan.remarks) :]:
+        log(line)
+    return made
+
+
+def _from_config(
+    config: toolkit.TrainingConfig | None, argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Sequence[str], dict[str, str]]:
+    """Return the arguments and the `SM_*` variables that SageMaker's toolkit would have made."""
+    if config is None:
+        return argv, {}
+    # SageMaker starts an image with the word `train`; the script is a hyperparameter.
+    argv = [] if list(argv) == ["train"] else argv
+    try:
+        argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
+        return argv, toolkit.to_env_vars(config, environ)
+    except RecursionError:
+        raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
+
+
+def _with_groups(
+    seen: dict[str, str], chosen: Options, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Add the instance groups if they are asked for: SDK v3 makes SM_HOSTS, but not them."""
+    if not chosen.instance_groups or "SM_INSTANCE_GROUPS_DICT" in seen:
+        return seen
+    files = toolkit.read_config(environ)
+    groups = toolkit.instance_groups(files.resource_config) if files else {}
+    return {**seen, "SM_INSTANCE_GROUPS_DICT": json.dumps(groups)}
+
+
+def _has_peers(cluster: Cluster, chosen: Options) -> bool:
+    return cluster.nnodes > 1 and chosen.peers and not chosen.dry_run
+
+
+def _planned(
+    chosen: Options, cluster: Cluster, environ: Mapping[str, str], made: Mapping[str, str]
+) -> LaunchPlan:
+    if chosen.log_dir and not chosen.dry_run:
+        try:
+            os.makedirs(chosen.log_dir, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"--launcher-log-dir: cannot make the folder {chosen.log_dir} ({error.strerror})."
+            ) from None
+    added = {name: value for name, value in made.items() if name not in environ}
+    machine = read_machine()
+    unknown = cluster.network_interface_name not in machine.interfaces
+    # The channel finds out by itself, and does not have to wait for an answer from DNS.
+    alone = cluster.nnodes == 1 or _has_peers(cluster, chosen)
+    if unknown and not alone and "GLOO_SOCKET_IFNAME" not in environ:
+        machine = machine._replace(own_interface=interface_of(cluster.current_host))
+    return make_plan(chosen, cluster, machine, environ, added=added)
+
+
+def _require_port(endpoint: str) -> None:
+    """See on the first host that torchrun's store can listen; it would take seconds to fail."""
+    port = int(endpoint.rpartition(":")[2])
+    for family in (socket.AF_INET6, socket.AF_INET):
+        try:
+            socket.create_server(("", port), family=family).close()
+        except OSError as error:  # others: IPv6 may be switched off
+            if error.errno == errno.EADDRINUSE:
+                raise LaunchError(f"{port_is_taken(endpoint)}.") from None
+
+
+def _refuse_nesting(environ: Mapping[str, str]) -> None:
+    for variable in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"):
+        if environ.get(variable):
+            raise LaunchError(
+                f"{variable} is {environ[variable]!r}: another launcher started this one, once "
+                "per rank; remove distribution= from the estimator."
+            )

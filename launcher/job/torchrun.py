@@ -1,0 +1,157 @@
+"""torchrun's options for this host, and what its PET_ variables say in place of them.
+
+The comments say what goes wrong without an option, as seen in torchrun's source and in trials.
+`torchrun` and `torch.distributed.run` are the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.errors import LaunchError
+from launcher.job.cluster import Cluster
+from launcher.job.machine import Machine
+from launcher.job.options import Options, names, whole
+from launcher.text import flag, short
+
+
+def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Raise LaunchError for settings of torchrun's, or ports, that cannot work with this job."""
+    _refuse_modes(options, cluster, environ)
+    if options.rdzv_port == options.peer_port:
+        raise LaunchError(
+            f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
+            "expected two different ports."
+        )
+    _refuse_elastic(options, cluster, environ)
+
+
+def _refuse_modes(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse torchrun modes that would not run rank.py, or would make a job of each host."""
+    for variable in ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"):
+        if environ.get(variable, "0") != "0":
+            raise LaunchError(
+                f"{variable} is {environ[variable]!r}; expected it unset: "
+                "use --train-script PATH or --train-module NAME."
+            )
+    standalone = any(names(word, "--standalone") for word in options.torchrun_args)
+    if cluster.nnodes > 1 and (standalone or environ.get("PET_STANDALONE", "0") != "0"):
+        raise LaunchError(
+            "torchrun's standalone mode is set on a cluster of several hosts, where each would "
+            "train by itself; expected --standalone and PET_STANDALONE unset."
+        )
+
+
+def _refuse_elastic(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse a number of hosts other than the job's: torchrun would wait, or leave some out."""
+    text = environ.get("PET_NNODES", "")
+    count = str(cluster.nnodes)
+    if text in ("", count, f"{count}:{count}") or "instance_groups" in options.given:
+        return
+    raise LaunchError(
+        f"PET_NNODES is {short(text)}; expected it unset, or {count}: the job's hosts are those of "
+        f"SM_HOSTS and {flag('instance_groups')}, from start to end."
+    )
+
+
+def flags(
+    options: Options, cluster: Cluster, machine: Machine, environ: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return torchrun's options, and a remark for each that the user's PET_ variable replaces.
+
+    Raises LaunchError for an invalid PET_RDZV_CONF.
+    """
+    chosen = [f"--nnodes={cluster.nnodes}", f"--rdzv-conf={_rdzv_conf(options, cluster, environ)}"]
+    replaced = []
+    for name, (value, field) in _values(options, cluster, machine, environ).items():
+        # An option on the command line would win over the user's PET_ variable for it.
+        variable = "PET_" + name.upper().replace("-", "_")
+        if environ.get(variable) and field not in options.given:
+            if environ[variable] != value:
+                replaced.append(f"{variable}={environ[variable]} is used in place of {value}.")
+        else:
+            chosen.append(f"--{name}={value}")  # in one word: a value may begin with a dash
+    return [*chosen, *options.torchrun_args], replaced
+
+
+def _values(
+    options: Options, cluster: Cluster, machine: Machine, environ: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Return the values of torchrun's options, each with the field of ours that sets it, or ""."""
+    values = {
+        "nproc-per-node": (str(_own_nproc(options, cluster)), "nproc_per_node"),
+        "rdzv-backend": ("c10d", ""),
+        "rdzv-endpoint": (endpoint_of(cluster, options), "rdzv_port"),
+        "rdzv-id": (cluster.job_name, ""),
+        # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
+        "local-addr": (cluster.current_host if cluster.nnodes > 1 else "localhost", ""),
+        "max-restarts": (str(options.max_restarts), "max_restarts"),
+    }
+    if options.log_dir:
+        values["log-dir"] = (options.log_dir, "log_dir")
+        values["tee"] = ("3", "")  # without it torchrun writes no log there
+    if machine.torch_version >= (2, 12):
+        # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
+        values["shutdown-timeout"] = (str(grace(options, environ)), "grace")
+    return values
+
+
+def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> str:
+    # Without is_host torchrun guesses from the host's own name, which need not resolve.
+    pairs = [f"is_host={int(cluster.node_rank == 0)}"]
+    if cluster.nnodes > 1:
+        # If the first host is late, the others fail on read_timeout; if another one is late, on
+        # join_timeout.
+        pairs += [f"{name}_timeout={options.start_timeout}" for name in ("read", "join")]
+    users = environ.get("PET_RDZV_CONF")
+    if users:
+        if not all("=" in pair for pair in users.split(",")):
+            raise LaunchError(
+                f"PET_RDZV_CONF is {users!r}; expected KEY=VALUE pairs with commas between."
+            )
+        # Of a key given twice the last counts.
+        pairs.insert(1 if "start_timeout" in options.given else len(pairs), users)
+    return ",".join(pairs)
+
+
+def endpoint_of(cluster: Cluster, options: Options) -> str:
+    """Return where the ranks of all hosts meet, on the first host."""
+    if cluster.nnodes > 1:
+        return joined(cluster.hosts[0], options.rdzv_port)
+    return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
+
+
+def joined(host: str, port: int) -> str:
+    """Return a host and a port as one word, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> int | str:
+    """Return the number of processes of this host, or torchrun's word for it (gpu, cpu).
+
+    Raises LaunchError for an invalid PET_NPROC_PER_NODE.
+    """
+    text = environ.get("PET_NPROC_PER_NODE", "")
+    if not text or "nproc_per_node" in options.given:
+        return _own_nproc(options, cluster)
+    if text in ("auto", "cpu", "gpu", "xpu"):
+        return text
+    try:
+        return whole(1, 1024)(text)
+    except ValueError as error:
+        raise LaunchError(f"PET_NPROC_PER_NODE is {text!r}; expected {error}, or gpu.") from None
+
+
+def _own_nproc(options: Options, cluster: Cluster) -> int:
+    return options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
+
+
+def grace(options: Options, environ: Mapping[str, str]) -> int:
+    """Return the seconds between a stop and SIGKILL; torchrun's own variables count too."""
+    if "grace" not in options.given:
+        for variable in ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+            try:
+                return whole(0, 86400)(environ[variable])
+            except (KeyError, ValueError):
+                pass  # not set, or for torchrun to refuse
+    return options.grace

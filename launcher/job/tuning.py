@@ -1,0 +1,60 @@
+"""The environment that makes a host's ranks fast. Nothing that the user set is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.job.cluster import Cluster
+from launcher.job.machine import Machine
+from launcher.values import NamedTuple
+
+
+class _Setting(NamedTuple):
+    name: str
+    value: str
+    why: str
+
+
+def tuned(
+    nproc: int | str, cluster: Cluster, machine: Machine, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables to add, and the line for the log that says why (no line if none).
+
+    `nproc` is the number of processes, or torchrun's word for it.
+    """
+    wanted = _of_processes(nproc, machine)
+    if cluster.nnodes > 1:
+        wanted += _of_network(cluster, machine)
+    settings = [setting for setting in wanted if setting.name not in environ]
+    if not settings:
+        return {}, []
+    reasons = ", ".join(f"{name}={value} ({why})" for name, value, why in settings)
+    return {name: value for name, value, _ in settings}, [f"environment: {reasons}."]
+
+
+def _of_processes(nproc: int | str, machine: Machine) -> list[_Setting]:
+    if not isinstance(nproc, int):
+        return []
+    # torchrun would set 1 thread for each process, and torch by itself ignores CPU quotas.
+    threads = max(1, machine.cores // nproc)
+    why = f"usable cores {machine.cores} / processes {nproc}"
+    return [_Setting("OMP_NUM_THREADS", str(threads), why)]
+
+
+def _of_network(cluster: Cluster, machine: Machine) -> list[_Setting]:
+    settings = []
+    interface = cluster.network_interface_name
+    # SDK v3's local mode names an interface that the container does not have.
+    if interface in machine.interfaces:
+        why = "the interface SageMaker names"
+        settings.append(_Setting("NCCL_SOCKET_IFNAME", interface, why))
+        settings.append(_Setting("GLOO_SOCKET_IFNAME", interface, "the same"))
+    elif machine.own_interface:
+        # Where the host's own name does not resolve, gloo takes the loopback and waits for ever.
+        why = f"it has the address of {cluster.current_host}"
+        settings.append(_Setting("GLOO_SOCKET_IFNAME", machine.own_interface, why))
+    if machine.efa:
+        settings.append(_Setting("FI_PROVIDER", "efa", "this host has an EFA device"))
+    # Containers of one machine have the same of what NCCL tells machines apart by.
+    settings.append(_Setting("NCCL_HOSTID", cluster.current_host, "the name of this host"))
+    return settings

@@ -1,0 +1,79 @@
+"""How launchers, and ranks and their launcher, talk: JSON objects, one a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+
+_DIGITS = 18  # of a number: Python takes its time for long ones
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """Return the line of a message."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def decoded(line: bytes) -> dict[str, Any]:
+    """Return the message of a line.
+
+    Raises ValueError if it is no JSON object, is nested too deep, or holds a number that is
+    endless or huge.
+    """
+    try:
+        message = _DECODER.decode(line.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(message, dict):
+        raise ValueError("not an object")
+    return message
+
+
+class Lines:
+    """Makes lines of what a connection gives; `limit` is how many bytes may wait for their end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are complete now. Raises ValueError beyond the limit."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > self._limit:
+            raise ValueError("a line is too long")
+        return lines
+
+
+def send(connection: socket.socket, line: bytes) -> bool:
+    """Send a line at once; tell whether the kernel took it whole.
+
+    It does, unless the other end has stopped reading: lines are small and few. Raises OSError
+    if the connection has ended.
+    """
+    try:
+        return connection.send(line) == len(line)
+    except BlockingIOError:
+        return False
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError("a number is too long")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number - number != 0:
+        raise ValueError("a number is endless")
+    return number
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_refuse)

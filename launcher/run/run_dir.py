@@ -1,0 +1,53 @@
+"""The job's folder on this host, while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+
+from launcher.errors import LaunchError
+from launcher.log import log
+
+
+@contextlib.contextmanager
+def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
+    """Make the job's folder for its socket and torchrun's temporary files; remove it after.
+
+    Raises LaunchError.
+    """
+    parent = environ.get("TMPDIR") or "/tmp"
+    length, too_long = len(os.fsencode(parent)), ""
+    if length > 60:  # a socket's path has at most 107 bytes (unix(7))
+        parent = "/tmp"
+        too_long = f"TMPDIR is too long for a socket in it ({length} bytes; expected at most 60)"
+        log(f"{too_long}: {parent} is used instead.")
+    folder = os.path.join(parent, f"sm-launch-{os.getpid()}-{time.time_ns():x}")
+    try:
+        os.mkdir(folder, 0o700)  # only if it is not there
+    except OSError as error:
+        what = f"cannot make a folder in {parent} ({error.strerror})"
+        mend = "set TMPDIR to a writable folder whose path has at most 60 bytes"
+        raise LaunchError(f"{too_long and too_long + '; '}{what}; {mend}.") from None
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder with all that is in it, as far as that can be.
+
+    shutil.rmtree does the same, but shutil takes 2.4 ms to import.
+    """
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in (*files, *folders):
+            path = os.path.join(parent, name)
+            with contextlib.suppress(OSError):
+                if os.path.isdir(path) and not os.path.islink(path):
+                    os.rmdir(path)
+                else:
+                    os.remove(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)

@@ -1,0 +1,70 @@
+"""How values are quoted and shortened in messages, and how an option is spelled there. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+PREFIX = "--launcher-"
+NAMED = 8  # hosts that one message names; it counts the others
+_NAMES_LIMIT = 600  # characters that their names may take, of the failure file's 1,024
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with its control characters, newlines too, shown as Python writes them.
+
+    What ranks and other hosts send ends up on terminals and in the failure file, where an escape
+    sequence or a newline could forge a line. `keep` holds the characters that may stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def short(value: object, limit: int = 200) -> str:
+    """Return a value as Python writes it, cut to limit characters, to be quoted in a message."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def shortened(text: str, limit: int) -> str:
+    """Cut the middle out of a long text: its beginning and its end say most."""
+    half = (limit - 5) // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
+def some_of(hosts: Sequence[str]) -> Sequence[str]:
+    """Return as many of the first hosts as a message can name."""
+    count, length = 0, 0
+    for host in hosts[:NAMED]:
+        length += len(host)
+        if count and length > _NAMES_LIMIT:
+            break
+        count += 1
+    return hosts[:count]
+
+
+def counted(words: Sequence[str], more: int) -> str:
+    """Return words with commas between, and how many more there are."""
+    return ", ".join(words) + (f" and {more} more" if more else "")
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name and number, as in `SIGSEGV (signal 11)`."""
+    try:
+        return f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def flag(name: str) -> str:
+    """Return the spelling of a field's option: `rdzv_port` gives `--launcher-rdzv-port`."""
+    return PREFIX + name.replace("_", "-")
+
+
+def port_is_taken(endpoint: str) -> str:
+    """Return what to say if torchrun's store on the first host finds its port taken."""
+    return (
+        f"the rendezvous port of {endpoint} is taken on this host; "
+        "choose another with --launcher-rdzv-port, the same one on every host"
+    )

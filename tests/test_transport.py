@@ -1,0 +1,459 @@
+"""The connections between the launchers of a job: real sockets on loopback addresses, no torch.
+
+What the hosts agree on is in test_peers.py, which needs no sockets.
+"""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from channel_end import End
+from conftest import free_port, poll
+from network import Network
+
+from launcher.errors import LaunchError
+from launcher.events import Stop
+from launcher.job.cluster import Cluster
+from launcher.peers import agreement, messages, other_state
+from launcher.peers.connection import Connection
+from launcher.peers.listener import PENDING
+from launcher.protocol import Lines, decoded, encoded
+from launcher.result.causes import Cause, Failure, Result
+
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+SAME = {"version of torch": "2.13", "script": "script train.py"}
+
+
+class Job:
+    """Hosts of one job, each with its end of the channel, all in this process."""
+
+    def __init__(self, hosts=HOSTS):
+        self.hosts = hosts
+        self.port = free_port()
+        self.ends = {}
+
+    def join(self, *hosts, fingerprint=SAME, timeout=60):
+        for host in hosts or self.hosts:
+            cluster = Cluster(self.hosts, host, "job", 0, 0, "")
+            self.ends[host] = End(cluster, self.port, timeout, fingerprint)
+        return [self.ends[host] for host in hosts or self.hosts]
+
+    def wait(self, condition, timeout=20):
+        def met():
+            for end in self.ends.values():
+                end.act()
+            return condition()
+
+        poll(met, timeout, every=0.01)
+
+    def act_for(self, seconds):
+        until = time.monotonic() + seconds
+        self.wait(lambda: time.monotonic() >= until)
+
+    def all_join(self):
+        self.wait(lambda: all(end.joined for end in self.ends.values()))
+
+    def has_joined(self, host):
+        """Wait until the first host knows another one."""
+        self.wait(lambda: self.ends[host].state.phase is other_state.Phase.WAITING)
+
+    def result(self):
+        """Wait for a result everywhere, and return it."""
+        self.wait(lambda: all(end.result for end in self.ends.values()))
+        (result,) = {end.result for end in self.ends.values()}
+        return result
+
+    def connect(self, data=b""):
+        """Connect to the first host as anybody can."""
+        connection = socket.create_connection((self.hosts[0], self.port), 5)
+        connection.sendall(data)
+        connection.settimeout(10)
+        return connection
+
+
+@pytest.fixture
+def job():
+    job = Job()
+    yield job
+    for end in job.ends.values():
+        end.close()
+
+
+def hello(host, hosts=HOSTS):
+    return encoded(messages.hello(agreement.job_of(host, tuple(hosts), "job", 1, 60, SAME)))
+
+
+def own(text, exit_code=3):
+    return Failure(Cause.OWN, exit_code, text)
+
+
+def test_all_join_fail_together_and_leave(job):
+    first, second = job.join(*HOSTS[:2])
+    job.act_for(0.5)
+    assert not first.joined and not second.joined
+    job.join(HOSTS[2])
+    job.all_join()
+    assert first.joined.own_address == HOSTS[0] and first.joined.name_leads_here
+    second.tell(own("rank 1 failed\n"))
+    assert job.result() == Result(3, "rank 1 failed\n")
+
+
+def test_the_others_may_come_first(job):
+    job.join(*HOSTS[1:])
+    job.act_for(0.5)
+    job.join(HOSTS[0])
+    job.all_join()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_that_is_lost_is_named_by_all(job, host):
+    job.join()
+    job.all_join()
+    job.ends.pop(host).close()
+    assert job.result() == Result(69, f"{host} was lost: its launcher died\nexit code 69\n")
+
+
+def test_nothing_wakes_a_host_while_a_job_runs(job):
+    job.join()
+    job.all_join()
+    with selectors.DefaultSelector() as selector:
+        for end in job.ends.values():
+            selector.register(end.channel, selectors.EVENT_READ)
+            assert agreement.due(end.state) == float("inf")
+        assert selector.select(1) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        random.Random(0).randbytes(5000),
+        b"x" * 1_000_000,
+        b"\n\n\n",
+        b"[" * 50_000 + b"\n",
+        b"{}\n",
+        b"null\n",
+        hello("127.0.0.9\x1b[31m\n\ud800"),
+    ],
+    ids=range(7),
+)
+def test_garbage_changes_nothing(job, data):
+    job.join(*HOSTS[:2])
+    job.has_joined(HOSTS[1])
+
+    def send():
+        with contextlib.suppress(OSError), job.connect(data) as connection:
+            while connection.recv(1000):
+                pass
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    job.wait(lambda: not sender.is_alive())
+    job.join(HOSTS[2])
+    job.all_join()
+
+
+def test_nobody_can_connect_any_more_when_all_have_joined(job):
+    job.join(*HOSTS[:2])
+    job.has_joined(HOSTS[1])
+    silent = [job.connect() for _ in range(3)]
+    job.join(HOSTS[2])
+    job.all_join()
+    with pytest.raises(ConnectionRefusedError):
+        job.connect()
+    assert [connection.recv(1) for connection in silent] == [b""] * 3
+
+
+def test_more_silent_connections_than_there_is_room_for(job):
+    job.join(*HOSTS[:2])
+    silent = [job.connect() for _ in range(2 * PENDING)]
+    job.join(HOSTS[2])
+    job.all_join()  # those behind it make way, and it need not have come first
+    for connection in silent:
+        connection.close()
+
+
+@pytest.mark.parametrize("what", ["connects", "speaks", "has spoken"])
+def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
+    first, _ = job.join(*HOSTS[:2])
+    job.has_joined(HOSTS[1])
+    stray = None if what == "connects" else job.connect()
+    last = job.connect()
+    job.act_for(0.1)  # the listening socket is not the first of the next turn any more
+    if what == "has spoken":
+        stray.sendall(b"{}\n")
+    last.sendall(hello(HOSTS[2]))
+    if what == "connects":
+        stray = job.connect()
+    elif what == "speaks":
+        stray.sendall(b"{}\n")
+    job.all_join()
+    assert agreement.due(first.state) == float("inf")
+    with contextlib.suppress(ConnectionResetError):
+        assert stray.recv(1) == b""
+
+
+def test_hosts_by_the_hundred_arrive_at_once():
+    job = Job(tuple(f"127.0.0.{number}" for number in range(1, 151)))
+    with contextlib.ExitStack() as stack:
+        for end in job.join():
+            stack.callback(end.close)
+        job.all_join()
+
+
+# Shows how a first host does with a limit on open files, and which one its child has.
+FIRST = """
+import json, resource, subprocess, sys, time
+from channel_end import End
+from launcher.events import Leave
+from launcher.job.cluster import Cluster
+
+port, *limits = map(int, sys.argv[1:])
+hosts = tuple(json.load(sys.stdin))
+resource.setrlimit(resource.RLIMIT_NOFILE, tuple(limits))
+cluster = Cluster(hosts, hosts[0], "job", 0, 0, "")
+first = End(cluster, port, 60, {"version of torch": "2.13", "script": "script train.py"})
+print("listens", flush=True)
+while not first.joined and not first.result:
+    first.act()
+    time.sleep(0.002)
+child = subprocess.Popen(["sleep", "60"])
+first.channel.give_back_limit(child.pid)
+childs = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
+child.kill()
+child.wait()
+print(json.dumps([bool(first.joined), first.result and first.result.text, childs]), flush=True)
+first.close()
+"""
+PATHS = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
+WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
+
+
+@contextlib.contextmanager
+def first_of(hosts, port, soft, hard):
+    command = [sys.executable, "-c", FIRST, str(port), str(soft), str(hard)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=WITH_TESTS) as process:
+        try:
+            process.stdin.write(json.dumps(hosts))
+            process.stdin.close()
+            assert process.stdout.readline() == "listens\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("soft", "hard"), [(330, 330), (100, 4000)])
+def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
+    hosts, port = ["127.0.0.1", *(f"host-{number:03}" for number in range(1, 300))], free_port()
+
+    def arrive(host):
+        connection = socket.create_connection((hosts[0], port), 20)
+        connection.sendall(hello(host, hosts=hosts))
+        return connection.makefile("rb")
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    with first_of(hosts, port, soft, hard) as first, contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(64):
+            stack.enter_context(socket.create_connection((hosts[0], port), 20))
+        arrived = {host: arrive(host) for host in hosts[1:]}
+        for host in hosts[1:]:
+            while (said := json.loads(arrived[host].readline())) == {"later": True}:
+                arrived[host].close()
+                arrived[host] = arrive(host)
+            assert said == {"welcome": True}
+        assert {file.readline() for file in arrived.values()} == {b'{"all joined": true}\n'}
+        assert json.loads(first.stdout.readline()) == [True, None, [soft, hard]]
+        for file in arrived.values():
+            file.close()
+
+
+def test_a_limit_on_open_files_that_is_too_small():
+    hosts, port = ["127.0.0.1", *(f"host-{number:03}" for number in range(1, 300))], free_port()
+    with first_of(hosts, port, 100, 200) as first:
+        joined, text, _ = json.loads(first.stdout.readline())
+    assert not joined
+    assert text.startswith("launcher: 127.0.0.1 can have 200 files open (ulimit -n), but the ")
+    assert text.count("\n") == 1
+
+
+INVALID = [b"no JSON", b"[1]", b"NaN", b'{"x": 1e999}', b'{"x": ' + b"9" * 5000]
+INVALID += [b"[" * 50_000, b"null", b"", b"\xff"]
+
+
+@pytest.mark.parametrize("line", INVALID)
+def test_a_message_is_an_object_without_endless_numbers(line):
+    with pytest.raises(ValueError):
+        decoded(line)
+
+
+def test_lines_come_in_pieces_and_have_a_limit():
+    lines = Lines(8)
+    assert lines.feed(b'{"a"') == []
+    assert lines.feed(b": 1}\n{}\n12345678") == [b'{"a": 1}', b"{}"]
+    with pytest.raises(ValueError):
+        lines.feed(b"9")
+
+
+@pytest.mark.parametrize("line", INVALID[:5])
+def test_an_invalid_message_ends_the_connection(job, line):
+    job.join(*HOSTS[:2])
+    third = job.connect(hello(HOSTS[2]))
+    job.all_join()
+    third.sendall(line + b"\n")
+    text = f"{HOSTS[2]} was lost: it sent an invalid message\n"
+    assert job.result().text.startswith(text)
+
+
+def test_a_connection_that_takes_nothing_is_lost():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = Connection(0, socket.create_connection(server.getsockname()))
+        with server.accept()[0], selectors.DefaultSelector() as selector:
+            for _ in range(1000):
+                connection.send(encoded({"text": 60_000 * "x"}))
+            assert not connection.closed_by
+            selector.register(connection, selectors.EVENT_READ)
+            assert selector.select(10)
+            assert connection.read() == []
+            assert connection.closed_by == "it stopped reading"
+        connection.close()
+
+
+def test_a_port_that_is_taken_on_the_first_host(job):
+    with socket.create_server((HOSTS[0], job.port)):
+        says = r"cannot listen on port \d+ .*Address already in use.*--launcher-peer-port"
+        job.join(HOSTS[0])
+        with pytest.raises(LaunchError, match=says):
+            job.wait(lambda: False)
+
+
+def test_a_stop_while_something_else_answers_in_the_first_hosts_place(job):
+    with socket.create_server((HOSTS[0], job.port)) as other:
+        (end,) = job.join(HOSTS[1])
+        connection, _ = other.accept()
+        with connection, selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            job.wait(lambda: selector.select(0))  # its hello
+            end.tell(Stop(15))
+            assert end.result == Result(143, "", 15)
+
+
+def test_a_port_that_is_free_in_a_moment(job):
+    with socket.create_server((HOSTS[0], job.port)):
+        job.join(HOSTS[0])
+    job.join(*HOSTS[1:])
+    job.all_join()
+
+
+def test_a_first_host_whose_own_name_does_not_resolve(job):
+    job.hosts = ("no-such-name.invalid", HOSTS[1])
+    first, second = job.join(timeout=4)
+    job.wait(lambda: first.result and second.result)
+    assert first.result.text.startswith("127.0.0.2 (its name resolves) did not arrive")
+    why = "no-such-name.invalid did not arrive within 4 s (the name no-such-name.invalid does not "
+    assert second.result.text.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("name", "leads_here"), [("a-name.invalid", False), ("localhost", True), ("0.0.0.1", False)]
+)
+def test_a_first_host_that_is_not_reached_by_its_own_name_listens_on_all_addresses(
+    job, name, leads_here
+):
+    """A name without an address, one that leads to itself alone, one that it does not have."""
+    job.hosts = (name, HOSTS[1])
+    (first,) = job.join(name)
+    connection = socket.create_connection((HOSTS[2], job.port), 5)
+    connection.sendall(hello(HOSTS[1], hosts=job.hosts))
+    job.all_join()
+    assert first.joined == (HOSTS[2], leads_here)
+
+
+def test_the_first_host_listens_on_its_own_address_alone(job):
+    job.join(HOSTS[0])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOSTS[1], job.port))
+    sockets = psutil.Process().net_connections("tcp")
+    at_port = [each.laddr.ip for each in sockets if each.laddr.port == job.port]
+    assert at_port == [HOSTS[0]]
+
+
+# A name server that never answers, hosts that wait for others, and what they do meanwhile.
+SLOW = """
+import json, socket, sys, threading, time
+from channel_end import End
+from launcher.job.cluster import Cluster
+from launcher.peers import agreement, first_missing, messages, other, other_greeting
+
+for module in (first_missing, other_greeting, other):
+    module.LINE_EVERY = 2.5
+nameserver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+nameserver.bind(("127.0.0.1", 53))
+SAME = {"script": "x"}
+hosts = ("127.0.0.1", *(f"slow-{n}" for n in range(40)))
+ends = [
+    End(Cluster(hosts, hosts[0], "job", 0, 0, ""), 20001, 60, SAME),
+    End(Cluster(("slow-0", "slow-1"), "slow-1", "job", 0, 0, ""), 20002, 60, SAME),
+    End(Cluster(("127.0.0.3", "slow-1"), "slow-1", "job", 0, 0, ""), 20003, 60, SAME),
+]
+
+def attempts():
+    lines = [line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:")]
+    return int(dict(zip(*lines))["ActiveOpens"])
+
+until = time.monotonic() + 6
+while time.monotonic() < until:
+    for end in ends:
+        end.act()
+    time.sleep(0.02)
+two = (hosts[0], "late")
+alone = End(Cluster(two, hosts[0], "job", 0, 0, ""), 20004, 3, SAME)
+
+def looks_up():
+    return any(thread.name == "look up late" for thread in threading.enumerate())
+
+while not looks_up():
+    assert alone.result is None
+    alone.act()
+    time.sleep(0.02)
+late = socket.create_connection((hosts[0], 20004))
+job = agreement.job_of("late", two, "job", 20004, 3, SAME)
+late.sendall(json.dumps(messages.hello(job)).encode() + b"\\n")
+while not alone.joined:
+    alone.act()
+    time.sleep(0.02)
+assert looks_up() and agreement.due(alone.state) == float("inf") and alone.result is None
+print(threading.active_count() < 20, attempts(), *(end.result for end in ends))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+def test_hosts_that_wait_say_so_whatever_dns_does():
+    with Network(("one",), "IPv4") as network:
+        command = [*network.on("one"), sys.executable, "-c", SLOW]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=WITH_TESTS)
+    assert done.returncode == 0, done.stderr
+    few_threads, attempts, *results = done.stdout.split()
+    assert (few_threads, results) == ("True", ["None"] * 3), done.stderr
+    assert int(attempts) < 60
+    named = ", ".join(f"slow-{number} (no answer from DNS)" for number in range(8))
+    lines = done.stderr.splitlines()
+    for line in (
+        f"launcher: waiting for {named} and 32 more.",
+        "launcher: waiting for slow-0 (DNS has not answered for its name).",
+        "launcher: waiting for 127.0.0.3 (nothing listens there).",
+    ):
+        assert lines.count(line) in (1, 2), done.stderr  # 2, but on a machine that has stood still
