@@ -1,0 +1,99 @@
+"""Simulates many jobs, or one again, or shows how soon planted mistakes are found.
+
+make simulate JOBS=1000000 SEED=100
+make simulate PLAN='Plan(hosts=2, faults=(Fault(What.STOP, at=3.0),))'
+make simulate MISTAKES=1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from simulation import mistakes, mistakes_with_ranks
+from simulation.facts import broken
+from simulation.job import Job
+from simulation.plan import read
+from simulation.planting import MISTAKES, planted
+from simulation.search import report, search
+
+OF_A_SEED = 1000  # jobs
+FILES = (mistakes, mistakes_with_ranks)  # which have registered what they plant
+
+
+def replay(text: str) -> int:
+    """Run one job, and print its trace."""
+    watch = Job(read(text), trace=True).run()
+    found = broken(watch)
+    print(*(watch.trace or ()), sep="\n")
+    print(*(f"{one.promise}: {one.how}" for one in found), sep="\n")
+    return 1 if found else 0
+
+
+def one(seed: int, jobs: int) -> tuple[int, str]:
+    """Run the jobs of one seed; return how many were run, and what was found."""
+    found, count = search(seed, jobs)
+    return count, report(found, seed) if found else ""
+
+
+def many(jobs: int, seed: int, processes: int) -> int:
+    """Run jobs on all cores, with a line that says how far it is."""
+    started, done, failed = time.monotonic(), 0, 0
+    seeds = range(seed, seed + -(-jobs // OF_A_SEED))
+    with ProcessPoolExecutor(processes) as pool:
+        running = [pool.submit(one, seed, min(OF_A_SEED, jobs)) for seed in seeds]
+        for ended, future in enumerate(as_completed(running), 1):
+            count, text = future.result()
+            done += count
+            failed += bool(text)
+            if text:
+                print(f"\n{text}\n", flush=True)
+            seconds = time.monotonic() - started
+            bar = "#" * (40 * ended // len(running))
+            left = seconds / ended * (len(running) - ended)
+            line = f"\r[{bar:40}] {done:,} jobs, {done / seconds:,.0f}/s, {left:.0f} s left"
+            print(f"{line}, {failed} seeds failed ", end="", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - started
+    print(
+        f"\n{done:,} jobs of the seeds {seeds[0]} to {seeds[-1]} in {seconds:.0f} s on {processes} "
+        f"cores; a promise was broken with {failed} seeds"
+    )
+    return 1 if failed else 0
+
+
+def how_soon(jobs: int) -> int:
+    """Plant each mistake, and print how many jobs it takes to find it, and by which promise."""
+    missed = 0
+    for what, plant in MISTAKES.items():
+        found, before = None, 0
+        while not found and before < jobs:
+            with planted(plant):
+                found, count = search(before // OF_A_SEED, OF_A_SEED, shrink=False)
+            before += 0 if found else count
+        missed += not found
+        by = f"{before + found.jobs} | {found.broken[0].promise}" if found else "not found |"
+        print(f"| {what} | {by} |", flush=True)
+    return 1 if missed else 0
+
+
+def main() -> int:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(prog="python -m simulation")
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--replay", metavar="PLAN")
+    parser.add_argument("--mistakes", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.replay:
+        return replay(chosen.replay)
+    if chosen.mistakes:
+        return how_soon(chosen.jobs)
+    return many(chosen.jobs, chosen.seed, chosen.processes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

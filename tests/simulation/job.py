@@ -1,0 +1,200 @@
+"""One simulated job: everything that a plan asks for, on one clock."""
+
+from __future__ import annotations
+
+import random
+import signal
+from typing import Any, Callable
+
+from simulation.clock import Clock
+from simulation.launcher import Launcher
+from simulation.machine import Machine
+from simulation.network import Network
+from simulation.plan import Fault, Plan, What
+from simulation.ranks import Rank
+from simulation.store import Store
+from simulation.strangers import Stranger
+from simulation.torchrun import Torchrun
+from simulation.watch import Watch
+
+LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
+
+# What is a property of the job from its start, not a moment of it.
+_FROM_THE_START = (
+    What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
+    What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
+    What.TOO_FEW_FILES,
+)  # fmt: skip
+
+
+class Job:
+    """All hosts of a job, and who watches them."""
+
+    def __init__(self, plan: Plan, *, trace: bool = False) -> None:
+        self.plan = plan
+        self.names = plan.names()
+        self.clock = Clock()
+        self.random = random.Random(plan.seed)
+        self.watch = Watch(self, trace=trace)
+        self.machines: list[Machine] = []
+        self.machines += [Machine(self, number) for number in range(plan.hosts)]
+        self.network = Network(self)
+        self.store = Store(self)
+        self._pid = 100
+        self._conn = 0
+
+    def next_pid(self) -> int:
+        """Return a pid that no other process of the job has had."""
+        self._pid += 1
+        return self._pid
+
+    def next_conn(self) -> int:
+        """Return a number for an end of a connection."""
+        self._conn += 1
+        return self._conn
+
+    def machine(self, name: str) -> Machine:
+        """Return a host by its name."""
+        return self.machines[self.names.index(name)]
+
+    def run(self) -> Watch:
+        """Let everything happen; return what was seen."""
+        late = {}
+        for fault in self.plan.faults:
+            if fault.what is What.HOST_LATE:
+                late[fault.host] = fault.amount
+            if fault.what is What.HOST_ABSENT:
+                late[fault.host] = LONGEST
+            if fault.what is What.DELAY:
+                self.machines[fault.host].delay = fault.amount
+            if fault.what is What.PORT_TAKEN:
+                self.network.taken_until = fault.amount
+            if fault.what not in _FROM_THE_START:
+                self.clock.at(fault.at, self._happens, fault)
+        for machine in self.machines:
+            at = late.get(machine.number, self.random.uniform(0, 0.5))
+            if at < LONGEST:
+                self.clock.at(at, self._start_launcher, machine)
+        with self.watch.over_rules():
+            self.clock.run(LONGEST)
+        return self.watch
+
+    def of(self, machine: Machine, what: What) -> Fault | None:
+        """Return the fault of a kind that a host has from its start, if it has."""
+        for fault in self.plan.faults:
+            if fault.what is what and fault.host == machine.number:
+                return fault
+        return None
+
+    def _start_launcher(self, machine: Machine) -> None:
+        if not machine.is_up:
+            return
+        machine.has_started = True
+        machine.launcher = Launcher(self, machine)
+        machine.launcher.begin()
+
+    def start_torchrun(self, machine: Machine) -> Torchrun | None:
+        """Start a host's torchrun; None where it cannot be executed."""
+        if self.of(machine, What.NO_TORCHRUN):
+            return None
+        refuses = ""
+        if self.of(machine, What.TORCHRUN_FAILS):
+            refuses = "RuntimeError: the device is gone"
+        self.watch.torchrun_starts(machine)
+        return Torchrun(machine, self.store, refuses)
+
+    # Faults
+
+    def _happens(self, fault: Fault) -> None:
+        machine = self.machines[fault.host % len(self.machines)]
+        self.watch.note(f"FAULT: {fault.what.value}", machine.name)
+        _FAULTS.get(fault.what, Job._to_rank)(self, fault, machine)
+
+    def _to_rank(self, fault: Fault, machine: Machine) -> None:
+        for process in list(machine.processes.values()):
+            if isinstance(process, Rank) and process.local_rank == fault.local_rank:
+                process.fail(fault)
+
+    def _kill_torchrun(self, fault: Fault, machine: Machine) -> None:
+        if machine.torchrun and machine.torchrun.runs:
+            self.watch.fault(fault, machine)
+            machine.torchrun.signal(signal.SIGKILL)
+
+    def _hang_torchrun(self, fault: Fault, machine: Machine) -> None:
+        if machine.torchrun and machine.torchrun.runs:
+            self.watch.fault(fault, machine)
+            machine.torchrun.hangs = True
+
+    def _kill_launcher(self, fault: Fault, machine: Machine) -> None:
+        if machine.launcher and machine.launcher.runs:
+            self.watch.fault(fault, machine)
+            machine.launcher.die()
+
+    def _pause_launcher(self, fault: Fault, machine: Machine) -> None:
+        if machine.launcher:
+            machine.launcher.stand_still(fault.amount)
+
+    def _kill_host(self, fault: Fault, machine: Machine) -> None:
+        if not machine.is_up or not machine.launcher:
+            return
+        self.watch.fault(fault, machine)
+        machine.die(told=fault.what is What.HOST_KILLED)
+        if fault.what is What.HOST_VANISHES:
+            self.network.give_up(machine)
+        machine.has_started = False
+        if machine.number == 0:
+            self.store.breaks()
+
+    def _cut(self, fault: Fault, machine: Machine) -> None:
+        if machine.is_up and not machine.is_cut:
+            self.watch.fault(fault, machine)
+            machine.is_cut = True
+            self.network.give_up(machine)
+            if machine.number == 0:
+                self.store.breaks()
+            elif machine.torchrun:
+                self.store.breaks_for(machine.torchrun)
+
+    def _break_connection(self, fault: Fault, machine: Machine) -> None:
+        launcher = machine.launcher
+        for end in list(launcher.ends.values()) if launcher and machine.number else ():
+            if end.is_open:
+                self.watch.fault(fault, machine)
+                self.network.break_(end, fault.what)
+
+    def _stop(self, fault: Fault, machine: Machine) -> None:
+        every = fault.what is What.STOP_ALL
+        interrupt = fault.what in (What.CTRL_C, What.CTRL_C_THRICE)
+        number = signal.SIGINT if interrupt else signal.SIGTERM
+        times = 3 if fault.what is What.CTRL_C_THRICE else 1
+        for one in self.machines if every else [machine]:
+            for again in range(times):
+                self.clock.after(0.3 * again, self._signal_launcher, one, number, fault)
+
+    def _signal_launcher(self, machine: Machine, number: int, fault: Fault) -> None:
+        if machine.launcher and machine.launcher.runs:
+            self.watch.fault(fault, machine)
+            machine.launcher.signal(number)
+
+    def _connect_stranger(self, fault: Fault, machine: Machine) -> None:
+        for _ in range(70 if int(fault.amount) == 0 else 1):
+            Stranger(self, int(fault.amount), machine)
+
+
+_FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
+    What.TORCHRUN_KILLED: Job._kill_torchrun,
+    What.TORCHRUN_HANGS: Job._hang_torchrun,
+    What.LAUNCHER_KILLED: Job._kill_launcher,
+    What.LAUNCHER_PAUSES: Job._pause_launcher,
+    What.HOST_KILLED: Job._kill_host,
+    What.HOST_VANISHES: Job._kill_host,
+    What.CUT: Job._cut,
+    What.RESET: Job._break_connection,
+    What.HALF_OPEN: Job._break_connection,
+    What.STOPS_READING: Job._break_connection,
+    What.STOP: Job._stop,
+    What.STOP_ALL: Job._stop,
+    What.CTRL_C: Job._stop,
+    What.CTRL_C_THRICE: Job._stop,
+    What.STRANGER: Job._connect_stranger,
+}

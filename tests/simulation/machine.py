@@ -1,0 +1,121 @@
+"""One simulated host: its processes and who hears of them."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulation.job import Job
+    from simulation.launcher import Launcher
+    from simulation.ranks import Rank
+    from simulation.torchrun import Torchrun
+
+
+class Machine:
+    """A host, or its container.
+
+    Attributes: `is_up`; `is_cut` off the network; `delay`, seconds that its messages take;
+    `launcher`, once it is started; `torchrun`, the last one.
+    """
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job = job
+        self.number = number
+        self.name = job.names[number]
+        self.has_started = False  # its name resolves
+        self.is_up = True
+        self.is_cut = False
+        self.delay = 0.0
+        self.launcher: Launcher | None = None
+        self.torchrun: Torchrun | None = None
+        self.processes: dict[int, Process] = {}  # those that run, in the order of their start
+
+    def reaches(self, other: Machine) -> bool:
+        """Tell whether packets get from one to the other."""
+        both_up = self.is_up and other.is_up
+        return both_up and (self is other or not (self.is_cut or other.is_cut))
+
+    def die(self, *, told: bool) -> None:
+        """End everything at once; the kernel tells other hosts, or is gone as well."""
+        self.is_up = told
+        if self.launcher:
+            self.launcher.die(told=told)
+        for process in list(self.processes.values()):
+            process.end(-signal.SIGKILL)
+
+
+class Process:
+    """A process of the job; the kernel gives those whose parent has ended to the launcher.
+
+    Attributes: `session`, the pid of the rank that leads its session and group, or its own;
+    `heard`, the signals that it was sent, with times; `exit_code`, None while it runs.
+    """
+
+    def __init__(self, machine: Machine, parent: Process | None, *, leads: bool = True) -> None:
+        self.machine = machine
+        self.job = machine.job
+        self.clock = machine.job.clock
+        self.parent = parent
+        self.pid = machine.job.next_pid()
+        self.session = self.pid if leads or parent is None else parent.pid
+        self.heard: list[tuple[float, int]] = []
+        self.exit_code: int | None = None
+        self.started = self.clock.now
+        self.ended: float | None = None
+        machine.processes[self.pid] = self
+
+    @property
+    def runs(self) -> bool:
+        return self.exit_code is None
+
+    def is_below(self, other: Process | None) -> bool:
+        """Tell whether it is a process or one of its descendants that are still connected to it."""
+        above: Process | None = self
+        while above is not None and above is not other:
+            above = above.parent if above.parent is not None and above.parent.runs else None
+        return above is not None
+
+    def signal(self, number: int) -> None:
+        """Take a signal."""
+        if not self.runs:
+            return
+        self.heard.append((self.clock.now, number))
+        if number == signal.SIGKILL:
+            self.end(-number)
+        else:
+            self.on_signal(number)
+
+    def on_signal(self, number: int) -> None:
+        """Do what the process does at a signal that it can handle."""
+        self.end(-number)
+
+    def end(self, exit_code: int) -> None:
+        """End, and have the parent told."""
+        if not self.runs:
+            return
+        self.exit_code, self.ended = exit_code, self.clock.now
+        del self.machine.processes[self.pid]
+        launcher = self.machine.launcher
+        if launcher and (self.parent is None or not self.parent.runs):
+            seconds = self.job.random.uniform(0.0005, 0.004)
+            self.clock.after(seconds, launcher.on_child_ended)
+        self.on_end()
+
+    def on_end(self) -> None:
+        """Have others notice."""
+
+
+class Helper(Process):
+    """What a rank has started in its own group, such as an upload: it ends by itself in a while."""
+
+    def __init__(self, rank: Rank, seconds: float, *, ignores: bool) -> None:
+        super().__init__(rank.machine, rank, leads=False)
+        self.rank = rank
+        self.ignores = ignores
+        self.clock.after(seconds, self.end, 0)
+
+    def on_signal(self, number: int) -> None:
+        """End, or go on."""
+        if not self.ignores:
+            self.end(-number)

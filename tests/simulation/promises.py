@@ -1,0 +1,234 @@
+"""What is promised of how a job starts and ends; promises_of_ranks.py has what ranks are promised.
+
+Where a promise cannot hold, since what tells the hosts is broken as well, it says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from launcher.result.causes import Cause, Result
+from launcher.run.state import MARGIN
+from simulation import promises_of_ranks
+from simulation.facts import (
+    LOSSES,
+    MISCONFIGURED,
+    RANK_FAILURES,
+    SLOW,
+    STOPS,
+    broken,
+    ended,
+    has,
+    impostors,
+    launchers,
+    lost,
+    planned,
+    promise,
+    seconds_of,
+)
+from simulation.launcher import Launcher
+from simulation.plan import AtBreak, What
+from simulation.truth import is_true
+from simulation.watch import Watch
+
+__all__ = ["broken", "promises_of_ranks"]
+
+
+@promise("torchrun is started when all hosts have joined")
+def starts_together(watch: Watch) -> Iterator[str]:
+    """And agree; but an impostor counts as the host whose name it has."""
+    absent = [machine.name for machine in watch.job.machines if machine.launcher is None]
+    differ = planned(watch, What.DIFFERS, What.CANNOT_START)
+    for at, machine in watch.started:
+        if (absent or differ) and not impostors(watch):
+            yield f"{machine.name} starts torchrun at {at:.3f} s; absent: {absent}"
+
+
+@promise("with many connections they can slow the start down, and no more")
+def goes_well(watch: Watch) -> Iterator[str]:
+    """Nor is it the end if hosts come late, are slow, or stand still for a moment."""
+    most = {What.LAUNCHER_PAUSES: 2.0, What.PORT_TAKEN: 2.0, What.HOST_LATE: 20.0, What.DELAY: 2.0}
+    harmless = (What.HOST_SLOW, *most)
+    faults = watch.job.plan.faults
+    long = any(fault.amount > most.get(fault.what, math.inf) for fault in faults)
+    wrong = planned(watch, *(what for what in MISCONFIGURED if what is not What.PORT_TAKEN))
+    if long or wrong or impostors(watch):
+        return
+    if all(one.fault.what in harmless for one in watch.faults):
+        for launcher in launchers(watch):
+            if launcher.result != Result(0):
+                yield f"{launcher.machine.name} ends with {launcher.result}"
+
+
+@promise("They cannot make a host exit with 0 whose own ranks have not succeeded")
+def success_is_true(watch: Watch) -> Iterator[str]:
+    """Nor does any host without them, unless all ranks of all hosts have succeeded."""
+    for launcher in ended(watch):
+        if launcher.result is None or launcher.result.exit_code != 0:
+            continue
+        for machine in [launcher.machine] if impostors(watch) else watch.job.machines:
+            ranks = machine.torchrun.ranks if machine.torchrun else []
+            if not ranks or any(rank.exit_code != 0 for rank in ranks):
+                yield f"{launcher.machine.name} ends with 0, but not all ranks of {machine.name}"
+
+
+@promise("every host writes the same text and exits with the same code")
+def all_say_the_same(watch: Watch) -> Iterator[str]:
+    """All hosts but those that are lost, or have not joined."""
+    away, first = lost(watch), watch.job.machines[0]
+    if not first.launcher or first in away or impostors(watch) or planned(watch, What.PORT_TAKEN):
+        return
+    said: dict[Result, str] = {}
+    for launcher in ended(watch):
+        if launcher.result and launcher.machine not in away and not _is_alone(watch, launcher):
+            said.setdefault(launcher.result, launcher.machine.name)
+    if len(said) > 1:
+        yield "; ".join(f"{name}: {result}" for result, name in said.items())
+
+
+def _is_alone(watch: Watch, launcher: Launcher) -> bool:
+    """Tell whether a host came too late to hear the result, or left before the first came."""
+    first = watch.job.machines[0].launcher
+    assert first
+    stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
+    if launcher.started_at > stays or launcher.ended_at < first.started_at:
+        return True
+    return launcher.torchrun is None and (bool(launcher.stops) or planned(watch, *SLOW))
+
+
+@promise("Before the first host decides, it waits for a better cause than the one it knows")
+def best_failure(watch: Watch) -> Iterator[str]:
+    """Of those that it has heard of by then it takes the first of the best kind."""
+    ends = [at for at, failure in watch.failures if failure.cause is not Cause.RESTARTED]
+    if not ends or watch.decided is None or watch.decided[1].exit_code == 0:
+        return
+    result = watch.decided[1]
+    known = [
+        failure
+        for at, failure in watch.failures
+        if failure.cause is not Cause.RESTARTED or any(end - at < 5 for end in ends)
+    ]
+    best = min(failure.cause for failure in known)
+    expected = next(failure.result for failure in known if failure.cause is best)
+    if result != expected and "differ" not in result.text and "arrive" not in result.text:
+        yield f"{result} in place of {expected}"
+
+
+@promise("A rank's own failure counts most (it waits 0.3 s)")
+def decides_in_time(watch: Watch) -> Iterator[str]:
+    """And no longer, nor for others than it says."""
+    one = watch.faults[0] if watch.faults else None
+    if one is None or one.time < 3 or watch.decided is None or watch.job.plan.max_restarts:
+        return
+    if planned(watch, *SLOW, What.HANGS, What.TORCHRUN_HANGS, What.FORGIVEN, What.STOPS_READING):
+        return
+    if one.fault.what in RANK_FAILURES and {one.machine, watch.job.machines[0]} & lost(watch):
+        return
+    most = dict.fromkeys(STOPS, 0.1)
+    most |= {What.TORCHRUN_KILLED: 1.1, **dict.fromkeys(LOSSES, 14.6)}
+    most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
+    through = all(rank.exit_code == 0 for rank in watch.ranks)
+    if watch.decided[0] > one.time + most.get(one.fault.what, math.inf) and not through:
+        yield f"it decides {watch.decided[0] - one.time:.2f} s after: {one.fault.what.value}"
+
+
+@promise("that rank's exception is the first line of each host's failure reason")
+def cause_is_true(watch: Watch) -> Iterator[str]:
+    """And the exit code is that rank's; what else is named is what the plan broke."""
+    for launcher in ended(watch):
+        result = launcher.result
+        assert result
+        failed = result.exit_code and not result.stop_signal and not impostors(watch)
+        if failed and not is_true(watch, result):
+            line = result.text.partition("\n")[0]
+            yield f"{launcher.machine.name} exits with {result.exit_code} and says: {line}"
+
+
+@promise("a failure after which torchrun restarts ranks does not end the job")
+def restarts(watch: Watch) -> Iterator[str]:
+    """If it is the only one, and no rank goes on without it."""
+    plan = watch.job.plan
+    one = watch.faults[0] if len(watch.faults) == 1 else None
+    kinds = tuple(what for what in RANK_FAILURES if what is not What.FORGIVEN)
+    if one is None or one.fault.what not in kinds or not plan.max_restarts:
+        return
+    others = [fault for fault in plan.faults if fault.what not in (*RANK_FAILURES, What.HANGS)]
+    if not others and plan.script.at_break is not AtBreak.GOES_ON:
+        for launcher in launchers(watch):
+            if launcher.result != Result(0):
+                yield f"{launcher.machine.name} ends with {launcher.result}"
+
+
+@promise("SIGTERM on one host stops all of them, each with its full grace")
+def stop_is_a_stop(watch: Watch) -> Iterator[str]:
+    """If it came first, and some rank was still to succeed."""
+    first = watch.faults[0] if watch.faults else None
+    if first is None or first.fault.what not in STOPS or impostors(watch):
+        return
+    later = [one.time for one in watch.faults if one.fault.what not in STOPS]
+    if planned(watch, *MISCONFIGURED, *SLOW, What.HOST_LATE):
+        return
+    if later and later[0] < first.time + 1:
+        return
+    went_on = any(rank.ended is None or rank.ended > first.time + 0.5 for rank in watch.ranks)
+    for launcher in ended(watch):
+        success = launcher.result == Result(0) and watch.started and not went_on
+        if launcher.result and not launcher.result.stop_signal and not success:
+            yield f"{launcher.machine.name} ends with {launcher.result}"
+
+
+@promise("| a secondary failure | a stop, while the cause is waited for | with the failure |")
+def failure_before_stop(watch: Watch) -> Iterator[str]:
+    """As with every failure that the first host has heard of before the stop."""
+    if watch.decided and watch.decided[1].stop_signal:
+        for at, failure in watch.failures:
+            if failure.cause is not Cause.RESTARTED:
+                yield f"stopped, but at {at:.3f} s the first host heard: {failure.text}"
+
+
+@promise("no failure file is written")
+def stop_says_nothing(watch: Watch) -> Iterator[str]:
+    """After a stop; what fails says why."""
+    for launcher in ended(watch):
+        result = launcher.result
+        assert result
+        if result.stop_signal and (result.text or result.exit_code != 128 + result.stop_signal):
+            yield f"{launcher.machine.name} ends with {result}"
+        elif result.exit_code and not result.stop_signal and not result.text.strip():
+            yield f"{launcher.machine.name} does not say why it ends with {result.exit_code}"
+
+
+@promise("all hosts end within seconds and give the same reason")
+def ends_in_time(watch: Watch) -> Iterator[str]:
+    """Within all times of docs/hosts.md, added up, unless something hangs that nobody sees."""
+    waits = watch.job.plan.script.at_break is AtBreak.WAITS and has(watch, What.FORGIVEN)
+    for launcher in launchers(watch):
+        if launcher.runs and not has(watch, What.HANGS, What.TORCHRUN_HANGS) and not waits:
+            yield f"{launcher.machine.name} is {launcher.host.run.phase.value}"
+    odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
+    if watch.job.plan.hosts == 1 or odd:
+        return
+    slack = 1 + seconds_of(watch, What.LAUNCHER_PAUSES) + 2 * seconds_of(watch, What.DELAY)
+    for launcher in ended(watch):
+        since, bound = _bound(watch, launcher)
+        if launcher.started_at < since and launcher.ended_at > since + bound + slack:
+            late = launcher.ended_at - since
+            yield f"{launcher.machine.name} ends {late:.1f} s after it could know, not {bound:g}"
+
+
+def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
+    """Return since when a host can know how it ends, and within how many seconds it is to."""
+    plan = watch.job.plan
+    assert launcher.result
+    bound = 2 * plan.failure_grace + MARGIN if launcher.result.exit_code else 0
+    if launcher.result.stop_signal or launcher.stopping_since < math.inf:
+        bound = plan.grace + 2 * MARGIN
+    decided = watch.decided[0] if watch.decided else launcher.ended_at
+    here = (launcher.machine, watch.job.machines[0])
+    away = min((one.time for one in has(watch, *LOSSES) if one.machine in here), default=math.inf)
+    if launcher.torchrun is None:
+        # In that time it tells the others; one that is not heard waits for the start time-out.
+        alone = away < math.inf or planned(watch, *SLOW)
+        bound = plan.start_timeout if alone else 3
+    return (away, bound + 14) if away <= decided else (decided, bound)

@@ -1,0 +1,138 @@
+"""What is promised to ranks, and to what they have started: what they hear, and their time."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator
+
+from launcher.run.state import MARGIN
+from simulation.facts import LOSSES, has, is_deaf, launchers, lost, planned, promise, seconds_of
+from simulation.launcher import Launcher
+from simulation.machine import Machine
+from simulation.plan import AtStop, What
+from simulation.ranks import STOPS, Rank
+from simulation.watch import Watch
+
+
+def launcher_of(machine: Machine) -> Launcher:
+    """Return the launcher of a host whose torchrun was started."""
+    assert machine.launcher
+    return machine.launcher
+
+
+@promise("Only each rank's own process gets the stop, once")
+def hears_once(watch: Watch) -> Iterator[str]:
+    """As any signal that is to end it."""
+    for rank in watch.ranks:
+        if len([number for _, number in rank.heard if number in STOPS]) > 1:
+            yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
+
+
+@promise("every rank gets it once and has `--launcher-grace` to save")
+def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
+    """Within a second, or 6 where its torchrun does not hear, and has to be killed first."""
+    pauses = seconds_of(watch, What.LAUNCHER_PAUSES)
+    killed = {one.machine for one in has(watch, What.TORCHRUN_KILLED)}  # while it tells them
+    for rank in [rank for rank in watch.ranks if rank.machine not in killed]:
+        launcher = launcher_of(rank.machine)
+        soon = 1 + pauses + (MARGIN if is_deaf(watch, rank.machine) else 0)
+        by = launcher.stopping_since + soon
+        there = rank.started < launcher.stopping_since < math.inf and launcher.ended_at > by
+        if there and (rank.ended is None or rank.ended > by):
+            if not any(number in STOPS and at <= by for at, number in rank.heard):
+                yield f"rank {rank.rank} (pid {rank.pid}) has heard {rank.heard}"
+
+
+@promise("The rank and what it started have `--launcher-grace` until SIGKILL")
+def has_its_grace(watch: Watch) -> Iterator[str]:
+    """Or the failure grace, after a failure. The third Ctrl-C kills at once."""
+    if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
+        return
+    for rank in watch.ranks:
+        killed = [at for at, number in rank.heard if number == signal.SIGKILL]
+        if killed:
+            since, grace = _grace(watch, rank)
+            if since is None and not _may_be_unheard(watch, rank):
+                yield f"rank {rank.rank} (pid {rank.pid}) is killed without having heard anything"
+            if since is not None and killed[0] < since + grace - 0.02:
+                yield f"rank {rank.rank} (pid {rank.pid}) is killed {killed[0] - since:.2f} s later"
+
+
+def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
+    """Return since when a rank is to end, None if it does not know, and how long it has."""
+    launcher, plan = launcher_of(rank.machine), watch.job.plan
+    heard = [at for at, number in rank.heard if number in STOPS]
+    # After a failure and a stop it depends on which of them this host has heard of first.
+    both = has(watch, What.TORCHRUN_KILLED) or planned(watch, What.LAUNCHER_PAUSES, What.FORGIVEN)
+    if heard and launcher.result and launcher.result.stop_signal and not both:
+        # One that has heard it late, since torchrun had not, has the rest.
+        return launcher.stopping_since if is_deaf(watch, rank.machine) else heard[0], plan.grace
+    grace = plan.failure_grace if not planned(watch, What.FORGIVEN) else 0
+    return heard[0] if heard else rank.broken_at, grace
+
+
+def _may_be_unheard(watch: Watch, rank: Rank) -> bool:
+    """Tell whether it cannot be known that torchrun has told a rank nothing."""
+    paused = planned(watch, What.LAUNCHER_PAUSES) or rank.torchrun.asked > 0
+    deaf = paused and is_deaf(watch, rank.machine)
+    return bool(has(watch, *LOSSES, What.TORCHRUN_KILLED)) or deaf
+
+
+@promise("Processes that outlive their rank, such as an upload, have the rest of that time")
+def uploads_go_on(watch: Watch) -> Iterator[str]:
+    """And hear nothing before its last 5 s, if their rank handles the stop."""
+    handles = watch.job.plan.script.at_stop in (AtStop.SAVES, AtStop.FAILS)
+    if not handles or has(watch, What.CTRL_C_THRICE, What.TORCHRUN_HANGS):
+        return
+    grace = watch.job.plan.grace
+    for helper in watch.helpers:
+        since = launcher_of(helper.machine).stopping_since
+        first = helper.heard[0][0] - since if helper.heard else math.inf
+        if 0 <= first < grace - min(5, grace / 4) - 0.02:
+            yield f"process {helper.pid} hears {helper.heard}, stopped at {since:.3f} s"
+
+
+@promise("then its process group gets the signal, so that the program can save")
+def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
+    """What a rank has started that dies of the stop without handling it."""
+    script = watch.job.plan.script
+    if script.at_stop is not AtStop.DIES or script.upload_ignores or lost(watch):
+        return
+    for helper in watch.helpers:
+        launcher, rank = launcher_of(helper.machine), helper.rank
+        since = launcher.stopping_since
+        if rank.ended is None or rank.broken_by or launcher.ended_at <= since + 2:
+            continue
+        of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
+        if of_it and since <= rank.ended < since + 1 and rank.started + 1 < since:
+            if helper.ended is None or helper.ended > since + 2:
+                yield f"process {helper.pid} of rank {rank.rank} has heard {helper.heard}"
+
+
+@promise("Nothing outlives the attempt in which it was started")
+def attempts_are_clean(watch: Watch) -> Iterator[str]:
+    """When a host's ranks start again, what the last ones have started has ended."""
+    for helper in watch.helpers:
+        later = [
+            rank.started
+            for rank in watch.ranks
+            if rank.machine is helper.machine and rank.started > helper.rank.started + 1
+        ]
+        if later and (helper.ended is None or helper.ended > later[0]):
+            yield f"process {helper.pid} runs when new ranks start, at {later[0]:.3f} s"
+
+
+@promise("Ctrl-C three times within 2 s kills the job at once")
+def third_interrupt_kills(watch: Watch) -> Iterator[str]:
+    """All ranks of that host."""
+    for one in has(watch, What.CTRL_C_THRICE):
+        launcher = launcher_of(one.machine)
+        at = [at for at, number in launcher.stops if number == signal.SIGINT]
+        thrice = [third for first, third in zip(at, at[2:]) if third - first < 2]
+        if not thrice or planned(watch, What.LAUNCHER_PAUSES) or launcher.ended_at < thrice[0]:
+            continue
+        for rank in watch.ranks:
+            if rank.machine is one.machine and rank.started < thrice[0]:
+                if rank.ended is None or rank.ended > thrice[0] + 0.1:
+                    yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}"

@@ -1,0 +1,146 @@
+"""Hypothesis draws plans: a few bytes, of which each chooses from a table here.
+
+So a plan costs one draw, and a counterexample shrinks: to fewer bytes, which is fewer faults, and
+to zeros, which choose what comes first in each table, the simplest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What
+from simulation.strangers import KINDS
+
+OF_RANKS = (
+    What.RAISES, What.EXITS, What.KILLED, What.ENDS, What.CRASHES,
+    What.HOOK, What.FORGIVEN, What.LINGERS, What.HANGS,
+)  # fmt: skip
+OF_PEOPLE = (What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE)
+OF_ONE_HOST = (
+    What.TORCHRUN_KILLED, What.TORCHRUN_HANGS, What.TORCHRUN_FAILS, What.NO_TORCHRUN,
+    What.LAUNCHER_PAUSES, What.HOST_SLOW,
+)  # fmt: skip
+OF_HOSTS = (
+    What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
+    What.RESET, What.HALF_OPEN, What.STOPS_READING, What.DELAY,
+)  # fmt: skip
+OF_THE_START = (
+    What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
+    What.PORT_TAKEN, What.TOO_FEW_FILES,
+)  # fmt: skip
+
+# All in seconds. When the first fault comes,
+JOINING = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 3.0)
+STARTING = (0.7, 1.0, 1.3, 1.6, 1.8, 2.0)
+TRAINING = (2.5, 3.0, 4.0, 5.0, 7.0, 9.0, 11.0, 13.0)
+# and the others after it: most of what is of interest happens close together.
+APART = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.6, 3.2, 4.0, 5.0, 6.5, 8.0, 12.0)
+
+
+class Theme(NamedTuple):
+    """What is drawn together: faults, when the first one comes, and for which jobs."""
+
+    faults: Sequence[What]
+    moments: Sequence[float]
+    restarts: Sequence[int] = (0, 0, 0, 1)
+    hosts: Sequence[int] = (2, 3, *range(2, 17))
+    uploads: Sequence[float] = (0.0, 0.0, 20.0, 100.0)  # seconds that they take
+
+
+ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
+AT_ONCE = OF_RANKS[:5]  # what needs no time of its own
+FEW = (2, 2, 3, 4, 6)
+THEMES = (
+    Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2)),
+    Theme((*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST), (*STARTING, *TRAINING), hosts=(1,)),
+    # Failures and stops while torchrun restarts ranks.
+    Theme((*AT_ONCE, *AT_ONCE, What.STOP, What.STOP, What.STOP, What.TORCHRUN_KILLED,
+           What.LAUNCHER_KILLED), TRAINING, (1, 1, 2), FEW),
+    # The start of a job, and who else connects.
+    Theme((*OF_THE_START, What.STRANGER, What.STRANGER, What.STRANGER, What.HOST_LATE, What.DELAY,
+           *OF_PEOPLE[:2], What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES), JOINING, hosts=(*FEW, 12)),
+    # The end of a job, which not all hosts reach together.
+    Theme((What.HOST_SLOW, What.STOP, *OF_PEOPLE, What.TORCHRUN_HANGS, What.TORCHRUN_KILLED,
+           What.RAISES), TRAINING, hosts=FEW),
+    # What ranks leave behind.
+    Theme((What.LAUNCHER_PAUSES, What.STOP, What.RAISES, What.TORCHRUN_HANGS, What.KILLED),
+          TRAINING, hosts=(1, 1, 2), uploads=(20.0, 100.0)),
+    # Causes, and what is secondary to them.
+    Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
+)  # fmt: skip
+
+AMOUNTS = (0.0, 0.2, 1.0, 2.0, 4.0, 6.0, 20.0, 20.0)
+DELAYS = (0.2, 1.0, 1.5)
+STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
+TAKES_AMOUNT = (
+    What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LAUNCHER_PAUSES,
+    What.HOST_LATE, What.HOST_SLOW, What.PORT_TAKEN,
+)  # fmt: skip
+SAVES = (0.5, 2.0, 6.0, 30.0)
+TRAINS = (10.0, 3.0, 30.0)
+
+
+OF_PLAN, OF_FAULT = 12, 6  # bytes
+
+
+def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
+    """Take one byte to choose one of some values."""
+    return values[next(data, 0) % len(values)]
+
+
+def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -> Fault:
+    """Read what goes wrong, a while after what went wrong before."""
+    what = one_of(data, theme.faults)
+    host = one_of(data, range(plan.hosts))
+    local_rank = one_of(data, range(plan.nproc))
+    when, how = next(data, 0), iter([next(data, 0), next(data, 0)])
+    if what in OF_THE_START:
+        at = JOINING[when % len(JOINING)]
+    elif before is None:
+        at = theme.moments[when % len(theme.moments)]
+    else:
+        at = round(before + APART[when % len(APART)], 2)
+    amount = 0.0
+    if what is What.STRANGER:
+        amount = float(one_of(how, STRANGERS))
+    elif what is What.DELAY:
+        amount = one_of(how, DELAYS)
+    elif what in TAKES_AMOUNT:
+        amount = one_of(how, AMOUNTS)
+    return Fault(what, at, host, local_rank if what in OF_RANKS else 0, amount)
+
+
+def plan_of(chosen: bytes) -> Plan:
+    """Read a job of 1 to 16 hosts, and what goes wrong in it."""
+    data = iter(chosen)
+    theme = one_of(data, THEMES)
+    upload = one_of(data, theme.uploads)
+    script = Script(
+        seconds=one_of(data, TRAINS),
+        at_stop=one_of(data, tuple(AtStop)),
+        save=one_of(data, SAVES),
+        save_code=one_of(data, (0, 143)),
+        at_break=one_of(data, tuple(AtBreak)),
+        upload=upload,
+        upload_ignores=one_of(data, (False, True)) and bool(upload),
+    )
+    plan = Plan(
+        hosts=one_of(data, theme.hosts),
+        nproc=one_of(data, (1, 2)),
+        script=script,
+        max_restarts=one_of(data, theme.restarts),
+        seed=next(data, 0),
+    )
+    faults: list[Fault] = []
+    for _ in range(-(-(len(chosen) - OF_PLAN) // OF_FAULT)):
+        before = faults[-1].at if faults else None
+        faults.append(fault(data, plan, theme, before))
+    return plan._replace(faults=tuple(faults))
+
+
+def plans() -> st.SearchStrategy[Plan]:
+    """Draw plans with up to five faults."""
+    return st.binary(min_size=OF_PLAN, max_size=OF_PLAN + 5 * OF_FAULT).map(plan_of)

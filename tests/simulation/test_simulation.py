@@ -1,0 +1,82 @@
+"""Every promise is kept in thousands of simulated jobs, and every planted mistake breaks one.
+
+What a failing test prints replays it: `make simulate PLAN='Plan(...)'`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from conftest import REPO
+
+from launcher.peers import first_state, other_state
+from launcher.result.causes import Result
+from launcher.run import state
+from simulation import mistakes, mistakes_with_ranks, watch
+from simulation.facts import PROMISES, broken
+from simulation.job import Job
+from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, read, written
+from simulation.planting import MISTAKES, planted
+from simulation.search import report, search
+
+JOBS = 500  # of one seed
+SEEDS = range(20)  # 10,000 jobs in all
+
+assert mistakes.RUN is mistakes_with_ranks.RUN  # both have registered what they plant
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_promises_are_kept(seed: int) -> None:
+    found, jobs = search(seed, JOBS)
+    assert found is None, report(found, seed)
+    assert jobs == JOBS
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_planted_mistake_is_found(what: str) -> None:
+    with planted(MISTAKES[what]):
+        assert any(search(seed, JOBS, shrink=False)[0] for seed in SEEDS)
+
+
+def test_a_thousand_hosts_end_together() -> None:
+    plan = Plan(hosts=1000, nproc=2, faults=(Fault(What.RAISES, 5.0, host=600),))
+    job = Job(plan)
+    seen = job.run()
+    assert not broken(seen)
+    results = [machine.launcher.result for machine in job.machines]
+    assert results == [results[0]] * 1000
+    assert results[0].text.startswith("algo-0601, rank 1200 (local rank 0) failed with ValueError")
+
+
+def test_a_thousand_hosts_succeed() -> None:
+    job = Job(Plan(hosts=1000, nproc=2))
+    assert not broken(job.run())
+    assert all(machine.launcher.result == Result(0) for machine in job.machines)
+
+
+def test_promises_are_those_of_the_pages() -> None:
+    pages = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+    text = " ".join(" ".join(page.read_text() for page in pages).split())
+    named = [*PROMISES, watch.TABLE, watch.QUIET, watch.LEFT]
+    assert [promise for promise in named if promise not in text] == []
+
+
+def test_jobs_use_nearly_all_rules() -> None:
+    watch.USED.clear()
+    for seed in SEEDS[:6]:
+        search(seed, JOBS)
+    rules = [rule for table in (state, first_state, other_state) for rule in table.RULES]
+    used = {rule for rule, _ in watch.USED}
+    unused = [f"{rule.event.__name__}: {rule.says}" for rule in rules if rule not in used]
+    assert len(unused) <= len(rules) // 8, unused
+
+
+def test_a_plan_gives_the_same_job_again() -> None:
+    plan = Plan(
+        hosts=3,
+        script=Script(at_stop=AtStop.FAILS, at_break=AtBreak.ABORTS, upload=20.0),
+        faults=(Fault(What.RAISES, 3.0, host=1, amount=1.0), Fault(What.STOP, 3.2)),
+        seed=7,
+    )
+    assert read(written(plan)) == plan
+    first, second = (Job(plan, trace=True).run().trace for _ in range(2))
+    assert first == second

@@ -1,0 +1,83 @@
+"""Whether a result tells the truth: what it names is what the plan broke."""
+
+from __future__ import annotations
+
+import re
+
+from launcher.result.causes import Result
+from simulation.facts import LOSSES, RANK_FAILURES, SLOW, STOPS, has, lost, planned
+from simulation.plan import What
+from simulation.watch import Happened, Watch
+
+# What a message names, and what the plan has then.
+WORDS = {
+    "differ in": (What.DIFFERS,),
+    "there is none": (What.CANNOT_START,),
+    "did not say why": (What.CANNOT_START,),
+    "cannot execute": (What.NO_TORCHRUN,),
+    "files open": (What.TOO_FEW_FILES,),
+    "cannot listen": (What.PORT_TAKEN,),
+    "the device is gone": (What.TORCHRUN_FAILS,),
+    "did not arrive": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
+    "is not this job's launcher": (What.HOST_LATE, *SLOW, *LOSSES),
+}
+
+
+def is_true(watch: Watch, result: Result) -> bool:
+    """Tell whether the plan broke what a result names."""
+    line = result.text.partition("\n")[0]
+    rank = re.match(r"(\S+), rank (\d+) ", line)
+    if rank:
+        return _failed(watch, rank.group(1), int(rank.group(2)), line, result.exit_code)
+    host = line.replace(":", " ").split(" ")[0]
+    if "did not all meet" in line:
+        return bool(watch.faults)
+    if "was lost" in line:
+        return planned(watch, What.LAUNCHER_PAUSES) or _was_lost(watch, host)
+    if "torchrun was killed" in line:
+        return any(one.machine.name == host for one in has(watch, What.TORCHRUN_KILLED))
+    return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
+
+
+def _was_lost(watch: Watch, host: str) -> bool:
+    """Tell whether a host was lost, or another one which could not tell which of both it was."""
+    first, away = watch.job.machines[0], lost(watch)
+    both = first in away or (host == first.name and bool(away))
+    return both or any(machine.name == host for machine in away)
+
+
+def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
+    """Tell whether a rank failed for a reason of its own, or no such reason can be known."""
+    own = [one for one in has(watch, *RANK_FAILURES) if one.rank]
+    if "Connection closed by peer" not in line and "SIGABRT" not in line:
+        names = [(one.machine.name, one.rank.rank) for one in own if one.rank]
+        told = zip(own, names)
+        return any(name == (host, number) and code in exit_codes(one) for one, name in told)
+    unknown = lost(watch) or planned(watch, *SLOW, What.TORCHRUN_HANGS, What.TORCHRUN_KILLED)
+    if unknown or watch.job.plan.max_restarts or not own:
+        return True
+    return not any(_can_tell(watch, one, own[0].time) for one in own)
+
+
+def _can_tell(watch: Watch, one: Happened, broken_at: float) -> bool:
+    """Tell whether a rank says why it fails while a better cause than an echo is waited for."""
+    at = one.time
+    if one.fault.what is What.RAISES:
+        at += one.fault.amount
+    elif one.fault.what in (What.HOOK, What.LINGERS):
+        at += min(one.fault.amount, 2.5)
+    # What a rank says once it was told to stop is not told to the first host.
+    stopped = any(stop.time < at + 0.1 for stop in has(watch, *STOPS))
+    return one.fault.what is not What.FORGIVEN and at < broken_at + 2.9 and not stopped
+
+
+def exit_codes(one: Happened) -> tuple[int, ...]:
+    """Return with what a job may end whose cause is a rank that was broken so."""
+    assert one.rank
+    code = one.rank.exit_code or 0
+    real = code if code >= 0 else 128 - code
+    # What takes its time, or is ended meanwhile, is told with the code that it said.
+    torchrun = one.rank.torchrun
+    slow = one.fault.amount > 2 or one.rank.heard or torchrun.hangs or torchrun.exit_code == -9
+    said = 3 if one.fault.what is What.EXITS else 1
+    return (said, real) if slow else (real,)
