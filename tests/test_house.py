@@ -1,0 +1,199 @@
+"""The house: which modules import which, and how long files and functions are."""
+
+import ast
+import re
+import sys
+
+import pytest
+from conftest import REPO
+
+PACKAGE = REPO / "launcher"
+# From the top down: a module imports from its own floor and from those below. What is not named
+# here is ground: text, errors, log, names, rules, values, signals, processes, protocol.
+FLOORS = [
+    ("launcher.__main__",),
+    ("launcher.cli",),
+    ("launcher.run", "launcher.init"),
+    ("launcher.peers",),
+    ("launcher.result", "launcher.events"),
+    ("launcher.job", "launcher.presence"),
+    ("launcher", "launcher.training"),
+]
+# What acts, or waits, in the folders where all else is pure.
+ACTS = {
+    "launcher.run.supervisor",
+    "launcher.run.reports",
+    "launcher.run.run_dir",
+    "launcher.run.watch",
+    "launcher.run.agent",
+    "launcher.run.rank",
+    "launcher.run.describe",
+    "launcher.peers.transport",
+    "launcher.peers.connection",
+    "launcher.peers.listener",
+    "launcher.peers.addresses",
+    "launcher.result.failure_file",
+}
+# Pure wherever they are, and never missing.
+PURE = [
+    "launcher.text",
+    "launcher.errors",
+    "launcher.rules",
+    "launcher.values",
+    "launcher.events",
+    "launcher.run.state",
+    "launcher.run.ranks",
+    "launcher.peers.first",
+    "launcher.peers.other",
+    "launcher.peers.messages",
+    "launcher.result.causes",
+    "launcher.result.raised",
+]
+ALLOWED_IN_PURE = {
+    "__future__",
+    "collections",
+    "collections.abc",
+    "enum",
+    "functools",
+    "hashlib",
+    "json",
+    "math",
+    "operator",
+    "re",
+    "signal",  # for the numbers
+    "typing",
+}
+# Executed by path in torchrun, in each rank, and in the toolkit's process.
+CHILDREN = ["launcher.run.agent", "launcher.run.rank", "launcher.run.describe", "launcher.training"]
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 250, 50
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def modules():
+    """Return the launcher's files by the names of their modules."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(REPO).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+PURE += sorted(
+    module
+    for module in MODULES
+    if module.startswith(("launcher.run.", "launcher.peers.", "launcher.result."))
+    and module not in {*ACTS, *PURE}
+)
+
+
+def imports(module):
+    """Return what a module imports, anywhere in it, with the line of each."""
+    found = []
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.append((whole if whole in MODULES else node.module, node.lineno))
+    return found
+
+
+def floor(module):
+    """Return the number of a module's floor, 0 for the top."""
+    for number, names in enumerate(FLOORS):
+        if any(module == name or module.startswith(f"{name}.") for name in names):
+            return number
+    raise AssertionError(module)
+
+
+def test_the_floors_are_those_of_the_folders():
+    folders = {f"launcher.{path.name}" for path in PACKAGE.iterdir() if path.is_dir()}
+    named = {name for names in FLOORS for name in names}
+    assert folders - {"launcher.__pycache__"} <= named <= {*MODULES, *folders}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arrows_lead_downward_only(module):
+    for name, line in imports(module):
+        if name in MODULES:
+            where = f"{MODULES[module]}:{line}: {module} imports {name}"
+            assert floor(module) <= floor(name), f"{where}, which is above it"
+            assert name not in CHILDREN, f"{where}, which runs in a child process"
+        elif name.split(".")[0] == "launcher":
+            raise AssertionError(f"{module}:{line}: there is no {name}")
+
+
+@pytest.mark.parametrize("folder", ["job", "peers", "result", "run"])
+def test_contributing_names_all_modules_of_a_folder(folder):
+    page = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (part,) = re.findall(rf"^{folder}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)
+    files = {path.name for path in (PACKAGE / folder).glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"\w+\.py", part)) == files
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports in functions count: otherwise they could hide a cycle."""
+    graph = {module: {name for name, _ in imports(module) if name in MODULES} for module in MODULES}
+    while graph:
+        leaves = {module for module, names in graph.items() if not names & graph.keys()}
+        assert leaves, f"these import each other: {sorted(graph)}"
+        graph = {module: names for module, names in graph.items() if module not in leaves}
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_import_nothing_that_acts(module):
+    assert module in MODULES
+    seen, left = set(), {module}
+    while left:
+        current = left.pop()
+        seen.add(current)
+        for name, line in imports(current):
+            if name in MODULES:
+                left |= {name} - seen
+            else:
+                assert name in ALLOWED_IN_PURE, f"{MODULES[current]}:{line}: {name}"
+
+
+@pytest.mark.parametrize("module", CHILDREN)
+def test_what_runs_in_other_processes_imports_nothing_of_ours(module):
+    assert not [name for name, _ in imports(module) if name.split(".")[0] == "launcher"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_file_is_longer_than_a_reader_holds_in_mind(module):
+    lines = MODULES[module].read_text().count("\n")
+    assert lines <= MOST_LINES
+
+
+def own_lines(function):
+    """Return the number of lines of a function without the functions inside it."""
+    inside = set()
+    for node in ast.walk(function):
+        if isinstance(node, FUNCTIONS) and node is not function:
+            inside |= set(range(node.lineno, node.end_lineno + 1))
+    return function.end_lineno - function.lineno + 1 - len(inside)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_function_is_longer_than_a_screen(module):
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, FUNCTIONS):
+            lines = own_lines(node)
+            assert lines <= MOST_LINES_OF_A_FUNCTION, node.name
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="Python lists its own modules since 3.10")
+def test_nothing_but_the_standard_library_and_psutil_is_imported():
+    theirs = {
+        (module, name.split(".")[0])
+        for module in MODULES
+        for name, _ in imports(module)
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "launcher", "psutil"}
+    }
+    assert theirs == {
+        ("launcher.run.agent", "torch"),
+        ("launcher.training", "sagemaker_training"),
+    }
