@@ -12,12 +12,12 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data image test test-fast test-cluster matrix test-without-containers test-compat \
+.PHONY: demo data docs image test test-fast test-cluster matrix test-without-containers test-compat \
 	test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
 # has changed. One file for each set of requirements marks that.
-SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py)
+SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py launcher/*/*.py)
 WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
 WITH_FRAMEWORKS := $(WITH_TORCH)-and-frameworks
 TO_TEST := $(VENV)/installed-to-test
@@ -55,25 +55,33 @@ image:
 		--label org.opencontainers.image.version=$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
-# In two processes, one of which has the tests with containers: they mostly wait.
+# In more processes than two cores: many tests mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 4 --dist loadgroup
+
+# Jobs in the simulator (tests/simulation), on all cores: JOBS of them from SEED on; or one again,
+# PLAN='Plan(...)'; or MISTAKES=1, how soon those are found that can be planted.
+JOBS ?= 100000
+SEED ?= 0
+simulate: $(TO_TEST)
+	PYTHONPATH=tests $(BIN)/python -m simulation --jobs $(JOBS) --seed $(SEED) \
+		$(if $(PLAN),--replay "$(PLAN)") $(if $(MISTAKES),--mistakes)
 
 test-fast: $(TO_TEST)
-	$(BIN)/pytest -m "not torch"
+	$(BIN)/pytest -m "not torch and not more"
 
 # The tests with real containers alone.
 test-cluster: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest tests/cluster
 
-# Jobs broken in every way, and how long their hosts took to end (docs/faults.md). MATRIX_OF=
+# Jobs broken in every way, and how long their hosts took to end (docs/faults.md), with the bounds
+# of seconds that `make test` is not held to; and the other cases that it leaves out. MATRIX_OF=
 # torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
 matrix: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
-	$(BIN)/pytest -p no:randomly tests/cluster/test_faults.py \
-		$(if $(MATRIX_OF),,tests/test_networks.py)
+	$(BIN)/pytest -p no:randomly -m "row or more" $(if $(MATRIX_OF),tests/cluster/test_faults.py)
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster
@@ -83,6 +91,10 @@ test-compat:
 	$(MAKE) test-without-containers \
 		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
+
+# The tables in docs/how-it-works.md, from the rules in the code.
+docs: $(TO_TEST)
+	$(BIN)/python docs/tables.py
 
 # Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
 # results. torch.compile needs a C++ compiler.

@@ -8,7 +8,7 @@
 
 here=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -gt 0 ] || set -- "$here/train_scripts/train_hymenoptera.py" --data synthetic \
-    --weights none --epochs 6 --batch-size 8 --lr 0.01 --lr-step 4 --image-size 96 \
+    --weights none --epochs 5 --batch-size 8 --lr 0.01 --lr-step 3 --image-size 64 \
     --checkpoint-dir ''
 script=$1
 shift

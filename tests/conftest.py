@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ranks import Ranks
 
 REPO = Path(__file__).resolve().parent.parent
 TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
@@ -41,6 +42,14 @@ EXACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TRAINING_JOB_NAME", "CUDA_VISIBLE_
 EXACT += ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CURRENT_HOST")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one process of `make test` run what needs torch in a process that stays: one import."""
+    for item in items:
+        if {"ranks", "reference"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group("torch"))
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Drop every variable that a launcher reads, and give the test folders of its own."""
@@ -48,6 +57,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
         if name.startswith(OURS) or name in EXACT:
             monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the tests are of hosts without GPUs
+    # Threads of torch that wait for one another sleep, and leave the cores to other tests: where
+    # these are busy, those that spin can take a hundred times as long.
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     (tmp_path / "output").mkdir()
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "output"))
     monkeypatch.chdir(tmp_path)
@@ -65,6 +77,11 @@ def poll(condition, timeout: float = 60, every: float = 0.05):
             return value
         assert time.monotonic() < deadline, f"not so after {timeout} s: {condition}"
         time.sleep(every)
+
+
+def more(*values: object):
+    """Make a parameter one more case of a kind that `make test` has: only `make matrix` runs it."""
+    return pytest.param(*values, marks=pytest.mark.more)
 
 
 class Host:
@@ -194,7 +211,9 @@ def start_two(start) -> Iterator:
 def free_port() -> int:
     """Return a port that is free, and that the kernel gives to nobody who asks for any."""
     while True:
-        port = random.randrange(20000, 29000)  # not the default ports of the launcher
+        # Not the default ports of the launcher, nor those of another process of these tests, whose
+        # `random` pytest-randomly has seeded alike.
+        port = random.SystemRandom().randrange(20000, 29000)
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
@@ -270,6 +289,13 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield importlib.import_module
     importlib.import_module("resume").leave_group()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Run scripts as ranks without a launcher, with torch imported once for all of them."""
+    with Ranks() as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="session")

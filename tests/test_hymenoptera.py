@@ -10,9 +10,9 @@ import re
 import runpy
 import shutil
 import struct
-import subprocess
 import sys
 import termios
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,27 +110,29 @@ train_hymenoptera.main()
 
 
 def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
-    start_two, script, stopping, channels
+    start_two, ranks, script, stopping, channels
 ):
     # Told, since two jobs may measure differently.
     job = (*SMALL, "--epochs", "2", "--bf16", random.choice(["true", "false"]))
-    whole = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job, *folders("whole"))
-    assert [host.wait(300) for host in whole] == [0, 0], whole[0].log()
+    whole = ranks.run(TRAIN_HYMENOPTERA, *job, *folders("whole"), count=4)
+    assert whole.codes == [0] * 4, whole.err
     job += tuple(folders("other"))
     # A stop at a random step of the first epoch, which has three.
     step = random.randrange(1, 4)
-    stopped = start_two(*TWO_RANKS, stopping(TRAIN_HYMENOPTERA), *job, STOP_AT=str(step))
+    # Of as many threads as the other runs have: they make other roundings.
+    environment = {"STOP_AT": str(step), "OMP_NUM_THREADS": "1"}
+    stopped = start_two(*TWO_RANKS, stopping(TRAIN_HYMENOPTERA), *job, **environment)
     assert [host.wait(300) for host in stopped] == [143, 143], stopped[0].log()
     place = f"other/checkpoints/checkpoint-000000-{min(step * 16, 44):012}.pt"  # of 42, padded
     assert f"stopped by SIGTERM; saved {place}" in stopped[0].out
     # Goes on, and is killed between writing and renaming its last checkpoint.
-    killed = start_two(*TWO_RANKS, script(KILLED), *job)
-    assert [host.wait(300) for host in killed] == [137, 137], killed[0].log()
+    killed = ranks.run(script(KILLED), *job, count=4)
+    assert killed.codes[0] == 137, killed.err
     names = sorted(os.listdir("other/checkpoints"))
     assert names[-1] == "checkpoint-000001-000000000044.pt.tmp", names
-    last = start_two(*TWO_RANKS, TRAIN_HYMENOPTERA, *job)
-    assert [host.wait(300) for host in last] == [0, 0], last[0].log()
-    assert "going on from other/checkpoints/checkpoint-000000-000000000044.pt" in last[0].out
+    last = ranks.run(TRAIN_HYMENOPTERA, *job, count=4)
+    assert last.codes == [0] * 4, last.err
+    assert "going on from other/checkpoints/checkpoint-000000-000000000044.pt" in last.out
     assert same_model("whole", "other")
     assert metrics("whole") == metrics("other")
     assert len(os.listdir("other/checkpoints")) == 2
@@ -178,16 +180,16 @@ script.main()
 """
 
 
-def test_bf16_is_what_rank_0_measures_and_stays_so(start, script, channels, tmp_path):
-    job = (*TWO_RANKS, script(MEASURED), *SMALL, *folders("job"))
+def test_bf16_is_what_rank_0_measures_and_stays_so(ranks, script, channels, tmp_path):
+    job = (script(MEASURED), *SMALL, *folders("job"))
 
     def run(slow_in, epochs):
         notes = tmp_path / f"slow-in-{slow_in}"
         notes.mkdir()
-        environ = {"SLOW_IN": slow_in, "NOTES": str(notes), "OMP_NUM_THREADS": "1"}
-        host = start(*job, "--epochs", epochs, **environ)
-        assert host.wait(200) == 0, host.log()
-        return host.out, sorted(path.name for path in notes.iterdir())
+        environ = {"SLOW_IN": slow_in, "NOTES": str(notes)}
+        done = ranks.run(*job, "--epochs", epochs, count=2, **environ)
+        assert done.codes == [0, 0], done.err
+        return done.out, sorted(path.name for path in notes.iterdir())
 
     out, computed = run("float32", 1)
     assert computed == ["bf16-0", "bf16-1"]
@@ -218,18 +220,17 @@ leave_group()
 """
 
 
-def test_validation_counts_each_picture_once(start, script, tmp_path, ants_and_bees):
+def test_validation_counts_each_picture_once(ranks, script, tmp_path, ants_and_bees):
     folder = shutil.copytree(ants_and_bees / "train", tmp_path / "pictures")
     whole = sorted(map(str, folder.rglob("*.jpg")))  # 42
     broken = folder / "ants" / "broken.jpg"
     broken.write_bytes(b"no picture")
-    options = ("--launcher-nproc-per-node", "4", "--train-script")
-    host = start(*options, script(SHARES), folder)
-    assert host.wait(200) == 0, host.log()
-    paths = [line[4:] for line in host.out.splitlines() if line.startswith("has ")]
+    done = ranks.run(script(SHARES), folder, count=4)
+    assert done.codes == [0] * 4, done.err
+    paths = [line[4:] for line in done.out.splitlines() if line.startswith("has ")]
     assert sorted(paths) == whole
-    assert host.out.count(f"warning: {broken} is left out: ") == 1  # whoever's share it was in
-    assert host.out.count(f"1 of 43 pictures in {folder} left out\n") == 1
+    assert done.out.count(f"warning: {broken} is left out: ") == 1  # whoever's share it was in
+    assert done.out.count(f"1 of 43 pictures in {folder} left out\n") == 1
 
 
 def test_hosts_with_different_pictures(start, script, ants_and_bees):
@@ -241,7 +242,7 @@ def test_hosts_with_different_pictures(start, script, ants_and_bees):
     assert says in host.failure
 
 
-def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
+def test_a_weights_channel_and_all_switches(ranks, tmp_path, channels, monkeypatch):
     import torch
     from torchvision.models import resnet18
 
@@ -251,10 +252,10 @@ def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
     (tmp_path / "weights" / "model.pt2").touch()  # as our own model folder has it
     monkeypatch.setenv("SM_CHANNEL_WEIGHTS", str(tmp_path / "weights"))
     switches = ("--channels-last", "False", "--cache", "0", "--workers", "1")
+    job = (TRAIN_HYMENOPTERA, *SMALL[2:], "--lr", "0", "--epochs", "1", "--bf16", "false")
     for name, more in (("plain", ()), ("job", switches)):
-        argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL[2:], "--lr", "0", "--epochs", "1"]
-        argv += ["--bf16", "false", *more, *folders(name)]
-        subprocess.run(argv, timeout=300, check=True)
+        done = ranks.run(*job, *more, *folders(name))
+        assert done.codes == [0], done.err
     (plain,), (switched,) = metrics("plain"), metrics("job")
     assert switched == pytest.approx(plain, rel=1e-3)  # none changes more than rounding
     saved = torch.load("job/model/model.pt", weights_only=True)
@@ -263,20 +264,22 @@ def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
         assert torch.equal(saved[name], thousand[name])  # at a learning rate of 0
 
 
-def test_a_terminal_sees_a_progress_bar(channels):
+def test_a_terminal_sees_a_progress_bar(ranks, channels):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL, "--epochs", "1", *folders("job")]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=theirs, text=True)
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # what reading gives when nobody has the terminal any more
-        while True:
-            seen += os.read(ours, 4096)
-    assert process.wait(200) == 0
+    job = (TRAIN_HYMENOPTERA, *SMALL, "--epochs", "1", *folders("job"))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ranks.run, *job, err=os.ttyname(theirs))
+        running.add_done_callback(lambda _: os.close(theirs))
+        seen = b""
+        with contextlib.suppress(OSError):  # what reading gives when nobody has the terminal
+            while True:
+                seen += os.read(ours, 4096)
+        done = running.result()
     os.close(ours)
+    assert done.codes == [0]
     assert b"epoch 0:" in seen and b"/42" in seen
-    assert "in epoch 0: " not in process.stdout.read()
+    assert "in epoch 0: " not in done.out
 
 
 BAD = {
@@ -315,17 +318,16 @@ def bad_folders(ants_and_bees):
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_clear_line(case, channels, bad_folders, monkeypatch):
+def test_bad_input_is_one_clear_line(ranks, case, channels, bad_folders, monkeypatch):
     arguments, environ, says = BAD[case]
     for name, value in environ.items():
         if value is None:
             monkeypatch.delenv(name)
         else:
             monkeypatch.setenv(name, value)
-    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL[2:], *arguments, *folders("job")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
-    assert done.returncode in (1, 2), done.stdout
-    assert says in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = ranks.run(TRAIN_HYMENOPTERA, *SMALL[2:], *arguments, *folders("job"))
+    assert done.codes in ([1], [2]), done.out
+    assert says in done.err and "Traceback" not in done.err, done.err
     assert not os.path.exists("job/model")
 
 
@@ -342,20 +344,20 @@ def test_more_ranks_than_pictures(start, channels, tmp_path, ants_and_bees, monk
     assert host.failure.partition("exited")[2] and first in host.failure
 
 
-def test_a_checkpoint_of_other_classes(channels, tmp_path, ants_and_bees, monkeypatch):
-    argv = [sys.executable, str(TRAIN_HYMENOPTERA), *SMALL, "--epochs", "1", *folders("job")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+def test_a_checkpoint_of_other_classes(ranks, channels, tmp_path, ants_and_bees, monkeypatch):
+    job = (TRAIN_HYMENOPTERA, *SMALL, "--epochs", "1", *folders("job"))
+    done = ranks.run(*job)
+    assert done.codes == [0], done.err
     before = {path: path.read_bytes() for path in Path("job").rglob("*.pt")}
     for part in ("train", "val"):
         folder = shutil.copytree(ants_and_bees / part, tmp_path / "wasps" / part)
         (folder / "bees").rename(folder / "wasps")
         monkeypatch.setenv(f"SM_CHANNEL_{part.upper()}", str(folder))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    done = ranks.run(*job)
+    assert done.codes == [1] and "Traceback" not in done.err
     (name,) = os.listdir("job/checkpoints")
-    assert f"job/checkpoints/{name} is a checkpoint of " in done.stderr
-    assert "choose another --checkpoint-dir" in done.stderr
+    assert f"job/checkpoints/{name} is a checkpoint of " in done.err
+    assert "choose another --checkpoint-dir" in done.err
     assert {path: path.read_bytes() for path in Path("job").rglob("*.pt")} == before
 
 

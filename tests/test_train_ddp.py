@@ -35,14 +35,13 @@ def test_it_learns_and_saves(how, tmp_path, monkeypatch):
     assert not os.path.exists("checkpoints")
 
 
-def test_the_loss_is_that_of_all_ranks(tmp_path, monkeypatch):
+def test_the_loss_is_that_of_all_ranks(ranks, tmp_path):
     # Two ranks of 32 see in an epoch what one of 64 sees: the same samples, the same steps.
-    monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path))
     losses = []
-    for how, batch in (("alone", "64"), ("torchrun", "32")):
-        argv = [*HOW[how], str(TRAIN_DDP), "--epochs", "1", "--batch-size", batch]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=True)
-        losses.append(float(re.search(r"loss=([\d.]+)", done.stdout)[1]))
+    for count, batch in ((0, "64"), (2, "32")):
+        done = ranks.run(TRAIN_DDP, "--epochs", "1", "--batch-size", batch, count=count)
+        assert set(done.codes) == {0}, done.err
+        losses.append(float(re.search(r"loss=([\d.]+)", done.out)[1]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -70,39 +69,37 @@ assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("end", ["succeed", "fail"])
-def test_every_epoch_is_set_and_the_group_destroyed_on_every_path(script, end):
-    argv = [sys.executable, str(script(WATCH)), "--epochs", "2", end]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+def test_every_epoch_is_set_and_the_group_destroyed_on_every_path(ranks, script, end):
+    done = ranks.run(script(WATCH), "--epochs", "2", end)
+    assert done.codes == [0], done.err
 
 
-@pytest.mark.timeout(300)
-def test_stops_at_random_steps_change_nothing(start_two, stopping):
-    job = ("--train-script", stopping(TRAIN_DDP), "--launcher-nproc-per-node", "2")
+def test_stops_at_random_steps_change_nothing(ranks, stopping):
     shape = ("--samples", "1000", "--epochs", "3", "--batch-size")
-    job += (*shape, "25", "--checkpoint-dir")
+    job = (stopping(TRAIN_DDP), *shape, "25", "--checkpoint-dir")
 
     def run(folder, stop_at):
         environ = {"SM_MODEL_DIR": f"{folder}-model", "STOP_AT": str(stop_at)}
-        return [host.wait() for host in start_two(*job, folder, **environ)]
+        return ranks.run(*job, folder, count=4, **environ).codes
 
     def model(folder):
         return Path(f"{folder}-model", "model.pt")
 
-    assert run("whole", -1) == [0, 0]
+    assert run("whole", -1) == [0] * 4
     stops = sorted(random.sample(range(1, 3 * 10 + 1), 3))
     for stop, before in zip(stops, [0, *stops]):
-        assert run("stopped", stop - before) == [143, 143], stops
+        assert run("stopped", stop - before) == [143] * 4, stops
         place = f"checkpoint-{(stop - 1) // 10:06}-{((stop - 1) % 10 + 1) * 100:012}.pt"
         assert sorted(os.listdir("stopped"))[-1] == place, stops
     shutil.copytree("stopped", "moved")
-    assert run("stopped", -1) == [0, 0], stops
+    assert run("stopped", -1) == [0] * 4, stops
     assert model("whole").read_bytes() == model("stopped").read_bytes(), stops
 
     # On one rank with batches as large as those of four together it goes on with the same samples.
-    argv = [sys.executable, str(TRAIN_DDP), *shape, "100", "--checkpoint-dir", "moved"]
-    done = subprocess.run([*argv, "--model-dir", "moved-model"], timeout=100)
-    assert done.returncode == 0
+    done = ranks.run(
+        *(TRAIN_DDP, *shape, "100", "--checkpoint-dir", "moved", "--model-dir", "moved-model")
+    )
+    assert done.codes == [0], done.err
     import torch
 
     one, other = (torch.load(model(folder), weights_only=True) for folder in ("whole", "moved"))

@@ -22,18 +22,21 @@ from cluster.hosts import Job
 @pytest.fixture(scope="session")
 def client() -> Iterator[docker.DockerClient]:
     with engine.running_engine() as client:
-        engine.remove_leftovers(client)
+        with engine.locked("leftovers"):  # one after the other: none removes what another has
+            engine.remove_leftovers(client)
         yield client
 
 
 @pytest.fixture(scope="session")
 def base(client) -> str:
-    return engine.build_base(client)
+    with engine.locked("images"):  # the first builds it, the others find it
+        return engine.build_base(client)
 
 
 @pytest.fixture(scope="session")
 def image(base) -> str:
-    return engine.build_image(base, "sm-launch-test")
+    with engine.locked("images"):
+        return engine.build_image(base, "sm-launch-test")
 
 
 @pytest.fixture
@@ -83,7 +86,8 @@ def aws_image(client, image) -> str:
     """An image that starts as AWS's PyTorch images do, with the public parts of theirs."""
     recipe = io.BytesIO(f"FROM {image}\n{AWS_IMAGE}".encode())
     tag = "sm-launch-test-aws"
-    client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
+    with engine.locked("images"):
+        client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
     return tag
 
 
@@ -97,7 +101,8 @@ def own_aws_image(client, aws_image, tmp_path_factory) -> str:
     install = "COPY sagemaker-torch-launcher /tmp/launcher\nRUN pip install /tmp/launcher"
     (context / "Dockerfile").write_text(f"FROM {aws_image}\n{install}\nENTRYPOINT {entry}\n")
     tag = "sm-launch-test-own-aws"
-    client.images.build(path=str(context), tag=tag, network_mode="host", rm=True)
+    with engine.locked("images"):
+        client.images.build(path=str(context), tag=tag, network_mode="host", rm=True)
     return tag
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -21,6 +22,7 @@ import psutil
 from conftest import REPO, poll
 
 HERE = Path(__file__).resolve().parent
+DATA = REPO / ".engine"
 DEBIAN = "debian:bookworm-slim"
 DEBIAN_PYTHON = "3.11"
 LABEL = "sagemaker-torch-launcher.tests"  # its value: the pid of the tests that made it
@@ -28,7 +30,10 @@ LABEL = "sagemaker-torch-launcher.tests"  # its value: the pid of the tests that
 
 @contextlib.contextmanager
 def running_engine() -> Iterator[docker.DockerClient]:
-    """Yield a client of the engine that runs; where none does, of one of the tests' own."""
+    """Yield a client of the engine that runs; where none does, of one of the tests' own.
+
+    Its images stay for the next time; `make clean` removes them.
+    """
     client = _client()
     if client:
         yield client
@@ -38,38 +43,57 @@ def running_engine() -> Iterator[docker.DockerClient]:
             "no container engine answers; start one, or run the tests as root with dockerd "
             "installed (tests/cluster/install-engine.sh), or make test-without-containers"
         )
-    data = REPO / ".engine"  # images stay for the next time; `make clean` removes them
-    data.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
-        host = f"unix://{folder}/docker.sock"
-        # It ends with us, even if we are killed, and takes its mounts with it.
-        command = ["setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "dockerd"]
-        command += ["--host", host, "--data-root", str(data)]
-        command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
-        # As little as can be that outlives it: no bridge, no forwarding. It does need its own
-        # rules for packets, where an engine that ran before has left some that drop them.
-        command += ["--bridge", "none", "--ip-forward=false"]
-        with open(data / "dockerd.log", "wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            with mock.patch.dict(os.environ, DOCKER_HOST=host):
-
-                def up() -> docker.DockerClient | None:
-                    assert process.poll() is None, (data / "dockerd.log").read_text()[-2000:]
-                    return _client()
-
-                yield poll(up, timeout=60)
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    with _using_engine() as host, mock.patch.dict(os.environ, DOCKER_HOST=host):
+        yield _client()
 
 
-def _client() -> docker.DockerClient | None:
-    host = os.environ.get("DOCKER_HOST")
+@contextlib.contextmanager
+def locked(name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Have a lock of that name, which all processes of the tests share."""
+    DATA.mkdir(exist_ok=True)
+    with open(DATA / f"lock-{name}", "a") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@contextlib.contextmanager
+def _using_engine() -> Iterator[str]:
+    """Yield the address of the engine that the tests' processes share, started by the first."""
+    with contextlib.ExitStack() as stack:
+        with locked("start"):
+            stack.enter_context(locked("users", fcntl.LOCK_SH))  # until an old one has ended
+            note = DATA / "address"
+            host = note.read_text() if note.exists() else ""
+            if not host or not _client(host):
+                host = _start_engine()
+                note.write_text(host)
+        yield host
+
+
+def _start_engine() -> str:
+    folder = tempfile.mkdtemp(prefix="engine-")
+    host = f"unix://{folder}/docker.sock"
+    command = ["dockerd", "--host", host, "--data-root", str(DATA)]
+    command += ["--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
+    # As little as can be that outlives it: no bridge, no forwarding. It does need its own
+    # rules for packets, where an engine that ran before has left some that drop them.
+    command += ["--bridge", "none", "--ip-forward=false"]
+    keeper = [str(HERE / "keep-engine.sh"), str(DATA / "lock-users"), folder, *command]
+    with open(DATA / "dockerd.log", "wb") as log:
+        # In a session of its own: a Ctrl-C is for the tests, and their end is for the keeper.
+        process = subprocess.Popen(keeper, stdout=log, stderr=log, start_new_session=True)
+
+    def up() -> bool:
+        log = (DATA / "dockerd.log").read_text()
+        assert process.poll() is None and "failed to start" not in log, log[-2000:]
+        return _client(host) is not None
+
+    poll(up, timeout=60)
+    return host
+
+
+def _client(host: str = "") -> docker.DockerClient | None:
+    host = host or os.environ.get("DOCKER_HOST", "")
     if not host and shutil.which("docker"):  # as the command has it, whose contexts only it knows
         command = ["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"]
         host = subprocess.run(command, capture_output=True, text=True).stdout.strip()
@@ -83,7 +107,9 @@ def _client() -> docker.DockerClient | None:
 
 def remove_leftovers(client: docker.DockerClient) -> None:
     """Remove what tests that were killed have left."""
-    for container in client.containers.list(all=True, filters={"label": LABEL}):
+    # Other processes of these tests remove theirs meanwhile.
+    options = {"all": True, "ignore_removed": True, "filters": {"label": LABEL}}
+    for container in client.containers.list(**options):
         if not psutil.pid_exists(int(container.labels[LABEL])):
             container.remove(force=True, v=True)
     for network in client.networks.list(filters={"label": LABEL}):

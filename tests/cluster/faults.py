@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cluster.hosts import ALONE, Host, Job
+from cluster.hosts import ALONE, SLACK, Host, Job
 
 # Whose jobs: MATRIX_OF. Only the first is held to anything; what becomes of the others is noted.
 OURS, TORCHRUN, TOOLKIT, SUBPROCESS = PEERS = ("launcher", "torchrun", "toolkit", "subprocess")
@@ -123,10 +123,10 @@ class Fault:
             self._note(left)
             pytest.skip("a peer is held to nothing")
         for host in left.values():
-            assert host.wait(self._at + within + 5 - time.time()) == code, self.job.logs()
+            assert host.wait(self._at + within + SLACK + 5 - time.time()) == code, self.job.logs()
         ends = [host.ended_at for host in left.values()]
         seconds = max(ends) - self._at
-        assert seconds < within, f"{seconds:.1f} s\n{self.job.logs()}"
+        assert seconds < within + SLACK, f"{seconds:.1f} s\n{self.job.logs()}"
         assert not together or max(ends) - min(ends) < together, self.job.logs()
         texts = {host.failure for name, host in left.items() if name not in unwritten}
         assert len(texts) == 1, texts

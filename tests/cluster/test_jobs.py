@@ -4,7 +4,7 @@ import os
 import time
 
 import pytest
-from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA
+from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, more
 
 from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
 
@@ -40,7 +40,7 @@ def assert_met(job, names, count):
         assert f"ranks that met: {count}\n" in job[name].log(stderr=False), job[name].log()
 
 
-@pytest.mark.parametrize("how", [TRAIN, ALONE, AWS])
+@pytest.mark.parametrize("how", [more(TRAIN), more(ALONE), AWS])
 def test_two_hosts_of_two_ranks_train(job, how, request):
     if how == AWS:
         job.image = request.getfixturevalue("aws_image")
@@ -77,6 +77,7 @@ def test_two_hosts_tell_ants_from_bees(job_with_torchvision, ants_and_bees):
     assert {host.failure for host in job.values()} == {None}
 
 
+@pytest.mark.more
 def test_twelve_hosts_agree_on_their_order(job):
     names = sorted(f"algo-{number}" for number in range(1, 13))
     job.add(*names[::-1])
@@ -91,6 +92,7 @@ def test_twelve_hosts_agree_on_their_order(job):
     assert [int(seen[name]["RANK"]) for name in names] == list(range(12))
 
 
+@pytest.mark.more
 def test_hosts_whose_own_names_do_not_resolve(job):
     job.add("algo-1", "algo-2")
     job.will_run(ALL_REDUCE, ALONE)
@@ -113,7 +115,7 @@ def test_the_first_host_comes_late(job):
     assert_met(job, job, 2)
 
 
-@pytest.mark.parametrize("name_resolves", [True, False])
+@pytest.mark.parametrize("name_resolves", [more(True), False])
 def test_an_interface_that_does_not_exist(job, name_resolves):
     job.add("algo-1", "algo-2")
     job.will_run(ALL_REDUCE, ALONE)
@@ -132,6 +134,7 @@ def test_an_interface_that_does_not_exist(job, name_resolves):
 GROUPS = {"small": ["algo-1"], "big": ["algo-2", "algo-3"]}
 
 
+@pytest.mark.more
 def test_all_groups_of_a_heterogeneous_cluster(job):
     job.add("algo-1", "algo-2", "algo-3", groups=GROUPS)
     job.will_run(ALL_REDUCE, TRAIN)
@@ -146,9 +149,10 @@ def test_one_group_of_a_heterogeneous_cluster(job):
     job.start()
     assert set(job.wait().values()) == {0}, job.logs()
     assert_met(job, GROUPS["big"], 2)
-    assert "algo-1 is in none of the instance groups big; nothing to do here" in job["algo-1"].log()
+    assert "algo-1 is in none of the instance groups big; nothing to do" in job["algo-1"].log()
 
 
+@pytest.mark.more
 def test_hosts_with_different_numbers_of_ranks(job):
     job.add("algo-1", "algo-2")
     job.will_run(PLACE + ALL_REDUCE, TRAIN)

@@ -1,9 +1,9 @@
 """SIGTERM to PID 1, as SageMaker stops a job: before, at and after every stage of it."""
 
 import pytest
-from conftest import poll
+from conftest import more, poll
 
-from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
+from cluster.hosts import ALONE, AWS, CONTAINERS, SLACK, TRAIN
 
 pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
@@ -34,11 +34,11 @@ os._exit(0)  # Python takes torch apart for up to 2 s here, which is the script'
 
 def assert_ended_within(host, seconds):
     assert host.wait() == STOPPED, host.log()
-    assert host.ended_at - host.stop_sent < seconds, host.log()
+    assert host.ended_at - host.stop_sent < seconds + SLACK, host.log()
     assert host.failure is None
 
 
-@pytest.mark.parametrize(("how", "seconds"), [(TRAIN, 40), (ALONE, 5), (AWS, 5)])
+@pytest.mark.parametrize(("how", "seconds"), [(TRAIN, 40), more(ALONE, 5), (AWS, 5)])
 def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
     if how == AWS:
         job.image = request.getfixturevalue("own_aws_image")
@@ -54,8 +54,8 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
         assert len(saves) == 2, log
         for save in saves:
             assert len(save["heard"]) == 1, log
-            assert save["heard"][0] - host.stop_sent < 1, log
-        assert host.ended_at - max(save["saved"] for save in saves) < 2, log
+            assert save["heard"][0] - host.stop_sent < 1 + SLACK, log
+        assert host.ended_at - max(save["saved"] for save in saves) < 2 + SLACK, log
         assert host.wait() == STOPPED, log
         assert host.failure is None
         whole = [path.read_text() for path in (host.opt_ml / "model").iterdir()]
@@ -75,7 +75,7 @@ print("it is imported", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", [TRAIN, ALONE])
+@pytest.mark.parametrize("how", [TRAIN, more(ALONE)])
 def test_a_stop_while_the_script_imports_torch(job, how):
     job.add("algo-1")
     job.will_run(IMPORT_TORCH, how)
