@@ -178,6 +178,17 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
             yield f"{launcher.machine.name} ends with {launcher.result}"
 
 
+@promise("| torchrun restarts ranks | a stop | stopped;")
+def no_stop_is_lost(watch: Watch) -> Iterator[str]:
+    """Whatever else has happened: no job succeeds whose ranks were stopped."""
+    for one in has(watch, *STOPS):
+        went_on = any(rank.ended and rank.ended > one.time + 1 for rank in watch.ranks)
+        if went_on and not has(watch, What.FORGIVEN) and not planned(watch, *SLOW):
+            for launcher in ended(watch):
+                if launcher.result == Result(0):
+                    yield f"{launcher.machine.name} succeeds, but was stopped at {one.time:.3f} s"
+
+
 @promise("| a secondary failure | a stop, while the cause is waited for | with the failure |")
 def failure_before_stop(watch: Watch) -> Iterator[str]:
     """As with every failure that the first host has heard of before the stop."""
