@@ -68,7 +68,8 @@ def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
     if heard and launcher.result and launcher.result.stop_signal and not both:
         # One that has heard it late, since torchrun had not, has the rest.
         return launcher.stopping_since if is_deaf(watch, rank.machine) else heard[0], plan.grace
-    grace = plan.failure_grace if not planned(watch, What.FORGIVEN) else 0
+    late = planned(watch, What.LAUNCHER_PAUSES) and is_deaf(watch, rank.machine)
+    grace = 0 if late or planned(watch, What.FORGIVEN) else plan.failure_grace
     return heard[0] if heard else rank.broken_at, grace
 
 
@@ -83,7 +84,8 @@ def _may_be_unheard(watch: Watch, rank: Rank) -> bool:
 def uploads_go_on(watch: Watch) -> Iterator[str]:
     """And hear nothing before its last 5 s, if their rank handles the stop."""
     handles = watch.job.plan.script.at_stop in (AtStop.SAVES, AtStop.FAILS)
-    if not handles or has(watch, What.CTRL_C_THRICE, What.TORCHRUN_HANGS):
+    thrice = any(len(launcher.stops) >= 3 for launcher in launchers(watch))
+    if not handles or thrice or has(watch, What.TORCHRUN_HANGS):
         return
     grace = watch.job.plan.grace
     for helper in watch.helpers:
@@ -102,7 +104,8 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
     for helper in watch.helpers:
         launcher, rank = launcher_of(helper.machine), helper.rank
         since = launcher.stopping_since
-        if rank.ended is None or rank.broken_by or launcher.ended_at <= since + 2:
+        unknown = rank.broken_by or not rank.is_seen
+        if rank.ended is None or unknown or launcher.ended_at <= since + 2:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
         if of_it and since <= rank.ended < since + 1 and rank.started + 1 < since:

@@ -81,6 +81,7 @@ class Rank(Process):
         self.is_dying = False  # it has said why, and is about to end
         self.saves_from: float | None = None
         self.was_told = False  # by torchrun, which does so once
+        self.is_seen = True  # how its process ended
         self.lane = Lane(self.clock)
         world.ranks.append(self)
         self.job.watch.ranks.append(self)
@@ -242,7 +243,7 @@ class Rank(Process):
             self.world.breaks(self)
         # torchrun may have reaped it before the launcher can look.
         code = self.exit_code
-        seen = not self.torchrun.runs or code == 0 or self.job.random.random() < 0.9
+        self.is_seen = not self.torchrun.runs or code == 0 or self.job.random.random() < 0.9
         killed = code == -signal.SIGKILL
-        self.say(RankGone(self.pid, code if seen else None, NO_OOM if killed else ""))
+        self.say(RankGone(self.pid, code if self.is_seen else None, NO_OOM if killed else ""))
         self.torchrun.rank_ended()
