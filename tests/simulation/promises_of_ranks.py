@@ -91,7 +91,7 @@ def uploads_go_on(watch: Watch) -> Iterator[str]:
     for helper in watch.helpers:
         since = launcher_of(helper.machine).stopping_since
         first = helper.heard[0][0] - since if helper.heard else math.inf
-        if 0 <= first < grace - min(5, grace / 4) - 0.02:
+        if 0 < first < grace - min(5, grace / 4) - 0.02:
             yield f"process {helper.pid} hears {helper.heard}, stopped at {since:.3f} s"
 
 
