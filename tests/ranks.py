@@ -11,10 +11,12 @@ For tests of what the training scripts compute and say; who starts them is in ot
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -26,6 +28,7 @@ from typing import NamedTuple
 # What the scripts take long to import, or torch when they use it.
 IMPORTED = ("torch._dynamo", "torch.utils.tensorboard", "torchvision.transforms.v2")
 IMPORTED += ("matplotlib.pyplot",)
+HANGS = 100  # s until a rank that has not ended says where it is
 
 
 class Done(NamedTuple):
@@ -82,6 +85,8 @@ class Ranks:
         try:
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
+            ready, _, _ = select.select([self._process.stdout], [], [], 2 * HANGS)
+            assert ready, f"a rank hangs:\n{own.read_text()}"
             codes = json.loads(self._process.stdout.readline())
         except BaseException:  # the test's time is up, too
             self.__exit__()
@@ -144,6 +149,7 @@ def run_rank(job: dict) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, path in enumerate(job["files"]):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
+    faulthandler.dump_traceback_later(HANGS)  # to stderr
     sys.argv = job["argv"]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     code = 0

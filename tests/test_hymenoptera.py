@@ -10,6 +10,7 @@ import re
 import runpy
 import shutil
 import struct
+import subprocess
 import sys
 import termios
 from concurrent.futures import ThreadPoolExecutor
@@ -242,7 +243,7 @@ def test_hosts_with_different_pictures(start, script, ants_and_bees):
     assert says in host.failure
 
 
-def test_a_weights_channel_and_all_switches(ranks, tmp_path, channels, monkeypatch):
+def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
     import torch
     from torchvision.models import resnet18
 
@@ -254,8 +255,9 @@ def test_a_weights_channel_and_all_switches(ranks, tmp_path, channels, monkeypat
     switches = ("--channels-last", "False", "--cache", "0", "--workers", "1")
     job = (TRAIN_HYMENOPTERA, *SMALL[2:], "--lr", "0", "--epochs", "1", "--bf16", "false")
     for name, more in (("plain", ()), ("job", switches)):
-        done = ranks.run(*job, *more, *folders(name))
-        assert done.codes == [0], done.err
+        # In a process of its own: a data loader's worker forked from a fork has hung once.
+        argv = [sys.executable, *map(str, (*job, *more, *folders(name)))]
+        subprocess.run(argv, timeout=300, check=True)
     (plain,), (switched,) = metrics("plain"), metrics("job")
     assert switched == pytest.approx(plain, rel=1e-3)  # none changes more than rounding
     saved = torch.load("job/model/model.pt", weights_only=True)
