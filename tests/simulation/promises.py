@@ -123,7 +123,8 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
         return
     if planned(watch, *SLOW, What.HANGS, What.TORCHRUN_HANGS, What.FORGIVEN, What.STOPS_READING):
         return
-    if one.fault.what in RANK_FAILURES and {one.machine, watch.job.machines[0]} & lost(watch):
+    tells = one.fault.what not in LOSSES  # the first host, and not its connection
+    if tells and {one.machine, watch.job.machines[0]} & lost(watch):
         return
     most = dict.fromkeys(STOPS, 0.1)
     most |= {What.TORCHRUN_KILLED: 1.1, **dict.fromkeys(LOSSES, 14.6)}

@@ -36,6 +36,8 @@ def is_true(watch: Watch, result: Result) -> bool:
         return planned(watch, What.LAUNCHER_PAUSES) or _was_lost(watch, host)
     if "torchrun was killed" in line:
         return any(one.machine.name == host for one in has(watch, What.TORCHRUN_KILLED))
+    if "is not this job's launcher" in line and watch.job.machines[0] in lost(watch):
+        return True  # it has ended before it could welcome that host
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
 
 
