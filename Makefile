@@ -12,7 +12,7 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image test test-fast test-cluster matrix test-without-containers test-compat \
+.PHONY: demo data docs image test test-fast test-cluster matrix test-systems test-without-containers test-compat \
 	test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
@@ -69,7 +69,7 @@ simulate: $(TO_TEST)
 		$(if $(PLAN),--replay "$(PLAN)") $(if $(MISTAKES),--mistakes)
 
 test-fast: $(TO_TEST)
-	$(BIN)/pytest -m "not torch and not more"
+	$(BIN)/pytest -m "not torch and not more and not systems"
 
 # The tests with real containers alone.
 test-cluster: $(WITH_TORCH) $(TO_TEST)
@@ -82,6 +82,11 @@ test-cluster: $(WITH_TORCH) $(TO_TEST)
 matrix: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest -p no:randomly -m "row or more" $(if $(MATRIX_OF),tests/cluster/test_faults.py)
+
+# The slow cases of the systems in docs/systems.md.
+test-systems: $(WITH_TORCH) $(TO_TEST)
+	sh tests/cluster/install-engine.sh
+	$(BIN)/pytest -n 4 --dist loadgroup -m systems
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster

@@ -22,6 +22,7 @@ from ranks import Ranks
 REPO = Path(__file__).resolve().parent.parent
 TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
 TRAIN_HYMENOPTERA = REPO / "train_scripts" / "train_hymenoptera.py"
+SYSTEMS = REPO / "examples" / "systems"
 LAUNCHER = [sys.executable, "-m", "launcher"]
 
 if os.path.isdir("/opt/ml/input/config"):
@@ -82,6 +83,11 @@ def poll(condition, timeout: float = 60, every: float = 0.05):
 def more(*values: object):
     """Make a parameter one more case of a kind that `make test` has: only `make matrix` runs it."""
     return pytest.param(*values, marks=pytest.mark.more)
+
+
+def slow(*values: object):
+    """Make a parameter a slow case of a system that `make test` has: for `make test-systems`."""
+    return pytest.param(*values, marks=pytest.mark.systems)
 
 
 class Host:
