@@ -75,7 +75,7 @@ def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> St
     cluster, chosen, plan = prepared
     planned = plan if isinstance(plan, LaunchPlan) else None
     job = Job(
-        host=cluster.current_host,
+        current_host=cluster.current_host,
         hosts=cluster.hosts,
         endpoint=planned.rdzv_endpoint if planned else "",
         grace=planned.grace if planned else chosen.grace,
@@ -93,7 +93,7 @@ def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> St
 
 def _report(end: State, environ: Mapping[str, str]) -> Ending:
     """Say how the job ended, for people and for SageMaker."""
-    host, result = end.job.host, end.result
+    host, result = end.job.current_host, end.result
     assert result
     if result.exit_code == 0:
         log(f"{host}: every rank succeeded, {end.ended - end.started:.0f} s after start.")

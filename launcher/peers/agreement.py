@@ -57,7 +57,7 @@ def step(state: State, event: Any, now: float) -> tuple[State, tuple[Any, ...]]:
 
 
 def _machine(job: Job) -> Any:
-    if job.me == job.first:
+    if job.current_host == job.first:
         from launcher.peers import first
 
         return first

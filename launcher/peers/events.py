@@ -24,7 +24,7 @@ class Job(NamedTuple):
     host cannot start. `others` are the hosts but the first one, which listens on `port`.
     """
 
-    me: str
+    current_host: str
     hosts: tuple[str, ...]
     others: frozenset[str]
     name: str

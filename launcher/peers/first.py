@@ -35,7 +35,7 @@ def begin(job: Job, now: float) -> Step:
     pending = PendingConnections(now + min(TO_LEAVE, job.start_timeout))
     state = State(job, P.JOINING, pending, first_missing.begin(job, now))
     if not job.fingerprint:
-        state = expect_why(state, job.me, now)
+        state = expect_why(state, job.current_host, now)
     return state, (Listen(),)
 
 
@@ -57,7 +57,7 @@ def step(state: State, event: Any, now: float) -> Step:
 def meaning(state: State, event: Any) -> Any:
     """Return what an event says of a host, as the rules have it; None for nothing."""
     if isinstance(event, Tell):
-        return _told(state.job.me, event.what)
+        return _told(state.job.current_host, event.what)
     if isinstance(event, (Received, Closed)) and event.conn not in state.pending.connections:
         host = state.hosts.get(event.conn)
         if host is None:

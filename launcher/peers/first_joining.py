@@ -56,8 +56,9 @@ def _cannot_listen(state: State, event: CannotListen, now: float) -> Step:
     if event.taken and now < state.pending.listen_by:
         return _retry(state, now), ()
     text = (
-        f"{state.job.me} cannot listen on port {state.job.port} for the launchers of the other "
-        f"hosts ({event.why}); choose another with {flag('peer_port')}, the same one on every host."
+        f"{state.job.current_host} cannot listen on port {state.job.port} for the launchers of the "
+        f"other hosts ({event.why}); choose another with {flag('peer_port')}, the same one on "
+        "every host."
     )
     return state._replace(phase=P.LEFT), (Fail(text, EXIT_USAGE),)
 
@@ -77,9 +78,9 @@ def _retry(state: State, now: float) -> State:
 def _too_few_files(state: State, event: TooFewFiles, now: float) -> Step:
     """End all hosts: this one cannot hold a connection to each."""
     text = (
-        f"launcher: {state.job.me} can have {event.files} files open (ulimit -n), but the "
-        f"connections of {len(state.job.hosts)} hosts need {event.needs}; raise that limit, or do "
-        f"without these connections with {flag('peers')} false.\n"
+        f"launcher: {state.job.current_host} can have {event.files} files open (ulimit -n), but "
+        f"the connections of {len(state.job.hosts)} hosts need {event.needs}; raise that limit, or "
+        f"do without these connections with {flag('peers')} false.\n"
     )
     return decide(state, Result(EXIT_USAGE, text))
 
@@ -186,8 +187,8 @@ def _difference(state: State, hello: HelloFrom) -> str:
         theirs = hello.fingerprint.get(what)
         if theirs != value:
             return (
-                f"launcher: {state.job.me} and {hello.host} differ in their {what}: {short(value)} "
-                f"and {short(theirs)}; expected the same on every host.\n"
+                f"launcher: {state.job.current_host} and {hello.host} differ in their {what}: "
+                f"{short(value)} and {short(theirs)}; expected the same on every host.\n"
             )
     return ""
 

@@ -67,7 +67,7 @@ class Hello(NamedTuple):
 
 def hello(job: Job) -> Message:
     """Return what a host sends first."""
-    return {"hello": {"job": job.name, "host": job.me, "fingerprint": job.fingerprint}}
+    return {"hello": {"job": job.name, "host": job.current_host, "fingerprint": job.fingerprint}}
 
 
 def hello_in(message: Message) -> Hello:

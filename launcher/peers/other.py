@@ -40,7 +40,7 @@ def meaning(state: State, event: Any) -> Any:
     """Return what an event says, as the rules have it; None for nothing."""
     if isinstance(event, Tell):
         what = event.what
-        return messages.valid(what, state.job.me) if isinstance(what, Failure) else what
+        return messages.valid(what, state.job.current_host) if isinstance(what, Failure) else what
     if isinstance(event, (Received, Closed)) and event.conn != state.conn:
         return None  # it was closed by what came before it
     if isinstance(event, Received):

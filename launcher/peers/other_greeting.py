@@ -102,7 +102,7 @@ def _stop_is_known(state: State, event: Welcome, now: float) -> Step:
 @when(P.GREETING, on=Refused, to=(P.LEFT,))
 def _refused(state: State, event: Refused, now: float) -> Step:
     """End this launcher: it is not of the first host's job."""
-    text = f"the launcher of {state.job.first} refused {state.job.me}: {event.why}."
+    text = f"the launcher of {state.job.first} refused {state.job.current_host}: {event.why}."
     return state._replace(phase=P.LEFT), (Fail(text, EXIT_USAGE),)
 
 

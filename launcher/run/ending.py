@@ -62,9 +62,9 @@ def _failure(state: State, event: TorchrunEnded) -> Failure:
     from_torchrun = () if state.closing is Why.ERROR else with_times(event.failures, state.ranks)
     failures = in_order(from_ranks, from_torchrun, state.closing_at - state.started)
     if failures:
-        return of_ranks(failures, job.host, seconds)
+        return of_ranks(failures, job.current_host, seconds)
     error = state.torchrun_error
-    return of_torchrun(event.returncode, error, job.hosts, job.host, job.endpoint, seconds)
+    return of_torchrun(event.returncode, error, job.hosts, job.current_host, job.endpoint, seconds)
 
 
 # What ranks left behind.

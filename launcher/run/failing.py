@@ -103,7 +103,7 @@ def _restarts(state: State, pid: int, now: float) -> Step:
     rank = state.ranks[pid]
     if rank.exit_code is None or rank.failure is None:
         return state, ()
-    host = state.job.host
+    host = state.job.current_host
     failure = of_ranks([rank.failure], host, now - state.started, Cause.RESTARTED)
     return state, (Log(f"{headline(rank.failure, host)}; torchrun restarts it."), Tell(failure))
 
@@ -194,7 +194,7 @@ def _torchrun_asks(state: State, event: TorchrunAsks, now: float) -> Step:
     state, actions = end_ranks(state, event.why, now, event.error)
     if event.why is Why.ERROR and not state.result:
         job, seconds = state.job, now - state.started
-        failure = of_torchrun(1, event.error, job.hosts, job.host, job.endpoint, seconds)
+        failure = of_torchrun(1, event.error, job.hosts, job.current_host, job.endpoint, seconds)
         actions += (Tell(failure),)
     return state, actions
 
@@ -223,7 +223,7 @@ def _stop_or_end(state: State, result: Result, now: float, *, store_is_lost: boo
     # torchrun does not react to SIGTERM while it waits for a store that is gone, or in its exit
     # barrier. DRAINING ends the ranks then.
     cannot_react = not state.alive or store_is_lost
-    line = f"ending the ranks of {state.job.host}: {result.text.partition(chr(10))[0]}"
+    line = f"ending the ranks of {state.job.current_host}: {result.text.partition(chr(10))[0]}"
     number = signal.SIGKILL if cannot_react else signal.SIGTERM
     state = enter(state, P.ENDING, now + to_pass_on(grace), leftovers_by=now + grace)
     state = state._replace(closing=None, killed_at=math.inf)

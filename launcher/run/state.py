@@ -76,7 +76,7 @@ when = RULES.when
 class Job(NamedTuple):
     """What does not change; times in seconds."""
 
-    host: str
+    current_host: str
     hosts: Sequence[str]
     endpoint: str  # where torchruns meet
     grace: float  # that a stop leaves the ranks
@@ -154,7 +154,7 @@ def tell_certain(state: State, now: float, *, everything: bool = False) -> Step:
             untold.append(pid)
         elif state.result is None and rank.failure:
             seconds = now - state.started
-            actions += (Tell(of_ranks([rank.failure], state.job.host, seconds)),)
+            actions += (Tell(of_ranks([rank.failure], state.job.current_host, seconds)),)
     by = state.certain_by if untold else math.inf
     return state._replace(untold=tuple(untold), certain_by=by), actions
 

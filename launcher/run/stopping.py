@@ -38,9 +38,8 @@ def stop(state: State, number: int, now: float) -> Step:
     # If no rank runs there is nothing to wait for: torchrun may be in its exit barrier, which
     # takes no notice of signals.
     by = now + (to_pass_on(grace) if state.alive else MARGIN)
-    line = (
-        f"{signal_name(number)}: stopping; the ranks of {state.job.host} have {grace:g} s to save."
-    )
+    host = state.job.current_host
+    line = f"{signal_name(number)}: stopping; the ranks of {host} have {grace:g} s to save."
     # What the last attempt left behind has no more time than it had.
     leftovers_by = min(now + grace, state.leftovers_by if state.phase is P.CLEARING else math.inf)
     state = enter(state, P.STOPPING, by, leftovers_by=leftovers_by, stop_signal=number)
@@ -159,7 +158,7 @@ def _failed_while_stopping(state: State, event: RankFailed, now: float) -> Step:
             # got the signal yet.
             return state, (SignalGroup(rank.pid, number),)
     elif rank.failure and rank.exit_code not in (None, 0, 128 + number):
-        return state, (Log(f"while stopping: {headline(rank.failure, state.job.host)}."),)
+        return state, (Log(f"while stopping: {headline(rank.failure, state.job.current_host)}."),)
     return state, ()
 
 

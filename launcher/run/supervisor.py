@@ -203,7 +203,7 @@ class _Supervisor:
             self._channel.give_back_limit(self._torchrun.pid)
 
     def _cannot_start(self, error: LaunchError) -> None:
-        text = f"launcher: {self._host.run.job.host}: {error}\n"
+        text = f"launcher: {self._host.run.job.current_host}: {error}\n"
         self._step(events.CannotStart(Failure(Cause.OWN, error.exit_code, text)))
 
     def _signal_torchrun(self, action: events.SignalTorchrun) -> None:
