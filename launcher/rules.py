@@ -68,11 +68,14 @@ class Rule(NamedTuple):
 
 
 class Rules(Generic[State]):
-    """All rules of one machine; a pair of phase and event without a rule changes nothing."""
+    """All rules of one machine; a pair of phase and event without a rule changes nothing.
+
+    `table` has them by phase and event; tests plant mistakes into it.
+    """
 
     def __init__(self) -> None:
         self._rules: list[Rule] = []
-        self._table: dict[tuple[Enum, type], Rule] = {}
+        self.table: dict[tuple[Enum, type], Rule] = {}
 
     def when(
         self, *phases: Enum, on: type[Event], to: Sequence[Enum] = ()
@@ -82,7 +85,7 @@ class Rules(Generic[State]):
         def register(handler: Handler[State, Event]) -> Handler[State, Event]:
             rule = Rule(phases, on, tuple(to), handler)
             for phase in phases:
-                if self._table.setdefault((phase, on), rule) is not rule:
+                if self.table.setdefault((phase, on), rule) is not rule:
                     raise ValueError(f"two rules for {on.__name__} in {phase.name}")
             self._rules.append(rule)
             return handler
@@ -91,11 +94,11 @@ class Rules(Generic[State]):
 
     def rule(self, phase: Enum, event: type) -> Rule | None:
         """Return the rule for an event in a phase, if there is one."""
-        return self._table.get((phase, event))
+        return self.table.get((phase, event))
 
     def step(self, state: State, event: object, now: float) -> tuple[State, tuple[Any, ...]]:
         """Return the next state and the actions to carry out; `now` is a time.monotonic()."""
-        rule = self._table.get((state.phase, type(event)))
+        rule = self.table.get((state.phase, type(event)))
         if rule is None:
             return state, ()
         after: tuple[State, tuple[Any, ...]] = rule.handler(state, event, now)

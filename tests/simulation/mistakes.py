@@ -50,7 +50,7 @@ def _(plant: Planter) -> None:
     def taken(state: Any, event: Any, now: float) -> Any:
         return plain(state._replace(closing=None), event, now)
 
-    plain = RUN._table[P.RUNNING, RankFailed].handler
+    plain = RUN.table[P.RUNNING, RankFailed].handler
     plant.rule(RUN, P.ENDING, RankFailed, taken)
 
 
@@ -170,7 +170,7 @@ def _(plant: Planter) -> None:
         after, actions = join(state._replace(job=state.job._replace(others=others)), event, now)
         return after._replace(job=state.job), actions
 
-    rule = FIRST._table[F.JOINING, HelloFrom]
+    rule = FIRST.table[F.JOINING, HelloFrom]
     join = rule.handler
     plant.rule(FIRST, F.JOINING, HelloFrom, early)
 

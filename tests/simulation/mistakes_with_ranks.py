@@ -38,7 +38,7 @@ def _(plant: Planter) -> None:
     def ignored(state: Any, event: Any, now: float) -> Any:
         return plain(state, event, now) if state.alive or not state.ranks else (state, ())
 
-    plain = RUN._table[P.RUNNING, Signal].handler
+    plain = RUN.table[P.RUNNING, Signal].handler
     plant.rule(RUN, P.RUNNING, Signal, ignored)
 
 
@@ -104,7 +104,7 @@ def _(plant: Planter) -> None:
     def at_once(state: Any, event: Any, now: float) -> Any:
         return plain(state, event._replace(processes=()), now)
 
-    plain = RUN._table[P.CLEARING, Remaining].handler
+    plain = RUN.table[P.CLEARING, Remaining].handler
     plant.rule(RUN, P.CLEARING, Remaining, at_once)
 
 

@@ -19,27 +19,27 @@ class Planter:
     def drop(self, rules: Any, event: type, *phases: Any) -> None:
         """Have nothing happen on an event in some phases."""
         for phase in phases:
-            rule = rules._table.pop((phase, event))
-            self._stack.callback(rules._table.__setitem__, (phase, event), rule)
+            rule = rules.table.pop((phase, event))
+            self._stack.callback(rules.table.__setitem__, (phase, event), rule)
 
     def rule(self, rules: Any, phase: Any, event: type, handler: Callable[..., Any]) -> None:
         """Put another rule in the place of one, or where there is none."""
         key = (phase, event)
-        old = rules._table.get(key)
-        rules._table[key] = Rule((phase,), event, tuple(type(phase)), handler)
+        old = rules.table.get(key)
+        rules.table[key] = Rule((phase,), event, tuple(type(phase)), handler)
         if old:
-            self._stack.callback(rules._table.__setitem__, key, old)
+            self._stack.callback(rules.table.__setitem__, key, old)
         else:
-            self._stack.callback(rules._table.pop, key)
+            self._stack.callback(rules.table.pop, key)
 
     def copy(self, rules: Any, event: type, phase: Any, like: Any) -> None:
         """Do on an event in a phase what is done on it in another."""
-        self.rule(rules, phase, event, rules._table[like, event].handler)
+        self.rule(rules, phase, event, rules.table[like, event].handler)
 
     def after(self, rules: Any, event: type, change: Callable[..., Any], *phases: Any) -> None:
         """Change what is done: change(state, actions, now) gives another state and actions."""
         for phase in phases:
-            plain = rules._table[phase, event].handler
+            plain = rules.table[phase, event].handler
 
             def handler(before: Any, event: Any, now: float, plain: Any = plain) -> Any:
                 return change(*plain(before, event, now), now)
