@@ -1,0 +1,309 @@
+"""A small transformer learns a made-up language; --parallel says how the ranks share the work.
+
+One process:        python train_transformer.py
+One host:           torchrun --nproc-per-node 4 train_transformer.py --parallel fsdp
+One or more hosts:  sm-launch --train-script train_transformer.py --parallel fsdp
+
+ddp       each rank has the whole model and a part of each batch (with --shard-optimizer: and a part
+          of the optimizer's state)
+fsdp      each rank has a part of each batch, and a part of all parameters, gradients and optimizer
+          state; it gets the rest of a block only while it computes with it
+tensor    each rank has the whole batch, some heads of each attention and some columns of each MLP
+pipeline  each rank has some of the blocks; a batch goes through them in micro-batches
+
+All four compute the same: their losses and models differ by rounding alone. A stopped job goes on
+where it was, with any of the four and any number of ranks that fits. It needs torch alone, 2.6 or
+later.
+"""
+
+import argparse
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from process_group import join_group, leave_group
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+
+def refuse(why):
+    """End this rank with exit code 2, as all ranks do; the first of this host says why."""
+    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    if local_rank == "0":
+        print(f"train_transformer.py: {why}", file=sys.stderr, flush=True)
+    raise SystemExit(2) from ValueError(why)
+
+
+try:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel import parallelize_module as divide
+except ImportError:
+    refuse(f"needs torch 2.6 or later; this is torch {torch.__version__}")
+
+from sharded_checkpoints import CHECKPOINT_DIR, ShardedCheckpoints  # noqa: E402 (needs 2.6, too)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parallel", choices=list(STRATEGIES), default="ddp")
+    parser.add_argument("--shard-optimizer", action="store_true", help="with ddp")
+    parser.add_argument("--micro-batches", type=int, default=4, help="of a batch, with pipeline")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=16, help="of all ranks together")
+    parser.add_argument("--length", type=int, default=32, help="tokens of a text")
+    parser.add_argument("--vocabulary", type=int, default=64, help="different tokens")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
+    parser.add_argument("--checkpoint-every", type=int, default=50, help="steps")
+    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
+    return parser.parse_args()
+
+
+def misfit(args, ranks):
+    """Return why this job cannot be shared by so many ranks, or ""."""
+    pipeline = args.parallel == "pipeline"
+    parts, name = (args.micro_batches, "micro-batches") if pipeline else (ranks, "ranks")
+    if min(args.micro_batches, args.batch_size, args.layers, args.heads, args.checkpoint_every) < 1:
+        return "expected numbers above 0"
+    if args.width % args.heads:
+        return f"--width {args.width} cannot be divided by --heads {args.heads}"
+    if args.parallel == "tensor" and args.heads % ranks:
+        fit = ", ".join(str(n) for n in range(1, args.heads + 1) if args.heads % n == 0)
+        return f"--heads {args.heads} cannot be divided among {ranks} ranks, but among {fit}"
+    if args.parallel != "tensor" and args.batch_size % parts:
+        return f"--batch-size {args.batch_size} cannot be divided into parts for {parts} {name}"
+    if pipeline and min(args.layers, args.micro_batches) < ranks:
+        return f"a pipeline of {ranks} ranks needs as many --layers and --micro-batches"
+    if args.shard_optimizer and (args.parallel != "ddp" or args.checkpoint_dir):
+        return "--shard-optimizer is for ddp without --checkpoint-dir; use --parallel fsdp"
+    return ""
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.head_width = width // heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        # As many heads as there are outputs for: with tensor parallelism only this rank's own.
+        heads = (
+            layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        found = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    """Tokens [batch, length] in, logits [batch, length, vocabulary] out.
+
+    A stage of a pipeline is one of these without what other ranks have (by_pipeline).
+    """
+
+    def __init__(self, args):
+        super().__init__()
+        self.tokens = nn.Embedding(args.vocabulary, args.width)
+        self.places = nn.Embedding(args.length, args.width)
+        blocks = {str(n): Block(args.width, args.heads) for n in range(args.layers)}
+        self.blocks = nn.ModuleDict(blocks)  # not a list: the names stay when blocks are taken out
+        self.norm = nn.LayerNorm(args.width)
+        self.head = nn.Linear(args.width, args.vocabulary)
+
+    def forward(self, x):
+        if self.tokens is not None:
+            x = self.tokens(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks.values():
+            x = block(x)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def make_batch(args, step):
+    """Return texts [batch, length], and their tokens' successors: on all ranks the same.
+
+    Each token can be followed by four others. They depend on the seed and the step alone, so that
+    a job which goes on needs to know no more than its step.
+    """
+    generator = torch.Generator().manual_seed(args.seed)
+    language = torch.randint(args.vocabulary, (args.vocabulary, 4), generator=generator)
+    generator.manual_seed(args.seed * 1_000_003 + step + 1)
+    texts = [torch.randint(args.vocabulary, (args.batch_size,), generator=generator)]
+    for choice in torch.randint(4, (args.length, args.batch_size), generator=generator):
+        texts.append(language[texts[-1], choice])
+    texts = torch.stack(texts, dim=1)
+    return texts[:, :-1], texts[:, 1:]
+
+
+def loss_function(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def by_ddp(model, args, device):
+    return step_on_part(DistributedDataParallel(model.to(device)))
+
+
+def by_fsdp(model, args, device):
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in model.blocks.values():  # what is whole at a time
+        fully_shard(block, mesh=mesh)
+    return step_on_part(fully_shard(model, mesh=mesh))
+
+
+def step_on_part(model):
+    def step(tokens, targets):
+        """Leave gradients that are means over all ranks; return the loss of this rank's part."""
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        loss = loss_function(model(tokens.chunk(ranks)[rank]), targets.chunk(ranks)[rank])
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def by_tensor(model, args, device):
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    # Outputs are divided in the first layer of a pair and inputs in the second, whose sum over the
+    # ranks is the only thing that they have to send. Embeddings, norms and head stay whole.
+    columns = ("attention.query", "attention.key", "attention.value", "up")
+    plan = {name: ColwiseParallel() for name in columns}
+    plan.update({name: RowwiseParallel() for name in ("attention.out", "down")})
+    for block in model.blocks.values():
+        divide(block, mesh, plan)
+    model.to(device)
+
+    def step(tokens, targets):
+        loss = loss_function(model(tokens), targets)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def by_pipeline(model, args, device):
+    stages, rank = dist.get_world_size(), dist.get_rank()
+    first, last = rank == 0, rank == stages - 1
+    ours = range(args.layers * rank // stages, args.layers * (rank + 1) // stages)
+    for name in set(model.blocks) - {str(n) for n in ours}:
+        del model.blocks[name]
+    if not first:
+        model.tokens = model.places = None
+    if not last:
+        model.norm = model.head = None
+    # One forward, one backward in turn: a stage keeps no more than its share of micro-batches.
+    stage = PipelineStage(model.to(device), rank, stages, device)
+    schedule = Schedule1F1B(stage, args.micro_batches, loss_function)
+
+    def step(tokens, targets):
+        """Return the mean loss on the last rank, which alone knows it, and None on the others."""
+        losses = []
+        inputs = (tokens,) if first else ()
+        schedule.step(*inputs, target=targets if last else None, losses=losses)
+        return torch.stack(losses).mean().detach() if last else None
+
+    return step
+
+
+STRATEGIES = {"ddp": by_ddp, "fsdp": by_fsdp, "tensor": by_tensor, "pipeline": by_pipeline}
+
+
+def make(args, device):
+    """Return this rank's part of the model, its optimizer, and what computes a step's gradients."""
+    torch.manual_seed(args.seed)
+    model = Transformer(args)  # whole, in main memory, on every rank: all begin with the same
+    step = STRATEGIES[args.parallel](model, args, device)
+    if args.shard_optimizer:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=args.lr)
+    else:
+        # By default all parameters are updated at once, which cannot be if only some are DTensors.
+        at_once = False if args.parallel == "tensor" else None
+        optimizer = torch.optim.AdamW(model.parameters(), args.lr, foreach=at_once)
+    return model, optimizer, step
+
+
+def train(args, device):
+    model, optimizer, compute = make(args, device)
+    names = ("layers", "heads", "width", "length", "vocabulary", "lr", "seed")
+    made_for = {name: getattr(args, name) for name in names}
+    checkpoints = ShardedCheckpoints(args.checkpoint_dir, made_for, model, optimizer)
+    told = []  # to stop
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    for step in range(checkpoints.load(), args.steps):
+        loss = compute(*(tokens.to(device) for tokens in make_batch(args, step)))
+        optimizer.step()
+        optimizer.zero_grad()
+        # Over all ranks: the sum of the losses, of how many have one, of how many were told to stop.
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        if loss is not None:
+            sums[:2] = torch.stack((loss, torch.ones_like(loss)))
+        sums[2] = len(told)
+        dist.all_reduce(sums)
+        loss, stop = float(sums[0] / sums[1]), bool(sums[2])
+        if dist.get_rank() == 0:
+            print(f"step={step} loss={loss:.6f}", flush=True)
+        if stop or (step + 1) % args.checkpoint_every == 0:
+            saved = checkpoints.save(step + 1)
+        if stop:
+            if dist.get_rank() == 0:
+                print(f"stopped by SIGTERM; {saved}", flush=True)
+            sys.exit(128 + signal.SIGTERM)
+    return model
+
+
+def save(model, args):
+    """Have rank 0 write the whole model, as one process has it; all ranks give it their parts."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options)
+    if args.parallel == "pipeline":
+        parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(state, parts)
+        state = {name: value for part in parts or () for name, value in part.items()}
+    if dist.get_rank() == 0:
+        path = os.path.join(args.model_dir, "model.pt")
+        os.makedirs(args.model_dir, exist_ok=True)
+        torch.save(state, path + ".tmp")
+        os.replace(path + ".tmp", path)
+        print(f"saved {path}", flush=True)
+
+
+def main():
+    args = parse_args()
+    # Before the group is joined: no rank is to wait for one that has left.
+    variable = "WORLD_SIZE" if "RANK" in os.environ else "OMPI_COMM_WORLD_SIZE"
+    why = misfit(args, int(os.environ.get(variable, 1)))
+    if why:
+        refuse(why)
+    device = join_group(args.backend)
+    try:
+        save(train(args, device), args)
+    finally:
+        leave_group()
+
+
+if __name__ == "__main__":
+    main()
