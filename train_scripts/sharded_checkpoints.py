@@ -5,10 +5,10 @@
         ...
         checkpoints.save(step + 1)
 
-All ranks call these together. Each writes the part that it has, and reads what it needs of the parts
-that all wrote; so another number of ranks, or another way to divide the model, can go on. It also
-means that every host has to see the files of all hosts before a job can resume: in a folder that
-they share, or in SageMaker's checkpoint_s3_uri, which gathers them and gives all to each host.
+All ranks call these together. Each writes the part that it has, and reads what it needs of the
+parts that all wrote; so another number of ranks, or another way to divide the model, can go on. It
+also means that every host has to see the files of all hosts before a job can resume: in a folder
+that they share, or in SageMaker's checkpoint_s3_uri, which collects them and gives each host all.
 """
 
 import contextlib

@@ -50,6 +50,8 @@ except ImportError:
 
 from sharded_checkpoints import CHECKPOINT_DIR, ShardedCheckpoints  # noqa: E402 (needs 2.6, too)
 
+MODEL = {"layers": 4, "heads": 4, "width": 64, "length": 32, "vocabulary": 64}
+
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -58,11 +60,8 @@ def parse_args():
     parser.add_argument("--micro-batches", type=int, default=4, help="of a batch, with pipeline")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=16, help="of all ranks together")
-    parser.add_argument("--length", type=int, default=32, help="tokens of a text")
-    parser.add_argument("--vocabulary", type=int, default=64, help="different tokens")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--width", type=int, default=64)
+    for name, number in MODEL.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
@@ -74,19 +73,22 @@ def parse_args():
 
 def misfit(args, ranks):
     """Return why this job cannot be shared by so many ranks, or ""."""
+    for name in (*MODEL, "micro_batches", "batch_size", "checkpoint_every"):
+        if getattr(args, name) < 1:
+            return f"--{name.replace('_', '-')} {getattr(args, name)}: expected 1 or more"
     pipeline = args.parallel == "pipeline"
     parts, name = (args.micro_batches, "micro-batches") if pipeline else (ranks, "ranks")
-    if min(args.micro_batches, args.batch_size, args.layers, args.heads, args.checkpoint_every) < 1:
-        return "expected numbers above 0"
     if args.width % args.heads:
         return f"--width {args.width} cannot be divided by --heads {args.heads}"
     if args.parallel == "tensor" and args.heads % ranks:
         fit = ", ".join(str(n) for n in range(1, args.heads + 1) if args.heads % n == 0)
-        return f"--heads {args.heads} cannot be divided among {ranks} ranks, but among {fit}"
+        return f"{ranks} ranks cannot share --heads {args.heads} equally; use so many: {fit}"
     if args.parallel != "tensor" and args.batch_size % parts:
-        return f"--batch-size {args.batch_size} cannot be divided into parts for {parts} {name}"
-    if pipeline and min(args.layers, args.micro_batches) < ranks:
-        return f"a pipeline of {ranks} ranks needs as many --layers and --micro-batches"
+        return f"--batch-size {args.batch_size} cannot be divided by {parts} {name}"
+    for name in ("layers", "micro_batches") if pipeline else ():
+        if getattr(args, name) < ranks:
+            flag = f"--{name.replace('_', '-')}"
+            return f"{flag} {getattr(args, name)} is too small for a pipeline of {ranks} ranks"
     if args.shard_optimizer and (args.parallel != "ddp" or args.checkpoint_dir):
         return "--shard-optimizer is for ddp without --checkpoint-dir; use --parallel fsdp"
     return ""
@@ -96,15 +98,13 @@ class Attention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.head_width = width // heads
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out = nn.Linear(width, width)
+        self.query, self.value, self.out = (nn.Linear(width, width) for _ in range(3))
+        self.key = nn.Linear(width, width, bias=False)  # which softmax would take out again
 
     def forward(self, x):
-        # As many heads as there are outputs for: with tensor parallelism only this rank's own.
-        heads = (
-            layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
+        heads = (layer(x) for layer in (self.query, self.key, self.value))
+        # As many heads as there are columns for: with tensor parallelism only this rank's own.
+        heads = (one.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for one in heads)
         found = F.scaled_dot_product_attention(*heads, is_causal=True)
         return self.out(found.transpose(1, 2).flatten(2))
 
@@ -122,7 +122,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens [batch, length] in, logits [batch, length, vocabulary] out.
+    """Tokens [batch, length] in, logits [batch * length, vocabulary] out.
 
     A stage of a pipeline is one of these without what other ranks have (by_pipeline).
     """
@@ -141,7 +141,7 @@ class Transformer(nn.Module):
             x = self.tokens(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks.values():
             x = block(x)
-        return x if self.head is None else self.head(self.norm(x))
+        return x if self.head is None else self.head(self.norm(x).flatten(0, 1))
 
 
 def make_batch(args, step):
@@ -161,44 +161,40 @@ def make_batch(args, step):
 
 
 def loss_function(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits, targets.flatten())
 
 
 def by_ddp(model, args, device):
-    return step_on_part(DistributedDataParallel(model.to(device)))
+    return step_of(DistributedDataParallel(model.to(device)), args.batch_size)
 
 
 def by_fsdp(model, args, device):
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in model.blocks.values():  # what is whole at a time
+    for block in model.blocks.values():  # a rank has one of them whole at a time
         fully_shard(block, mesh=mesh)
-    return step_on_part(fully_shard(model, mesh=mesh))
-
-
-def step_on_part(model):
-    def step(tokens, targets):
-        """Leave gradients that are means over all ranks; return the loss of this rank's part."""
-        ranks, rank = dist.get_world_size(), dist.get_rank()
-        loss = loss_function(model(tokens.chunk(ranks)[rank]), targets.chunk(ranks)[rank])
-        loss.backward()
-        return loss.detach()
-
-    return step
+    return step_of(fully_shard(model, mesh=mesh), args.batch_size)
 
 
 def by_tensor(model, args, device):
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    # Outputs are divided in the first layer of a pair and inputs in the second, whose sum over the
-    # ranks is the only thing that they have to send. Embeddings, norms and head stay whole.
-    columns = ("attention.query", "attention.key", "attention.value", "up")
-    plan = {name: ColwiseParallel() for name in columns}
-    plan.update({name: RowwiseParallel() for name in ("attention.out", "down")})
+    # Of two layers in a row the first is divided by outputs, the second by inputs: all that ranks
+    # have to add up is what comes out of the second. Embeddings, norms and the head stay whole.
+    names = ("attention.query", "attention.key", "attention.value", "up")
+    plan = {name: ColwiseParallel() for name in names}
+    plan.update({"attention.out": RowwiseParallel(), "down": RowwiseParallel()})
     for block in model.blocks.values():
         divide(block, mesh, plan)
-    model.to(device)
+    return step_of(model.to(device))
+
+
+def step_of(model, whole=0):
+    """Return what computes a step: on this rank's part of the whole batch, or on all of it: 0."""
+    size = whole // dist.get_world_size()
+    part = slice(size * dist.get_rank(), size * (dist.get_rank() + 1)) if whole else slice(None)
 
     def step(tokens, targets):
-        loss = loss_function(model(tokens), targets)
+        """Compute the gradients, their means over the ranks; return the loss."""
+        loss = loss_function(model(tokens[part]), targets[part])
         loss.backward()
         return loss.detach()
 
@@ -248,8 +244,7 @@ def make(args, device):
 
 def train(args, device):
     model, optimizer, compute = make(args, device)
-    names = ("layers", "heads", "width", "length", "vocabulary", "lr", "seed")
-    made_for = {name: getattr(args, name) for name in names}
+    made_for = {name: getattr(args, name) for name in (*MODEL, "lr", "seed")}
     checkpoints = ShardedCheckpoints(args.checkpoint_dir, made_for, model, optimizer)
     told = []  # to stop
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
@@ -257,15 +252,13 @@ def train(args, device):
         loss = compute(*(tokens.to(device) for tokens in make_batch(args, step)))
         optimizer.step()
         optimizer.zero_grad()
-        # Over all ranks: the sum of the losses, of how many have one, of how many were told to stop.
-        sums = torch.zeros(3, dtype=torch.float64, device=device)
-        if loss is not None:
-            sums[:2] = torch.stack((loss, torch.ones_like(loss)))
-        sums[2] = len(told)
+        # Over all ranks: the sum of the losses, how many have one, how many were told to stop.
+        known = loss is not None
+        sums = torch.tensor([loss if known else 0.0, known, len(told)], device=device)
         dist.all_reduce(sums)
-        loss, stop = float(sums[0] / sums[1]), bool(sums[2])
+        total, count, stop = sums.tolist()
         if dist.get_rank() == 0:
-            print(f"step={step} loss={loss:.6f}", flush=True)
+            print(f"step={step} loss={total / count:.6f}", flush=True)
         if stop or (step + 1) % args.checkpoint_every == 0:
             saved = checkpoints.save(step + 1)
         if stop:
@@ -277,12 +270,13 @@ def train(args, device):
 
 def save(model, args):
     """Have rank 0 write the whole model, as one process has it; all ranks give it their parts."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
     if args.parallel == "pipeline":
         parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(state, parts)
+        dist.gather_object({name: part.cpu() for name, part in model.state_dict().items()}, parts)
         state = {name: value for part in parts or () for name, value in part.items()}
+    else:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(model, options=options)  # empty, but on rank 0
     if dist.get_rank() == 0:
         path = os.path.join(args.model_dir, "model.pt")
         os.makedirs(args.model_dir, exist_ok=True)
