@@ -12,6 +12,7 @@ that they share, or in SageMaker's checkpoint_s3_uri, which collects them and gi
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -42,7 +43,7 @@ class ShardedCheckpoints:
 
     def __init__(self, folder, made_for, model, optimizer):
         self.folder = folder
-        self.made_for = made_for
+        self.made_for = json.dumps(made_for)  # in one piece: DCP would take a dict apart
         self.parts = (model, optimizer)
         self._first_here = int(os.environ.get("LOCAL_RANK", 0)) == 0
 
@@ -83,7 +84,7 @@ class ShardedCheckpoints:
         return 0
 
     def _load(self, path):
-        state = {"made_for": {}}
+        state = {"made_for": ""}
         try:
             dcp.load(state, checkpoint_id=path)
             made_for = state["made_for"]

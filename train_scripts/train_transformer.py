@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from process_group import join_group, leave_group
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -42,6 +41,7 @@ def refuse(why):
 try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
     from torch.distributed.tensor.parallel import parallelize_module as divide
@@ -85,10 +85,9 @@ def misfit(args, ranks):
         return f"{ranks} ranks cannot share --heads {args.heads} equally; use so many: {fit}"
     if args.parallel != "tensor" and args.batch_size % parts:
         return f"--batch-size {args.batch_size} cannot be divided by {parts} {name}"
-    for name in ("layers", "micro_batches") if pipeline else ():
-        if getattr(args, name) < ranks:
-            flag = f"--{name.replace('_', '-')}"
-            return f"{flag} {getattr(args, name)} is too small for a pipeline of {ranks} ranks"
+    if pipeline and min(args.layers, args.micro_batches) < ranks:
+        counts = f"--layers {args.layers} and --micro-batches {args.micro_batches}"
+        return f"{counts}: a pipeline of {ranks} ranks needs {ranks} or more of each"
     if args.shard_optimizer and (args.parallel != "ddp" or args.checkpoint_dir):
         return "--shard-optimizer is for ddp without --checkpoint-dir; use --parallel fsdp"
     return ""
