@@ -26,8 +26,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-# SageMaker's, where this runs there; elsewhere nothing is kept unless somebody asks for it.
-CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
 KEEP = 2  # whole checkpoints; older ones are removed
 NAME = re.compile(r"step-(\d{9})")
 # By the names of parameters, not their numbers: these differ between the stages of a pipeline.

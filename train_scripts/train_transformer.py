@@ -24,7 +24,9 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from arguments import CHECKPOINT_DIR, MODEL_DIR, switch
 from process_group import join_group, leave_group
+from sharded_checkpoints import ShardedCheckpoints
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
@@ -48,15 +50,13 @@ try:
 except ImportError:
     refuse(f"needs torch 2.6 or later; this is torch {torch.__version__}")
 
-from sharded_checkpoints import CHECKPOINT_DIR, ShardedCheckpoints  # noqa: E402 (needs 2.6, too)
-
 MODEL = {"layers": 4, "heads": 4, "width": 64, "length": 32, "vocabulary": 64}
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parallel", choices=list(STRATEGIES), default="ddp")
-    parser.add_argument("--shard-optimizer", action="store_true", help="with ddp")
+    parser.add_argument("--shard-optimizer", type=switch, default=False, help="with ddp")
     parser.add_argument("--micro-batches", type=int, default=4, help="of a batch, with pipeline")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=16, help="of all ranks together")
@@ -67,30 +67,29 @@ def parse_args():
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
     parser.add_argument("--checkpoint-every", type=int, default=50, help="steps")
-    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
+    parser.add_argument("--model-dir", default=MODEL_DIR)
     return parser.parse_args()
 
 
-def misfit(args, ranks):
-    """Return why this job cannot be shared by so many ranks, or ""."""
+def check(args, ranks):
+    """Refuse what so many ranks cannot share equally."""
     for name in (*MODEL, "micro_batches", "batch_size", "checkpoint_every"):
         if getattr(args, name) < 1:
-            return f"--{name.replace('_', '-')} {getattr(args, name)}: expected 1 or more"
+            refuse(f"--{name.replace('_', '-')} {getattr(args, name)}: expected 1 or more")
     pipeline = args.parallel == "pipeline"
     parts, name = (args.micro_batches, "micro-batches") if pipeline else (ranks, "ranks")
     if args.width % args.heads:
-        return f"--width {args.width} cannot be divided by --heads {args.heads}"
+        refuse(f"--width {args.width} cannot be divided by --heads {args.heads}")
     if args.parallel == "tensor" and args.heads % ranks:
         fit = ", ".join(str(n) for n in range(1, args.heads + 1) if args.heads % n == 0)
-        return f"{ranks} ranks cannot share --heads {args.heads} equally; use so many: {fit}"
+        refuse(f"{ranks} ranks cannot share --heads {args.heads} equally; use so many: {fit}")
     if args.parallel != "tensor" and args.batch_size % parts:
-        return f"--batch-size {args.batch_size} cannot be divided by {parts} {name}"
+        refuse(f"--batch-size {args.batch_size} cannot be divided by {parts} {name}")
     if pipeline and min(args.layers, args.micro_batches) < ranks:
         counts = f"--layers {args.layers} and --micro-batches {args.micro_batches}"
-        return f"{counts}: a pipeline of {ranks} ranks needs {ranks} or more of each"
+        refuse(f"{counts}: a pipeline of {ranks} ranks needs {ranks} or more of each")
     if args.shard_optimizer and (args.parallel != "ddp" or args.checkpoint_dir):
-        return "--shard-optimizer is for ddp without --checkpoint-dir; use --parallel fsdp"
-    return ""
+        refuse("--shard-optimizer is for ddp without --checkpoint-dir; use --parallel fsdp")
 
 
 class Attention(nn.Module):
@@ -288,9 +287,7 @@ def main():
     args = parse_args()
     # Before the group is joined: no rank is to wait for one that has left.
     variable = "WORLD_SIZE" if "RANK" in os.environ else "OMPI_COMM_WORLD_SIZE"
-    why = misfit(args, int(os.environ.get(variable, 1)))
-    if why:
-        refuse(why)
+    check(args, int(os.environ.get(variable, 1)))
     device = join_group(args.backend)
     try:
         save(train(args, device), args)
