@@ -11,9 +11,8 @@ fsdp      each rank has a part of each batch, and a part of all parameters, grad
 tensor    each rank has the whole batch, some heads of each attention and some columns of each MLP
 pipeline  each rank has some of the blocks; a batch goes through them in micro-batches
 
-All four compute the same: their losses and models differ by rounding alone. A stopped job goes on
-where it was, with any of the four and any number of ranks that fits. It needs torch alone, 2.6 or
-later.
+All four compute the same, but for rounding. A stopped job goes on where it was, with any of the
+four and any number of ranks that fits. It needs torch alone, 2.6 or later.
 """
 
 import argparse
@@ -231,12 +230,14 @@ def make(args, device):
     torch.manual_seed(args.seed)
     model = Transformer(args)  # whole, in main memory, on every rank: all begin with the same
     step = STRATEGIES[args.parallel](model, args, device)
+    # With a smaller eps Adam makes whole steps of gradients that are rounding and nothing else.
+    options = {"lr": args.lr, "eps": 1e-5}
     if args.shard_optimizer:
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=args.lr)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **options)
     else:
-        # By default all parameters are updated at once, which cannot be if only some are DTensors.
-        at_once = False if args.parallel == "tensor" else None
-        optimizer = torch.optim.AdamW(model.parameters(), args.lr, foreach=at_once)
+        # All at once, as by default, cannot be if only some parameters are DTensors.
+        options["foreach"] = False if args.parallel == "tensor" else None
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
     return model, optimizer, step
 
 
