@@ -43,6 +43,8 @@ class ShardedCheckpoints:
         self.folder = folder
         self.made_for = json.dumps(made_for)  # in one piece: DCP would take a dict apart
         self.parts = (model, optimizer)
+        self._whole = []  # steps, the oldest first
+        self._told = False
         self._first_here = int(os.environ.get("LOCAL_RANK", 0)) == 0
 
     def save(self, step):
@@ -58,11 +60,13 @@ class ShardedCheckpoints:
             dcp.save(self._state(), checkpoint_id=path)
         except dcp.api.CheckpointException as error:
             end_host(f"cannot write the checkpoint {path}: {_reason(error)}")
-        whole = [old for old in self._steps() if not _lacks(self._path(old))]
-        if step not in whole and self._first_here:
+        if self._first_here and not self._told and _lacks(path):
+            self._told = True
             print(f"{path} has not the other hosts' parts, which resuming needs", flush=True)
-        for old in whole[:-KEEP]:
-            shutil.rmtree(self._path(old), ignore_errors=True)  # another rank may do so, too
+        self._whole = [old for old in self._whole if old != step] + [step]
+        while len(self._whole) > KEEP:
+            old = self._path(self._whole.pop(0))
+            shutil.rmtree(old, ignore_errors=True)  # another rank may do so, too
         return f"saved {path}"
 
     def load(self):
@@ -70,16 +74,18 @@ class ShardedCheckpoints:
         lacks = {step: _lacks(self._path(step)) for step in self._steps()}
         seen = [None] * dist.get_world_size()
         dist.all_gather_object(seen, lacks)
-        for step in sorted(set().union(*seen), reverse=True):
-            path = self._path(step)
+        for step in sorted(set().union(*seen)):
             reasons = [one.get(step, "it is not there") for one in seen]
             if not any(reasons):
-                self._load(path)
-                return step
-            if dist.get_rank() == 0:
+                self._whole.append(step)
+            elif dist.get_rank() == 0:
                 rank, reason = next(pair for pair in enumerate(reasons) if pair[1])
+                path = self._path(step)
                 print(f"passing over {path}, not whole for rank {rank}: {reason}", flush=True)
-        return 0
+        if not self._whole:
+            return 0
+        self._load(self._path(self._whole[-1]))
+        return self._whole[-1]
 
     def _load(self, path):
         state = {"made_for": ""}

@@ -308,10 +308,7 @@ def test_smp_parameters_reach_the_script_untouched(toolkit, start, script, tmp_p
     mine = ["--epochs", "3", "--mp_parameters", "ddp=True,microbatches=4,"]
     mine[-1] += "partitions=2,pipeline=interleaved"
     assert args == [*mine, "--train-script", str(tmp_path / "script.py")]
-    if toolkit:
-        host = start(*args, **variables)
-    else:
-        host = start(**environ)
+    host = start(*args, **variables) if toolkit else start(**environ)
     assert host.wait() == 0, host.log()
     assert json.loads(host.out) == [mine, variables["SM_HP_MP_PARAMETERS"]]
     assert json.loads(variables["SM_HP_MP_PARAMETERS"]) == smp
