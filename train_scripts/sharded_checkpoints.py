@@ -56,10 +56,9 @@ class ShardedCheckpoints:
         # written. DCP lets no rank write before all of them have come to dcp.save.
         with contextlib.suppress(OSError):
             os.remove(os.path.join(path, ".metadata"))
-        try:
-            dcp.save(self._state(), checkpoint_id=path)
-        except dcp.api.CheckpointException as error:
-            end_host(f"cannot write the checkpoint {path}: {_reason(error)}")
+        failed = _failure(dcp.save, self._state(), path)
+        if failed:
+            end_host(f"cannot write the checkpoint {path}: {failed}")
         if self._first_here and not self._told and _lacks(path):
             self._told = True
             print(f"{path} has not the other hosts' parts, which resuming needs", flush=True)
@@ -89,19 +88,17 @@ class ShardedCheckpoints:
 
     def _load(self, path):
         state = {"made_for": ""}
-        try:
-            dcp.load(state, checkpoint_id=path)
-            made_for = state["made_for"]
-            if made_for == self.made_for:
-                state = self._state()
-                dcp.load(state, checkpoint_id=path)
-        except dcp.api.CheckpointException as error:
-            end_host(f"cannot read the checkpoint {path}: {_reason(error)}")
-        if made_for != self.made_for:
+        failed = _failure(dcp.load, state, path)
+        if not failed and state["made_for"] != self.made_for:
             end_host(
-                f"{path} is a checkpoint of {made_for}, and this is {self.made_for}; "
+                f"{path} is a checkpoint of {state['made_for']}, and this is {self.made_for}; "
                 "choose another --checkpoint-dir"
             )
+        if not failed:
+            state = self._state()
+            failed = _failure(dcp.load, state, path)
+        if failed:
+            end_host(f"cannot read the checkpoint {path}: {failed}")
         model, optimizer = state["model"], state["optimizer"]
         set_state_dict(
             *self.parts, model_state_dict=model, optim_state_dict=optimizer, options=BY_NAME
@@ -137,6 +134,10 @@ def _lacks(path):
     return ""
 
 
-def _reason(error):
-    """Return the first rank's reason, without the tracebacks of all."""
-    return next(iter(error.failures.values()))[0]
+def _failure(do, state, path):
+    """Have DCP save or load; return what failed on a rank, without the tracebacks of all."""
+    try:
+        do(state, checkpoint_id=path)
+    except dcp.api.CheckpointException as error:
+        return next(iter(error.failures.values()))[0]
+    return None

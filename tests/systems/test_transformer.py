@@ -180,6 +180,15 @@ def test_a_checkpoint_of_another_model_is_left_alone(job):
     assert os.listdir("kept") == ["step-000000002"]
 
 
+@needs_newer
+@pytest.mark.systems
+def test_a_checkpoint_that_cannot_be_written_ends_the_job(job):
+    keep = ("--parallel", "fsdp", "--checkpoint-dir", "/proc/kept", "--checkpoint-every", "2")
+    done = job(*keep, count=2, code=1)
+    says = "cannot write the checkpoint /proc/kept/step-000000002: [Errno 2] No such file"
+    assert done.err.count(says) == 1 and "Traceback" not in done.err
+
+
 REFUSED = [
     (3, "--parallel tensor", "3 ranks cannot share --heads 4 equally; use so many: 1, 2, 4"),
     slow(3, "--parallel ddp", "--batch-size 16 cannot be divided by 3 ranks"),
