@@ -45,7 +45,7 @@ try:
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-    from torch.distributed.tensor.parallel import parallelize_module as divide
+    from torch.distributed.tensor.parallel import parallelize_module
 except ImportError:
     refuse(f"needs torch 2.6 or later; this is torch {torch.__version__}")
 
@@ -180,7 +180,7 @@ def by_tensor(model, args, device):
     plan = {name: ColwiseParallel() for name in names}
     plan.update({"attention.out": RowwiseParallel(), "down": RowwiseParallel()})
     for block in model.blocks.values():
-        divide(block, mesh, plan)
+        parallelize_module(block, mesh, plan)
     return step_of(model.to(device))
 
 
