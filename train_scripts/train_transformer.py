@@ -40,12 +40,11 @@ def refuse(why):
 
 
 try:
+    import torch.distributed.tensor.parallel as tp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-    from torch.distributed.tensor.parallel import parallelize_module
 except ImportError:
     refuse(f"needs torch 2.6 or later; this is torch {torch.__version__}")
 
@@ -177,10 +176,10 @@ def by_tensor(model, args, device):
     # Of two layers in a row the first is divided by outputs, the second by inputs: all that ranks
     # have to add up is what comes out of the second. Embeddings, norms and the head stay whole.
     names = ("attention.query", "attention.key", "attention.value", "up")
-    plan = {name: ColwiseParallel() for name in names}
-    plan.update({"attention.out": RowwiseParallel(), "down": RowwiseParallel()})
+    plan = {name: tp.ColwiseParallel() for name in names}
+    plan.update({"attention.out": tp.RowwiseParallel(), "down": tp.RowwiseParallel()})
     for block in model.blocks.values():
-        parallelize_module(block, mesh, plan)
+        tp.parallelize_module(block, mesh, plan)
     return step_of(model.to(device))
 
 
