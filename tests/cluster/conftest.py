@@ -92,6 +92,16 @@ def aws_image(client, image) -> str:
 
 
 @pytest.fixture(scope="session")
+def mpi_image(client, aws_image) -> str:
+    """AWS's image as far as it is public, with what its launchers that use mpirun need."""
+    tag = "sm-launch-test-mpi"
+    options = {"tag": tag, "buildargs": {"BASE": aws_image}, "network_mode": "host", "rm": True}
+    with engine.locked("images"):
+        client.images.build(path=str(REPO / "tests" / "cluster" / "mpi"), **options)
+    return tag
+
+
+@pytest.fixture(scope="session")
 def own_aws_image(client, aws_image, tmp_path_factory) -> str:
     """What docs/image.md has people make of AWS's image."""
     entry = '["sm-launch", "init", "bash", "-m", "start_with_right_hostname.sh"]'
