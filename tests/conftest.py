@@ -294,7 +294,7 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator:
     monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield importlib.import_module
-    importlib.import_module("resume").leave_group()
+    importlib.import_module("process_group").leave_group()
 
 
 @pytest.fixture(scope="session")

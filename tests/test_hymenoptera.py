@@ -209,7 +209,7 @@ import os, sys
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
 import torch.distributed as dist
 from pictures import Pictures
-from resume import leave_group
+from process_group import leave_group
 
 dist.init_process_group("gloo")
 folders = sys.argv[1:]

@@ -20,7 +20,6 @@ on the first host only, which is what SageMaker keeps for the next start (checkp
 
 import contextlib
 import copy
-import gc
 import io
 import itertools
 import os
@@ -29,8 +28,6 @@ import re
 import signal
 import sys
 import threading
-import time
-import traceback
 import zipfile
 
 import torch
@@ -276,20 +273,6 @@ def together(error, group=None):
     dist.broadcast_object_list(errors, 0, group=group)
     if errors[0]:
         sys.exit(errors[0])
-
-
-def leave_group():
-    """Destroy the process group, in main()'s `finally`, once its threads have nothing left to do.
-
-    DistributedDataParallel refers to itself, and the frames of an error or a stop hold it. While it
-    lives, so do gloo's threads, and one that frees its last work too late aborts the process at
-    exit (torch 2.13, 1 run in 10). destroy_process_group() waits for them with Python's lock, which
-    one that still has a tensor to free waits for in turn (torch 2.4): a deadlock.
-    """
-    traceback.clear_frames(sys.exc_info()[2])
-    gc.collect()
-    time.sleep(0.1)  # without the lock
-    dist.destroy_process_group()
 
 
 class ResumableSampler(DistributedSampler):

@@ -14,7 +14,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, leave_group, prime
+from process_group import BACKENDS, join_group, leave_group
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, prime
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,29 +28,10 @@ def parse_args():
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
     parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
     return parser.parse_args()
-
-
-def setup(backend):
-    """Join the process group that torchrun's variables describe; return this rank's device.
-
-    Without them (plain `python train_ddp.py`) the group is this process alone.
-    """
-    if backend == "auto":
-        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        backend = "nccl" if torch.cuda.device_count() >= ranks_here else "gloo"
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
 
 
 def make_data(samples, seed):
@@ -112,7 +94,7 @@ def save(model, model_dir):
 
 def main():
     args = parse_args()
-    device = setup(args.backend)
+    device = join_group(args.backend)
     try:
         model = train(args, device)
         if dist.get_rank() == 0:

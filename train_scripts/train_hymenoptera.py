@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from pictures import Draws, Normalize, make_loader, synthetic, train_and_val
+from process_group import BACKENDS, join_group, leave_group
 from results import Results
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, Totals, leave_group, prime, together
+from resume import CHECKPOINT_DIR, Checkpoints, Progress, Totals, prime, together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import ResNet18_Weights, resnet18
@@ -42,7 +43,7 @@ def parse_args():
     parser.add_argument("--scale-lr", type=switch, default=False, help="times the number of ranks")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--bf16", type=switch, help="autocast; auto: where it is faster")
     parser.add_argument("--channels-last", type=switch, help="auto: true")
     parser.add_argument("--cache", type=switch, help="decode once; auto: if it fits in memory")
@@ -65,30 +66,15 @@ def switch(text):
 
 
 def setup(args):
-    """Join the process group that torchrun's variables describe; return this rank's device.
-
-    Without them (plain `python train_hymenoptera.py`) the group is this process alone. What was
-    left to us is chosen for that device.
-    """
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    backend = args.backend
-    if backend == "auto":
-        backend = "nccl" if torch.cuda.device_count() >= ranks_here else "gloo"
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    """Join the process group; choose for this rank's device what was left to us, and return it."""
+    device = join_group(args.backend)
     args.layout = torch.contiguous_format if args.channels_last is False else torch.channels_last
     if args.pin_memory is None:
-        args.pin_memory = backend == "nccl"
+        args.pin_memory = device.type == "cuda"
     if args.workers is None:
         # On a CPU they would take the cores that train.
-        cores = len(os.sched_getaffinity(0)) // ranks_here
-        args.workers = min(8, max(1, cores - 1)) if backend == "nccl" else 0
+        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        args.workers = min(8, max(1, cores - 1)) if device.type == "cuda" else 0
     return device
 
 
