@@ -1,7 +1,6 @@
 """Collectives: with torch.distributed under the launcher, and with mpi4py under mpirun."""
 
 import json
-import shutil
 import sys
 
 import pytest
@@ -9,21 +8,7 @@ from conftest import SYSTEMS, ports, slow
 
 COLLECTIVES = SYSTEMS / "collectives.py"
 MPI_COLLECTIVES = SYSTEMS / "mpi_collectives.py"
-ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
 torch = pytest.mark.torch
-
-
-@pytest.fixture
-def mpirun(start):
-    """Start ranks with the real mpirun: mpirun(count, script, *args) -> Host."""
-    assert shutil.which("mpirun"), "these tests need Open MPI: apt-get install openmpi-bin"
-
-    def mpirun(count, script, *args, **environment):
-        words = ("-n", count, "--oversubscribe", sys.executable, script, *args)
-        return start(*words, command=["mpirun"], **ROOT, **environment)
-
-    return mpirun
 
 
 @torch
@@ -87,7 +72,7 @@ def test_one_process_has_nobody_to_talk_to(ranks):
 
 
 def test_one_process_of_mpi_has_nobody_to_talk_to(start):
-    host = start(MPI_COLLECTIVES, command=[sys.executable], **ROOT)
+    host = start(MPI_COLLECTIVES, command=[sys.executable])
     assert host.wait() == 1
     seen = "mpi_collectives.py needs two ranks or more: mpirun -n 2 python mpi_collectives.py, "
     assert host.err.startswith(f"{seen}with the mpirun of Open MPI") and host.err.count("\n") == 1
