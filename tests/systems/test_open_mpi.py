@@ -1,5 +1,7 @@
 """The reference scripts as ranks of a real mpirun, unchanged."""
 
+import signal
+
 import pytest
 from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, free_port
 
@@ -11,7 +13,11 @@ SMALL = ("--epochs", 2, "--samples", 256, "--batch-size", 32)
 @pytest.fixture
 def mpirun(mpirun):
     """As it is, with a port of this test's own."""
-    return lambda *words: mpirun(*words, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1")
+
+    def of_its_own(*words, **environment):
+        return mpirun(*words, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", **environment)
+
+    return of_its_own
 
 
 def test_train_ddp_learns_the_same_as_under_torchrun(mpirun, ranks):
@@ -43,3 +49,20 @@ def test_a_failed_rank_ends_the_job(mpirun, script):
     host = mpirun(2, script(text), *SMALL)
     assert host.wait() == 7, host.log()
     assert host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_a_stopped_job_resumes(mpirun):
+    # --mca odls_base_sigkill_timeout 10: seconds to save, which mpirun waits in full; by default 1.
+    seconds = {"OMPI_MCA_odls_base_sigkill_timeout": "10"}
+    words = (*SMALL, "--checkpoint-dir", "checkpoints", "--model-dir", "model", "--epochs")
+    host = mpirun(2, TRAIN_DDP, *words, 5000, **seconds)
+    host.wait_for("epoch=2 loss=")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 1, host.log()  # mpirun's own, for every stop
+    assert "stopped by SIGTERM; saved checkpoints/checkpoint-" in host.log()
+    assert host.leftovers() == []
+    host = mpirun(2, TRAIN_DDP, *words, 3)
+    assert host.wait() == 0, host.log()
+    assert "going on from checkpoints/checkpoint-" in host.log()
+    assert "epoch=1 loss=" not in host.out
