@@ -95,6 +95,14 @@ def end_host(message):
     sys.exit(message)
 
 
+def together(error, group=None):
+    """End all ranks if rank 0 has an error to tell; none is left behind in a collective."""
+    errors = [error]
+    dist.broadcast_object_list(errors, 0, group=group)
+    if errors[0]:
+        sys.exit(errors[0])
+
+
 def _import(backend, module):
     try:
         importlib.import_module(module)

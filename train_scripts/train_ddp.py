@@ -1,12 +1,12 @@
-"""The reference DistributedDataParallel script: a small model learns a made-up function.
+"""minimal_ddp.py with options, checkpoints and a stop that saves.
 
 One process:        python train_ddp.py
 One host:           torchrun --nproc-per-node 2 train_ddp.py --epochs 5
 One or more hosts:  sm-launch --train-script train_ddp.py --epochs 5
+Open MPI:           mpirun -n 2 python train_ddp.py
 
 It needs torch alone, runs on CPU (gloo) or GPU (nccl), and saves the model to SM_MODEL_DIR. A
-stopped job goes on where it was (resume.py). Everything it knows of the cluster comes from the
-variables that torchrun sets. train_hymenoptera.py is the same for real pictures.
+stopped job goes on where it was (checkpoints.py). train_hymenoptera.py is the same for pictures.
 """
 
 import argparse
@@ -14,8 +14,12 @@ import os
 
 import torch
 import torch.distributed as dist
+from arguments import CHECKPOINT_DIR, MODEL_DIR, switch
+from checkpoints import Checkpoints, ResumableSampler
+from compression import HOW, compress
+from deterministic import RandomStates, prime
+from metrics import Progress
 from process_group import BACKENDS, join_group, leave_group
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, prime
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,9 +33,14 @@ def parse_args():
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
+    parser.add_argument("--compress", choices=HOW, help="gradients, between ranks")
+    parser.add_argument("--deterministic", type=switch, default=False, help="resume bit by bit")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
-    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
-    return parser.parse_args()
+    parser.add_argument("--model-dir", default=MODEL_DIR)
+    args = parser.parse_args()
+    if args.deterministic and args.compress == "powersgd":
+        parser.error("--deterministic cannot go with powersgd, whose state no checkpoint keeps")
+    return args
 
 
 def make_data(samples, seed):
@@ -51,19 +60,23 @@ def make_model(seed, device):
 def train(args, device):
     dataset = make_data(args.samples, args.seed)
     sampler = ResumableSampler(dataset, seed=args.seed)
-    # With a generator of its own the loader leaves alone what a checkpoint remembers.
+    # With a generator of its own the loader leaves alone what --deterministic remembers.
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, generator=torch.Generator())
 
     model = make_model(args.seed, device)
     ddp_model = DistributedDataParallel(model)
-    prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
+    compress(ddp_model, args.compress)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loss_function = nn.CrossEntropyLoss()
+    parts = {"model": model, "optimizer": optimizer}
+    if args.deterministic:
+        # DDP's first step rounds otherwise than the later ones; a resumed job has one, too.
+        prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
+        parts["random"] = RandomStates()
+
+    progress = Progress(device)
     made_for = {"script": "train_ddp", "model": str(model), "lr": args.lr, "seed": args.seed}
-    with Checkpoints(
-        args.checkpoint_dir, made_for, {"model": model, "optimizer": optimizer}
-    ) as checkpoints:
-        progress = Progress(device)
+    with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
         checkpoints.load(progress)
         for epoch in range(progress.epoch, args.epochs):
             sampler.set_epoch(epoch, progress.samples)  # without it every epoch has the same order
