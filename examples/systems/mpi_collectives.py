@@ -27,7 +27,8 @@ try:
     from mpi4py import MPI
 except (ImportError, RuntimeError) as error:  # mpi4py is missing; or the MPI that it needs
     reason = str(error).splitlines()[0]
-    end_host(f"mpi_collectives.py needs mpi4py and Open MPI ({reason}): pip install mpi4py")
+    install = "pip install mpi4py, apt-get install openmpi-bin"
+    end_host(f"mpi_collectives.py needs mpi4py and Open MPI ({reason}): {install}")
 
 comm = MPI.COMM_WORLD
 

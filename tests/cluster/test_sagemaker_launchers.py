@@ -12,13 +12,19 @@ from cluster.hosts import CONTAINERS
 # Each mpirun runner of the toolkit sleeps for half a minute on the first host, and again on others.
 pytestmark = [*CONTAINERS, pytest.mark.systems, pytest.mark.timeout(900)]
 
-# What the Python SDK makes of `distribution=`: hyperparameters.
-PER_HOST = {"sagemaker_mpi_num_of_processes_per_host": 2}
+# What the Python SDK 2.257 makes of `distribution=`: hyperparameters. It sets the number of
+# processes for mpi alone; elsewhere it stands for the two GPUs that these hosts lack.
+TWO = {"sagemaker_mpi_num_of_processes_per_host": 2}
+INSTANCE = {"sagemaker_instance_type": "ml.c5.xlarge", **TWO}
 LAUNCHERS = {
-    "mpi": {"sagemaker_mpi_enabled": True, **PER_HOST},
-    "torch_distributed": {"sagemaker_torch_distributed_enabled": True, **PER_HOST},
-    "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True, **PER_HOST},
-    "smdistributed": {"sagemaker_distributed_dataparallel_enabled": True, **PER_HOST},
+    "mpi": {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": "", **TWO},
+    "torch_distributed": {"sagemaker_torch_distributed_enabled": True, **INSTANCE},
+    "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True, **INSTANCE},
+    "smdistributed": {
+        "sagemaker_distributed_dataparallel_enabled": True,
+        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
+        **INSTANCE,
+    },
 }
 # What shows in the log that it was this launcher.
 SAYS = {
@@ -52,7 +58,8 @@ def test_mpi_collectives_as_the_document_starts_them(job, mpi_image):
     job.start()
     assert set(job.wait(600).values()) == {0}, job.logs()
     log = job["algo-1"].log()
-    assert log.count("every value is right") == 6, log
+    assert "mpirun --host algo-1:2,algo-2:2,algo-3:2 -np 6" in log
+    assert all(f"rank {rank} of 6: every value is right" in log for rank in range(6)), log
     assert {host.failure for host in job.values()} == {None}
 
 
