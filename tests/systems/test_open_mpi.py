@@ -30,7 +30,8 @@ def test_train_ddp_learns_the_same_as_under_torchrun(mpirun, ranks):
 
     import torch
 
-    ours, theirs = (torch.load(f"of-{by}/model.pt") for by in ("mpirun", "torchrun"))
+    files = ("of-mpirun/model.pt", "of-torchrun/model.pt")
+    ours, theirs = (torch.load(file, weights_only=True) for file in files)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
