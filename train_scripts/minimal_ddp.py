@@ -55,6 +55,6 @@ if __name__ == "__main__":
     if dist.get_rank() == 0:
         folder = os.environ.get("SM_MODEL_DIR", ".")
         os.makedirs(folder, exist_ok=True)
-        torch.save(model.state_dict(), os.path.join(folder, "model.pt"))
+        torch.save(model.cpu().state_dict(), os.path.join(folder, "model.pt"))
     gc.collect()  # DDP has to be gone before its group, or gloo may abort the process at its end
     dist.destroy_process_group()

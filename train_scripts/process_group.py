@@ -66,6 +66,12 @@ def leave_group():
     dist.destroy_process_group()
 
 
+def end_step(device):
+    """Have torch_xla run the step that it has recorded; other devices have begun it by now."""
+    if device.type == "xla":
+        sys.modules["torch_xla"].sync()
+
+
 def from_open_mpi(environ):
     """Return torchrun's variables for a rank that Open MPI's mpirun started.
 

@@ -19,7 +19,7 @@ from checkpoints import Checkpoints, ResumableSampler
 from compression import HOW, compress
 from deterministic import RandomStates, prime
 from metrics import Progress
-from process_group import BACKENDS, join_group, leave_group
+from process_group import BACKENDS, end_step, join_group, leave_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -88,6 +88,7 @@ def train(args, device):
                 loss.backward()
                 optimizer.step()
                 progress.count(loss, logits, labels)
+                end_step(device)
                 checkpoints.leave_if_stopped(progress)
             loss, accuracy = progress.end_epoch()
             if dist.get_rank() == 0:
@@ -100,7 +101,7 @@ def save(model, model_dir):
     """Save the weights; a reader of the folder sees the whole file or none."""
     path = os.path.join(model_dir, "model.pt")
     os.makedirs(model_dir, exist_ok=True)
-    torch.save(model.state_dict(), path + ".tmp")
+    torch.save(model.cpu().state_dict(), path + ".tmp")
     os.replace(path + ".tmp", path)
     print(f"saved {path}", flush=True)
 
