@@ -12,8 +12,6 @@ import os
 import sys
 import time
 
-import numpy as np
-
 
 def end_host(message):
     """End this rank, as all ranks of this host do; the first of them says why."""
@@ -24,11 +22,12 @@ def end_host(message):
 
 
 try:
+    import numpy as np
     from mpi4py import MPI
-except (ImportError, RuntimeError) as error:  # mpi4py is missing; or the MPI that it needs
+except (ImportError, RuntimeError) as error:  # one of them is missing; or the MPI that mpi4py needs
     reason = str(error).splitlines()[0]
-    install = "pip install mpi4py, apt-get install openmpi-bin"
-    end_host(f"mpi_collectives.py needs mpi4py and Open MPI ({reason}): {install}")
+    install = "pip install numpy mpi4py, apt-get install openmpi-bin"
+    end_host(f"mpi_collectives.py needs numpy, mpi4py and Open MPI ({reason}): {install}")
 
 comm = MPI.COMM_WORLD
 

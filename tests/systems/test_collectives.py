@@ -84,6 +84,6 @@ def test_mpirun_without_mpi4py(mpirun, script, tmp_path, error):
     script(f"raise {error}('it is not there')", "mpi4py.py")
     host = mpirun(3, MPI_COLLECTIVES, PYTHONPATH=str(tmp_path))
     assert host.wait() == 1, host.log()
-    line = "mpi_collectives.py needs mpi4py and Open MPI (it is not there): pip install mpi4py, "
+    line = "mpi_collectives.py needs numpy, mpi4py and Open MPI (it is not there): pip install "
     assert host.err.count(line) == 1
     assert "Traceback" not in host.err
