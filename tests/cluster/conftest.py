@@ -49,25 +49,30 @@ def job(client, image, tmp_path) -> Iterator[Job]:
 
 @pytest.fixture
 def job_with_torchvision(job, client) -> Job:
-    """A job of two hosts with all that train_hymenoptera.py needs.
-
-    This environment's packages are lent to them. Where its Python is another than theirs, an image
-    has its own: for that, pip needs minutes and several GB.
-    """
+    """A job of two hosts with all that train_hymenoptera.py needs."""
     job.add("algo-1", "algo-2")
+    add_torchvision(job, client)
+    return job
+
+
+def add_torchvision(job: Job, client: docker.DockerClient) -> None:
+    """Lend the hosts this environment's packages.
+
+    Where its Python is another than theirs, an image has its own: for that, pip needs minutes and
+    several GB.
+    """
     if f"{sys.version_info[0]}.{sys.version_info[1]}" == engine.DEBIAN_PYTHON:
         packages = sysconfig.get_paths()["purelib"]
         for host in job.values():
             host.volumes[packages] = {"bind": "/opt/packages", "mode": "ro"}
             host.environment["PYTHONPATH"] = "/opt/packages"
-        return job
+        return
     pair = [f"{name}==={metadata.version(name)}" for name in ("torch", "torchvision")]
     packages = " ".join([*pair, "matplotlib", "pillow", "tensorboard", "tqdm"])
     recipe = f"FROM {job.image}\nRUN pip install --no-cache-dir {packages}\n"
-    job.image = "sm-launch-test-torchvision"
+    job.image += "-torchvision"
     fileobj = io.BytesIO(recipe.encode())
     client.images.build(fileobj=fileobj, tag=job.image, network_mode="host", rm=True)
-    return job
 
 
 # What stands between PID 1 and `train` in AWS's PyTorch images; theirs also fakes the host's name.
@@ -88,6 +93,16 @@ def aws_image(client, image) -> str:
     tag = "sm-launch-test-aws"
     with engine.locked("images"):
         client.images.build(fileobj=recipe, tag=tag, network_mode="host", rm=True)
+    return tag
+
+
+@pytest.fixture(scope="session")
+def mpi_image(client, aws_image) -> str:
+    """AWS's image as far as it is public, with what its launchers that use mpirun need."""
+    tag = "sm-launch-test-mpi"
+    options = {"tag": tag, "buildargs": {"BASE": aws_image}, "network_mode": "host", "rm": True}
+    with engine.locked("images"):
+        client.images.build(path=str(REPO / "tests" / "cluster" / "mpi"), **options)
     return tag
 
 

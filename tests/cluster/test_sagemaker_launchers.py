@@ -1,0 +1,93 @@
+"""SageMaker's own launchers, which `distribution=` of an estimator chooses, in real containers.
+
+The toolkit's real runners start the scripts as they are, without our launcher.
+"""
+
+import pytest
+from conftest import SYSTEMS, TRAIN_DDP, TRAIN_HYMENOPTERA
+
+from cluster.conftest import add_torchvision
+from cluster.hosts import CONTAINERS
+
+# Each mpirun runner of the toolkit sleeps for half a minute on the first host, and again on others.
+pytestmark = [*CONTAINERS, pytest.mark.systems, pytest.mark.timeout(900)]
+
+# What the Python SDK 2.257 makes of `distribution=`: hyperparameters. It sets the number of
+# processes for mpi alone; elsewhere it stands for the two GPUs that these hosts lack.
+TWO = {"sagemaker_mpi_num_of_processes_per_host": 2}
+INSTANCE = {"sagemaker_instance_type": "ml.c5.xlarge", **TWO}
+LAUNCHERS = {
+    "mpi": {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": "", **TWO},
+    "torch_distributed": {"sagemaker_torch_distributed_enabled": True, **INSTANCE},
+    "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True, **INSTANCE},
+    "smdistributed": {
+        "sagemaker_distributed_dataparallel_enabled": True,
+        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
+        **INSTANCE,
+    },
+}
+# What shows in the log that it was this launcher.
+SAYS = {
+    "mpi": "mpirun --host algo-1:2,algo-2:2 -np 4 --allow-run-as-root --display-map",
+    "torch_distributed": "Invoking TorchDistributed...",
+    "pytorchddp": "Invoking SMDataParallel for native PT DDP job",
+    "smdistributed": "-x SMDATAPARALLEL_SERVER_ADDR=algo-1",
+}
+
+
+def will_run(job, path, launcher, **hyperparameters):
+    """Have a launcher of SageMaker's run a script and the modules beside it."""
+    for host in job.values():
+        for file in path.parent.glob("*.py"):
+            host.write(f"source/{file.name}", file.read_text())
+        host.hyperparameters = {
+            "sagemaker_program": path.name,
+            "sagemaker_submit_directory": "/opt/ml/source",
+            **launcher,
+            **hyperparameters,
+        }
+
+
+def test_mpi_collectives_as_the_document_starts_them(job, mpi_image):
+    """Three hosts of two ranks, by the toolkit alone: no framework's module, and none of ours."""
+    job.image = mpi_image
+    job.add("algo-1", "algo-2", "algo-3")
+    will_run(job, SYSTEMS / "mpi_collectives.py", LAUNCHERS["mpi"])
+    for host in job.values():
+        host.environment["SAGEMAKER_TRAINING_MODULE"] = ""
+    job.start()
+    assert set(job.wait(600).values()) == {0}, job.logs()
+    log = job["algo-1"].log()
+    assert "mpirun --host algo-1:2,algo-2:2,algo-3:2 -np 6" in log
+    assert all(f"rank {rank} of 6: every value is right" in log for rank in range(6)), log
+    assert {host.failure for host in job.values()} == {None}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_train_ddp(job, mpi_image, name):
+    job.image = mpi_image
+    job.add("algo-1", "algo-2")
+    will_run(job, TRAIN_DDP, LAUNCHERS[name], epochs=2, samples=512)
+    job.start()
+    assert job.wait(600) == {"algo-1": 0, "algo-2": 0}, job.logs()
+    log = job["algo-1"].log()
+    assert SAYS[name] in log
+    assert log.count("epoch=1 loss=") == 1
+    assert (job["algo-1"].opt_ml / "model" / "model.pt").exists()
+    assert not (job["algo-2"].opt_ml / "model" / "model.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["torch_distributed", "pytorchddp"])
+def test_train_hymenoptera(job, mpi_image, client, ants_and_bees, name):
+    job.image = mpi_image
+    job.add("algo-1", "algo-2")
+    add_torchvision(job, client)
+    small = {"weights": "none", "image-size": 64, "batch-size": 4, "epochs": 1, "cache": True}
+    will_run(job, TRAIN_HYMENOPTERA, LAUNCHERS[name], **small)
+    for host in job.values():
+        host.channels = {part: ants_and_bees / part for part in ("train", "val")}
+    job.start()
+    assert job.wait(700) == {"algo-1": 0, "algo-2": 0}, job.logs()
+    assert job["algo-1"].log().count("epoch=0 train_loss=") == 1
+    assert (job["algo-1"].opt_ml / "model" / "model.pt2").exists()
+    assert not (job["algo-2"].opt_ml / "model" / "model.pt2").exists()

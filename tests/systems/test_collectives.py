@@ -1,0 +1,89 @@
+"""Collectives: with torch.distributed under the launcher, and with mpi4py under mpirun."""
+
+import json
+import sys
+
+import pytest
+from conftest import SYSTEMS, ports, slow
+
+COLLECTIVES = SYSTEMS / "collectives.py"
+MPI_COLLECTIVES = SYSTEMS / "mpi_collectives.py"
+torch = pytest.mark.torch
+
+
+@torch
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), slow(3, 2)])
+def test_collectives_under_the_launcher(start, hosts, per_host):
+    names = [f"127.0.0.{number}" for number in range(1, hosts + 1)]
+    common = {"SM_HOSTS": json.dumps(names), "TRAINING_JOB_NAME": "job", **ports()}
+    args = ("--train-script", COLLECTIVES, "--launcher-nproc-per-node", per_host)
+    job = [start(*args, host=name, SM_CURRENT_HOST=name, **common) for name in names]
+    for host in job:
+        assert host.wait() == 0, host.log()
+        assert host.leftovers() == []
+    size = hosts * per_host
+    said = [line for host in job for line in host.out.splitlines()]
+    assert sorted(said) == [f"rank {rank} of {size}: every value is right" for rank in range(size)]
+
+
+def test_collectives_with_mpi(mpirun):
+    host = mpirun(6, MPI_COLLECTIVES)
+    assert host.wait() == 0, host.log()
+    said = sorted(host.out.splitlines())
+    assert said == [f"rank {rank} of 6: every value is right" for rank in range(6)]
+    assert host.leftovers() == []
+
+
+# Rank 0 sends other values than it should.
+WRONG = """
+import os, sys
+sys.path.insert(0, {folder!r})
+import {module} as script
+if os.environ[{rank!r}] == "0":
+    script.{library}.arange = lambda count: script.{library}.full((count,), 7)
+script.main()
+"""
+SAYS = "rank 1: what rank 0 sent is [7, 7, 7]; expected [0, 1, 2]"
+
+
+@torch
+def test_a_wrong_value_is_told(ranks, script):
+    words = {"folder": str(SYSTEMS), "module": "collectives", "library": "torch", "rank": "RANK"}
+    done = ranks.run(script(WRONG.format(**words)), count=2)
+    assert done.codes[1] == 1, done.err
+    assert done.err.count(SAYS) == 1
+
+
+def test_a_wrong_value_is_told_with_mpi(mpirun, script):
+    words = {"folder": str(SYSTEMS), "module": "mpi_collectives", "library": "np"}
+    host = mpirun(3, script(WRONG.format(**words, rank="OMPI_COMM_WORLD_RANK")))
+    assert host.wait() == 1, host.log()  # though rank 2 waits for the broadcast
+    assert host.err.count(SAYS) == 1
+    assert host.leftovers() == []
+
+
+@torch
+def test_one_process_has_nobody_to_talk_to(ranks):
+    done = ranks.run(COLLECTIVES)
+    assert done.codes == [1]
+    assert done.err == (
+        "collectives.py needs two ranks or more: torchrun --nproc-per-node 2 collectives.py\n"
+    )
+
+
+def test_one_process_of_mpi_has_nobody_to_talk_to(start):
+    host = start(MPI_COLLECTIVES, command=[sys.executable])
+    assert host.wait() == 1
+    seen = "mpi_collectives.py needs two ranks or more: mpirun -n 2 python mpi_collectives.py, "
+    assert host.err.startswith(f"{seen}with the mpirun of Open MPI") and host.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", ["ImportError", slow("RuntimeError")])
+def test_mpirun_without_mpi4py(mpirun, script, tmp_path, error):
+    """It is not installed (ImportError), or cannot load an MPI (RuntimeError)."""
+    script(f"raise {error}('it is not there')", "mpi4py.py")
+    host = mpirun(3, MPI_COLLECTIVES, PYTHONPATH=str(tmp_path))
+    assert host.wait() == 1, host.log()
+    line = "mpi_collectives.py needs numpy, mpi4py and Open MPI (it is not there): pip install "
+    assert host.err.count(line) == 1
+    assert "Traceback" not in host.err

@@ -1,0 +1,69 @@
+"""The reference scripts as ranks of a real mpirun, unchanged."""
+
+import signal
+
+import pytest
+from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, free_port
+
+pytestmark = pytest.mark.torch
+
+SMALL = ("--epochs", 2, "--samples", 256, "--batch-size", 32)
+
+
+@pytest.fixture
+def mpirun(mpirun):
+    """As it is, with a port of this test's own."""
+
+    def of_its_own(*words, **environment):
+        return mpirun(*words, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", **environment)
+
+    return of_its_own
+
+
+def test_train_ddp_learns_the_same_as_under_torchrun(mpirun, ranks):
+    host = mpirun(2, TRAIN_DDP, *SMALL, "--model-dir", "of-mpirun")
+    assert host.wait() == 0, host.log()
+    assert host.out.count("epoch=1 loss=") == host.out.count("saved of-mpirun/model.pt") == 1
+    assert host.leftovers() == []
+    done = ranks.run(TRAIN_DDP, *SMALL, "--model-dir", "of-torchrun", count=2)
+    assert done.codes == [0, 0], done.err
+
+    import torch
+
+    files = ("of-mpirun/model.pt", "of-torchrun/model.pt")
+    ours, theirs = (torch.load(file, weights_only=True) for file in files)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.systems
+def test_train_hymenoptera(mpirun, ants_and_bees):
+    words = ("--data", ants_and_bees, "--weights", "none", "--image-size", 64, "--batch-size", 4)
+    host = mpirun(2, TRAIN_HYMENOPTERA, *words, "--epochs", 1, "--model-dir", "model")
+    assert host.wait() == 0, host.log()
+    assert host.out.count("epoch=0 train_loss=") == 1
+
+
+@pytest.mark.systems
+def test_a_failed_rank_ends_the_job(mpirun, script):
+    text = f"import os, sys; sys.path.insert(0, {str(TRAIN_DDP.parent)!r})\nimport train_ddp\n"
+    text += "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    sys.exit(7)\ntrain_ddp.main()"
+    host = mpirun(2, script(text), *SMALL)
+    assert host.wait() == 7, host.log()
+    assert host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_a_stopped_job_resumes(mpirun):
+    # --mca odls_base_sigkill_timeout 10: seconds to save, which mpirun waits in full; by default 1.
+    seconds = {"OMPI_MCA_odls_base_sigkill_timeout": "10"}
+    words = (*SMALL, "--checkpoint-dir", "checkpoints", "--model-dir", "model", "--epochs")
+    host = mpirun(2, TRAIN_DDP, *words, 5000, **seconds)
+    host.wait_for("epoch=2 loss=")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 1, host.log()  # mpirun's own, for every stop
+    assert "stopped by SIGTERM; saved checkpoints/checkpoint-" in host.log()
+    assert host.leftovers() == []
+    host = mpirun(2, TRAIN_DDP, *words, 3)
+    assert host.wait() == 0, host.log()
+    assert "going on from checkpoints/checkpoint-" in host.log()
+    assert "epoch=1 loss=" not in host.out
