@@ -143,10 +143,13 @@ def all_to_all_single(
             f"input_t is of {input_t.dtype} on {input_t.device}, output_t of {output_t.dtype} "
             f"on {output_t.device}; expected the same."
         )
-    if input_t.shape[1:] != output_t.shape[1:]:
+    equal_parts = input_split_sizes is None and output_split_sizes is None
+    first = 0 if equal_parts else 1  # the dimension from which on they have to agree
+    if input_t.shape[first:] != output_t.shape[first:]:
+        expected = "the same" if equal_parts else "them to differ in the first dimension only"
         raise ValueError(
             f"input_t has the shape {tuple(input_t.shape)}, output_t {tuple(output_t.shape)}; "
-            "expected them to differ in the first dimension only."
+            f"expected {expected}."
         )
     sizes = [
         None if each is None else list(each) for each in (output_split_sizes, input_split_sizes)
