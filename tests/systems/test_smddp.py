@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, REPO, SYSTEMS, slow
+from conftest import LAUNCHER, REPO, SYSTEMS, ports, slow
 
 from launcher.errors import LaunchError
 from launcher.job import smddp
@@ -172,6 +172,22 @@ def test_the_plan_without_the_option_has_nothing_of_it(script, pretend_torch):
     assert ours.stderr.count(OWN) == 1
 
 
+def test_hosts_that_differ_in_their_library_do_not_start(start, script, pretend_torch):
+    pretend_torch("2.13.0")
+    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "TRAINING_JOB_NAME": "job", **ports()}
+    path = script("")
+    one, other = (
+        start("--train-script", path, host=name, SM_CURRENT_HOST=name, **common, **own)
+        for name, own in (("127.0.0.1", {}), ("127.0.0.2", {"LAUNCHER_SMDDP_COMPAT": "true"}))
+    )
+    says = (
+        f"differ in their smdistributed.dataparallel ({OPTION}): 'none' and \"the launcher's own\""
+    )
+    for host in (one, other):
+        assert host.wait() == 2, host.log()
+        assert says in host.failure
+
+
 def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed():
     def files(folder):
         return {path.relative_to(folder) for path in Path(folder).rglob("*.py")}
@@ -199,19 +215,19 @@ def test_a_script_that_misses_the_library_is_told_of_the_option(module, hint):
 # Under the launcher, with all processes that a script may start.
 
 CHILDREN = """
-import multiprocessing, subprocess, sys
+import importlib.util, multiprocessing, subprocess, sys
 
-def where():
-    import smdistributed.dataparallel.torch as found  # noqa: F401
-    return found.__file__
+def where():  # without the import, which is that of torch
+    return importlib.util.find_spec("smdistributed.dataparallel.torch").origin
 
 if __name__ == "__main__":
     print("rank", where())
     for how in ("fork", "spawn", "forkserver"):
         with multiprocessing.get_context(how).Pool(1) as pool:
             print(how, pool.apply(where))
-    code = "import smdistributed.dataparallel.torch as found; print('program', found.__file__)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import importlib.util as u; print('program', u.find_spec(sys.argv[1]).origin)"
+    words = ["-c", "import sys; " + code, "smdistributed.dataparallel.torch"]
+    subprocess.run([sys.executable, *words], check=True)
 """
 
 
