@@ -8,6 +8,8 @@ import pytest
 from conftest import REPO
 
 PACKAGE = REPO / "launcher"
+# Not part of the package but a folder for the ranks' sys.path, with what they import from it.
+COMPAT = PACKAGE / "compat"
 # From the top down: a module imports from its own floor and from those below. What is not named
 # here is ground: text, errors, log, names, rules, values, signals, processes, protocol.
 FLOORS = [
@@ -73,12 +75,15 @@ def modules():
     """Return the launcher's files by the names of their modules."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
+        if COMPAT in path.parents:
+            continue
         parts = path.relative_to(REPO).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 MODULES = modules()
+FILES = sorted(PACKAGE.rglob("*.py"))
 PURE += sorted(
     module
     for module in MODULES
@@ -89,12 +94,16 @@ PURE += sorted(
 
 def imports(module):
     """Return what a module imports, anywhere in it, with the line of each."""
+    return imports_of(MODULES[module])
+
+
+def imports_of(path):
     found = []
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 found.append((whole if whole in MODULES else node.module, node.lineno))
@@ -112,7 +121,7 @@ def floor(module):
 def test_the_floors_are_those_of_the_folders():
     folders = {f"launcher.{path.name}" for path in PACKAGE.iterdir() if path.is_dir()}
     named = {name for names in FLOORS for name in names}
-    assert folders - {"launcher.__pycache__"} <= named <= {*MODULES, *folders}
+    assert folders - {"launcher.__pycache__", "launcher.compat"} <= named <= {*MODULES, *folders}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -162,9 +171,19 @@ def test_what_runs_in_other_processes_imports_nothing_of_ours(module):
     assert not [name for name, _ in imports(module) if name.split(".")[0] == "launcher"]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_file_is_longer_than_a_reader_holds_in_mind(module):
-    lines = MODULES[module].read_text().count("\n")
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="Python lists its own modules since 3.10")
+def test_what_ranks_import_from_compat_needs_torch_alone():
+    """And the launcher none of it: another test holds that it imports nothing but its own."""
+    assert not [path for path in (COMPAT, COMPAT / "smdistributed") if list(path.glob("*.py"))]
+    for path in FILES:
+        if COMPAT in path.parents:
+            theirs = {name.split(".")[0] for name, _ in imports_of(path)}
+            assert theirs <= {"smdistributed", "torch", *sys.stdlib_module_names}, path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_is_longer_than_a_reader_holds_in_mind(path):
+    lines = path.read_text().count("\n")
     assert lines <= MOST_LINES
 
 
@@ -177,9 +196,9 @@ def own_lines(function):
     return function.end_lineno - function.lineno + 1 - len(inside)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_function_is_longer_than_a_screen(module):
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_function_is_longer_than_a_screen(path):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, FUNCTIONS):
             lines = own_lines(node)
             assert lines <= MOST_LINES_OF_A_FUNCTION, node.name

@@ -1,6 +1,7 @@
 """From what is known to one torchrun command."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -253,3 +254,12 @@ def test_text_that_cannot_be_passed_to_a_process(text):
         plan(added={"SM_HP_X": text})
     with pytest.raises(LaunchError, match="a variable cannot be called 'SM_HP_A=B'"):
         plan(added={"SM_HP_A=B": "1"})
+
+
+def test_all_hosts_must_have_the_same_smddp_library():
+    name = "smdistributed.dataparallel (--launcher-smddp-compat)"
+    assert plan().fingerprint[name] == "none"
+    ours = plan("--launcher-smddp-compat")
+    assert ours.fingerprint[name] == "the launcher's own"
+    assert ours.environment["PYTHONPATH"].endswith(os.path.join("launcher", "compat"))
+    assert "smdistributed.dataparallel is the launcher's own" in ours.remarks[-1]

@@ -129,6 +129,7 @@ class Options(NamedTuple):
     bools: str = "as-is"
     torchrun_args: tuple[str, ...] = ()
     script_dir: str = ""
+    smddp_compat: bool = False
     log_dir: str = ""
     dry_run: bool = False
 
@@ -189,6 +190,12 @@ OPTIONS = {
         "DIR",
         str,
         "a folder of the image's own scripts, where the script is looked for last",
+    ),
+    "smddp_compat": Option(
+        _REACH,
+        "true|false",
+        switch,
+        "give the ranks an open smdistributed.dataparallel if AWS's is not installed",
     ),
     "log_dir": Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
     "dry_run": Option(

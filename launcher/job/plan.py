@@ -13,12 +13,20 @@ from launcher.job.cluster import Cluster
 from launcher.job.machine import Machine
 from launcher.job.options import MASTER_ADDR, Options
 from launcher.job.tuning import tuned
-from launcher.text import counted, some_of
+from launcher.text import counted, flag, some_of
 from launcher.values import NamedTuple
 
 _RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
 AGENT = os.path.join(_RUN, "agent.py")
 RANK = os.path.join(_RUN, "rank.py")
+
+
+class _Smddp(NamedTuple):
+    """Which smdistributed.dataparallel the ranks have: see smddp.py."""
+
+    library: str = "none"
+    environment: Mapping[str, str] = {}
+    remarks: tuple[str, ...] = ()
 
 
 class LaunchPlan(NamedTuple):
@@ -83,25 +91,36 @@ def make_plan(
     # torchrun substitutes ${local_rank} and the like in arguments; "$$" stands for "$".
     words = (word.replace("$", "$$") for word in (*script, *options.script_args))
     for_speed, reasons = tuned(nproc, cluster, machine, environ)
+    smddp = _smddp(options, environ)
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
         argv=(machine.python, AGENT, *flags, "--", RANK, *words),
-        environment={**added, **for_speed},
+        environment={**added, **for_speed, **smddp.environment},
         cluster=cluster,
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
         grace=grace,
-        remarks=(*replaced, *reasons),
+        remarks=(*replaced, *reasons, *smddp.remarks),
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, machine.torch_version)),
             "rendezvous endpoint": endpoint,
             "script": " ".join(script),
             "script's arguments": list(options.script_args),
+            f"smdistributed.dataparallel ({flag('smddp_compat')})": smddp.library,
         },
     )
     _check_text(plan)
     return plan
+
+
+def _smddp(options: Options, environ: Mapping[str, str]) -> _Smddp:
+    if not options.smddp_compat:
+        return _Smddp()
+    from launcher.job import smddp  # which few jobs need
+
+    library, environment, remark = smddp.chosen(environ)
+    return _Smddp(library, environment, (remark,))
 
 
 def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:

@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE
 from launcher.result import raised
 from launcher.result.causes import Cause, Failure, RankFailure
-from launcher.text import port_is_taken, printable, shortened, signal_name
+from launcher.text import flag, port_is_taken, printable, shortened, signal_name
 
 LIMIT = 1024
+# What a script misses that was written for AWS's data parallel library.
+_SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
 
 def headline(failure: RankFailure, host: str) -> str:
     """Return one line that says which rank of a host failed, and with what."""
     how = raised.headline(failure.chain)
+    if any(f"No module named {name!r}" in how for name in _SMDDP):
+        how += f" (see {flag('smddp_compat')})"
     if not how and failure.exit_code < 0:
         how = f"was killed by {signal_name(-failure.exit_code)}"
         how += f"; {failure.oom}" if failure.oom else ""

@@ -1,0 +1,52 @@
+"""Trains with DistributedDataParallel and the backend "smddp" of torch.distributed.
+
+    sm-launch --launcher-smddp-compat --train-script smddp_backend.py              # one process
+    sm-launch --launcher-smddp-compat --launcher-nproc-per-node 2 --train-script smddp_backend.py
+    # several hosts: the same on each, as a SageMaker job, or as in examples/two_hosts.sh
+
+What SMDDP needs is one import and the backend's name; all else is plain PyTorch. The backend is
+AWS's where that is installed, else gloo on CPU and nccl on GPUs. It ends with an error if the model
+has not found the line that the data come from.
+"""
+
+import os
+import sys
+
+import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  (makes the backend known)
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def main():
+    dist.init_process_group(backend="smddp")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())  # each rank has data of its own
+    x = torch.randn(64, 1, device=device)
+    y = 3 * x - 2
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+    found = [model.module.weight.item(), model.module.bias.item()]
+    if dist.get_rank() == 0:
+        print(
+            f"backend={dist.get_backend()} ranks={dist.get_world_size()} "
+            f"y = {found[0]:.3f} x + {found[1]:.3f}",
+            flush=True,
+        )
+    dist.destroy_process_group()
+    if abs(found[0] - 3) > 0.01 or abs(found[1] + 2) > 0.01:
+        sys.exit(f"found {found}; expected 3 and -2")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Which smdistributed.dataparallel the ranks import with --launcher-smddp-compat true.
+
+AWS's library is closed, and few images have it. launcher/compat/ holds an open implementation of
+its PyTorch API, which is used where AWS's is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+from collections.abc import Mapping
+
+from launcher.errors import LaunchError
+from launcher.text import flag
+
+COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat")
+_API = "1.0.0"  # the version in the labels of AWS's "PyTorch Guide" to SMDDP v1
+_PARENT = "smdistributed"
+_LIBRARY = f"{_PARENT}.dataparallel"
+
+
+def chosen(environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
+    """Return whose library it is, the variables that the ranks need for it, and a line to log.
+
+    Nothing is imported: AWS's library imports torch. Raises LaunchError if the ranks could import
+    neither.
+    """
+    parent = importlib.machinery.PathFinder.find_spec(_PARENT)
+    for folder in (parent and parent.submodule_search_locations) or ():
+        library = os.path.join(folder, "dataparallel")
+        if os.path.isdir(os.path.join(library, "torch")):
+            return "installed", {}, f"{_LIBRARY} is the installed one, in {library}."
+    if parent and parent.origin:
+        # A regular package hides all other folders of its name. One with modelparallel alone is
+        # not expected: it is for torch before 2.0 (aws/deep-learning-containers#4119).
+        raise LaunchError(
+            f"{flag('smddp_compat')}: {parent.origin} has the name {_PARENT}, but no dataparallel "
+            "beside it; expected AWS's whole library, or no package of that name."
+        )
+    # In PYTHONPATH, which comes before site-packages, since only a variable reaches all that a
+    # script may start: spawned data loaders and Python programs. It hides no library that another
+    # Python has or that is installed later: without __init__.py, `smdistributed` and
+    # `dataparallel` are namespace packages, which give way to a regular package anywhere in
+    # sys.path (PEP 420).
+    paths = [path for path in (environ.get("PYTHONPATH"), COMPAT) if path]
+    remark = (
+        f"{_LIBRARY} is the launcher's own, an open implementation on torch.distributed of its "
+        f"PyTorch API {_API}, since AWS's is not installed."
+    )
+    return "the launcher's own", {"PYTHONPATH": os.pathsep.join(paths)}, remark

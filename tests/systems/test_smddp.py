@@ -1,0 +1,257 @@
+"""SMDDP's PyTorch API and backend: the launcher's own implementation, and AWS's where it is."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import LAUNCHER, REPO, SYSTEMS, ports, slow
+
+from launcher.errors import LaunchError
+from launcher.job import smddp
+from launcher.result.causes import RankFailure
+from launcher.result.failure_text import headline
+from launcher.result.raised import Link
+
+CALLS = Path(__file__).with_name("smddp_calls.py")
+OPTION = "--launcher-smddp-compat"
+TWO_RANKS = ("--launcher-nproc-per-node", "2")
+OWN = "smdistributed.dataparallel is the launcher's own, an open implementation on "
+API = (
+    "before_init lifecycle all_reduce averages reduce_op broadcast all_gather all_to_all_single "
+    "shapes barrier groups data_parallel buffers"
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "names", [API, "arguments_of_init", "backend", "mixed_backend", "backend_by_the_api"]
+)
+def test_every_documented_call_on_four_ranks(ranks, names):
+    done = ranks.run(CALLS, *names.split(), count=4)
+    assert done.codes == [0] * 4, done.err
+    if names == API:  # FSDP, in "backend", warns of what it calls itself
+        assert "Warning" not in done.err
+
+
+@pytest.mark.torch
+def test_a_process_that_no_launcher_started_is_no_distributed_job(ranks, script):
+    path = script(f"""
+import sys
+sys.path.append({smddp.COMPAT!r})
+import smdistributed.dataparallel.torch.distributed as dist
+assert dist.is_available() is False and dist.is_initialized() is False
+""")
+    assert ranks.run(path).codes == [0]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["smddp_mnist.py", slow("smddp_backend.py")])
+def test_the_example_trains_on_one_host(start, name):
+    host = start(OPTION, *TWO_RANKS, "--train-script", SYSTEMS / name, SM_MODEL_DIR=os.getcwd())
+    assert host.wait() == 0, host.log()
+    assert host.err.count(OWN) == 1
+    assert "Warning" not in host.err
+    says = {"smddp_mnist.py": "accuracy=0.9", "smddp_backend.py": "backend=smddp ranks=2 y = 3.0"}
+    assert says[name] in host.out
+    assert Path("smddp_mnist.pt").exists() == (name == "smddp_mnist.py")
+    assert host.leftovers() == []
+
+
+@pytest.mark.torch
+@pytest.mark.systems
+@pytest.mark.parametrize("name", ["smddp_mnist.py", "smddp_backend.py"])
+def test_the_example_trains_on_two_hosts(start_two, name):
+    hosts = start_two(
+        *TWO_RANKS,
+        "--train-script",
+        SYSTEMS / name,
+        LAUNCHER_SMDDP_COMPAT="true",
+        SM_MODEL_DIR=os.getcwd(),
+    )
+    for host in hosts:
+        assert host.wait() == 0, host.log()
+        assert host.err.count(OWN) == 1
+        assert host.leftovers() == []
+    assert "accuracy=0.9" in hosts[0].out or "backend=smddp ranks=4 y = 3.0" in hosts[0].out
+    assert hosts[1].out == ""  # rank 0 speaks
+
+
+# What the launcher finds, and what Python then imports.
+
+
+def library(folder: Path, *packages: str) -> Path:
+    """Make a library that says where it is, with __init__.py in the packages named."""
+    torch = folder / "smdistributed" / "dataparallel" / "torch"
+    torch.mkdir(parents=True)
+    for package in (*packages, "smdistributed/dataparallel/torch"):
+        (folder / package / "__init__.py").write_text("")
+    return folder
+
+
+@pytest.fixture
+def site_packages(tmp_path, monkeypatch) -> Path:
+    """Return a folder that comes last in sys.path, as site-packages does, in every Python."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    code = f"import sys; sys.path.append({str(folder)!r})"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    return folder
+
+
+def imported(name="smdistributed.dataparallel.torch", **environment: str) -> str:
+    """Return the file that a Python finds for a module, without importing it."""
+    code = f"import importlib.util; print(importlib.util.find_spec({name!r}).origin)"
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, **environment}
+    return subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
+LAYOUTS = {
+    "regular packages": ("smdistributed", "smdistributed/dataparallel"),
+    "smdistributed is a namespace": ("smdistributed/dataparallel",),
+    "both are namespaces": (),
+}
+
+
+@pytest.mark.parametrize("packages", LAYOUTS.values(), ids=LAYOUTS)
+def test_an_installed_library_is_used(site_packages, packages):
+    library(site_packages, *packages)
+    name, variables, line = smddp.chosen(os.environ)
+    assert (name, variables) == ("installed", {})
+    assert line.startswith("smdistributed.dataparallel is the installed one, ")
+    assert str(site_packages) in line
+    assert imported().startswith(str(site_packages))
+
+
+@pytest.mark.parametrize("name", ["regular packages", "smdistributed is a namespace"])
+def test_ours_hides_no_library_that_comes_later(site_packages, name):
+    """Another Python of the job may have one, and the script may install one."""
+    _, variables, _ = smddp.chosen(os.environ)
+    assert imported(**variables).startswith(smddp.COMPAT)
+    library(site_packages, *LAYOUTS[name])
+    assert imported(**variables).startswith(str(site_packages))
+
+
+def test_ours_is_added_to_the_end_of_pythonpath(site_packages):
+    name, variables, line = smddp.chosen(os.environ)
+    assert name == "the launcher's own"
+    assert variables == {"PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + smddp.COMPAT}
+    assert line.startswith(OWN) and "API 1.0.0" in line
+    assert smddp.chosen({"PYTHONPATH": ""})[1] == {"PYTHONPATH": smddp.COMPAT}
+
+
+def test_an_image_with_modelparallel_alone(site_packages):
+    (site_packages / "smdistributed" / "modelparallel").mkdir(parents=True)
+    (site_packages / "smdistributed" / "modelparallel" / "__init__.py").write_text("")
+    _, variables, _ = smddp.chosen(os.environ)
+    assert imported(**variables).startswith(smddp.COMPAT)
+    other = imported("smdistributed.modelparallel", **variables)
+    assert other.startswith(str(site_packages))
+    # A regular package hides ours: better no job than one whose import fails.
+    (site_packages / "smdistributed" / "__init__.py").write_text("")
+    with pytest.raises(LaunchError, match="no dataparallel beside it; expected"):
+        smddp.chosen(os.environ)
+
+
+def test_the_plan_without_the_option_has_nothing_of_it(script, pretend_torch):
+    pretend_torch("2.13.0")
+    command = [*LAUNCHER, "--train-script", script(""), "--launcher-dry-run"]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "PYTHONPATH" not in plain.stdout
+    assert "smdistributed" not in plain.stdout + plain.stderr
+    ours = subprocess.run([*command, OPTION, "true"], capture_output=True, text=True, check=True)
+    assert f"{os.pathsep}{smddp.COMPAT}" in ours.stdout
+    assert ours.stderr.count(OWN) == 1
+
+
+def test_hosts_that_differ_in_their_library_do_not_start(start, script, pretend_torch):
+    pretend_torch("2.13.0")
+    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "TRAINING_JOB_NAME": "job", **ports()}
+    path = script("")
+    one, other = (
+        start("--train-script", path, host=name, SM_CURRENT_HOST=name, **common, **own)
+        for name, own in (("127.0.0.1", {}), ("127.0.0.2", {"LAUNCHER_SMDDP_COMPAT": "true"}))
+    )
+    says = (
+        f"differ in their smdistributed.dataparallel ({OPTION}): 'none' and \"the launcher's own\""
+    )
+    for host in (one, other):
+        assert host.wait() == 2, host.log()
+        assert says in host.failure
+
+
+def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed():
+    def files(folder):
+        return {path.relative_to(folder) for path in Path(folder).rglob("*.py")}
+
+    assert files(smddp.COMPAT) == files(REPO / "launcher" / "compat") != set()
+    assert importlib.util.find_spec("smdistributed") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("smdistributed", True),
+        ("smdistributed.dataparallel", True),
+        ("smdistributed.modelparallel", False),  # which is not there with the option, either
+        ("smdebug", False),
+    ],
+)
+def test_a_script_that_misses_the_library_is_told_of_the_option(module, hint):
+    link = Link("ModuleNotFoundError", f"No module named {module!r}")
+    line = headline(RankFailure(0, 0, 1, chain=(link,)), "algo-1")
+    text = f"algo-1, rank 0 (local rank 0) failed with ModuleNotFoundError: {link.message}"
+    assert line == text + (f" (see {OPTION})" if hint else "")
+
+
+# Under the launcher, with all processes that a script may start.
+
+CHILDREN = """
+import importlib.util, multiprocessing, subprocess, sys
+
+def where():  # without the import, which is that of torch
+    return importlib.util.find_spec("smdistributed.dataparallel.torch").origin
+
+if __name__ == "__main__":
+    print("rank", where())
+    for how in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(how).Pool(1) as pool:
+            print(how, pool.apply(where))
+    code = "import importlib.util as u; print('program', u.find_spec(sys.argv[1]).origin)"
+    words = ["-c", "import sys; " + code, "smdistributed.dataparallel.torch"]
+    subprocess.run([sys.executable, *words], check=True)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.systems
+@pytest.mark.parametrize("installed", [False, True])
+def test_whatever_the_script_starts_finds_the_same_library(start, script, site_packages, installed):
+    if installed:
+        library(site_packages, *LAYOUTS["regular packages"])
+    host = start(OPTION, "--train-script", script(CHILDREN))
+    assert host.wait() == 0, host.log()
+    where = site_packages if installed else smddp.COMPAT
+    file = f"{where}/smdistributed/dataparallel/torch/__init__.py"
+    lines = [f"{who} {file}" for who in ("rank", "fork", "spawn", "forkserver", "program")]
+    assert sorted(host.out.splitlines()) == sorted(lines)
+    assert host.err.count("smdistributed.dataparallel is the ") == 1
+    assert ("the installed one" in host.err) == installed
+
+
+@pytest.mark.torch
+@pytest.mark.systems
+def test_without_the_option_there_is_no_such_module(start):
+    host = start("--train-script", SYSTEMS / "smddp_mnist.py")
+    assert host.wait() == 1
+    says = "failed with ModuleNotFoundError: No module named 'smdistributed' (see --launcher-"
+    assert says in host.failure.splitlines()[0]
+    assert host.err.count("smddp-compat") == 1
