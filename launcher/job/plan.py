@@ -16,6 +16,7 @@ from launcher.job.tuning import tuned
 from launcher.text import counted, some_of
 from launcher.values import NamedTuple
 
+_COLLECTS = "runs torchrun: the job collects graphs and compiles them; it does not train."
 _RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
 AGENT = os.path.join(_RUN, "agent.py")
 RANK = os.path.join(_RUN, "rank.py")
@@ -36,6 +37,7 @@ class LaunchPlan(NamedTuple):
     grace: int  # seconds from a stop to SIGKILL
     remarks: tuple[str, ...]  # lines for the log: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
+    runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
 
     def summary(self) -> str:
         """Return the line that names this host and the others, in the order of their ranks."""
@@ -77,6 +79,7 @@ def make_plan(
     nproc = torchrun.nproc_per_node(options, cluster, environ)
     grace = torchrun.grace(options, environ)
     flags, replaced = torchrun.flags(options, cluster, machine, environ)
+    runner = _runner(environ)
     script = ("script", options.train_script)
     if options.train_module:
         script = ("module", options.train_module)
@@ -85,23 +88,34 @@ def make_plan(
     for_speed, reasons = tuned(nproc, cluster, machine, environ)
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-        argv=(machine.python, AGENT, *flags, "--", RANK, *words),
+        argv=(*runner, machine.python, AGENT, *flags, "--", RANK, *words),
         environment={**added, **for_speed},
         cluster=cluster,
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
         grace=grace,
-        remarks=(*replaced, *reasons),
+        remarks=(*replaced, *reasons, *(f"{name} {_COLLECTS}" for name in runner)),
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, machine.torch_version)),
             "rendezvous endpoint": endpoint,
             "script": " ".join(script),
             "script's arguments": list(options.script_args),
+            "program that runs torchrun": " ".join(runner) or "none",
         },
+        runner="".join(runner),
     )
     _check_text(plan)
     return plan
+
+
+def _runner(environ: Mapping[str, str]) -> tuple[str, ...]:
+    if "RUN_NEURON_PARALLEL_COMPILE" not in environ:
+        return ()
+    from launcher.job import neuron  # only hosts with Neuron cores need it
+
+    name = neuron.runner(environ)
+    return (name,) if name else ()
 
 
 def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:
