@@ -218,6 +218,16 @@ def test_a_program_that_does_not_run_torchrun(start, script, stand_in, text, cod
     assert says in host.failure
 
 
+@pytest.mark.parametrize("text", ["", slow("trap '' TERM\n")])
+def test_a_stop_before_torchrun_runs(start, script, stand_in, text):
+    stand_in(f"#!/bin/sh\n{text}echo imports\nsleep 1000\n")
+    host = start("--train-script", script("print('ran')"))
+    host.wait_for("imports")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.failure is None and host.leftovers() == []
+
+
 def test_neuron_parallel_compile_is_not_installed(start, script):
     host = start("--train-script", script(""), RUN_NEURON_PARALLEL_COMPILE="1", SM_NUM_NEURONS="2")
     assert host.wait() == 127
