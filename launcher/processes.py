@@ -7,30 +7,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, AtSignal, LaunchError
 
 if TYPE_CHECKING:
     import psutil
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def start(
-    argv: Sequence[str], environ: Mapping[str, str], *, new_session: bool = False, hint: str = ""
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    new_session: bool = False,
+    tied: bool = False,
+    hint: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start a child with this process's stdin, stdout and stderr.
 
+    `tied`: the kernel stops it if this process is killed, as agent.py has it done to itself.
     Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
     127; `hint` then says how to mend it), and if it cannot be executed (126).
     """
     name = argv[0]
     try:
-        return subprocess.Popen(argv, env=environ, start_new_session=new_session)
+        before = _tie() if tied else None
+        return subprocess.Popen(argv, env=environ, start_new_session=new_session, preexec_fn=before)
     except FileNotFoundError:
         problem = f"{name} was not found{hint}"
         import shutil  # only for an error
@@ -42,6 +50,28 @@ def start(
         raise LaunchError(
             f"cannot execute {name}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
         ) from None
+
+
+def _tie() -> Callable[[], Any] | None:
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def signal_torchrun(leader: int, torchrun: int, number: int) -> None:
+    """Send a signal to torchrun: to it alone, whatever the program does that runs it.
+
+    `leader` is the child that `start` returned, torchrun or that program; it must not have been
+    reaped. If torchrun does not run (0), or if it and all that runs it is to be killed, the signal
+    goes to the leader's whole group; ranks have groups of their own.
+    """
+    if torchrun and (torchrun == leader or number != signal.SIGKILL):
+        send(torchrun, number)
+    else:
+        os.killpg(leader, number)
 
 
 def reap(*started: subprocess.Popen[bytes]) -> bool:

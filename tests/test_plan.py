@@ -86,6 +86,49 @@ def test_processes_per_host(gpus, neurons, argv, environ, nproc):
     assert flags(made.argv)["--nproc-per-node"] == made.nproc_per_node == nproc
 
 
+@pytest.mark.parametrize(
+    ("gpus", "argv", "environ", "says"),
+    [
+        (0, ("--launcher-nproc-per-node", "5"), {}, "--launcher-nproc-per-node is 5, but algo-2"),
+        (0, (), {"LAUNCHER_NPROC_PER_NODE": "5"}, "--launcher-nproc-per-node is 5, but algo-2"),
+        (0, (), {"PET_NPROC_PER_NODE": "5"}, "PET_NPROC_PER_NODE is 5, but algo-2 has 4 Neuron"),
+        (0, ("--launcher-nproc-per-node", "4"), {"PET_NPROC_PER_NODE": "5"}, ""),
+        (0, (), {"PET_NPROC_PER_NODE": "auto"}, ""),  # torchrun asks torch for the devices
+        (0, ("--launcher-nproc-per-node", "1"), {}, ""),
+        (8, ("--launcher-nproc-per-node", "8"), {}, ""),  # not a Neuron host
+    ],
+)
+def test_more_processes_than_neuron_cores(gpus, argv, environ, says):
+    cluster = TWO._replace(num_gpus=gpus, num_neurons=4)
+    if not says:
+        plan(*argv, cluster=cluster, environ=environ)
+        return
+    with pytest.raises(LaunchError, match=says) as caught:
+        plan(*argv, cluster=cluster, environ=environ)
+    assert caught.value.exit_code == 2
+
+
+def test_neuron_parallel_compile_runs_torchrun(tmp_path):
+    program = tmp_path / "neuron_parallel_compile"
+    program.touch(0o755)
+    environ = {"PATH": str(tmp_path), "RUN_NEURON_PARALLEL_COMPILE": "1"}
+    made, plain = plan(environ=environ), plan()
+    assert made.argv == ("neuron_parallel_compile", *plain.argv)
+    assert made.command().splitlines()[-1].split()[:3] == [program.name, sys.executable, AGENT]
+    assert any("neuron_parallel_compile runs torchrun" in line for line in made.remarks)
+    assert (made.runner, plain.runner) == ("neuron_parallel_compile", "")
+    assert made.fingerprint != plain.fingerprint  # it is on all hosts or on none
+    for other in ("0", "", "true"):  # the toolkit takes 1 alone
+        assert plan(environ={**environ, "RUN_NEURON_PARALLEL_COMPILE": other}).runner == ""
+
+
+def test_neuron_parallel_compile_is_not_installed(tmp_path):
+    environ = {"PATH": str(tmp_path), "RUN_NEURON_PARALLEL_COMPILE": "1"}
+    with pytest.raises(LaunchError, match="neuron_parallel_compile is not in PATH") as caught:
+        plan(environ=environ)
+    assert caught.value.exit_code == 127
+
+
 def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
     environ = {"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "1", "PET_RDZV_ENDPOINT": "x:1"}
     made = plan(environ=environ)

@@ -17,6 +17,8 @@ from launcher.run.events import (
     RankSaid,
     RankStarted,
     TorchrunAsks,
+    TorchrunEnded,
+    TorchrunGone,
     Why,
 )
 from launcher.run.reports import Reports
@@ -121,3 +123,46 @@ def test_invalid_messages_change_nothing(reports, message):
         connect(exit_codes={}).close()
         reports.act_until(lambda: reports.told)
     assert reports.told == [started(0)]
+
+
+RUNNER = "neuron_parallel_compile"
+
+
+@pytest.mark.parametrize(
+    ("said", "returncode", "ended"),
+    [
+        (0, 0, TorchrunEnded(0)),
+        (0, 3, TorchrunEnded(3, program=RUNNER)),  # graphs that it could not compile
+        (1, 1, TorchrunEnded(1)),
+        (2, 1, TorchrunEnded(2)),  # torchrun did not take its arguments
+        (1, 0, TorchrunEnded(1)),  # it went on after the failure
+        (None, -9, TorchrunEnded(-9, program=RUNNER)),
+        (None, 0, TorchrunEnded(1, (), "it did not run torchrun to its end", RUNNER)),
+    ],
+)
+def test_the_end_of_a_program_that_runs_torchrun(reports, said, returncode, ended):
+    reports._runner = RUNNER
+    if said is not None:
+        torchrun = connect(torchrun_pid=os.getpid())
+        reports.act_until(lambda: reports.torchrun == os.getpid())
+        torchrun.sendall(json.dumps({"exit_code": said}).encode() + b"\n")
+        torchrun.close()
+        reports.act_until(lambda: reports.told == [TorchrunGone()])
+    assert reports.torchrun == 0
+    assert reports.ended(returncode) == ended
+
+
+def test_a_torchrun_that_ends_without_a_word(reports):
+    reports._runner = RUNNER
+    connect(torchrun_pid=os.getpid()).close()
+    reports.act_until(lambda: reports.told == [TorchrunGone()])
+    assert reports.ended(1) == TorchrunEnded(69, (), "it ended without a word")
+
+
+def test_torchrun_by_itself_ends_as_its_process_does(reports):
+    reports._runner = ""
+    torchrun = connect(torchrun_pid=os.getpid())
+    torchrun.sendall(json.dumps({"exit_code": 1}).encode() + b"\n")
+    torchrun.close()
+    assert reports.ended(-9) == TorchrunEnded(-9)
+    assert reports.told == []

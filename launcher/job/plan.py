@@ -16,6 +16,7 @@ from launcher.job.tuning import tuned
 from launcher.text import counted, flag, some_of
 from launcher.values import NamedTuple
 
+_COLLECTS = "runs torchrun: the job collects graphs and compiles them; it does not train."
 _RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
 AGENT = os.path.join(_RUN, "agent.py")
 RANK = os.path.join(_RUN, "rank.py")
@@ -44,6 +45,7 @@ class LaunchPlan(NamedTuple):
     grace: int  # seconds from a stop to SIGKILL
     remarks: tuple[str, ...]  # lines for the log: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
+    runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
 
     def summary(self) -> str:
         """Return the line that names this host and the others, in the order of their ranks."""
@@ -85,6 +87,7 @@ def make_plan(
     nproc = torchrun.nproc_per_node(options, cluster, environ)
     grace = torchrun.grace(options, environ)
     flags, replaced = torchrun.flags(options, cluster, machine, environ)
+    runner = _runner(environ)
     script = ("script", options.train_script)
     if options.train_module:
         script = ("module", options.train_module)
@@ -94,13 +97,18 @@ def make_plan(
     smddp = _smddp(options, environ)
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-        argv=(machine.python, AGENT, *flags, "--", RANK, *words),
+        argv=(*runner, machine.python, AGENT, *flags, "--", RANK, *words),
         environment={**added, **for_speed, **smddp.environment},
         cluster=cluster,
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
         grace=grace,
-        remarks=(*replaced, *reasons, *smddp.remarks),
+        remarks=(
+            *replaced,
+            *reasons,
+            *(f"{name} {_COLLECTS}" for name in runner),
+            *smddp.remarks,
+        ),
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, machine.torch_version)),
@@ -108,7 +116,9 @@ def make_plan(
             "script": " ".join(script),
             "script's arguments": list(options.script_args),
             f"smdistributed.dataparallel ({flag('smddp_compat')})": smddp.library,
+            "program that runs torchrun": " ".join(runner) or "none",
         },
+        runner="".join(runner),
     )
     _check_text(plan)
     return plan
@@ -121,6 +131,15 @@ def _smddp(options: Options, environ: Mapping[str, str]) -> _Smddp:
 
     library, environment, remark = smddp.chosen(environ)
     return _Smddp(library, environment, (remark,))
+
+
+def _runner(environ: Mapping[str, str]) -> tuple[str, ...]:
+    if "RUN_NEURON_PARALLEL_COMPILE" not in environ:
+        return ()
+    from launcher.job import neuron  # only hosts with Neuron cores need it
+
+    name = neuron.runner(environ)
+    return (name,) if name else ()
 
 
 def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:

@@ -129,17 +129,24 @@ def joined(host: str, port: int) -> str:
 def nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> int | str:
     """Return the number of processes of this host, or torchrun's word for it (gpu, cpu).
 
-    Raises LaunchError for an invalid PET_NPROC_PER_NODE.
+    Raises LaunchError for an invalid PET_NPROC_PER_NODE, and for more than the Neuron cores.
     """
     text = environ.get("PET_NPROC_PER_NODE", "")
+    where = "PET_NPROC_PER_NODE"
     if not text or "nproc_per_node" in options.given:
-        return _own_nproc(options, cluster)
-    if text in ("auto", "cpu", "gpu", "xpu"):
+        nproc, where = _own_nproc(options, cluster), flag("nproc_per_node")
+    elif text in ("auto", "cpu", "gpu", "xpu"):
         return text
-    try:
-        return whole(1, 1024)(text)
-    except ValueError as error:
-        raise LaunchError(f"PET_NPROC_PER_NODE is {text!r}; expected {error}, or gpu.") from None
+    else:
+        try:
+            nproc = whole(1, 1024)(text)
+        except ValueError as error:
+            raise LaunchError(f"{where} is {text!r}; expected {error}, or gpu.") from None
+    if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:
+        from launcher.job import neuron  # only for this error
+
+        raise neuron.too_many(nproc, where, cluster)
+    return nproc
 
 
 def _own_nproc(options: Options, cluster: Cluster) -> int:

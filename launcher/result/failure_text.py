@@ -59,16 +59,23 @@ def of_ranks(
 
 
 def of_torchrun(
-    returncode: int, error: str, hosts: Sequence[str], host: str, endpoint: str, seconds: float
+    returncode: int,
+    error: str,
+    hosts: Sequence[str],
+    host: str,
+    endpoint: str,
+    seconds: float,
+    program: str = "torchrun",
 ) -> Failure:
     """Return why a host failed whose torchrun did and no rank, `seconds` after its start.
 
     `returncode` is negative for a signal; `error` is what torchrun raised for a reason of its own.
+    `program` is torchrun, or what runs it and has failed by itself.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
     lost = error.startswith("Rendezvous")
     if returncode < 0:
-        what = f"{host}: torchrun was killed by {signal_name(-returncode)}"
+        what = f"{host}: {program} was killed by {signal_name(-returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
         what = f"{host}: {port_is_taken(endpoint)}"
     elif lost:
@@ -78,7 +85,7 @@ def of_torchrun(
             f"expected {shortened(', '.join(hosts), 300)}"
         )
     else:
-        what = f"{host}: torchrun failed"
+        what = f"{host}: {program} failed"
     if error:
         what += f": {error}"
     code = EXIT_HOST_LOST if returncode < 0 or lost else returncode

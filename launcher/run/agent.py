@@ -35,26 +35,26 @@ class Launcher:
         self._connection.connect(os.path.join(run_dir, "socket"))
         self._answers = self._connection.makefile("rb")
         self._asked = 0
+        self._send({"torchrun_pid": os.getpid()})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def tell(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message; return its answer, an empty one if the launcher is gone.
-
-        A signal can interrupt the wait, so an answer may be that to the message before.
-        """
+        """Send a message; return its answer, an empty one if the launcher is gone."""
         self._asked += 1
         try:
-            line = json.dumps({**message, "question": self._asked}) + "\n"
-            self._connection.sendall(line.encode())
+            self._send({**message, "question": self._asked})
             while True:
                 answer = dict(json.loads(self._answers.readline()))
-                if answer.get("question") == self._asked:
+                if answer.get("question") == self._asked:  # and not one that a signal cut short
                     return answer
         except (OSError, ValueError):
             return {}
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""
-        self.tell({"torchrun": message})
+        self.tell({"torchrun": message, "exit_code": 2})
         sys.exit(2)
 
 
@@ -66,11 +66,11 @@ def arguments(torchrun: Any, launcher: Launcher | None) -> Any:
     """
     parser = torchrun.get_args_parser()
     if launcher is None:
-        return parser.parse_args(sys.argv[1:])
+        return parser.parse_args()
     parser.error = launcher.refuse
     parser.print_help = lambda *_: None
     parser.exit = lambda *_: launcher.refuse("its arguments ask for its help, not for a job")
-    parsed = parser.parse_args(sys.argv[1:])
+    parsed = parser.parse_args()
     if parsed.training_script != os.path.join(HERE, "rank.py"):
         launcher.refuse(f"unrecognized arguments: {parsed.training_script}")
     return parsed
@@ -144,8 +144,7 @@ def attach(launcher: Launcher) -> None:
             error = sys.exc_info()[1]
             message: dict[str, Any] = {"exit_codes": codes}
             if isinstance(error, SignalException):
-                message["closing"] = "stop"
-                death_sig = error.sigval
+                message["closing"], death_sig = "stop", error.sigval
             elif error:
                 message.update(closing="error", torchrun=error_text(error))
             elif any(codes.values()) and not agents[-1]._remaining_restarts:
@@ -226,17 +225,18 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     tempfile.tempdir = run_dir  # with it goes the log folder that torchrun leaves behind
     try:
-        return run(launcher)
+        code = run(launcher)
     except Exception as error:
-        kind = type(error).__name__  # by name: what cannot be imported cannot be caught
+        code, kind = 1, type(error).__name__  # by name: what cannot be imported cannot be caught
         if kind == "ChildFailedError":
             failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
             ranks = [(rank, one.local_rank, one.exitcode) for rank, one in failures.items()]
             launcher.tell({"failures": ranks})
         elif kind != "SignalException":  # of that the launcher knows: it sent the signal
-            launcher.tell({"torchrun": error_text(error)})
+            launcher.tell({"torchrun": error_text(error), "exit_code": code})
             raise
-        return 1
+    launcher.tell({"exit_code": code})
+    return code
 
 
 if __name__ == "__main__":

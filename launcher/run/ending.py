@@ -19,6 +19,7 @@ from launcher.run.events import (
     SignalProcesses,
     TorchrunAsks,
     TorchrunEnded,
+    TorchrunGone,
     TorchrunStarts,
     Why,
 )
@@ -64,7 +65,9 @@ def _failure(state: State, event: TorchrunEnded) -> Failure:
     if failures:
         return of_ranks(failures, job.current_host, seconds)
     error = state.torchrun_error
-    return of_torchrun(event.returncode, error, job.hosts, job.current_host, job.endpoint, seconds)
+    return of_torchrun(
+        event.returncode, error, job.hosts, job.current_host, job.endpoint, seconds, event.program
+    )
 
 
 # What ranks left behind.
@@ -165,6 +168,14 @@ def _torchrun_starts(state: State, event: TorchrunStarts, now: float) -> Step:
     by = now + state.job.failure_grace
     state = enter(state, P.CLEARING, leftovers_by=by, told=frozenset())
     state = state._replace(ranks={}, failed=(), untold=(), certain_by=math.inf)
+    return state, (Look(behind=True),)
+
+
+@when(P.RUNNING, P.RESTARTING, P.CLEARING, on=TorchrunGone, to=(P.CLEARING,))
+def _torchrun_gone(state: State, event: TorchrunGone, now: float) -> Step:
+    """End what it left behind: the program that runs it waits for the end of all output."""
+    by = now + state.job.failure_grace
+    state = enter(state, P.CLEARING, leftovers_by=by, told=frozenset())
     return state, (Look(behind=True),)
 
 

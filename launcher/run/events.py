@@ -92,12 +92,20 @@ class TorchrunStarts(NamedTuple):
     """Torchrun has ended the ranks, is about to start them again, and waits for Answer."""
 
 
+class TorchrunGone(NamedTuple):
+    """Torchrun has ended, but not the program that runs it (neuron_parallel_compile)."""
+
+
 class TorchrunEnded(NamedTuple):
-    """Torchrun's process has ended, and everything that ranks sent before has been read."""
+    """Torchrun's process has ended, and everything that ranks sent before has been read.
+
+    If another program runs torchrun, that program has ended.
+    """
 
     returncode: int  # negative: by this signal
     failures: Sequence[RankFailure] = ()  # those that it named
     error: str = ""
+    program: str = "torchrun"  # which of the two ended that way
 
 
 # Events: the answers to actions.
@@ -155,7 +163,10 @@ class NoteResponses(NamedTuple):
 
 
 class SignalTorchrun(NamedTuple):
-    """Send a signal to torchrun's process; it passes stops on to each rank's own process."""
+    """Send a signal to torchrun; it passes stops on to each rank's own process.
+
+    Once it is gone, to the program that runs it.
+    """
 
     number: int
 

@@ -4,7 +4,8 @@ Each of them connects to a Unix socket in the job's folder and sends lines of JS
 says who it is as soon as it runs, and what ended it if that was an exception or sys.exit. A rank is
 gone when its process is; its connection may end earlier, when the rank replaces itself (os.execv)
 or closes all descriptors. torchrun (agent.py) says what its main raised. Before it ends ranks, or
-starts them again, it asks and waits for the answer.
+starts them again, it asks and waits for the answer. Its pid and its exit code are needed where
+another program runs it, which may pass on neither signals nor codes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from launcher.errors import LaunchError
+from launcher.errors import EXIT_HOST_LOST, LaunchError
 from launcher.job.machine import oom_kills
 from launcher.log import log
+from launcher.processes import exit_state
 from launcher.protocol import Lines, decoded, encoded, send
 from launcher.result.causes import RankFailure
 from launcher.result.raised import Link, read
@@ -32,6 +34,7 @@ from launcher.run.events import (
     RankStarted,
     TorchrunAsks,
     TorchrunEnded,
+    TorchrunGone,
     TorchrunStarts,
     Why,
 )
@@ -43,12 +46,21 @@ _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 class Reports:
     """The receiving end; calls tell(event) for each thing that is said (run/events.py).
 
-    Raises LaunchError if no socket can be made in run_dir.
+    `runner` is the program that runs torchrun, if it does not run by itself; `torchrun` its pid,
+    0 while it does not run. Raises LaunchError if no socket can be made in run_dir.
     """
 
     def __init__(
-        self, run_dir: str, selector: selectors.BaseSelector, tell: Callable[[Any], None]
+        self,
+        run_dir: str,
+        selector: selectors.BaseSelector,
+        tell: Callable[[Any], None],
+        runner: str = "",
     ) -> None:
+        self.torchrun = 0
+        self._torchrun_at: socket.socket | None = None
+        self._exit_code: int | None = None  # torchrun's, once it has ended
+        self._runner = runner
         self._selector = selector
         self._tell = tell
         self._watch = Watch(selector, self._gone)
@@ -92,7 +104,14 @@ class Reports:
 
     def ended(self, returncode: int) -> TorchrunEnded:
         """Return how torchrun ended, with what it has said."""
-        return TorchrunEnded(returncode, tuple(self._failures), self._error)
+        error, program = self._error, "torchrun"
+        if self._runner and self._exit_code:
+            returncode = self._exit_code
+        elif self._runner and (returncode or self._exit_code is None):
+            program = self._runner
+            if not returncode:
+                returncode, error = 1, "it did not run torchrun to its end"
+        return TorchrunEnded(returncode, tuple(self._failures), error, program)
 
     def _accept(self) -> None:
         try:
@@ -137,6 +156,17 @@ class Reports:
         pid = self._pids.pop(connection, None)
         if pid is not None:
             self._watch.add(pid)
+        if connection is self._torchrun_at:
+            self._torchrun_gone()
+
+    def _torchrun_gone(self) -> None:
+        if self._exit_code is None:
+            self._exit_code = exit_state(self.torchrun)[1]  # if what runs it has not reaped it yet
+            if not self._exit_code:
+                self._exit_code, self._error = EXIT_HOST_LOST, "it ended without a word"
+        self.torchrun = 0
+        if self._runner:
+            self._tell(TorchrunGone())
 
     def _gone(self, pid: int, exit_code: int | None) -> None:
         self._tell(RankGone(pid, exit_code, self._oom(exit_code)))
@@ -159,6 +189,12 @@ class Reports:
     def _heard_from_torchrun(
         self, connection: socket.socket, message: Mapping[str, Any]
     ) -> list[Any]:
+        if "torchrun_pid" in message:
+            self._torchrun_at, self._exit_code = connection, None
+            self.torchrun = int(message["torchrun_pid"])
+            return []
+        if "exit_code" in message:
+            self._exit_code = int(message["exit_code"])
         if "failures" in message:
             failures = [RankFailure(int(a), int(b), int(c)) for a, b, c in message["failures"]]
             self._failures = [one._replace(oom=self._oom(one.exit_code)) for one in failures]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import selectors
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from launcher.job.options import EXIT_BARRIER, RUN_DIR
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import reached_at
 from launcher.log import log
-from launcher.processes import Processes, reap, response, send, session, start
+from launcher.processes import Processes, reap, response, send, session, signal_torchrun, start
 from launcher.result.causes import Cause, Failure
 from launcher.run import events, host, machine
 from launcher.run.host import Host
@@ -192,13 +191,13 @@ class _Supervisor:
             plan = reached_at(plan, action.own_address, action.name_leads_here, environment)
             environment.update(plan.environment)
         folder = self._stack.enter_context(run_dir(self._environ))
-        self._reports = Reports(folder, self._selector, self._step)
+        self._reports = Reports(folder, self._selector, self._step, plan.runner)
         self._stack.callback(self._reports.close)
         environment[RUN_DIR] = folder
         if self._channel:
             environment.setdefault(EXIT_BARRIER, _NEVER)
         self._processes = Processes()
-        self._torchrun = start(plan.argv, environment, new_session=True)
+        self._torchrun = start(plan.argv, environment, new_session=True, tied=bool(plan.runner))
         if self._channel:
             self._channel.give_back_limit(self._torchrun.pid)
 
@@ -207,8 +206,8 @@ class _Supervisor:
         self._step(events.CannotStart(Failure(Cause.OWN, error.exit_code, text)))
 
     def _signal_torchrun(self, action: events.SignalTorchrun) -> None:
-        if self._torchrun and self._torchrun.returncode is None:
-            os.kill(self._torchrun.pid, action.number)  # not reaped yet, so it is still there
+        if self._torchrun and self._torchrun.returncode is None and self._reports:
+            signal_torchrun(self._torchrun.pid, self._reports.torchrun, action.number)
 
     def _signal_processes(self, action: events.SignalProcesses) -> None:
         for pid in action.pids:

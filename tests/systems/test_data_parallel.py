@@ -1,0 +1,183 @@
+"""The documents' ways to train with several processes of one model: examples/systems."""
+
+import json
+import os
+import re
+import shutil
+import signal
+
+import pytest
+from conftest import LAUNCHER, SYSTEMS, ended_by, slow
+from network import KINDS, Network
+
+pytestmark = pytest.mark.torch
+
+TWO_RANKS = ("--launcher-nproc-per-node", "2")
+
+
+@pytest.mark.parametrize("count", [4, slow(0)])
+def test_gradients_averaged_by_hand_give_the_weights_of_ddp(ranks, count):
+    done = ranks.run(SYSTEMS / "average_gradients.py", count=count)
+    assert done.codes == [0] * max(1, count), done.err
+    seen = re.findall(r"rank (\d) of (\d): loss 0\.\d+, the weights differ by (\S+)", done.out)
+    assert sorted(rank for rank, _, _ in seen) == [str(rank) for rank in range(max(1, count))]
+    assert all(float(difference) <= 1e-6 for _, _, difference in seen)
+
+
+def test_weights_that_differ_are_an_error(ranks, script):
+    text = (SYSTEMS / "average_gradients.py").read_text()
+    wrong = text.replace("parameter.grad /= dist.get_world_size()", "pass")
+    assert wrong != text
+    done = ranks.run(script(wrong), count=2)
+    assert done.codes == [1, 1] and done.err.count("expected 1e-06\n") == 2
+
+
+@pytest.mark.systems
+def test_gradients_are_averaged_on_two_hosts(start_two):
+    for host in start_two("--train-script", SYSTEMS / "average_gradients.py", *TWO_RANKS):
+        assert host.wait() == 0, host.log()
+        assert host.out.count("of 4: loss 0.") == 2
+        assert host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_ranks_from_the_list_of_hosts_train_on_two_hosts(start_two):
+    hosts = start_two("--train-script", SYSTEMS / "ranks_from_hosts.py", "--backend", "gloo")
+    for number, host in enumerate(hosts):
+        assert host.wait() == 0, host.log()
+        assert re.search(rf"^rank {number} of 2: loss \S+ at first, 0\.\d+ at last$", host.out)
+        assert host.leftovers() == []
+
+
+def test_ranks_from_the_list_of_hosts_on_one_host(ranks):
+    done = ranks.run(SYSTEMS / "ranks_from_hosts.py", "--hosts", '["localhost"]', count=1)
+    assert done.codes == [0] and done.out.startswith("rank 0 of 1: loss "), done.err
+
+
+@pytest.mark.parametrize(
+    ("count", "variables", "says"),
+    [
+        (0, {}, "MASTER_ADDR is not set; start this script with sm-launch or torchrun"),
+        (
+            1,
+            {"SM_CURRENT_HOST": "algo-2"},
+            "algo-2 is not one of ['algo-1']; check SM_CURRENT_HOST",
+        ),
+    ],
+)
+def test_ranks_from_the_list_of_hosts_need_a_launcher_and_the_list(ranks, count, variables, says):
+    variables = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", **variables}
+    done = ranks.run(SYSTEMS / "ranks_from_hosts.py", count=count, **variables)
+    assert (done.codes, done.err) == ([1], f"ranks_from_hosts.py: {says}\n")
+
+
+@pytest.mark.systems
+def test_ranks_from_the_list_of_hosts_are_not_those_of_two_processes(start):
+    host = start("--train-script", SYSTEMS / "ranks_from_hosts.py", *TWO_RANKS)
+    assert host.wait() == 1
+    line = (
+        "2 processes run on localhost, and all of them would be rank 0; expected one on each host: "
+        "--launcher-nproc-per-node 1\n"
+    )
+    assert host.err.count(f"\nranks_from_hosts.py: {line}") == 1
+    assert line[:-1] in host.failure
+    assert host.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (0, "DataParallel with 0 GPUs, which is the plain module: nothing runs in parallel; "),
+        (2, "DistributedDataParallel with 2 process(es); "),
+    ],
+)
+def test_data_parallel_and_ddp_train_as_one_device_does(ranks, count, says):
+    done = ranks.run(SYSTEMS / "data_parallel.py", count=count)
+    assert done.codes == [0] * max(1, count), done.err
+    assert done.out.count(says) == max(1, count)
+
+
+def test_a_server_and_trainers(ranks):
+    done = ranks.run(SYSTEMS / "parameter_server.py", count=3)
+    assert done.codes == [0, 0, 0], done.err
+    assert "200 updates by 2 trainers: loss 0." in done.out
+    alone = ranks.run(SYSTEMS / "parameter_server.py")
+    assert (alone.codes, alone.err) == (
+        [1],
+        "parameter_server.py: there is no trainer; expected 2 processes at least\n",
+    )
+
+
+@pytest.mark.systems
+def test_a_server_and_trainers_on_two_hosts(start_two):
+    hosts = start_two("--train-script", SYSTEMS / "parameter_server.py", *TWO_RANKS)
+    for host in hosts:
+        assert host.wait() == 0, host.log()
+        assert host.leftovers() == []
+    assert "300 updates by 3 trainers: loss 0." in hosts[0].out
+
+
+# A trainer of the same script that never ends, or fails, in its tenth step.
+TRAINER = f"""
+import os, sys, time
+sys.path.insert(0, {str(SYSTEMS)!r})
+import parameter_server
+from parameter_server import pull, push, server
+
+batches = parameter_server.a_batch
+steps = 0
+
+def a_batch():
+    global steps
+    steps += 1
+    if steps == 10 and os.environ["RANK"] == "1":
+        if sys.argv[1] == "fail":
+            raise ValueError("loss is nan")
+        print("trains", flush=True)
+        time.sleep(1000)
+    return batches()
+
+parameter_server.a_batch = a_batch
+parameter_server.main()
+"""
+
+
+@pytest.mark.systems
+def test_a_trainer_that_fails_ends_the_server_on_the_other_host(start_two, script):
+    for host in start_two("--train-script", script(TRAINER), "fail"):
+        assert host.wait() == 1, host.log()
+        cause = "127.0.0.2, rank 1 (local rank 0) failed with ValueError: loss is nan\n"
+        assert host.failure.startswith(cause), host.failure
+        assert host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_a_stop_ends_the_server_and_the_trainers(start_two, script):
+    hosts = start_two("--train-script", script(TRAINER), "wait")
+    hosts[1].wait_for("trains", timeout=90)
+    hosts[0].signal(signal.SIGTERM)
+    for host in hosts:
+        assert host.wait() == ended_by(signal.SIGTERM), host.log()
+        assert host.failure is None and host.leftovers() == []
+
+
+@pytest.mark.systems
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_and_trainers_on_networks_of_all_kinds(start, kind):
+    names = ("algo-1", "algo-2")
+    with Network(names, kind) as network:
+        hosts = [
+            start(
+                *("--train-script", SYSTEMS / "parameter_server.py"),
+                host=name,
+                command=[*network.on(name), *LAUNCHER],
+                SM_CURRENT_HOST=name,
+                SM_HOSTS=json.dumps(names),
+                SM_NUM_GPUS="0",
+            )
+            for name in names
+        ]
+        for host in hosts:
+            assert host.wait() == 0, "".join(host.log() for host in hosts)
+            assert host.leftovers() == []

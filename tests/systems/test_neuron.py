@@ -1,0 +1,247 @@
+"""Trainium: neuron_parallel_compile in front of torchrun, by stand-ins for it. No hardware."""
+
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+from conftest import ended_by, poll, slow
+
+pytestmark = pytest.mark.torch
+
+# As the real one does it (torch-neuronx's neuron_parallel_compile.py): it runs its arguments as a
+# child once, with NEURON_EXTRACT_GRAPHS_ONLY=1, reads the child's output to its end, and passes no
+# signal on. If the child fails, it exits with 1; else it compiles, and exits with the number of
+# graphs that it could not compile.
+STAND_IN = f"""#!{sys.executable}
+import argparse, os, subprocess, sys, time
+parser = argparse.ArgumentParser(prog="neuron_parallel_compile")
+parser.add_argument("--command", default="collect-and-compile")
+parser.add_argument("--world_size", type=int)
+parser.add_argument("--node_id", type=int, default=0)
+_, command = parser.parse_known_args()
+os.environ["NEURON_EXTRACT_GRAPHS_ONLY"] = "1"
+print("collects", flush=True)
+with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+    while line := child.stdout.readline():
+        sys.stdout.buffer.write(line)
+        sys.stdout.flush()
+if child.returncode:
+    sys.exit(1)
+print("compiles", flush=True)
+compiler = "import time; time.sleep({{}})".format(os.environ.get("COMPILES_FOR", "0"))
+subprocess.run([sys.executable, "-c", compiler])
+sys.exit(int(os.environ.get("NOT_COMPILED", "0")))
+"""
+# Others that could stand there.
+VARIANTS = {
+    "as the real one": STAND_IN,
+    "a shell": '#!/bin/sh\n"$@"\n',
+    "exec": '#!/bin/sh\nexec "$@"\n',
+    "deaf": "#!/bin/sh\ntrap '' TERM INT\n\"$@\"\n",
+    "loses the exit code": '#!/bin/sh\n"$@"\nexit 0\n',
+    "passes signals on": "#!/bin/sh\n\"$@\" &\ntrap 'kill -TERM $!' TERM\nwait $!\nwait $!\n",
+}
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Put a neuron_parallel_compile first in PATH: stand_in(text)."""
+
+    def put(text=STAND_IN):
+        path = tmp_path / "bin" / "neuron_parallel_compile"
+        path.parent.mkdir()
+        path.write_text(text)
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("RUN_NEURON_PARALLEL_COMPILE", "1")
+        monkeypatch.setenv("SM_NUM_NEURONS", "2")
+        monkeypatch.setenv("SM_NUM_GPUS", "0")
+
+    return put
+
+
+SAVES = """
+import os, signal, sys, time
+def stop(number, _):
+    time.sleep(0.5)
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+print("runs", os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY"), sys.argv[1:], flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "variant", ["as the real one", *(slow(name) for name in list(VARIANTS)[1:])]
+)
+def test_a_stop_reaches_each_rank_once_and_lets_it_save(start, script, stand_in, variant):
+    stand_in(VARIANTS[variant])
+    host = start("--train-script", script(SAVES), "--world_size", "8")
+    host.wait_for("runs", count=2)  # a rank for each Neuron core
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.out.count("saved") == 2 and host.failure is None, host.log()
+    assert host.out.count("['--world_size', '8']") == 2  # the script's, not the stand-in's
+    assert host.leftovers() == []
+
+
+FAILS = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("variant", [slow(name) for name in VARIANTS])
+def test_the_failed_rank_is_the_cause_and_its_exit_code_the_jobs(start, script, stand_in, variant):
+    stand_in(VARIANTS[variant])
+    host = start("--train-script", script(FAILS))
+    assert host.wait() == 7, host.log()
+    assert host.failure.startswith("localhost, rank 1 (local rank 1) ended with exit code 7\n")
+    assert host.leftovers() == []
+
+
+LEAVES_A_PROCESS = """
+import os, subprocess, sys
+print("collected", flush=True)
+if os.environ["RANK"] == "0":  # it holds the output that the stand-in reads to its end
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+"""
+
+
+@pytest.mark.systems
+def test_graphs_are_compiled_though_a_rank_has_left_a_process_behind(start, script, stand_in):
+    stand_in()
+    host = start("--train-script", script(LEAVES_A_PROCESS))
+    assert host.wait() == 0, host.log()
+    assert host.out.count("collected") == 2 and host.out.endswith("compiles\n")
+    assert "which the last attempt left behind" in host.err
+    assert host.failure is None and host.leftovers() == []
+
+
+FAILS_ON_THE_SECOND = STAND_IN.replace(
+    'os.environ.get("COMPILES_FOR", "0")',
+    '1000 if os.environ["SM_CURRENT_HOST"] == "127.0.0.1" else 0',
+)
+
+
+@pytest.mark.systems
+def test_all_hosts_end_together_if_graphs_cannot_be_compiled_on_one(start_two, script, stand_in):
+    stand_in(FAILS_ON_THE_SECOND)
+    hosts = start_two("--train-script", script("print('collected')"), NOT_COMPILED="3")
+    for host in hosts:
+        assert host.wait() == 3, host.log()
+        assert host.failure.startswith("127.0.0.2: neuron_parallel_compile failed\nexit code 3,")
+        assert host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_all_hosts_end_together_if_a_rank_fails_on_one(start_two, script, stand_in):
+    stand_in()
+    hosts = start_two("--train-script", script(FAILS), "--launcher-nproc-per-node", "1")
+    for host in hosts:
+        assert host.wait() == 7, host.log()
+        assert host.failure.startswith("127.0.0.2, rank 1 (local rank 0) ended with exit code 7\n")
+        assert host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_a_stop_ends_the_compilation(start, script, stand_in):
+    stand_in()
+    host = start("--train-script", script("print('collected')"), COMPILES_FOR="1000")
+    host.wait_for("compiles")
+    host.signal(signal.SIGTERM)
+    assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
+    assert host.failure is None and host.leftovers() == []
+
+
+def below(host):
+    """Return the stand-in, and torchrun below it."""
+    (runner,) = psutil.Process(host.process.pid).children()
+    (torchrun,) = runner.children()
+    return runner, torchrun
+
+
+@pytest.mark.systems
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        (0, "localhost: neuron_parallel_compile was killed by SIGKILL (signal 9)\n"),
+        (1, "localhost: torchrun was killed by SIGKILL (signal 9)\n"),
+    ],
+)
+def test_either_of_the_two_is_killed(start, script, stand_in, which, says):
+    stand_in()
+    host = start("--train-script", script(SAVES))
+    host.wait_for("runs", count=2)
+    below(host)[which].kill()
+    assert host.wait() == 69, host.log()
+    assert host.failure.startswith(says)
+    assert host.leftovers() == []
+
+
+@pytest.mark.systems
+def test_nothing_survives_a_launcher_that_is_killed(start, script, stand_in):
+    stand_in()
+    host = start("--train-script", script(SAVES))
+    host.wait_for("runs", count=2)
+    host.process.kill()
+    poll(lambda: not host.processes())
+
+
+@pytest.mark.systems
+def test_a_program_that_runs_torchrun_twice(start, script, stand_in):
+    stand_in('#!/bin/sh\n"$@" && echo once && "$@"\n')
+    host = start("--train-script", script("print('ran')"))
+    assert host.wait() == 0, host.log()
+    assert host.out.splitlines() == ["ran", "ran", "once", "ran", "ran"]
+    assert host.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("#!/bin/sh\n", 1, "neuron_parallel_compile failed: it did not run torchrun to its end"),
+        ("#!/bin/sh\nexit 5\n", 5, "neuron_parallel_compile failed\nexit code 5,"),
+        ("#!/no/such/interpreter\n", 127, "its `#!` interpreter does not exist"),
+    ],
+)
+def test_a_program_that_does_not_run_torchrun(start, script, stand_in, text, code, says):
+    stand_in(text)
+    host = start("--train-script", script("print('ran')"))
+    assert host.wait() == code, host.log()
+    assert says in host.failure
+
+
+@pytest.mark.parametrize("text", ["", slow("trap '' TERM\n")])
+def test_a_stop_before_torchrun_runs(start, script, stand_in, text):
+    stand_in(f"#!/bin/sh\n{text}echo imports\nsleep 1000\n")
+    host = start("--train-script", script("print('ran')"))
+    host.wait_for("imports")
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    assert host.failure is None and host.leftovers() == []
+
+
+def test_neuron_parallel_compile_is_not_installed(start, script):
+    host = start("--train-script", script(""), RUN_NEURON_PARALLEL_COMPILE="1", SM_NUM_NEURONS="2")
+    assert host.wait() == 127
+    assert host.err == (
+        "launcher: RUN_NEURON_PARALLEL_COMPILE is 1, but neuron_parallel_compile is not in PATH; "
+        "install torch-neuronx, which brings it, or unset RUN_NEURON_PARALLEL_COMPILE.\n"
+    )
+
+
+def test_more_processes_than_neuron_cores(start, script):
+    arguments = ("--train-script", script(""), "--launcher-nproc-per-node", "33")
+    host = start(*arguments, SM_NUM_NEURONS="32", SM_NUM_GPUS="0")
+    assert host.wait() == 2
+    assert host.err == (
+        "launcher: --launcher-nproc-per-node is 33, but localhost has 32 Neuron core(s) "
+        "(SM_NUM_NEURONS, else neuron-ls -j); expected at most 32, a core for each process.\n"
+    )
