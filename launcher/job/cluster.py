@@ -70,7 +70,7 @@ def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
     gpus = _count("SM_NUM_GPUS", environ)
     if gpus is None:
-        gpus = machine.count_gpus(environ)
+        gpus = len(machine.gpus(environ))
     neurons = _count("SM_NUM_NEURONS", environ)
     if neurons is None:
         neurons = machine.count_neuron_cores(instance_type, environ)

@@ -1,0 +1,119 @@
+"""One host: a launcher in a session of its own, and all that runs below it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
+from launcher.local.shares import Share
+from launcher.processes import send
+
+if TYPE_CHECKING:
+    import psutil
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
+
+
+class Host:
+    """Attributes: `number`, N of algo-N; `process`, None until it starts; `killed`: by us."""
+
+    def __init__(self, number: int, share: Share, environment: Mapping[str, str]) -> None:
+        self.number = number
+        self.process: subprocess.Popen[bytes] | None = None
+        self.killed = False
+        self._share = share
+        self._environment = environment
+
+    @property
+    def name(self) -> str:
+        """The name that SageMaker would give it."""
+        return f"algo-{self.number}"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its launcher has started and not ended."""
+        return self.process is not None and self.process.returncode is None
+
+    def start(self, words: Sequence[str]) -> None:
+        """Start its launcher. Raises LaunchError."""
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        parent = os.getpid()
+
+        def end_with_parent() -> None:
+            # SIGKILL leaves us no time to stop the job, and nobody else would.
+            if libc:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+                if os.getppid() != parent:
+                    os._exit(128 + signal.SIGTERM)
+
+        try:
+            with _on_cpus(self._share.cpus):
+                self.process = subprocess.Popen(
+                    [sys.executable, _LAUNCHER, *words],
+                    env=dict(self._environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    # Or else a terminal's Ctrl-C would reach it, and its ranks, without us.
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
+        except OSError as error:
+            raise LaunchError(
+                f"cannot start the launcher of {self.name}: {error.strerror}.",
+                exit_code=EXIT_CANNOT_EXECUTE,
+            ) from None
+
+    def stop(self) -> None:
+        """Stop it as SageMaker would: SIGTERM to its launcher."""
+        if self.process and self.runs:
+            send(self.process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill all of its processes, none of which is to see another one die first."""
+        if self.process and self.runs:
+            self.killed = True
+            kill_below(self.process.pid, itself=True)
+
+
+@contextlib.contextmanager
+def _on_cpus(cpus: frozenset[int]) -> Iterator[None]:
+    """Have children that are started here inherit an affinity mask."""
+    if sys.platform != "linux" or not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def kill_below(pid: int, *, itself: bool = False) -> None:
+    """Kill all processes below one: first hold each, so that it starts no other."""
+    import psutil  # most jobs need not
+
+    held: dict[int, psutil.Process] = {}
+    found = True
+    while found:
+        processes: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            top = psutil.Process(pid)
+            processes = [*([top] if itself else []), *top.children(recursive=True)]
+        new = {process.pid: process for process in processes if process.pid not in held}
+        for process in new.values():
+            send(process, signal.SIGSTOP)
+        held.update(new)
+        found = bool(new)
+    for process in held.values():
+        send(process, signal.SIGKILL)
