@@ -61,6 +61,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> E
         log(line)
     words = [*chosen.launcher_words, *(chosen.script_args if passable.refused else ())]
     output = Output(environ)
-    seconds = Loop(hosts, chosen.events, words, signals, output).run()
-    output.show(report.end(run_dir, hosts, seconds))
-    return Ending(report.exit_code(hosts))
+    loop = Loop(hosts, chosen.events, words, signals, output)
+    seconds = loop.run()
+    output.show(report.end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
+    return Ending(report.exit_code(hosts), was_stopped=loop.was_stopped)

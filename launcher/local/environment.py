@@ -1,4 +1,4 @@
-"""The environment of a host's launcher. Pure."""
+"""The environment of a host's launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script's arguments as a job's hyperparameters, where SageMaker could pass them. Pure."""
+"""A script's arguments as a job's hyperparameters, where SageMaker could pass them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from launcher.local import schedule
-from launcher.local.host import Host, kill_below
+from launcher.local.host import Host, kill_all
 from launcher.local.output import STDERR, STDOUT, Output
 from launcher.local.schedule import Event, What
 from launcher.processes import Processes, reap
@@ -24,7 +24,7 @@ _TO_DIE = 10  # seconds that a process may take to die of SIGKILL
 
 
 class Loop:
-    """Runs the hosts to their ends."""
+    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop."""
 
     def __init__(
         self,
@@ -41,11 +41,12 @@ class Loop:
         self._output = output
         self._selector: selectors.BaseSelector
         self._pipes: dict[IO[bytes], tuple[int, int]] = {}  # a host's number, and STDOUT or STDERR
-        self._stopped = False
+        self._stopped = False  # all of it
+        self.was_stopped = False
 
     def run(self) -> float:
         """Return the seconds that it took. Raises LaunchError if a launcher cannot be started."""
-        Processes()  # what a killed launcher leaves behind becomes our child
+        below = Processes()  # what a killed launcher leaves behind becomes our child
         began = time.monotonic()
         with selectors.DefaultSelector() as self._selector:
             self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
@@ -56,7 +57,7 @@ class Loop:
                         self._do(event)
                     self._wait(began)
             finally:
-                self._kill_the_rest()
+                self._kill_the_rest(below)
                 self._drain()
         return time.monotonic() - began
 
@@ -138,17 +139,18 @@ class Loop:
 
     def _stop(self, hosts: Sequence[Host], *, everybody: bool) -> None:
         self._stopped = self._stopped or everybody
+        self.was_stopped = True
         for host in hosts:
             host.stop()
 
     def _processes(self) -> list[subprocess.Popen[bytes]]:
         return [host.process for host in self._hosts.values() if host.process]
 
-    def _kill_the_rest(self) -> None:
+    def _kill_the_rest(self, below: Processes) -> None:
         """Kill what runs without its launcher, or because of an error of our own."""
         deadline = time.monotonic() + _TO_DIE
-        while reap(*self._processes()) and time.monotonic() < deadline:
-            kill_below(os.getpid())
+        while reap(*self._processes()) and below.all() and time.monotonic() < deadline:
+            kill_all(below.all)
             self._selector.select(0.05)  # for SIGCHLD
 
     def _drain(self) -> None:

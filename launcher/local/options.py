@@ -88,7 +88,7 @@ def help_text() -> str:
 
 def wants_help(argv: Sequence[str]) -> bool:
     """Tell whether help is asked for, and not by the script's arguments."""
-    return not argv or any(word in _HELP for word in _own(argv))
+    return any(word in _HELP for word in _own(argv))
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
@@ -148,7 +148,7 @@ def _target(
     if script_words[:1] == ["-m"] and len(script_words) > 1:
         return (_TARGETS[1], script_words[1]), ours, list(script_words[2:])
     if not script_words or script_words[0].startswith("-"):
-        seen = f"{script_words[0]} comes" if script_words else "nothing comes"
+        seen = f"{script_words[0]} comes" if script_words else "no script comes"
         raise LaunchError(
             f"{seen} behind --; expected a script, or -m and a module: "
             "sm-launch local --hosts 3 -- train.py --epochs 3."

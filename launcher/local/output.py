@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 import re
 import select
@@ -47,29 +49,21 @@ class Output:
         return b"\x1b[0;%dm%s\x1b[0m" % (_COLOURS[(number - 1) % len(_COLOURS)], name)
 
     def _write(self, fd: int, data: bytes) -> None:
-        """Write lines above the bar, and the bar of the first host that has one, in one piece."""
+        """Write lines above the bar, which is that of the first host that has one."""
         bar = self._next_bar()
-        if fd in self._terminals and data:
-            if self._bar and bar and self._bar[0] == bar[0] == fd:
-                write(fd, _CLEAR + data + bar[1])
-                self._bar = bar
-                return
-            if self._bar:
-                write(self._bar[0], _CLEAR)
-                self._bar = None
-        if data:
-            write(fd, data)
-        if bar != self._bar:
-            if self._bar and (bar is None or bar[0] != self._bar[0]):
-                write(self._bar[0], _CLEAR)
-            if bar:
-                write(bar[0], _CLEAR + bar[1])
-            self._bar = bar
+        pieces = [(fd, data)]
+        if bar != self._bar or (data and fd in self._terminals):
+            gone = [(self._bar[0], _CLEAR)] if self._bar else []
+            pieces = [*gone, *pieces, *([bar] if bar else [])]
+        self._bar = bar
+        for where, parts in itertools.groupby(pieces, key=operator.itemgetter(0)):
+            write(where, b"".join(part for _, part in parts))  # in one piece, if it is one place
 
     def _next_bar(self) -> tuple[int, bytes] | None:
         for (number, fd), stream in sorted(self._streams.items()):
             if fd in self._terminals and stream.bar:
-                width = os.get_terminal_size(fd).columns - len(f"algo-{number} | ") - 1
+                columns = os.get_terminal_size(fd).columns or 80
+                width = columns - len(f"algo-{number} | ") - 1
                 return fd, self._prefix(number, fd) + _cut(stream.bar, width)
         return None
 

@@ -52,11 +52,9 @@ def exit_code(hosts: Sequence[Host]) -> int:
     return 0 if codes else 128 + signal.SIGKILL
 
 
-def end(run_dir: str, hosts: Sequence[Host], seconds: float) -> str:
-    """Return the text, whose last line ends with a newline."""
-    code = exit_code(hosts)
-    how = f"ended with exit code {code}" if code else "succeeded"
-    lines = [f"The job {how} after {seconds:.0f} s. Its files, in {run_dir}:"]
+def end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bool) -> str:
+    """Return how the job ended, why, and where its files are, each line with its newline."""
+    lines = []
     for folder in (folders.MODEL, folders.OUTPUT, folders.CHECKPOINTS):
         for host in hosts:
             names = folders.listed(run_dir, host.name, folder)
@@ -69,8 +67,12 @@ def end(run_dir: str, hosts: Sequence[Host], seconds: float) -> str:
         if reason:
             lines.append(f"  {os.path.join(host.name, folders.FAILURE)}")
             reasons.setdefault(reason, []).append(host.name)
-    if len(lines) == 1:
-        lines = [f"The job {how} after {seconds:.0f} s. It left no files in {run_dir}."]
+    code, how = exit_code(hosts), "succeeded"
+    if code:
+        word = "was stopped" if was_stopped and not reasons else "failed"
+        how = f"{word}, with exit code {code},"
+    where = f"Its files, in {run_dir}:" if lines else f"It left no files in {run_dir}."
+    lines.insert(0, f"The job {how} after {seconds:.0f} s. {where}")
     for reason, names in reasons.items():
         lines.append(f"SageMaker would show this failure reason ({', '.join(names)}):")
         lines += [f"  {printable(line)}" for line in reason.splitlines()]
