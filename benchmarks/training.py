@@ -52,9 +52,9 @@ def ours(ranks: int, data: Path, folder: Path, epochs: int, seed: int, *options:
 
 
 def make_pictures(folder: Path, seed: int, train: int, val: int, size: int) -> None:
-    code = "import sys, pictures as p; p.make_synthetic(sys.argv[1], *map(int, sys.argv[2:]))"
-    argv = [sys.executable, "-c", code, str(folder), *map(str, (seed, train, val, size))]
-    subprocess.run(argv, check=True, cwd=SCRIPTS)
+    numbers = {"--seed": seed, "--train": train, "--val": val, "--size": size}
+    argv = [sys.executable, REPO / "examples" / "draw_pictures.py", folder]
+    subprocess.run([*argv, *(str(one) for pair in numbers.items() for one in pair)], check=True)
 
 
 def bounds() -> dict[str, float]:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 folder, picture = map(Path, sys.argv[1:])
 about = json.loads((folder / "labels.json").read_text())
-# The middle of the picture, as in validation.
-image = ImageOps.fit(
-    Image.open(picture).convert("RGB"),
-    [about["image_size"]] * 2,
-    Image.Resampling.BILINEAR,
-    bleed=0.0625,
-)
+# The middle of the picture, as in validation: torchvision's Resize and CenterCrop.
+image = Image.open(picture).convert("RGB")
+size, shorter = about["image_size"], min(image.size)
+side = round(size * 256 / 224)
+image = image.resize([side * length // shorter for length in image.size], Image.Resampling.BILINEAR)
+left, top = (round((length - size) / 2) for length in image.size)
+image = image.crop((left, top, left + size, top + size))
 batch = torch.tensor(numpy.array(image)).permute(2, 0, 1)[None]
 (chances,) = torch.export.load(folder / "model.pt2").module()(batch)
 print(f"{about['labels'][chances.argmax()]}, {chances.max():.0%}")

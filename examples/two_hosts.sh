@@ -2,14 +2,17 @@
 # A job of two hosts on one machine: two launchers with the variables that SageMaker would set,
 # on two loopback addresses, two ranks each, on CPU. Needs `sm-launch` in the PATH (make demo
 # sees to it). What is /opt/ml on SageMaker is runs/demo/HOST in the current folder. Without a
-# script it trains a small ResNet18 on made-up ants and bees.
+# script it draws ants and bees and trains a small ResNet18 with them.
 #
 #   sh examples/two_hosts.sh [SCRIPT ARGUMENT ...]
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-[ $# -gt 0 ] || set -- "$here/train_scripts/train_hymenoptera.py" --data synthetic \
-    --weights none --epochs 5 --batch-size 8 --lr 0.01 --lr-step 3 --image-size 64 \
-    --checkpoint-dir ''
+if [ $# -eq 0 ]; then
+    python3 "$here/examples/draw_pictures.py" runs/demo/pictures || exit
+    set -- "$here/train_scripts/train_hymenoptera.py" --data runs/demo/pictures \
+        --weights none --epochs 5 --batch-size 8 --lr 0.01 --lr-step 3 --image-size 64 \
+        --checkpoint-dir ''
+fi
 script=$1
 shift
 

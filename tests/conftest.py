@@ -22,6 +22,7 @@ from ranks import Ranks
 REPO = Path(__file__).resolve().parent.parent
 TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
 TRAIN_HYMENOPTERA = REPO / "train_scripts" / "train_hymenoptera.py"
+DRAW_PICTURES = REPO / "examples" / "draw_pictures.py"
 SYSTEMS = REPO / "examples" / "systems"
 LAUNCHER = [sys.executable, "-m", "launcher"]
 
@@ -288,13 +289,13 @@ def stopping(script):
 
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator:
-    """Import a module of the reference scripts in a process group of one: reference("resume")."""
+    """Import a module of the reference scripts, in a process group of one: reference("metrics")."""
     import torch.distributed as dist
 
     monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield importlib.import_module
-    importlib.import_module("resume").leave_group()
+    importlib.import_module("process_group").leave_group()
 
 
 @pytest.fixture(scope="session")
@@ -308,9 +309,8 @@ def ranks() -> Iterator[Ranks]:
 def ants_and_bees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make small pictures: 42 in train/, 18 in val/, of two classes that differ."""
     folder = tmp_path_factory.mktemp("pictures")
-    code = "import sys, pictures; pictures.make_synthetic(sys.argv[1], train=42, val=18, size=72)"
-    command = [sys.executable, "-c", code, str(folder)]
-    subprocess.run(command, check=True, cwd=REPO / "train_scripts")
+    options = ("--train", "42", "--val", "18", "--size", "72")
+    subprocess.run([sys.executable, str(DRAW_PICTURES), str(folder), *options], check=True)
     return folder
 
 

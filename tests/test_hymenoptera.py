@@ -115,6 +115,7 @@ def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
 ):
     # Told, since two jobs may measure differently.
     job = (*SMALL, "--epochs", "2", "--bf16", random.choice(["true", "false"]))
+    job += ("--deterministic", "true")
     whole = ranks.run(TRAIN_HYMENOPTERA, *job, *folders("whole"), count=4)
     assert whole.codes == [0] * 4, whole.err
     job += tuple(folders("other"))
@@ -152,11 +153,12 @@ MEASURED = f"""
 import os, sys, time
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
 import torch
+import precision
 import train_hymenoptera as script
 
 rank = os.environ["RANK"]
 slow_in_bf16 = (os.environ["SLOW_IN"] == "bf16") == (rank == "0")
-conv2d, seconds, normalize = torch.nn.functional.conv2d, script.seconds, script.Normalize.forward
+conv2d, seconds, normalize = torch.nn.functional.conv2d, precision.seconds, script.normalize
 
 def slow(*args, **options):
     if torch.is_autocast_enabled("cpu") == slow_in_bf16:
@@ -170,13 +172,17 @@ def slowly(*args):
     finally:
         torch.nn.functional.conv2d = conv2d
 
-def noted(self, pictures):
+def note(module, pictures):
     name = "bf16" if torch.is_autocast_enabled("cpu") else "float32"
-    if self.training:  # not for the program that is saved at the end
+    if module.training:  # not for the program that is saved at the end
         open(os.path.join(os.environ["NOTES"], name + "-" + rank), "w").close()
-    return normalize(self, pictures)
 
-script.seconds, script.Normalize.forward = slowly, noted
+def noted():
+    module = normalize()
+    module.register_forward_pre_hook(note)
+    return module
+
+precision.seconds, script.normalize = slowly, noted
 script.main()
 """
 
@@ -209,7 +215,7 @@ import os, sys
 sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
 import torch.distributed as dist
 from pictures import Pictures
-from resume import leave_group
+from process_group import leave_group
 
 dist.init_process_group("gloo")
 folders = sys.argv[1:]
@@ -303,6 +309,11 @@ BAD = {
         "state_dict, or --weights none",
     ),
     "two weights": ([], {"SM_CHANNEL_WEIGHTS": "two"}, "the channel 'weights' (two) holds ["),
+    "sync-bn without GPUs": (
+        ["--sync-bn", "True"],
+        {},
+        "--sync-bn needs GPUs: torch's SyncBatchNo",
+    ),
     "a switch": (["--bf16", "maybe"], {}, "argument --bf16: 'maybe'; expected true, false or auto"),
 }
 

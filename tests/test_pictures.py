@@ -2,10 +2,12 @@
 
 import hashlib
 import shutil
-import tempfile
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import DRAW_PICTURES
 
 pytestmark = pytest.mark.torch
 
@@ -15,23 +17,23 @@ def pictures(reference):
     return reference("pictures")
 
 
-def test_the_made_up_ones_are_always_the_same(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # it remembers what TMPDIR was
-
-    def made(**options):
-        folder = Path(pictures.synthetic(train=4, val=2, size=48, **options))
+def test_drawn_ones_are_always_the_same(tmp_path):
+    def drawn(*options):
+        folder = tmp_path / "drawn"
+        argv = [sys.executable, str(DRAW_PICTURES), str(folder), *options]
+        subprocess.run([*argv, "--train", "4", "--val", "2", "--size", "48"], check=True)
         files = sorted(folder.rglob("*.jpg"))
         content = b"".join(file.read_bytes() for file in files)
         return [str(file.relative_to(folder)) for file in files], hashlib.sha256(content).digest()
 
-    names, content = made()
+    names, content = drawn()
     assert names == [
         *("train/ants/0000.jpg", "train/ants/0002.jpg"),
         *("train/bees/0001.jpg", "train/bees/0003.jpg", "val/ants/0000.jpg", "val/bees/0001.jpg"),
     ]
-    shutil.rmtree(pictures.synthetic(train=4, val=2, size=48))
-    assert made() == (names, content)
-    assert made(seed=1) != (names, content)
+    shutil.rmtree(tmp_path / "drawn")
+    assert drawn() == (names, content)
+    assert drawn("--seed", "1") != (names, content)
 
 
 def test_how_a_picture_is_cut_depends_on_seed_epoch_and_index_alone(pictures, ants_and_bees):

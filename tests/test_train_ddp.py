@@ -76,7 +76,7 @@ def test_every_epoch_is_set_and_the_group_destroyed_on_every_path(ranks, script,
 
 def test_stops_at_random_steps_change_nothing(ranks, stopping):
     shape = ("--samples", "1000", "--epochs", "3", "--batch-size")
-    job = (stopping(TRAIN_DDP), *shape, "25", "--checkpoint-dir")
+    job = (stopping(TRAIN_DDP), "--deterministic", "True", *shape, "25", "--checkpoint-dir")
 
     def run(folder, stop_at):
         environ = {"SM_MODEL_DIR": f"{folder}-model", "STOP_AT": str(stop_at)}

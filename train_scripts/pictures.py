@@ -1,32 +1,26 @@
 """Pictures in torchvision's layout, FOLDER/CLASS/*.jpg, as training and validation want them.
 
-    python pictures.py FOLDER     makes the synthetic ants and bees there, to look at
-
 train_hymenoptera.py uses it. It needs torchvision and Pillow.
 """
 
 import hashlib
-import math
 import os
-import random
-import shutil
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import torch
 import torch.distributed as dist
-from PIL import Image, ImageDraw, ImageFilter, ImageOps
-from resume import ResumableSampler
-from torch import nn
+from checkpoints import ResumableSampler
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
+from torchvision.models import ResNet18_Weights
 from torchvision.transforms import v2
 
-DRAWN = 1  # to be raised whenever the made-up pictures change
 TOO_MANY = 0.05  # of the pictures: so many that are none, and the job ends
-BORDER = 0.0625  # on each side: what Resize(256) and CenterCrop(224) cut off besides the longer one
+# What torchvision's weights were made with: sizes in validation, mean and std of the colours.
+USUAL = ResNet18_Weights.IMAGENET1K_V1.transforms()
 
 
 class Pictures(Dataset):
@@ -47,9 +41,9 @@ class Pictures(Dataset):
         paths = [path for path, _ in found.samples]
         _expect_the_same_everywhere(folder, paths)
         self.keep = fits(paths) if keep is None else keep
-        self._augment = v2.Compose(
-            [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-        )
+        self._augment = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
+        side = round(size * USUAL.resize_size[0] / USUAL.crop_size[0])
+        self._middle = v2.Compose([v2.Resize(side), v2.CenterCrop(size)])
         ranks = dist.get_world_size()
         share = slice(None) if train and self.keep else slice(dist.get_rank(), None, ranks)
         mine = range(len(paths))[share]
@@ -90,7 +84,7 @@ class Pictures(Dataset):
         with Image.open(path) as image:
             image = image.convert("RGB")
         if not self.train:
-            image = centre(image, self.size)
+            image = self._middle(image)
         # The bytes stay in the order of the file: torch cuts and scales those fastest.
         return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
 
@@ -141,7 +135,7 @@ def train_and_val(folder, size, seed=0, keep=None):
         if not path:
             sys.exit(
                 f"there is no channel {part!r} ({channel}); give fit() one, or --data a folder "
-                "with train/ and val/ in it, or --data synthetic"
+                "with train/ and val/ in it"
             )
         both.append(Pictures(path, size, train=part == "train", seed=seed, keep=keep))
     train, val = both
@@ -188,21 +182,10 @@ def _expect_the_same_everywhere(folder, paths):
         )
 
 
-class Normalize(nn.Module):
-    """Turns uint8 pictures [N, 3, H, W] into what ImageNet's weights were trained with."""
-
-    def __init__(self):
-        super().__init__()
-        for name, values in (("mean", (0.485, 0.456, 0.406)), ("std", (0.229, 0.224, 0.225))):
-            self.register_buffer(name, 255 * torch.tensor(values).view(3, 1, 1), persistent=False)
-
-    def forward(self, pictures):
-        return (pictures.float() - self.mean) / self.std
-
-
-def centre(image, size):
-    """Return the middle of a Pillow image, size x size pixels, as validation sees it."""
-    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR, bleed=BORDER)
+def normalize():
+    """Return a module: uint8 pictures [N, 3, H, W] in, what ImageNet's weights expect out."""
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    return v2.Compose([to_float, v2.Normalize(USUAL.mean, USUAL.std)])
 
 
 def fits(paths):
@@ -218,86 +201,3 @@ def fits(paths):
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
     needed = 3 * len(paths) * sum(pixels) / max(1, len(pixels))
     return needed * int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < free / 2
-
-
-def synthetic(seed=0, train=240, val=80, size=160):
-    """Return a folder with made-up ants and bees in train/ and val/, and make it if need be.
-
-    The same arguments give the same files. It stays in the folder for temporary files.
-    """
-    name = f"ants-and-bees-{DRAWN}-{seed}-{train}-{val}-{size}"
-    folder = os.path.join(tempfile.gettempdir(), name)
-    if not os.path.isdir(folder):
-        making = tempfile.mkdtemp(prefix=f"{name}-", dir=tempfile.gettempdir())
-        make_synthetic(making, seed, train, val, size)
-        os.chmod(making, 0o755)  # for whoever comes next
-        try:
-            os.rename(making, folder)  # all of it or nothing, whoever else makes it now
-        except OSError:
-            shutil.rmtree(making)
-    return folder
-
-
-def make_synthetic(folder, seed=0, train=240, val=80, size=160):
-    """Draw the pictures: half ants, half bees, on ground and on leaves alike."""
-    for part, count in (("train", train), ("val", val)):
-        for index in range(count):
-            draw, label = ((_ant, "ants"), (_bee, "bees"))[index % 2]
-            dice = random.Random(f"{seed} {part} {index}")
-            path = os.path.join(folder, part, label)
-            os.makedirs(path, exist_ok=True)
-            _picture(draw, dice, size).save(os.path.join(path, f"{index:04}.jpg"), quality=85)
-
-
-def _picture(draw, dice, size):
-    ground = dice.choice([(120, 95, 60), (80, 130, 60), (150, 140, 120), (60, 100, 50)])
-    noise = numpy.random.default_rng(dice.getrandbits(32)).normal(0, 60, (size, size, 1))
-    ground = (numpy.array(ground) + noise).clip(0, 255).astype("uint8")
-    image = Image.fromarray(ground).filter(ImageFilter.GaussianBlur(dice.uniform(1, 3)))
-    # On a layer of its own, which is turned as a whole.
-    layer = Image.new("RGBA", (size, size))
-    draw(ImageDraw.Draw(layer), size / 2, size * dice.uniform(0.16, 0.26), dice)
-    shift = (dice.uniform(-0.12, 0.12) * size, dice.uniform(-0.12, 0.12) * size)
-    layer = layer.rotate(dice.uniform(0, 360), Image.Resampling.BICUBIC, translate=shift)
-    image.paste(layer, mask=layer)
-    return image
-
-
-def _ellipse(drawing, x, y, width, height, **colours):
-    drawing.ellipse((x - width, y - height, x + width, y + height), **colours)
-
-
-def _legs(drawing, middle, unit, colour):
-    for side in (-1, 1):
-        for along in (-0.5, 0.1, 0.7):
-            knee = (middle + unit * along * 1.3, middle + side * unit * 0.7)
-            foot = (middle + unit * along * 1.9, middle + side * unit * 1.2)
-            points = ((middle + unit * along * 0.4, middle), knee, foot)
-            drawing.line(points, fill=colour, width=max(1, round(unit / 12)))
-
-
-def _ant(drawing, middle, unit, dice):
-    colour = dice.choice([(25, 15, 10), (90, 35, 15), (50, 20, 15)])
-    _legs(drawing, middle, unit, colour)
-    for along, length, width in ((-1.0, 0.42, 0.36), (-0.1, 0.5, 0.24), (1.0, 0.75, 0.5)):
-        _ellipse(drawing, middle + unit * along, middle, unit * length, unit * width, fill=colour)
-
-
-def _bee(drawing, middle, unit, dice):
-    dark, yellow = (35, 25, 15), (225, dice.randint(150, 190), 40)
-    _legs(drawing, middle, unit, dark)
-    _ellipse(drawing, middle - unit * 1.1, middle, unit * 0.4, unit * 0.45, fill=dark)
-    _ellipse(drawing, middle + unit * 0.15, middle, unit, unit * 0.62, fill=yellow)
-    for along in (-0.45, 0.05, 0.55, 0.95):
-        half = 0.6 * math.sqrt(max(0.0, 1 - ((along - 0.15) / 1.0) ** 2))
-        x = middle + unit * along
-        drawing.line(
-            (x, middle - unit * half, x, middle + unit * half), fill=dark, width=round(unit / 5)
-        )
-    for side in (-1, 1):
-        wing = (middle + unit * 0.1, middle + side * unit * 0.75, unit * 0.7, unit * 0.35)
-        _ellipse(drawing, *wing, fill=(235, 240, 245, 170))
-
-
-if __name__ == "__main__":
-    make_synthetic(sys.argv[1])

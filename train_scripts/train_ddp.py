@@ -1,12 +1,12 @@
-"""The reference DistributedDataParallel script: a small model learns a made-up function.
+"""minimal_ddp.py with options, checkpoints and a stop that saves.
 
 One process:        python train_ddp.py
 One host:           torchrun --nproc-per-node 2 train_ddp.py --epochs 5
 One or more hosts:  sm-launch --train-script train_ddp.py --epochs 5
+Open MPI:           mpirun -n 2 python train_ddp.py
 
 It needs torch alone, runs on CPU (gloo) or GPU (nccl), and saves the model to SM_MODEL_DIR. A
-stopped job goes on where it was (resume.py). Everything it knows of the cluster comes from the
-variables that torchrun sets. train_hymenoptera.py is the same for real pictures.
+stopped job goes on where it was (checkpoints.py). train_hymenoptera.py is the same for pictures.
 """
 
 import argparse
@@ -14,7 +14,12 @@ import os
 
 import torch
 import torch.distributed as dist
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, ResumableSampler, leave_group, prime
+from arguments import CHECKPOINT_DIR, MODEL_DIR, switch
+from checkpoints import Checkpoints, ResumableSampler
+from compression import HOW, compress
+from deterministic import RandomStates, prime
+from metrics import Progress
+from process_group import BACKENDS, end_step, join_group, leave_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,29 +32,15 @@ def parse_args():
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto")
+    parser.add_argument("--compress", choices=HOW, help="gradients, between ranks")
+    parser.add_argument("--deterministic", type=switch, default=False, help="resume bit by bit")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
-    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
-    return parser.parse_args()
-
-
-def setup(backend):
-    """Join the process group that torchrun's variables describe; return this rank's device.
-
-    Without them (plain `python train_ddp.py`) the group is this process alone.
-    """
-    if backend == "auto":
-        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        backend = "nccl" if torch.cuda.device_count() >= ranks_here else "gloo"
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
+    parser.add_argument("--model-dir", default=MODEL_DIR)
+    args = parser.parse_args()
+    if args.deterministic and args.compress == "powersgd":
+        parser.error("--deterministic cannot go with powersgd, whose state no checkpoint keeps")
+    return args
 
 
 def make_data(samples, seed):
@@ -69,19 +60,23 @@ def make_model(seed, device):
 def train(args, device):
     dataset = make_data(args.samples, args.seed)
     sampler = ResumableSampler(dataset, seed=args.seed)
-    # With a generator of its own the loader leaves alone what a checkpoint remembers.
+    # With a generator of its own the loader leaves alone what --deterministic remembers.
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, generator=torch.Generator())
 
     model = make_model(args.seed, device)
     ddp_model = DistributedDataParallel(model)
-    prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
+    compress(ddp_model, args.compress)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loss_function = nn.CrossEntropyLoss()
+    parts = {"model": model, "optimizer": optimizer}
+    if args.deterministic:
+        # DDP's first step rounds otherwise than the later ones; a resumed job has one, too.
+        prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
+        parts["random"] = RandomStates()
+
+    progress = Progress(device)
     made_for = {"script": "train_ddp", "model": str(model), "lr": args.lr, "seed": args.seed}
-    with Checkpoints(
-        args.checkpoint_dir, made_for, {"model": model, "optimizer": optimizer}
-    ) as checkpoints:
-        progress = Progress(device)
+    with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
         checkpoints.load(progress)
         for epoch in range(progress.epoch, args.epochs):
             sampler.set_epoch(epoch, progress.samples)  # without it every epoch has the same order
@@ -93,6 +88,7 @@ def train(args, device):
                 loss.backward()
                 optimizer.step()
                 progress.count(loss, logits, labels)
+                end_step(device)
                 checkpoints.leave_if_stopped(progress)
             loss, accuracy = progress.end_epoch()
             if dist.get_rank() == 0:
@@ -105,14 +101,14 @@ def save(model, model_dir):
     """Save the weights; a reader of the folder sees the whole file or none."""
     path = os.path.join(model_dir, "model.pt")
     os.makedirs(model_dir, exist_ok=True)
-    torch.save(model.state_dict(), path + ".tmp")
+    torch.save(model.cpu().state_dict(), path + ".tmp")
     os.replace(path + ".tmp", path)
     print(f"saved {path}", flush=True)
 
 
 def main():
     args = parse_args()
-    device = setup(args.backend)
+    device = join_group(args.backend)
     try:
         model = train(args, device)
         if dist.get_rank() == 0:

@@ -1,12 +1,12 @@
-"""Fine-tune a ResNet18 to tell ants from bees: train_ddp.py, grown up.
+"""train_ddp.py with real pictures: a ResNet18 learns to tell ants from bees.
 
-One process:        python train_hymenoptera.py --data synthetic --weights none --epochs 5
+One process:        python train_hymenoptera.py --data hymenoptera_data
 One host:           torchrun --nproc-per-node 2 train_hymenoptera.py --data hymenoptera_data
 One or more hosts:  sm-launch --train-script train_hymenoptera.py
 
 On SageMaker the pictures come from the channels `train` and `val` (CLASS/*.jpg in each), weights
 from the channel `weights` if there is one. Schedule and augmentation are those of PyTorch's
-transfer learning tutorial. A stopped job goes on where it was (resume.py). The model goes to
+transfer learning tutorial. A stopped job goes on where it was (checkpoints.py). The model goes to
 SM_MODEL_DIR, with a program that needs neither this script nor torchvision; metrics and pictures to
 SM_OUTPUT_DATA_DIR. Runs on CPU (gloo) and GPU (nccl).
 """
@@ -14,26 +14,30 @@ SM_OUTPUT_DATA_DIR. Runs on CPU (gloo) and GPU (nccl).
 import argparse
 import json
 import os
-import socket
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pictures import Draws, Normalize, make_loader, synthetic, train_and_val
+from arguments import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DATA_DIR, switch
+from checkpoints import Checkpoints
+from deterministic import RandomStates, prime
+from metrics import Progress, Totals
+from pictures import Draws, make_loader, normalize, train_and_val
+from precision import Precision
+from process_group import BACKENDS, end_host, join_group, leave_group, together
 from results import Results
-from resume import CHECKPOINT_DIR, Checkpoints, Progress, Totals, leave_group, prime, together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchvision.models import ResNet18_Weights, resnet18
+from torchvision.models import resnet18
+from weights import load_weights
 
 WARM_UP = 5  # epochs, for a learning rate that was scaled up (Goyal et al., arXiv 1706.02677)
-WORTH_IT = 1.2  # times as fast: for less, bf16 is not worth its rounding
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder with train/ and val/, or synthetic; else channels")
+    parser.add_argument("--data", help="folder with train/ and val/; else the channels")
     parser.add_argument("--weights", help="imagenet, none or a file; else channel, else imagenet")
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--batch-size", type=int, default=32, help="pictures per rank and step")
@@ -42,139 +46,40 @@ def parse_args():
     parser.add_argument("--scale-lr", type=switch, default=False, help="times the number of ranks")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--bf16", type=switch, help="autocast; auto: where it is faster")
     parser.add_argument("--channels-last", type=switch, help="auto: true")
     parser.add_argument("--cache", type=switch, help="decode once; auto: if it fits in memory")
     parser.add_argument("--workers", type=int, help="processes that load; by default by device")
     parser.add_argument("--pin-memory", type=switch, help="auto: for GPUs")
     parser.add_argument("--compile", type=switch, default=False)
+    parser.add_argument("--sync-bn", type=switch, default=False, help="statistics of all GPUs")
+    parser.add_argument("--deterministic", type=switch, default=False, help="resume bit by bit")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
-    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
-    parser.add_argument("--output-data-dir", default=os.environ.get("SM_OUTPUT_DATA_DIR", "."))
+    parser.add_argument("--model-dir", default=MODEL_DIR)
+    parser.add_argument("--output-data-dir", default=OUTPUT_DATA_DIR)
     parser.add_argument("--log-every", type=float, default=10, help="seconds between two lines")
     return parser.parse_args()
 
 
-def switch(text):
-    """Read a flag as SageMaker sends them, `--flag True`; auto is None."""
-    words = {"true": True, "1": True, "false": False, "0": False, "auto": None}
-    if text.lower() not in words:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected true, false or auto")
-    return words[text.lower()]
-
-
 def setup(args):
-    """Join the process group that torchrun's variables describe; return this rank's device.
-
-    Without them (plain `python train_hymenoptera.py`) the group is this process alone. What was
-    left to us is chosen for that device.
-    """
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    backend = args.backend
-    if backend == "auto":
-        backend = "nccl" if torch.cuda.device_count() >= ranks_here else "gloo"
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    """Join the process group; choose for this rank's device what was left to us, and return it."""
+    device = join_group(args.backend)
+    if args.sync_bn and device.type == "cpu":
+        end_host("--sync-bn needs GPUs: torch's SyncBatchNorm does not run on a CPU")
     args.layout = torch.contiguous_format if args.channels_last is False else torch.channels_last
     if args.pin_memory is None:
-        args.pin_memory = backend == "nccl"
+        args.pin_memory = device.type == "cuda"
     if args.workers is None:
         # On a CPU they would take the cores that train.
-        cores = len(os.sched_getaffinity(0)) // ranks_here
-        args.workers = min(8, max(1, cores - 1)) if backend == "nccl" else 0
+        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        args.workers = min(8, max(1, cores - 1)) if device.type == "cuda" else 0
     return device
-
-
-class Precision:
-    """Whether the network computes in bf16: as told, else as in the checkpoint, else if faster.
-
-    It is a part of the checkpoint, so that a job that goes on computes as it began, wherever it is.
-    """
-
-    def __init__(self, told):
-        self.told, self.bf16 = told, None
-
-    def state_dict(self):
-        return {"bf16": self.bf16}
-
-    def load_state_dict(self, state):
-        self.bf16 = state["bf16"]
-
-    def choose(self, args, device):
-        """Decide for all ranks alike, once a checkpoint is loaded; rank 0 says why."""
-        before, why = self.bf16, ""
-        if self.told is not None:
-            self.bf16 = self.told
-            if before not in (None, self.told):
-                why = f", as --bf16 says; {_on(before)} in the checkpoint: from here on the "
-                why += "numbers are others than without the stop"
-        elif before is not None:
-            why = ", as in the checkpoint"
-        else:
-            decision = [_faster(args, device) if dist.get_rank() == 0 else None]
-            dist.broadcast_object_list(decision, 0)  # the others wait here while rank 0 measures
-            self.bf16, why = decision[0]
-        if why and dist.get_rank() == 0:
-            print(f"bf16 {_on(self.bf16)}{why}", flush=True)
-
-
-def _on(switch):
-    return "on" if switch else "off"
-
-
-def _faster(args, device):
-    """Return whether bf16 is worth it on this device, and why."""
-    if device.type == "cuda":
-        # is_bf16_supported() counts what older GPUs emulate, slowly.
-        major, minor = torch.cuda.get_device_capability()
-        return major >= 8, f": the GPU's compute capability is {major}.{minor}"
-    plain, bf16 = seconds(args)
-    took = f"{1000 * bf16:.1f} ms with it, {1000 * plain:.1f} ms without"
-    why = f": a convolution takes {took} (it is to be {WORTH_IT} times as fast)"
-    return plain / bf16 >= WORTH_IT, why
-
-
-def seconds(args, budget=0.3):
-    """Return how long a convolution of this network takes on this CPU, in float32 and in bf16.
-
-    Forward and back, each the best of what fits into so many seconds, with as many pictures as do.
-    What instructions a processor has does not tell: one had them, and was half as fast in bf16.
-    """
-    side = min(args.image_size, 224) // 8 or 1
-    weights = torch.ones(128, 128, 3, 3).contiguous(memory_format=args.layout).requires_grad_()
-    pictures = 1
-    end = time.perf_counter() + budget
-    while True:
-        images = torch.ones(pictures, 128, side, side).contiguous(memory_format=args.layout)
-        images.requires_grad_()
-        taken = {False: [], True: []}
-        while True:
-            began = time.perf_counter()
-            for bf16, times in taken.items():
-                start = time.perf_counter()
-                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                    output = nn.functional.conv2d(images, weights, padding=1)
-                output.float().sum().backward()
-                times.append(time.perf_counter() - start)
-            now = time.perf_counter()
-            if 2 * now - began > end:
-                return min(taken[False]), min(taken[True])
-            if pictures < args.batch_size and now - began < budget / 15:
-                pictures *= 2
-                break
 
 
 def make_data(args):
     """Return the pictures to train with and those to validate with."""
-    folder = synthetic() if args.data == "synthetic" else args.data
-    return train_and_val(folder, args.image_size, args.seed, args.cache)
+    return train_and_val(args.data, args.image_size, args.seed, args.cache)
 
 
 def make_model(args, classes, device):
@@ -183,47 +88,12 @@ def make_model(args, classes, device):
     model = resnet18(num_classes=classes)
     error = load_weights(model, args.weights) if dist.get_rank() == 0 else ""
     together(error)
+    if args.sync_bn:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device, memory_format=args.layout)
     if args.compile:
         model.compile(dynamic=False)  # the same program for a size, whichever came first
     return model
-
-
-def load_weights(model, weights):
-    """Load a state_dict into the model; return what went wrong, or "".
-
-    A head for other classes than ours is left out.
-    """
-    channel = os.environ.get("SM_CHANNEL_WEIGHTS")
-    if channel and not weights:
-        files = [path for path in Path(channel).glob("*") if path.suffix in (".pt", ".pth")]
-        if len(files) != 1:
-            names = [path.name for path in files]
-            return f"the channel 'weights' ({channel}) holds {names}; expected one .pt or .pth file"
-        weights = files[0]
-    weights = weights or "imagenet"
-    if weights == "none":
-        return ""
-    try:
-        if weights == "imagenet":
-            socket.setdefaulttimeout(30)  # seconds; a network that drops packets gives no answer
-            state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
-        else:
-            state = torch.load(weights, map_location="cpu", weights_only=True)
-        own = model.state_dict()
-        if state["fc.bias"].shape != own["fc.bias"].shape:
-            state.update({name: own[name] for name in ("fc.weight", "fc.bias")})
-        model.load_state_dict(state)
-    except Exception as error:  # no network, no such file, no state_dict, or not one of a ResNet18
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return (
-            f"cannot load the weights {weights} ({reason[:300]}); expected --weights imagenet, "
-            "which needs network or a cache, --weights FILE or a channel 'weights' with a "
-            "ResNet18's state_dict, or --weights none"
-        )
-    finally:
-        socket.setdefaulttimeout(None)
-    return ""
 
 
 def train(args, device):
@@ -247,25 +117,28 @@ def train(args, device):
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     loss_function = nn.CrossEntropyLoss()
-    normalize = Normalize().to(device)
+    to_floats = normalize()
     precision = Precision(args.bf16)
 
     def forward(images, network):
         images = images.to(device, non_blocking=True).contiguous(memory_format=args.layout)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision.bf16):
-            return network(normalize(images)).float()
+            return network(to_floats(images)).float()
 
     torch.manual_seed(args.seed + dist.get_rank())
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
     made_for.update(lr=lr, lr_step=args.lr_step, seed=args.seed)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "precision": precision}
+    if args.deterministic:
+        parts["random"] = RandomStates()
+    progress = Progress(device)
     with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
-        progress = Progress(device)
         checkpoints.load(progress)
         precision.choose(args, device)
-        count = args.batch_size if args.compile else 2  # what is compiled is compiled for a size
-        blank = torch.zeros(count, 3, args.image_size, args.image_size, dtype=torch.uint8)
-        prime(ddp_model, lambda network: forward(blank, network))
+        if args.deterministic:  # DDP's first step rounds otherwise than the later ones
+            count = args.batch_size if args.compile else 2  # what is compiled, is for a size
+            blank = torch.zeros(count, 3, args.image_size, args.image_size, dtype=torch.uint8)
+            prime(ddp_model, lambda network: forward(blank, network))
         results = Results(args.output_data_dir, progress.history, args.log_every)
         to_see = len(train_data) * (args.epochs - progress.epoch) - progress.samples
         for epoch in range(progress.epoch, args.epochs):
@@ -318,7 +191,7 @@ def save(model, classes, args):
     os.makedirs(args.model_dir, exist_ok=True)
     alone = resnet18(num_classes=len(classes))
     alone.load_state_dict(model.state_dict())
-    classifier = nn.Sequential(Normalize(), alone, nn.Softmax(dim=1)).eval()
+    classifier = nn.Sequential(normalize(), alone, nn.Softmax(dim=1)).eval()
     blank = torch.zeros(2, 3, args.image_size, args.image_size, dtype=torch.uint8)
     shapes = ({0: torch.export.Dim("pictures")},)
     # What torch 2.4 writes of a strict export it cannot read.

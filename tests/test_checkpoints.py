@@ -11,24 +11,20 @@ import pytest
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture
-def resume(reference):
-    return reference("resume")
-
-
 class Job:
     """A model, an optimizer and where it is, with checkpoints in folder."""
 
-    def __init__(self, resume, folder="checkpoints", made_for="this", seed=0):
+    def __init__(self, reference, folder="checkpoints", made_for="this", seed=0):
         import torch
 
         torch.manual_seed(seed)
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         parts = {"model": self.model, "optimizer": self.optimizer}
+        parts["random"] = reference("deterministic").RandomStates()
         made_for = {"script": made_for, "seed": 0}
-        self.checkpoints = resume.Checkpoints(str(folder), made_for, parts)
-        self.progress = resume.Progress(torch.device("cpu"))
+        self.checkpoints = reference("checkpoints").Checkpoints(str(folder), made_for, parts)
+        self.progress = reference("metrics").Progress(torch.device("cpu"))
 
     def step(self):
         import torch
@@ -59,14 +55,14 @@ def files(folder="checkpoints"):
     return sorted(os.listdir(folder))
 
 
-def test_it_goes_on_as_if_it_had_not_stopped(resume):
-    job = Job(resume)
+def test_it_goes_on_as_if_it_had_not_stopped(reference):
+    job = Job(reference)
     job.step()
     job.progress.history.append({"epoch": 0, "loss": 0.5})
     job.save()
     job.step()
     number = random.random()
-    other = Job(resume, seed=1).load()  # another process, but for the process
+    other = Job(reference, seed=1).load()  # another process, but for the process
     other.step()
     assert other.state() == job.state()
     assert other.progress.history == [{"epoch": 0, "loss": 0.5}]
@@ -75,26 +71,26 @@ def test_it_goes_on_as_if_it_had_not_stopped(resume):
     assert (other.progress.epoch, other.progress.samples) == (1, 0)
 
 
-def test_a_part_that_the_script_did_not_have_then(resume):
+def test_a_part_that_the_script_did_not_have_then(reference):
     import torch
 
-    job = Job(resume)
+    job = Job(reference)
     job.step()
     job.save()
-    other = Job(resume, seed=1)
+    other = Job(reference, seed=1)
     other.checkpoints.parts["new"] = torch.nn.Linear(1, 1)
     assert other.load().state() == job.state()
 
 
-def test_without_a_folder_nothing_is_kept(resume, tmp_path):
-    job = Job(resume, "")
+def test_without_a_folder_nothing_is_kept(reference, tmp_path):
+    job = Job(reference, "")
     job.save()
     job.load()
     assert files(tmp_path) == ["output"]
 
 
-def test_the_newest_two_are_kept(resume):
-    job = Job(resume)
+def test_the_newest_two_are_kept(reference):
+    job = Job(reference)
     for _ in range(4):
         job.step()
         job.save()
@@ -122,8 +118,8 @@ def empty(path, job):
 
 
 @pytest.mark.parametrize("harm", [truncate, flip_a_bit, replace, empty])
-def test_what_is_no_whole_checkpoint_is_named_and_passed_over(resume, harm, capsys):
-    job = Job(resume)
+def test_what_is_no_whole_checkpoint_is_named_and_passed_over(reference, harm, capsys):
+    job = Job(reference)
     job.step()
     job.save()
     whole = job.state()
@@ -131,15 +127,15 @@ def test_what_is_no_whole_checkpoint_is_named_and_passed_over(resume, harm, caps
     job.save()
     newest = Path("checkpoints", files()[-1])
     harm(newest, job)
-    assert Job(resume, seed=1).load().state() == whole
+    assert Job(reference, seed=1).load().state() == whole
     out = capsys.readouterr().out
     assert f"passing over {newest}, no whole checkpoint: " in out
     assert "going on from checkpoints/checkpoint-000000-000000000004.pt\n" in out
     assert len(files()) == 2
 
 
-def test_what_this_job_did_not_write_stays(resume, capsys):
-    job = Job(resume)
+def test_what_this_job_did_not_write_stays(reference, capsys):
+    job = Job(reference)
     job.progress.epoch = 7
     job.save()
     damaged = Path("checkpoints", *files())
@@ -147,7 +143,7 @@ def test_what_this_job_did_not_write_stays(resume, capsys):
     for name in ("checkpoint-best.pt", "checkpoint-last.pt", "model.pt"):
         Path("checkpoints", name).write_text("mine")
     there = files()
-    job = Job(resume).load()  # from the start
+    job = Job(reference).load()  # from the start
     assert "wrote to checkpoints: checkpoint-best.pt, checkpoint-last.pt, model.pt\n" in (
         capsys.readouterr().out
     )
@@ -157,7 +153,7 @@ def test_what_this_job_did_not_write_stays(resume, capsys):
     written = [f"checkpoint-000000-{samples:012}.pt" for samples in (12, 16)]
     assert files() == sorted(there + written)
     damaged.unlink()
-    job = Job(resume).load()  # from the newest
+    job = Job(reference).load()  # from the newest
     job.save()
     for _ in range(2):
         job.step()
@@ -166,18 +162,18 @@ def test_what_this_job_did_not_write_stays(resume, capsys):
     assert files() == sorted([*there[1:], *written])
 
 
-def test_one_that_was_made_for_something_else_ends_the_job(resume):
-    Job(resume, made_for="that").save()
+def test_one_that_was_made_for_something_else_ends_the_job(reference):
+    Job(reference, made_for="that").save()
     before = files()
     with pytest.raises(SystemExit) as raised:
-        Job(resume).load()
+        Job(reference).load()
     text = f"checkpoints/{before[0]} is a checkpoint of {{'script': 'that'}}, and this is "
     assert str(raised.value) == text + "{'script': 'this'}; choose another --checkpoint-dir"
     assert files() == before
 
 
-def test_no_room(resume, capsys):
-    job = Job(resume)
+def test_no_room(reference, capsys):
+    job = Job(reference)
     job.step()
     job.save()
     whole = job.state()
@@ -192,18 +188,18 @@ def test_no_room(resume, capsys):
     path = "checkpoints/checkpoint-000000-000000000008.pt"
     assert str(raised.value) == f"cannot write the checkpoint {path}: File too large"
     assert files() == ["checkpoint-000000-000000000004.pt"]
-    assert Job(resume, seed=1).load().state() == whole
+    assert Job(reference, seed=1).load().state() == whole
 
 
-def test_no_folder_can_be_made(resume, tmp_path):
+def test_no_folder_can_be_made(reference, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit, match=r"cannot write the checkpoint .*file/checkpoint-"):
-        Job(resume, tmp_path / "file").save()
+        Job(reference, tmp_path / "file").save()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_saves_and_leaves(resume, number, capsys):
-    job = Job(resume)
+def test_a_stop_saves_and_leaves(reference, number, capsys):
+    job = Job(reference)
     before = signal.getsignal(number)
     with job.checkpoints as checkpoints, pytest.raises(SystemExit) as raised:
         checkpoints.leave_if_stopped(job.progress)
@@ -212,12 +208,12 @@ def test_a_stop_saves_and_leaves(resume, number, capsys):
         checkpoints.leave_if_stopped(job.progress)
     assert raised.value.code == 128 + number
     assert f"stopped by {number.name}; saved checkpoints/checkpoint-" in capsys.readouterr().out
-    assert Job(resume, seed=1).load().state() == job.state()
+    assert Job(reference, seed=1).load().state() == job.state()
     assert signal.getsignal(number) == before
 
 
-def test_what_a_killed_job_was_writing_is_removed(resume):
-    job = Job(resume)
+def test_what_a_killed_job_was_writing_is_removed(reference):
+    job = Job(reference)
     job.save()
     with open("checkpoints/checkpoint-000000-000000000009.pt.tmp", "w") as file:
         file.write("half")
@@ -225,13 +221,13 @@ def test_what_a_killed_job_was_writing_is_removed(resume):
     assert [name[-3:] for name in files()] == [".pt"]
 
 
-def test_a_sampler_goes_on_in_the_middle_of_an_epoch(resume):
-    data = range(10)
+def test_a_sampler_goes_on_in_the_middle_of_an_epoch(reference):
+    resumable, data = reference("checkpoints").ResumableSampler, range(10)
 
     def seen(ranks, start):
         parts = []
         for rank in range(ranks):
-            sampler = resume.ResumableSampler(data, num_replicas=ranks, rank=rank, seed=3)
+            sampler = resumable(data, num_replicas=ranks, rank=rank, seed=3)
             sampler.set_epoch(2, start)
             parts.append(list(sampler))
         return [index for together in zip(*parts) for index in together]

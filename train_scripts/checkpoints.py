@@ -1,10 +1,8 @@
-"""What lets a training job stop at any step and go on later as if nothing had happened.
+"""Checkpoints: a job that is stopped at any step saves, and the next start goes on from there.
 
-Both reference scripts use it; copy it with either. It needs torch alone.
-
+    progress = Progress(device)  # of metrics.py
     with Checkpoints(folder, made_for, {"model": model, "optimizer": optimizer}) as checkpoints:
-        progress = Progress(device)
-        checkpoints.load(progress)                # nothing at the first start
+        checkpoints.load(progress)  # nothing at the first start
         for epoch in range(progress.epoch, epochs):
             sampler.set_epoch(epoch, progress.samples)
             for ... in loader:
@@ -12,83 +10,30 @@ Both reference scripts use it; copy it with either. It needs torch alone.
                 progress.count(loss, logits, labels)
                 checkpoints.leave_if_stopped(progress)
             loss, accuracy = progress.end_epoch()
-            checkpoints.save(progress)        # or before a long validation, which it then repeats
+            checkpoints.save(progress)  # or before a long validation, which it then repeats
 
 All ranks call these together. Rank 0 alone reads and writes files, so that the folder need be there
-on the first host only, which is what SageMaker keeps for the next start (checkpoint_s3_uri).
+on the first host only, which is what SageMaker keeps for the next start (checkpoint_s3_uri). It
+needs torch alone.
 """
 
 import contextlib
-import copy
-import gc
 import io
 import itertools
 import os
-import random
 import re
 import signal
 import sys
 import threading
-import time
-import traceback
 import zipfile
 
 import torch
 import torch.distributed as dist
+from process_group import together
 from torch.utils.data import DistributedSampler
 
-# SageMaker's, where this runs there; elsewhere nothing is kept unless somebody asks for it.
-CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
 KEEP = 2  # checkpoints; older ones of this job are removed
 NAME = re.compile(r"checkpoint-\d{6}-\d{12}\.pt(\.tmp)?")
-
-
-class Totals:
-    """Sums [loss, correct, samples] over what this rank has seen."""
-
-    def __init__(self, device):
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-
-    def add(self, loss, logits, labels):
-        """Count a batch: its mean loss, the model's output [N, classes], the classes [N]."""
-        correct = (logits.argmax(dim=1) == labels).sum()
-        count = torch.full_like(correct, len(labels))  # a copy from here would wait for the GPU
-        self.sums += torch.stack((loss.detach() * len(labels), correct, count))
-
-    def over_all_ranks(self):
-        sums = self.sums.clone()
-        dist.all_reduce(sums)
-        return sums
-
-    def means(self):
-        """Return mean loss and accuracy over all ranks, not those of rank 0."""
-        sums = self.over_all_ranks()
-        return (sums[:2] / sums[2]).tolist()
-
-
-class Progress:
-    """Where a job is: in which epoch, how many samples of it all ranks together have seen.
-
-    `totals` are those of the epoch so far; `history` is the script's own, a list of plain values.
-    """
-
-    def __init__(self, device):
-        self.epoch = 0
-        self.samples = 0
-        self.totals = Totals(device)
-        self.history = []
-
-    def count(self, loss, logits, labels):
-        """Count a batch of this rank, and those of the others, which are as large."""
-        self.totals.add(loss, logits, labels)
-        self.samples += len(labels) * dist.get_world_size()
-
-    def end_epoch(self):
-        """Return mean loss and accuracy of the epoch, and go on to the next."""
-        means = self.totals.means()
-        self.totals.sums.zero_()
-        self.epoch, self.samples = self.epoch + 1, 0
-        return means
 
 
 class Checkpoints:
@@ -96,8 +41,8 @@ class Checkpoints:
 
     `made_for` says in plain values what a checkpoint can be used for (script, model, classes,
     seed, learning rate); with one made for something else the job ends, and leaves it as it is.
-    `parts` are what has a state_dict. With folder "" nothing is kept. Only in the main thread, and
-    after init_process_group.
+    `parts` are what has a state_dict(), which all ranks call; rank 0's is saved. With folder ""
+    nothing is kept. Only in the main thread, and after join_group().
     """
 
     def __init__(self, folder, made_for, parts):
@@ -131,7 +76,11 @@ class Checkpoints:
         self._signal = number
 
     def leave_if_stopped(self, progress):
-        """End this process, once all is saved, if any rank was told to stop."""
+        """End this process, once all is saved, if any rank was told to stop.
+
+        Ranks hear of a stop at different steps, and all have to leave after the same one. So they
+        ask one another in every step, which costs a fraction of a millisecond.
+        """
         number = torch.tensor(self._signal)
         dist.all_reduce(number, dist.ReduceOp.MAX, group=self._group)
         if not number:
@@ -154,20 +103,10 @@ class Checkpoints:
         if not self.folder or path == self._saved:
             return
         self._saved = path
-        randoms = [None] * dist.get_world_size()
-        dist.all_gather_object(randoms, _random_state(), group=self._group)
-        totals = progress.totals.over_all_ranks().cpu()
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state.update(made_for=self.made_for, progress=progress.state_dict())
         self._settle()
         if dist.get_rank() == 0:
-            state = {
-                "made_for": self.made_for,
-                **{name: part.state_dict() for name, part in self.parts.items()},
-                "epoch": progress.epoch,
-                "samples": progress.samples,
-                "totals": totals,
-                "history": progress.history,
-                "randoms": randoms,
-            }
             buffer = io.BytesIO()
             torch.save(state, buffer)
             self._writer = threading.Thread(target=self._write, args=(path, buffer.getbuffer()))
@@ -203,10 +142,7 @@ class Checkpoints:
         together(self._error, self._group)
 
     def load(self, progress):
-        """Go on from what was saved last, if anything was, on all ranks alike.
-
-        The random states are set if there are as many ranks as there were.
-        """
+        """Go on from what was saved last, if anything was, on all ranks alike."""
         data = self._read() if dist.get_rank() == 0 and self.folder else b""
         together(self._error, self._group)
         size = torch.tensor(len(data))
@@ -219,12 +155,7 @@ class Checkpoints:
         for name, part in self.parts.items():
             if name in state:  # else the script had no such part when it wrote this
                 part.load_state_dict(state[name])
-        progress.epoch, progress.samples = state["epoch"], state["samples"]
-        progress.history[:] = state["history"]
-        if dist.get_rank() == 0:
-            progress.totals.sums += state["totals"].to(progress.totals.sums.device)
-        if len(state["randoms"]) == dist.get_world_size():
-            _set_random_state(state["randoms"][dist.get_rank()])
+        progress.load_state_dict(state["progress"])
 
     def _read(self):
         """Return the newest whole checkpoint's bytes; name those that are passed over."""
@@ -246,7 +177,7 @@ class Checkpoints:
                     raise ValueError(f"{damaged} is damaged")
                 made_for = _unpack(data).get("made_for")
                 if not made_for:
-                    raise ValueError("resume.py did not write it")
+                    raise ValueError("checkpoints.py did not write it")
             except PermissionError as error:
                 self._error = f"cannot read the checkpoint {path}: {error.strerror}"
                 return b""
@@ -270,28 +201,6 @@ class Checkpoints:
         return b""
 
 
-def together(error, group=None):
-    """End all ranks if rank 0 has an error to tell; none is left behind in a collective."""
-    errors = [error]
-    dist.broadcast_object_list(errors, 0, group=group)
-    if errors[0]:
-        sys.exit(errors[0])
-
-
-def leave_group():
-    """Destroy the process group, in main()'s `finally`, once its threads have nothing left to do.
-
-    DistributedDataParallel refers to itself, and the frames of an error or a stop hold it. While it
-    lives, so do gloo's threads, and one that frees its last work too late aborts the process at
-    exit (torch 2.13, 1 run in 10). destroy_process_group() waits for them with Python's lock, which
-    one that still has a tensor to free waits for in turn (torch 2.4): a deadlock.
-    """
-    traceback.clear_frames(sys.exc_info()[2])
-    gc.collect()
-    time.sleep(0.1)  # without the lock
-    dist.destroy_process_group()
-
-
 class ResumableSampler(DistributedSampler):
     """A DistributedSampler that can go on in the middle of an epoch."""
 
@@ -306,34 +215,8 @@ class ResumableSampler(DistributedSampler):
         return itertools.islice(super().__iter__(), self.start // self.num_replicas, None)
 
 
-def prime(ddp_model, forward):
-    """Run one step of a DistributedDataParallel model that changes nothing.
-
-    After its first step it lays its buckets out anew (Reducer::rebuild_buckets), and where a number
-    lies in a bucket decides in which order gloo adds up those of the ranks. A job that resumes
-    would round its first step otherwise than one that never stopped, had it not had one already.
-    """
-    before = copy.deepcopy(ddp_model.module.state_dict())
-    forward(ddp_model).sum().backward()
-    ddp_model.zero_grad()
-    ddp_model.module.load_state_dict(before)
-
-
 def _unpack(data):
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-def _random_state():
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def _set_random_state(state):
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_initialized() and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def _remove(path):
