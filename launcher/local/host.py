@@ -24,12 +24,11 @@ _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 
 
 class Host:
-    """Attributes: `number`, N of algo-N; `process`, None until it starts; `killed`: by us."""
+    """Attributes: `number`, N of algo-N; `process`, its launcher, None until it starts."""
 
     def __init__(self, number: int, share: Share, environment: Mapping[str, str]) -> None:
         self.number = number
         self.process: subprocess.Popen[bytes] | None = None
-        self.killed = False
         self._share = share
         self._environment = environment
 
@@ -82,7 +81,6 @@ class Host:
     def kill(self) -> None:
         """Kill all of its processes, none of which is to see another one die first."""
         if self.process and self.runs:
-            self.killed = True
             kill_all(functools.partial(_with_children, self.process.pid))
 
 

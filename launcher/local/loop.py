@@ -151,7 +151,7 @@ class Loop:
         deadline = time.monotonic() + _TO_DIE
         while reap(*self._processes()) and below.all() and time.monotonic() < deadline:
             kill_all(below.all)
-            self._selector.select(0.05)  # for SIGCHLD
+            time.sleep(0.02)
 
     def _drain(self) -> None:
         """Pass on what is left in the pipes."""

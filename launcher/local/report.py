@@ -44,12 +44,12 @@ def beginning(
 
 
 def exit_code(hosts: Sequence[Host]) -> int:
-    """Return the job's exit code: that of a launcher that ended by itself, if one failed."""
-    codes = [host.process.returncode for host in hosts if host.process and not host.killed]
-    for code in sorted(codes, key=lambda code: code < 0):  # another one was killed by somebody else
+    """Return the job's exit code: that of a launcher that failed, before one that was killed."""
+    codes = [host.process.returncode for host in hosts if host.process]
+    for code in sorted(codes, key=lambda code: code < 0):
         if code:
             return code if code > 0 else 128 - code
-    return 0 if codes else 128 + signal.SIGKILL
+    return 0 if codes else 128 + signal.SIGTERM  # stopped before any host started
 
 
 def end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bool) -> str:
