@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
-from launcher.job import toolkit
+from launcher.job import machine, toolkit
 from launcher.local import folders, hyperparameters, options, schedule, shares
 from launcher.local.environment import environment
 from launcher.local.lines import Lines
@@ -399,10 +399,10 @@ def test_a_job_of_two_hosts(script, tmp_path):
     assert [host["SM_CURRENT_HOST"] for host in seen] == ["127.0.0.1", "127.0.0.2"]
     for host in seen:
         assert (host["WORLD_SIZE"], host["argv"], host["data"]) == ("2", ["--flag"], "mine")
-        assert len(host["cpus"]) == max(1, len(host["cpus"]))
-    mine = len(os.sched_getaffinity(0))
-    if mine > 1:
-        assert not set(seen[0]["cpus"]) & set(seen[1]["cpus"])
+    cores = machine.physical_cores()
+    parts = [sorted(set().union(*part)) for part in shares.divided(cores, 2)]
+    assert [host["cpus"] for host in seen] == parts
+    assert [host["OMP_NUM_THREADS"] for host in seen] == [str(max(1, len(cores) // 2))] * 2
     assert "the arguments reach the script as they are, but SageMaker can pass none like" in err
     for host in ("algo-1", "algo-2"):
         assert done.stdout.count(host.encode() + b" | \xff not UTF-8\n") == 1

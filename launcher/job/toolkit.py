@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.job import machine
+from launcher.job.cluster import count
 from launcher.text import short
 from launcher.values import NamedTuple
 
@@ -182,6 +183,7 @@ def _hosts_and_devices(config: TrainingConfig, environ: Mapping[str, str]) -> di
     groups = instance_groups(resources)
     current_group = resources.get("current_group_name", "homogeneousCluster")
     instance_type = resources.get("current_instance_type", "local")
+    gpus = count("SM_NUM_GPUS", environ)
     distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
     return {
         "hosts": resources["hosts"],
@@ -194,8 +196,8 @@ def _hosts_and_devices(config: TrainingConfig, environ: Mapping[str, str]) -> di
         "is_hetero": len(groups) > 1,
         "distribution_instance_groups": distribution_groups,
         "network_interface_name": resources.get("network_interface_name", "eth0"),
-        "num_cpus": os.cpu_count() or 1,
-        "num_gpus": len(machine.gpus(environ)),
+        "num_cpus": count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
+        "num_gpus": len(machine.gpus(environ)) if gpus is None else gpus,
         "num_neurons": machine.count_neuron_cores(str(instance_type), environ),
     }
 

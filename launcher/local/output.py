@@ -51,7 +51,7 @@ class Output:
     def _write(self, fd: int, data: bytes) -> None:
         """Write lines above the bar, which is that of the first host that has one."""
         bar = self._next_bar()
-        pieces = [(fd, data)]
+        pieces = [(fd, data)] if data else []
         if bar != self._bar or (data and fd in self._terminals):
             gone = [(self._bar[0], _CLEAR)] if self._bar else []
             pieces = [*gone, *pieces, *([bar] if bar else [])]
