@@ -42,8 +42,13 @@ $(TO_TEST): $(SOURCES) | $(BIN)/pip
 	$(BIN)/pip install --quiet ".[test,check]"
 	@rm -rf build; touch "$@"
 
+# A job of two hosts of two ranks each, on this machine's CPU.
 demo: $(WITH_TORCH)
-	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/two_hosts.sh
+	$(BIN)/python examples/draw_pictures.py runs/pictures
+	CUDA_VISIBLE_DEVICES= $(BIN)/sm-launch local --hosts 2 --nproc-per-node 2 --run-dir runs/demo \
+		--channel train=runs/pictures/train --channel val=runs/pictures/val -- \
+		train_scripts/train_hymenoptera.py --weights none --epochs 5 --batch-size 8 --lr 0.01 \
+		--lr-step 3 --image-size 64 --checkpoint-dir ''
 
 # The real ants and bees, for --data data/hymenoptera_data.
 data:

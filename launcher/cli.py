@@ -35,6 +35,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             from launcher import init  # which a job does not need
 
             run = init.run
+    elif argv[:1] == ["local"]:
+        from launcher.local import command  # which a job does not need
+
+        argv, run = argv[1:], command.run
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need
 

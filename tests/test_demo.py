@@ -1,40 +1,29 @@
-"""`make demo`: the two-host example, as people run it."""
+"""`make demo`, as people run it, but for the installation."""
 
-import os
 import re
 import subprocess
 import sys
 
 import pytest
-from conftest import REPO, free_port
-
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]  # the demo trains a ResNet18
+from conftest import REPO
 
 
-def run(*args):
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    return subprocess.run(
-        ["sh", str(REPO / "examples" / "two_hosts.sh"), *map(str, args)],
-        env={**os.environ, "PATH": path, "LAUNCHER_RDZV_PORT": str(free_port())},
-        capture_output=True,
-        text=True,
-        timeout=380,
+@pytest.mark.torch
+@pytest.mark.timeout(400)  # it trains a ResNet18
+def test_the_demo_trains_and_says_where_the_model_is(tmp_path):
+    for folder in ("examples", "train_scripts"):
+        (tmp_path / folder).symlink_to(REPO / folder)
+    make = ["make", "-f", str(REPO / "Makefile"), f"VENV={sys.prefix}", "WITH_TORCH=examples"]
+    done = subprocess.run(
+        [*make, "--assume-old=examples", "demo"], capture_output=True, text=True, timeout=380
     )
-
-
-def test_the_example_trains_and_says_where_the_model_is(tmp_path):
-    done = run()
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].endswith("runs/demo/127.0.0.1/model/model.pt")
-    first = tmp_path / "runs" / "demo" / "127.0.0.1"
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout[done.stdout.index("The job succeeded after ") :]
+    assert "Its files, in runs/demo:\n" in said
+    assert re.search("^  algo-1/model: .*model.pt", said, re.MULTILINE)
+    first = tmp_path / "runs" / "demo" / "algo-1"
     assert (first / "model" / "model.pt").exists()
     for name in ("curves.png", "predictions.png"):
-        assert f"To look at: {first}/output/data/{name}\n" in done.stdout
+        assert re.search(f"^  algo-1/output/data: .*{name}", said, re.MULTILINE)
         assert (first / "output" / "data" / name).exists()
     assert float(re.findall(r"val_accuracy=([\d.]+)", done.stdout)[-1]) > 0.9
-
-
-def test_the_example_shows_why_it_failed(script):
-    done = run(script("raise ValueError('loss is nan')"))
-    assert done.returncode == 1
-    assert "failed with ValueError: loss is nan" in done.stdout

@@ -15,6 +15,7 @@ COMPAT = PACKAGE / "compat"
 FLOORS = [
     ("launcher.__main__",),
     ("launcher.cli",),
+    ("launcher.local",),
     ("launcher.run", "launcher.init"),
     ("launcher.peers",),
     ("launcher.result", "launcher.events"),
@@ -50,6 +51,8 @@ PURE = [
     "launcher.peers.messages",
     "launcher.result.causes",
     "launcher.result.raised",
+    "launcher.local.lines",
+    "launcher.local.schedule",
 ]
 ALLOWED_IN_PURE = {
     "__future__",
@@ -135,7 +138,7 @@ def test_arrows_lead_downward_only(module):
             raise AssertionError(f"{module}:{line}: there is no {name}")
 
 
-@pytest.mark.parametrize("folder", ["job", "peers", "result", "run"])
+@pytest.mark.parametrize("folder", ["job", "local", "peers", "result", "run"])
 def test_contributing_names_all_modules_of_a_folder(folder):
     page = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (part,) = re.findall(rf"^{folder}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)

@@ -26,16 +26,16 @@ def driver(tmp_path):
 
 def test_gpus_are_counted_with_nvidia_smi(driver):
     lines = "echo 'GPU 0: NVIDIA A10G (UUID: GPU-1)'; echo '  MIG 1g'; echo 'GPU 1: NVIDIA'"
-    assert machine.count_gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}')) == 2
+    assert len(machine.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))) == 2
 
 
 def test_a_failing_driver_is_reported(driver, capsys):
-    assert machine.count_gpus(driver("nvidia-smi", "echo no driver; exit 9")) == 0
+    assert machine.gpus(driver("nvidia-smi", "echo no driver; exit 9")) == []
     assert "nvidia-smi -L failed" in capsys.readouterr().err
 
 
 def test_no_driver_no_devices(capsys):
-    assert machine.count_gpus({"PATH": "/nowhere"}) == 0
+    assert machine.gpus({"PATH": "/nowhere"}) == []
     assert machine.count_neuron_cores("", {"PATH": "/nowhere"}) == 0
     assert capsys.readouterr().err == ""
 

@@ -94,6 +94,15 @@ def test_arguments_and_variables_are_the_toolkits(base, resources):
     assert ours_env == real_env
 
 
+def test_all_variables_have_the_devices_that_the_environment_says(base):
+    """As `sm-launch local` does, whose hosts share a machine."""
+    environ = {"SAGEMAKER_BASE_DIR": base(), "SM_NUM_GPUS": "3", "SM_NUM_CPUS": "7"}
+    variables = toolkit.to_env_vars(toolkit.read_config(environ), environ)
+    assert (variables["SM_NUM_GPUS"], variables["SM_NUM_CPUS"]) == ("3", "7")
+    everything = json.loads(variables["SM_TRAINING_ENV"])
+    assert (everything["num_gpus"], everything["num_cpus"]) == (3, 7)
+
+
 def test_no_config_folder_is_no_config(tmp_path):
     assert toolkit.read_config({}) is None  # there is no /opt/ml on this machine
     with pytest.raises(LaunchError, match="expected the config files of a training job"):

@@ -8,7 +8,7 @@ change somebody's hyperparameters. The command line wins over the environment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import LaunchError
@@ -68,31 +68,56 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[
     return values, unknown
 
 
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the launcher's own words of a command line, and the script's, as they were typed.
+
+    Raises LaunchError for an unknown option and a missing value.
+    """
+    ours: list[str] = []
+    scripts: list[str] = []
+    for typed, name, _ in _options_and_words(argv):
+        (ours if name else scripts).extend(typed)
+    return ours, scripts
+
+
 def _from_command_line(argv: Sequence[str]) -> _CommandLine:
     line = _CommandLine({}, {}, [])
-    rest = list(reversed(argv))
-    while rest:
-        word = rest.pop()
-        name, equals, text = word.partition("=")
-        is_target = name in (_SCRIPT, _MODULE)
-        if not is_target and not name.startswith(PREFIX):
-            line.script_args.append(word)
-            continue
-        field = "" if is_target else _field(name)
-        if not equals and field and OPTIONS[field].parse is switch:
-            # SageMaker sends `--flag true`; people type `--flag`.
-            text = rest.pop() if rest and rest[-1].lower() in SWITCHES else "true"
-        elif not equals:
-            if not rest:
-                raise LaunchError(f"{name} needs a value; see --launcher-help.")
-            text = rest.pop()
-        if field:
-            line.options[field] = _value(field, text, name)
+    for typed, name, text in _options_and_words(argv):
+        if not name:
+            line.script_args.extend(typed)
+        elif name not in (_SCRIPT, _MODULE):
+            line.options[_field(name)] = _value(_field(name), text, name)
         elif not text:
             raise LaunchError(f"{name} is empty; expected the training script or module to run.")
         else:
             line.targets[name] = text
     return line
+
+
+def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, str]]:
+    """Yield what was typed, with the option's name and value; without, if it is the script's."""
+    rest = list(reversed(argv))
+    while rest:
+        word = rest.pop()
+        typed = [word]
+        name, equals, text = word.partition("=")
+        is_target = name in (_SCRIPT, _MODULE)
+        if not is_target and not name.startswith(PREFIX):
+            yield typed, "", ""
+            continue
+        field = "" if is_target else _field(name)
+        if not equals and field and OPTIONS[field].parse is switch:
+            # SageMaker sends `--flag true`; people type `--flag`.
+            text = "true"
+            if rest and rest[-1].lower() in SWITCHES:
+                text = rest.pop()
+                typed.append(text)
+        elif not equals:
+            if not rest:
+                raise LaunchError(f"{name} needs a value; see --launcher-help.")
+            text = rest.pop()
+            typed.append(text)
+        yield typed, name, text
 
 
 def _field(name: str) -> str:

@@ -68,10 +68,10 @@ def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()
     job_name = _job_name(hosts, environ)
     if instance_groups:
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
-    gpus = _count("SM_NUM_GPUS", environ)
+    gpus = count("SM_NUM_GPUS", environ)
     if gpus is None:
-        gpus = machine.count_gpus(environ)
-    neurons = _count("SM_NUM_NEURONS", environ)
+        gpus = len(machine.gpus(environ))
+    neurons = count("SM_NUM_NEURONS", environ)
     if neurons is None:
         neurons = machine.count_neuron_cores(instance_type, environ)
     return Cluster(
@@ -160,7 +160,7 @@ def _hosts_of_groups(
     return tuple(host for host in hosts if host in chosen)
 
 
-def _count(variable: str, environ: Mapping[str, str]) -> int | None:
+def count(variable: str, environ: Mapping[str, str]) -> int | None:
     """Return a number of devices; None if the variable is not set, or empty (unknown)."""
     text = environ.get(variable, "")
     if not text:

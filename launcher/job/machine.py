@@ -55,8 +55,8 @@ def read_machine() -> Machine:
 def torch_version() -> tuple[int, int]:
     """Return (major, minor) of the torch that a child process would import.
 
-    It is read from torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError
-    (exit code 127) if there is no torch, or one without torchrun.
+    From torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError (exit code 127)
+    if there is no torch, or one without torchrun.
     """
     spec = importlib.machinery.PathFinder.find_spec("torch")
     if spec is None:
@@ -82,17 +82,16 @@ def torch_version() -> tuple[int, int]:
     return (int(match[1]), int(match[2]))
 
 
-def count_gpus(environ: Mapping[str, str]) -> int:
-    """Return the GPUs of this host as the toolkit counts them, with `nvidia-smi -L`."""
-    answer = _ask("nvidia-smi", "-L", environ)
-    return sum(line.startswith("GPU ") for line in answer.splitlines())
+def gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the lines of `nvidia-smi -L`, one for each GPU, as the toolkit counts them."""
+    lines = _ask("nvidia-smi", "-L", environ).splitlines()
+    return [line for line in lines if line.startswith("GPU ")]
 
 
 def visible_gpus(count: int, environ: Mapping[str, str]) -> int:
-    """Return how many of count GPUs CUDA_VISIBLE_DEVICES leaves.
+    """Return how many of count GPUs CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
 
-    As CUDA reads it: entries after the first invalid one are ignored (CUDA programming guide,
-    "CUDA Environment Variables").
+    It ignores entries after the first invalid one (programming guide, "Environment Variables").
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not count:
@@ -142,18 +141,25 @@ def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
 
 
 def usable_cores() -> int:
-    """Return the physical cores that this process may use, at least 1.
+    """Return the number of physical cores that this process may use, at least 1."""
+    return len(physical_cores()) or os.cpu_count() or 1
+
+
+def physical_cores() -> list[set[int]]:
+    """Return the CPUs of each core that this process may use; none if the system does not say.
 
     The affinity mask and the cgroup's CPU quota limit them: in a container that may use 4 of 96
     cores, 96 threads in each process would starve each other. Hyper-threads of one core have the
     same list of siblings (kernel, Documentation/admin-guide/cputopology.rst).
     """
     if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    folder = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    cores = len({_text(folder.format(cpu)) or cpu for cpu in os.sched_getaffinity(0)})
+        return []
+    cores: dict[object, set[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = _text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(siblings or cpu, set()).add(cpu)
     quota = cgroup_cpus()
-    return max(1, cores if quota is None else min(cores, int(quota)))
+    return list(cores.values())[: None if quota is None else max(1, int(quota))]
 
 
 def cgroup_cpus(root: str = "") -> float | None:

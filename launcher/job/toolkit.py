@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.job import machine
+from launcher.job.cluster import count
 from launcher.text import short
 from launcher.values import NamedTuple
 
@@ -82,14 +83,14 @@ def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
     for key in ("current_host", "hosts"):
         if key not in resource_config:
             raise LaunchError(f"{folder}/resourceconfig.json has no {key!r}; expected one.")
-    decoded = {
-        key: _decoded(value) for key, value in _read_object(folder, "hyperparameters.json").items()
+    values = {
+        key: decoded(value) for key, value in _read_object(folder, "hyperparameters.json").items()
     }
-    own = {key for key in decoded if key.startswith(_OWN_PREFIX) or key in _OWN_KEYS}
+    own = {key for key in values if is_platforms_own(key)}
     return TrainingConfig(
         base_dir=base,
-        hyperparameters={key: value for key, value in decoded.items() if key not in own},
-        framework_params={key: decoded[key] for key in own},
+        hyperparameters={key: value for key, value in values.items() if key not in own},
+        framework_params={key: values[key] for key in own},
         resource_config=resource_config,
         input_data_config=_read_object(folder, "inputdataconfig.json"),
     )
@@ -109,7 +110,12 @@ def _read_object(folder: str, name: str) -> dict[str, Any]:
     return value
 
 
-def _decoded(value: Any) -> Any:
+def is_platforms_own(key: str) -> bool:
+    """Tell whether a hyperparameter is SageMaker's own, which never reaches the script."""
+    return key.startswith(_OWN_PREFIX) or key in _OWN_KEYS
+
+
+def decoded(value: Any) -> Any:
     """Undo the SDK's JSON encoding of a hyperparameter; return what is not JSON as it is."""
     try:
         return json.loads(value)
@@ -177,6 +183,7 @@ def _hosts_and_devices(config: TrainingConfig, environ: Mapping[str, str]) -> di
     groups = instance_groups(resources)
     current_group = resources.get("current_group_name", "homogeneousCluster")
     instance_type = resources.get("current_instance_type", "local")
+    gpus = count("SM_NUM_GPUS", environ)
     distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
     return {
         "hosts": resources["hosts"],
@@ -189,8 +196,8 @@ def _hosts_and_devices(config: TrainingConfig, environ: Mapping[str, str]) -> di
         "is_hetero": len(groups) > 1,
         "distribution_instance_groups": distribution_groups,
         "network_interface_name": resources.get("network_interface_name", "eth0"),
-        "num_cpus": os.cpu_count() or 1,
-        "num_gpus": machine.count_gpus(environ),
+        "num_cpus": count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
+        "num_gpus": len(machine.gpus(environ)) if gpus is None else gpus,
         "num_neurons": machine.count_neuron_cores(str(instance_type), environ),
     }
 

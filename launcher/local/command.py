@@ -1,0 +1,67 @@
+"""`sm-launch local` in one screen: from its arguments to the job's exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from launcher.errors import LaunchError
+from launcher.job import machine
+from launcher.local import folders, hyperparameters, options, report, shares
+from launcher.local.environment import environment
+from launcher.local.host import Host
+from launcher.local.loop import Loop
+from launcher.local.output import Output
+from launcher.log import log, show
+from launcher.presence import Ending
+from launcher.signals import Signals
+
+_LOOPBACK = "lo"
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+    """Run a job on this machine; return how it ended. A person's mistake is one line in the log."""
+    if options.wants_help(argv):
+        show(options.help_text())
+        return Ending(0)
+    try:
+        return _run(argv, environ, signals)
+    except LaunchError as error:
+        # Not for a failure file: this is no host of a job.
+        log(str(error))
+        return Ending(error.exit_code)
+
+
+def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+    chosen = options.parse(argv, environ)
+    facts = machine.read_machine()
+    parts = shares.shares(len(chosen.hosts), environ)
+    ports = shares.free_ports(2)
+    passable = hyperparameters.of_arguments(chosen.script_args)
+    name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = folders.make_run_dir(chosen.run_dir or os.path.join("runs", name), chosen.hosts[0])
+    option, target = chosen.target
+    folders.fill(
+        run_dir,
+        folders.Given(
+            addresses={host: part.address for host, part in zip(chosen.hosts, parts)},
+            channels=chosen.channels,
+            hyperparameters={option[2:]: json.dumps(target), **passable.hyperparameters},
+            network_interface_name=_LOOPBACK if _LOOPBACK in facts.interfaces else "",
+        ),
+    )
+    hosts = []
+    for number, (host, part) in enumerate(zip(chosen.hosts, parts), 1):
+        base_dir = os.path.join(run_dir, host)
+        variables = environment(environ, base_dir, f"{name}-{os.getpid()}", part, ports)
+        hosts.append(Host(number, part, variables))
+    for line in report.beginning(chosen, parts, run_dir, passable):
+        log(line)
+    words = [*chosen.launcher_words, *(chosen.script_args if passable.refused else ())]
+    output = Output(environ)
+    loop = Loop(hosts, chosen.events, words, signals, output)
+    seconds = loop.run()
+    output.show(report.end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
+    return Ending(report.exit_code(hosts), was_stopped=loop.was_stopped)

@@ -1,0 +1,109 @@
+"""The folders and files that SageMaker gives to each host, under one folder of the job."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.errors import LaunchError
+from launcher.values import NamedTuple
+
+_INPUT, _CONFIG = "input", os.path.join("input", "config")
+MODEL, OUTPUT, CHECKPOINTS = "model", os.path.join("output", "data"), "checkpoints"
+FAILURE = os.path.join("output", "failure")
+
+
+class Given(NamedTuple):
+    """What is the same for all hosts; `addresses` are by the hosts' names."""
+
+    addresses: Mapping[str, str]
+    channels: Mapping[str, str]
+    hyperparameters: Mapping[str, str]
+    network_interface_name: str
+
+
+def make_run_dir(wanted: str, first_host: str) -> str:
+    """Make a folder for the job; return its path: as wanted, or with `-2` ... if it is in use.
+
+    Raises LaunchError if none can be made.
+    """
+    for number in itertools.count(1):
+        path = wanted.rstrip("/") + f"-{number}" if number > 1 else wanted
+        try:
+            os.makedirs(path, exist_ok=True)
+            if not os.listdir(path):
+                os.mkdir(os.path.join(path, first_host))  # nobody else has it from here on
+                return path
+        except FileExistsError:  # a file, or another job was faster
+            continue
+        except OSError as error:
+            raise LaunchError(
+                f"cannot make the folder {path} ({error.strerror}); "
+                "give one that can be made with --run-dir."
+            ) from None
+    raise AssertionError
+
+
+def fill(run_dir: str, given: Given) -> None:
+    """Make each host's folders and config files. Raises LaunchError if that is not possible."""
+    try:
+        for host in given.addresses:
+            _fill_host(os.path.join(run_dir, host), host, given)
+    except OSError as error:
+        raise LaunchError(f"cannot write {error.filename} ({error.strerror}).") from None
+
+
+def _fill_host(base: str, host: str, given: Given) -> None:
+    data = os.path.join(_INPUT, "data")
+    for folder in (_CONFIG, data, MODEL, OUTPUT, CHECKPOINTS, "code"):
+        os.makedirs(os.path.join(base, folder), exist_ok=True)
+    for channel, folder in given.channels.items():
+        os.symlink(os.path.abspath(folder), os.path.join(base, data, channel))
+    for name, value in _config(host, given).items():
+        with open(os.path.join(base, _CONFIG, f"{name}.json"), "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+
+
+def _config(host: str, given: Given) -> dict[str, Any]:
+    """Return the contents of the three files, with the keys that SageMaker gives them."""
+    hosts = sorted(given.addresses.values())
+    group, kind = "homogeneousCluster", "local"
+    members = {"instance_group_name": group, "instance_type": kind, "hosts": hosts}
+    channel = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
+    return {
+        "resourceconfig": {
+            "current_host": given.addresses[host],
+            "hosts": hosts,
+            "network_interface_name": given.network_interface_name,
+            "current_instance_type": kind,
+            "current_group_name": group,
+            "instance_groups": [members],
+        },
+        "hyperparameters": dict(given.hyperparameters),
+        "inputdataconfig": dict.fromkeys(given.channels, channel),
+    }
+
+
+def listed(run_dir: str, host: str, folder: str) -> Sequence[str]:
+    """Return the names in one of a host's folders."""
+    try:
+        return sorted(os.listdir(os.path.join(run_dir, host, folder)))
+    except OSError:
+        return ()
+
+
+def failure_reason(run_dir: str, host: str) -> str:
+    """Return what SageMaker would show of a host's failure file, "" if there is none."""
+    try:
+        path = os.path.join(run_dir, host, FAILURE)
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1024)
+    except OSError:
+        return ""

@@ -1,0 +1,121 @@
+"""One host: a launcher in a session of its own, and all that runs below it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable
+
+from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
+from launcher.local.shares import Share
+from launcher.processes import send
+
+if TYPE_CHECKING:
+    import psutil
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
+
+
+class Host:
+    """Attributes: `number`, N of algo-N; `process`, its launcher, None until it starts."""
+
+    def __init__(self, number: int, share: Share, environment: Mapping[str, str]) -> None:
+        self.number = number
+        self.process: subprocess.Popen[bytes] | None = None
+        self._share = share
+        self._environment = environment
+
+    @property
+    def name(self) -> str:
+        """The name that SageMaker would give it."""
+        return f"algo-{self.number}"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its launcher has started and not ended."""
+        return self.process is not None and self.process.returncode is None
+
+    def start(self, words: Sequence[str]) -> None:
+        """Start its launcher. Raises LaunchError."""
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        parent = os.getpid()
+
+        def end_with_parent() -> None:
+            # SIGKILL leaves us no time to stop the job, and nobody else would.
+            if libc:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+                if os.getppid() != parent:
+                    os._exit(128 + signal.SIGTERM)
+
+        try:
+            with _on_cpus(self._share.cpus):
+                self.process = subprocess.Popen(
+                    [sys.executable, _LAUNCHER, *words],
+                    env=dict(self._environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    # Or else a terminal's Ctrl-C would reach it, and its ranks, without us.
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
+        except OSError as error:
+            raise LaunchError(
+                f"cannot start the launcher of {self.name}: {error.strerror}.",
+                exit_code=EXIT_CANNOT_EXECUTE,
+            ) from None
+
+    def stop(self) -> None:
+        """Stop it as SageMaker would: SIGTERM to its launcher."""
+        if self.process and self.runs:
+            send(self.process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill all of its processes, none of which is to see another one die first."""
+        if self.process and self.runs:
+            kill_all(functools.partial(_with_children, self.process.pid))
+
+
+@contextlib.contextmanager
+def _on_cpus(cpus: frozenset[int]) -> Iterator[None]:
+    """Have children that are started here inherit an affinity mask."""
+    if sys.platform != "linux" or not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
+    """Kill all processes that are found: first hold each, so that it starts no other."""
+    held: dict[int, psutil.Process] = {}
+    found = True
+    while found:
+        new = {process.pid: process for process in find() if process.pid not in held}
+        for process in new.values():
+            send(process, signal.SIGSTOP)
+        held.update(new)
+        found = bool(new)
+    for process in held.values():
+        send(process, signal.SIGKILL)
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
+    import psutil  # 15 ms that most jobs need not spend
+
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    return []

@@ -1,0 +1,161 @@
+"""The loop of all hosts: what is due, what they write, stops, and their ends."""
+
+from __future__ import annotations
+
+import functools
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from launcher.local import schedule
+from launcher.local.host import Host, kill_all
+from launcher.local.output import STDERR, STDOUT, Output
+from launcher.local.schedule import Event, What
+from launcher.processes import Processes, reap
+from launcher.signals import Signals
+from launcher.text import signal_name
+
+_READ = 64 * 1024
+_TO_DIE = 10  # seconds that a process may take to die of SIGKILL
+
+
+class Loop:
+    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        events: Sequence[Event],
+        words: Sequence[str],
+        signals: Signals,
+        output: Output,
+    ) -> None:
+        self._hosts = {host.name: host for host in hosts}
+        self._events = tuple(events)
+        self._words = words
+        self._signals = signals
+        self._output = output
+        self._selector: selectors.BaseSelector
+        self._pipes: dict[IO[bytes], tuple[int, int]] = {}  # a host's number, and STDOUT or STDERR
+        self._stopped = False  # all of it
+        self.was_stopped = False
+
+    def run(self) -> float:
+        """Return the seconds that it took. Raises LaunchError if a launcher cannot be started."""
+        below = Processes()  # what a killed launcher leaves behind becomes our child
+        began = time.monotonic()
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+            try:
+                while self._goes_on():
+                    now, self._events = schedule.due(self._events, time.monotonic() - began)
+                    for event in now:
+                        self._do(event)
+                    self._wait(began)
+            finally:
+                self._kill_the_rest(below)
+                self._drain()
+        return time.monotonic() - began
+
+    def _goes_on(self) -> bool:
+        """Tell whether a host runs, or one is to start: not after a stop or a failure."""
+        hosts = self._hosts.values()
+        if any(host.runs for host in hosts):
+            return True
+        failed = any(host.process and host.process.returncode for host in hosts)
+        starts = any(event.what is What.START for event in self._events)
+        return starts and not failed and not self._stopped
+
+    def _wait(self, began: float) -> None:
+        timeout = None
+        if self._events:
+            timeout = max(0.0, began + self._events[0].at - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def _do(self, event: Event) -> None:
+        named = [self._hosts[event.host]] if event.host else list(self._hosts.values())
+        if event.what is What.START:
+            if not self._stopped:
+                self._start(named[0])
+                if event.at:
+                    self._output.say(f"{event.host} starts (--late {event.typed}).")
+            return
+        there = [host for host in named if host.runs]
+        if not there:
+            return
+        names = ", ".join(host.name for host in there)
+        option = f"--{event.what.value} {event.typed}"
+        if event.what is What.KILL:
+            self._output.say(f"{names} is killed ({option}).")
+            for host in there:
+                host.kill()
+        else:
+            self._output.say(f"SIGTERM to {names} ({option}).")
+            self._stop(there, everybody=not event.host)
+
+    def _start(self, host: Host) -> None:
+        host.start(self._words)
+        assert host.process
+        for fd, pipe in ((STDOUT, host.process.stdout), (STDERR, host.process.stderr)):
+            assert pipe
+            os.set_blocking(pipe.fileno(), False)
+            self._pipes[pipe] = (host.number, fd)
+            act = functools.partial(self._read, pipe)
+            self._selector.register(pipe, selectors.EVENT_READ, act)
+
+    def _read(self, pipe: IO[bytes]) -> bool:
+        """Pass on what a host has written; return whether there may be more."""
+        try:
+            data = os.read(pipe.fileno(), _READ)
+        except BlockingIOError:
+            return False
+        self._output.feed(*self._pipes[pipe], data)
+        if not data:
+            self._selector.unregister(pipe)
+            pipe.close()
+            del self._pipes[pipe]
+        return bool(data)
+
+    def _on_signals(self) -> None:
+        for number in self._signals.take():
+            if number == signal.SIGCHLD:
+                reap(*self._processes())
+            elif self._stopped:
+                self._output.say(f"{signal_name(number)} again: the job is killed.")
+                for host in self._hosts.values():
+                    host.kill()
+            else:
+                running = [host for host in self._hosts.values() if host.runs]
+                self._output.say(
+                    f"{signal_name(number)}: the job is stopped as SageMaker does it, "
+                    "with SIGTERM to every host; once more kills it."
+                )
+                self._stop(running, everybody=True)
+
+    def _stop(self, hosts: Sequence[Host], *, everybody: bool) -> None:
+        self._stopped = self._stopped or everybody
+        self.was_stopped = True
+        for host in hosts:
+            host.stop()
+
+    def _processes(self) -> list[subprocess.Popen[bytes]]:
+        return [host.process for host in self._hosts.values() if host.process]
+
+    def _kill_the_rest(self, below: Processes) -> None:
+        """Kill what runs without its launcher, or because of an error of our own."""
+        deadline = time.monotonic() + _TO_DIE
+        while reap(*self._processes()) and below.all() and time.monotonic() < deadline:
+            kill_all(below.all)
+            time.sleep(0.02)
+
+    def _drain(self) -> None:
+        """Pass on what is left in the pipes."""
+        for pipe, (number, fd) in list(self._pipes.items()):
+            while self._read(pipe):
+                pass
+            self._output.feed(number, fd, b"")

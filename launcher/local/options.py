@@ -1,0 +1,193 @@
+"""Reads `sm-launch local [OPTION ...] -- [LAUNCHER'S OPTION ...] SCRIPT [ARGUMENT ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from launcher.errors import LaunchError
+from launcher.job import arguments, target
+from launcher.job.options import OPTIONS, Options, whole
+from launcher.local import schedule
+from launcher.text import flag
+from launcher.values import NamedTuple
+
+_MOST_HOSTS = 100
+_HELP = ("-h", "--help")
+_TARGETS = ("--train-script", "--train-module")
+
+
+class Choices(NamedTuple):
+    """What was asked for, checked."""
+
+    hosts: tuple[str, ...]  # algo-1 ...
+    channels: Mapping[str, str]  # name: folder
+    run_dir: str  # "": one named after the time
+    events: tuple[schedule.Event, ...]
+    nproc_per_node: int | None  # None: auto
+    target: tuple[str, str]  # --train-script or --train-module, and its value
+    launcher_words: tuple[str, ...]
+    script_args: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(f"{message}; see sm-launch local --help.")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="sm-launch local",
+        usage="sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]\n"
+        "       sm-launch local [OPTION ...] -- -m MODULE [ARGUMENT ...]",
+        description="Run a training job on this machine as on several hosts of SageMaker's. "
+        "Each host has a launcher, a folder for what is /opt/ml on SageMaker, and its part of this "
+        "machine's cores and GPUs.",
+        epilog="--launcher-... options may stand before or behind the script; each host gets them. "
+        "Ctrl-C stops the job as SageMaker does; twice kills it. The exit code is the job's.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add = parser.add_argument
+    add("--hosts", default="2", metavar="N", help="number of hosts: algo-1 to algo-N (2)")
+    add("--nproc-per-node", metavar="auto|N", help="processes per host (auto: its GPUs, else 1)")
+    add(
+        "--channel",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="an input channel, SM_CHANNEL_NAME on every host; may be repeated",
+    )
+    add(
+        "--run-dir",
+        default="",
+        metavar="DIR",
+        help="folder for the hosts' folders (runs/local-DATE-TIME); if it is not empty, DIR-2 ...",
+    )
+    add("--kill", action="append", default=[], metavar="HOST@SECONDS", help=_FAULTS["kill"])
+    add("--stop", action="append", default=[], metavar="[HOST]@SECONDS", help=_FAULTS["stop"])
+    add("--late", action="append", default=[], metavar="HOST@SECONDS", help=_FAULTS["late"])
+    add("-h", "--help", action="store_true", help="this text")
+    return parser
+
+
+_FAULTS = {
+    "kill": "kill all of a host's processes so long after the start; may be repeated",
+    "stop": "send SIGTERM, as SageMaker stops a job, to a host or to all; may be repeated",
+    "late": "start a host so much later than the others; may be repeated",
+}
+
+
+def help_text() -> str:
+    """Return the text of `--help`."""
+    return _parser().format_help().rstrip("\n")
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Tell whether help is asked for, and not by the script's arguments."""
+    return any(word in _HELP for word in _own(argv))
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
+    """Return what was asked for.
+
+    Raises LaunchError for whatever is wrong with it, before anything is made or started.
+    """
+    own = _own(argv)
+    values, unknown = _parser().parse_known_args(own)
+    if unknown:
+        script = next((word for word in unknown if not word.startswith("-")), "")
+        if script and len(own) == len(argv):
+            raise LaunchError(
+                f"{script} has no -- before it; expected sm-launch local [OPTION ...] -- {script}."
+            )
+        raise LaunchError(f"{unknown[0]} is not an option; see sm-launch local --help.")
+    try:
+        count = whole(1, _MOST_HOSTS)(values.hosts)
+    except ValueError as error:
+        raise LaunchError(f"--hosts is {values.hosts!r}; expected {error}.") from None
+    hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
+    events = schedule.make(hosts, {"late": values.late, "stop": values.stop, "kill": values.kill})
+    launcher_words, script_words = arguments.split(argv[len(own) + 1 :])
+    chosen, launcher_words, script_args = _target(launcher_words, script_words)
+    if values.nproc_per_node is not None:
+        _check_nproc(values.nproc_per_node)
+        launcher_words += [f"{flag('nproc_per_node')}={values.nproc_per_node}"]
+    channels = _channels(values.channel)
+    options = _of_launchers([*chosen, *launcher_words], environ)
+    return Choices(
+        hosts,
+        channels,
+        values.run_dir,
+        events,
+        options.nproc_per_node,
+        chosen,
+        tuple(launcher_words),
+        tuple(script_args),
+    )
+
+
+def _own(argv: Sequence[str]) -> Sequence[str]:
+    return argv[: list(argv).index("--")] if "--" in argv else argv
+
+
+def _target(
+    launcher_words: Sequence[str], script_words: Sequence[str]
+) -> tuple[tuple[str, str], list[str], list[str]]:
+    """Return what to run, the launcher's other words, and the script's arguments."""
+    ours = list(launcher_words)
+    for index, word in enumerate(ours):
+        name, equals, value = word.partition("=")
+        if name in _TARGETS:  # as on SageMaker
+            end = index + (1 if equals else 2)
+            rest = ours[:index] + ours[end:]
+            return (name, value if equals else ours[index + 1]), rest, list(script_words)
+    if script_words[:1] == ["-m"] and len(script_words) > 1:
+        return (_TARGETS[1], script_words[1]), ours, list(script_words[2:])
+    if not script_words or script_words[0].startswith("-"):
+        seen = f"{script_words[0]} comes" if script_words else "no script comes"
+        raise LaunchError(
+            f"{seen} behind --; expected a script, or -m and a module: "
+            "sm-launch local --hosts 3 -- train.py --epochs 3."
+        )
+    return (_TARGETS[0], script_words[0]), ours, list(script_words[1:])
+
+
+def _check_nproc(text: str) -> None:
+    try:
+        OPTIONS["nproc_per_node"].parse(text)
+    except ValueError as error:
+        raise LaunchError(f"--nproc-per-node is {text!r}; expected {error}.") from None
+
+
+def _channels(typed: Sequence[str]) -> dict[str, str]:
+    channels: dict[str, str] = {}
+    for text in typed:
+        name, equals, folder = text.partition("=")
+        if not (equals and folder and re.fullmatch(r"[\w.-]+", name, re.ASCII)) or name in (
+            ".",
+            "..",
+        ):
+            raise LaunchError(f"--channel is {text!r}; expected NAME=DIR such as train=data/train.")
+        if name in channels:
+            raise LaunchError(
+                f"--channel {name} is given twice; expected one folder for a channel."
+            )
+        if not os.path.isdir(folder):
+            problem = "is a file" if os.path.exists(folder) else "does not exist"
+            raise LaunchError(f"--channel {name}: {folder} {problem}; expected a folder.")
+        channels[name] = folder
+    return channels
+
+
+def _of_launchers(words: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Return the launchers' options. Raises LaunchError, as each of them would."""
+    chosen = arguments.parse(words, environ)
+    try:
+        return target.located(chosen, (chosen.script_dir,))
+    except LaunchError as error:
+        name, _, rest = str(error).partition(" ")  # what people did not type
+        raise LaunchError(rest if name in _TARGETS else str(error)) from None

@@ -1,0 +1,79 @@
+"""What is said at the start, and at the end: how the job ended, why, and where its files are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+from launcher.local import folders
+from launcher.local.host import Host
+from launcher.local.hyperparameters import Passable, changes
+from launcher.local.options import Choices
+from launcher.local.shares import Share
+from launcher.text import counted, printable, short
+
+_NAMED = 8  # files of a folder
+
+
+def beginning(
+    chosen: Choices, shares: Sequence[Share], run_dir: str, passable: Passable
+) -> list[str]:
+    """Return the lines for the log: what each host has, and what is not as on SageMaker."""
+    count, first = len(shares), shares[0]
+    who = f"algo-1 is {first.address}"
+    if count > 1:
+        who += f"{',' if count == 2 else ' ...'} algo-{count} is {shares[-1].address}"
+    gpus = f" and {len(first.gpus)} GPU(s)" if first.gpus else ""
+    lines = [f"{who}, each with {first.cores} core(s){gpus}; their folders are in {run_dir}."]
+    if first.gpus == ():
+        lines.append(f"there are fewer GPUs than {count} hosts: none has one.")
+    processes = count * (chosen.nproc_per_node or len(first.gpus or ()) or 1)
+    cores = len({share.cpus for share in shares}) * first.cores
+    if processes > cores and first.cpus:
+        lines.append(f"{processes} processes share {cores} core(s).")
+    if passable.refused:
+        lines.append(
+            f"the arguments reach the script as they are, but SageMaker can pass none like "
+            f"{short(passable.refused, 60)}: it passes `--key value`, each key once."
+        )
+    changed = changes(chosen.script_args, passable.hyperparameters)
+    if changed:
+        lines.append(f"as on SageMaker, {counted(changed[:5], len(changed[5:]))}.")
+    return lines
+
+
+def exit_code(hosts: Sequence[Host]) -> int:
+    """Return the job's exit code: that of a launcher that failed, before one that was killed."""
+    codes = [host.process.returncode for host in hosts if host.process]
+    for code in sorted(codes, key=lambda code: code < 0):
+        if code:
+            return code if code > 0 else 128 - code
+    return 0 if codes else 128 + signal.SIGTERM  # stopped before any host started
+
+
+def end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bool) -> str:
+    """Return how the job ended, why, and where its files are, each line with its newline."""
+    lines = []
+    for folder in (folders.MODEL, folders.OUTPUT, folders.CHECKPOINTS):
+        for host in hosts:
+            names = folders.listed(run_dir, host.name, folder)
+            if names:
+                shown = counted(names[:_NAMED], len(names[_NAMED:]))
+                lines.append(f"  {os.path.join(host.name, folder)}: {printable(shown)}")
+    reasons: dict[str, list[str]] = {}
+    for host in hosts:
+        reason = folders.failure_reason(run_dir, host.name)
+        if reason:
+            lines.append(f"  {os.path.join(host.name, folders.FAILURE)}")
+            reasons.setdefault(reason, []).append(host.name)
+    code, how = exit_code(hosts), "succeeded"
+    if code:
+        word = "was stopped" if was_stopped and not reasons else "failed"
+        how = f"{word}, with exit code {code},"
+    where = f"Its files, in {run_dir}:" if lines else f"It left no files in {run_dir}."
+    lines.insert(0, f"The job {how} after {seconds:.0f} s. {where}")
+    for reason, names in reasons.items():
+        lines.append(f"SageMaker would show this failure reason ({', '.join(names)}):")
+        lines += [f"  {printable(line)}" for line in reason.splitlines()]
+    return "".join(line + "\n" for line in lines)

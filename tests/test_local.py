@@ -1,0 +1,592 @@
+"""`sm-launch local`: jobs of several hosts on this machine, as people start them."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import LAUNCHER, TRAIN_DDP, poll
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import LaunchError
+from launcher.job import machine, toolkit
+from launcher.local import folders, hyperparameters, options, schedule, shares
+from launcher.local.environment import environment
+from launcher.local.lines import Lines
+from launcher.local.schedule import Event, What
+from launcher.local.shares import Share
+
+LOCAL = [*LAUNCHER, "local"]
+HOSTS = ("algo-1", "algo-2", "algo-3")
+torch = pytest.mark.torch
+
+
+def local(*args, code=0, **environ):
+    done = subprocess.run(
+        [*LOCAL, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environ},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def lines_of(text, host):
+    return [line.partition(" | ")[2] for line in text.splitlines() if line.startswith(f"{host} | ")]
+
+
+def run_dir(done) -> Path:
+    return Path(re.findall(r"(runs/local-[\w-]+)", done.stdout)[0])
+
+
+# What is decided
+
+
+@pytest.mark.parametrize(
+    ("typed", "events"),
+    [
+        ({}, ["algo-1@0 start", "algo-2@0 start", "algo-3@0 start"]),
+        (
+            {"kill": ["algo-2@20"]},
+            ["algo-1@0 start", "algo-2@0 start", "algo-3@0 start", "algo-2@20 kill"],
+        ),
+        (
+            {"stop": ["@30", "algo-1@.5"], "late": ["algo-1@0.25"]},
+            [
+                "algo-2@0 start",
+                "algo-3@0 start",
+                "algo-1@0.25 start",
+                "algo-1@0.5 stop",
+                "@30 stop",
+            ],
+        ),
+        # at one time: the start first, the kill last
+        (
+            {"kill": ["algo-3@1"], "stop": ["@1"], "late": ["algo-2@1"]},
+            ["algo-1@0 start", "algo-3@0 start", "algo-2@1 start", "@1 stop", "algo-3@1 kill"],
+        ),
+    ],
+)
+def test_the_schedule(typed, events):
+    made = schedule.make(HOSTS, typed)
+    assert [f"{event.typed} {event.what.value}" for event in made] == events
+
+
+@pytest.mark.parametrize(
+    ("seconds", "now", "left"), [(0, 1, 2), (4.9, 1, 2), (5, 2, 1), (99, 3, 0)]
+)
+def test_what_is_due(seconds, now, left):
+    events = schedule.make(("algo-1",), {"stop": ["algo-1@5"], "kill": ["algo-1@10"]})
+    assert tuple(map(len, schedule.due(events, seconds))) == (now, left)
+    assert schedule.due((), seconds) == ((), ())
+    assert events[0] == Event(0.0, What.START, "algo-1")
+
+
+@pytest.mark.parametrize(
+    ("args", "passed", "refused"),
+    [
+        ([], {}, ""),
+        (["--lr", "0.1", "--epochs=3", "-b", "8"], {"lr": "0.1", "epochs": "3", "b": "8"}, ""),
+        (
+            ["--shift", "-3", "--x", "-1.5e-3", "--y", "-"],
+            {"shift": "-3", "x": "-1.5e-3", "y": "-"},
+            "",
+        ),
+        (
+            ["--text", "a b", "--empty", "", "--q", "x=y"],
+            {"text": "a b", "empty": "", "q": "x=y"},
+            "",
+        ),
+        (["--flag"], {}, "--flag"),
+        (["--flag", "--lr", "1"], {}, "--flag"),
+        (["--lr", "1", "positional"], {}, "positional"),
+        (["key=value"], {}, "key=value"),  # hydra's
+        (["--lr", "1", "--lr", "2"], {}, "--lr"),
+        (["--sagemaker_program", "x"], {}, "--sagemaker_program"),
+        (["-vv", "x"], {}, "-vv"),
+        (["---x", "y"], {}, "---x"),
+        (["--", "x"], {}, "--"),
+        (["-3", "x"], {}, "-3"),
+    ],
+)
+def test_which_arguments_are_hyperparameters(args, passed, refused):
+    assert hyperparameters.of_arguments(args) == (passed, refused)
+
+
+def test_what_sagemaker_makes_of_a_value_is_said():
+    args = ["--lr", "1e-3", "--flag=true", "--name", "x", "--k", "1", "--none", "null"]
+    passed = hyperparameters.of_arguments(args).hyperparameters
+    assert hyperparameters.changes(args, passed) == [
+        "--flag true becomes --flag True",
+        "--k 1 becomes -k 1",
+        "--lr 1e-3 becomes --lr 0.001",
+        "--none null becomes --none ''",
+    ]
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{2,9}", fullmatch=True), st.text("ab=\" -'{1}")))
+def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
+    args = [f"--{name}={value}" for name, value in values.items()]
+    passed, refused = hyperparameters.of_arguments(args)
+    assert (passed, refused) == (values, "")
+    decoded = {name: toolkit.decoded(value) for name, value in passed.items()}
+    rendered = toolkit.to_cmd_args(decoded)
+    same = dict(zip(rendered[::2], rendered[1::2])) == {f"--{n}": v for n, v in values.items()}
+    assert same == (not hyperparameters.changes(args, passed))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines", "rest"),
+    [
+        ([b"a\nb\n"], [b"a", b"b"], []),
+        ([b"a", b"b\n", b"c"], [b"ab"], [b"c"]),
+        ([b"a\r\n", b"\r\n"], [b"a", b""], []),
+        ([b"a\r", b"\nb\n"], [b"a", b"b"], []),
+        ([b"\r 1%", b"\r 50%", b"\r100%\n"], [b"100%"], []),
+        ([b" 1%\r", b" 50%\r"], [], [b" 50%"]),
+        ([b"\xff\xfe\n", b"\xe4"], [b"\xff\xfe"], [b"\xe4"]),
+        ([b"x" * 65536, b"y\n"], [b"x" * 65536 + b"y"], []),
+        ([b"x" * 65537, b"y\n"], [b"x" * 65536, b"xy"], []),
+        ([b"\r" + b"%06d" % n for n in range(20000)], [], [b"019999"]),
+    ],
+)
+def test_lines_and_bars(pieces, lines, rest):
+    stream = Lines()
+    assert [line for piece in pieces for line in stream.feed(piece)] == lines
+    assert stream.end() == rest
+    assert stream.bar == b""
+
+
+@pytest.mark.parametrize(
+    ("things", "count", "parts"),
+    [
+        ("abcd", 2, ["ab", "cd"]),
+        ("abcd", 3, ["a", "b", "c"]),  # hosts of SageMaker's are equal
+        ("ab", 3, [["a"], ["b"], ["a"]]),
+        ("", 2, []),
+    ],
+)
+def test_equal_parts(things, count, parts):
+    assert shares.divided(things, count) == parts
+
+
+@pytest.mark.parametrize(
+    ("hosts", "visible", "gpus"),
+    [
+        (2, None, [("GPU-0a", "GPU-1b"), ("GPU-2c", "GPU-3d")]),
+        (3, None, [("GPU-0a",), ("GPU-1b",), ("GPU-2c",)]),
+        (2, "3,1", [("GPU-3d",), ("GPU-1b",)]),
+        (1, "GPU-2c,7,0", [("GPU-2c",)]),  # CUDA ignores what follows an invalid one
+        (5, None, [()] * 5),
+        (2, "", [None, None]),
+    ],
+)
+def test_gpus_are_divided(tmp_path, hosts, visible, gpus):
+    lines = "".join(f"echo 'GPU {n}: A10G (UUID: GPU-{n}{c})'\n" for n, c in enumerate("abcd"))
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environ = {"PATH": str(tmp_path)}
+    if visible is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = visible
+    assert [share.gpus for share in shares.shares(hosts, environ)] == gpus
+
+
+def test_another_jobs_variables_do_not_leak():
+    others = {"SM_HOSTS": '["x"]', "SM_HP_LR": "1", "SAGEMAKER_JOB_NAME": "x", "HOME": "/root"}
+    others |= {"LAUNCHER_INIT": "x", "LAUNCHER_GRACE": "5", "TRAINING_JOB_ARN": "x"}
+    share = Share("127.0.0.1", frozenset({0, 1}), 1, ("GPU-a",))
+    made = environment(others, "run/algo-1", "job", share, (20001, 20002))
+    assert made == {
+        "HOME": "/root",
+        "LAUNCHER_GRACE": "5",
+        "SAGEMAKER_BASE_DIR": os.path.abspath("run/algo-1"),
+        "TRAINING_JOB_NAME": "job",
+        "TRAINING_JOB_ARN": "arn:aws:sagemaker:local:000000000000:training-job/job",
+        "SM_NUM_GPUS": "1",
+        "SM_NUM_CPUS": "2",
+        "CUDA_VISIBLE_DEVICES": "GPU-a",
+        "PYTHONUNBUFFERED": "1",
+        "LAUNCHER_RDZV_PORT": "20001",
+        "LAUNCHER_PEER_PORT": "20002",
+    }
+    assert (
+        environment({"LAUNCHER_RDZV_PORT": "7"}, "x", "job", share, (1, 2))["LAUNCHER_RDZV_PORT"]
+        == "7"
+    )
+
+
+def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("mine")
+    made = [folders.make_run_dir(name, "algo-1") for name in ("new/er", "empty", "new/er/", "file")]
+    assert made == ["new/er", "empty", "new/er-2", "file-2"]
+    assert folders.make_run_dir("new/er", "algo-1") == "new/er-3"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# Bad input
+
+
+WRONG = [
+    ([], "no script comes behind --; expected"),
+    (["--hosts", "2", "train.py", "--x"], "train.py has no -- before it; expected"),
+    (["--hosts", "0", "--", "script.py"], "--hosts is '0'; expected a whole number from 1 to"),
+    (["--hosts", "two", "--", "script.py"], "--hosts is 'two'; expected"),
+    (["--hosts", "--", "script.py"], "--hosts: expected one argument; see"),
+    (["--verbose", "--", "script.py"], "--verbose is not an option; see"),
+    (["--nproc-per-node", "0", "--", "script.py"], "--nproc-per-node is '0'; expected auto"),
+    (["--", "none.py"], "none.py: there is no such file"),
+    (["--", "-m", "no_such"], "no_such: there is no such module"),
+    (["--", "--epochs", "3"], "--epochs comes behind --; expected a script"),
+    (["--", "script.py", "--launcher-zzz", "3"], "--launcher-zzz is not a launcher option"),
+    (["--channel", "train", "--", "script.py"], "--channel is 'train'; expected NAME=DIR"),
+    (["--channel", "../x=.", "--", "script.py"], "--channel is '../x=.'; expected NAME=DIR"),
+    (["--channel", "a=none", "--", "script.py"], "--channel a: none does not exist; expected a"),
+    (["--channel", "a=script.py", "--", "script.py"], "--channel a: script.py is a file;"),
+    (["--channel", "a=.", "--channel", "a=.", "--", "x"], "--channel a is given twice"),
+    (["--kill", "algo-3@2", "--", "script.py"], "--kill algo-3@2 names 'algo-3'; the hosts are"),
+    (["--kill", "algo-2", "--", "script.py"], "--kill is 'algo-2'; expected HOST@SECONDS"),
+    (["--kill", "algo-2@", "--", "script.py"], "--kill is 'algo-2@'; expected HOST@SECONDS"),
+    (["--kill", "algo-2@-1", "--", "script.py"], "--kill is 'algo-2@-1'; expected HOST@SECONDS"),
+    (["--kill", "@2", "--", "script.py"], "--kill @2 names no host"),
+    (
+        ["--stop", "30", "--", "script.py"],
+        "--stop is '30'; expected HOST@SECONDS such as algo-1@30,",
+    ),
+    (["--late", "@2", "--", "script.py"], "--late @2 names no host"),
+    (["--late", "algo-1@1", "--late", "algo-1@2", "--", "x"], "--late is given twice for algo-1"),
+    (
+        ["--late", "algo-1@3", "--kill", "algo-1@2", "--", "x"],
+        "--kill algo-1@2 comes before --late",
+    ),
+]
+
+
+@pytest.mark.parametrize(("argv", "says"), WRONG, ids=[row[1] for row in WRONG])
+def test_bad_input_is_one_line(script, argv, says):
+    script("")
+    with pytest.raises(LaunchError) as error:
+        options.parse(argv, {})
+    assert says in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_a_mistake_is_one_line_in_the_log_and_leaves_nothing(tmp_path, pretend_torch):
+    pretend_torch("2.13.0")
+    before = sorted(tmp_path.iterdir())
+    done = local("--", "none.py", code=2)
+    assert (done.stdout, done.stderr) == ("", "launcher: none.py: there is no such file.\n")
+    assert sorted(tmp_path.iterdir()) == before
+    assert not list((tmp_path / "output").iterdir())  # it is no host, and has no failure file
+
+
+def test_a_folder_that_cannot_be_made(script, pretend_torch):
+    pretend_torch("2.13.0")
+    done = local("--run-dir", "/proc/run", "--", script(""), code=2)
+    assert "cannot make the folder /proc/run (" in done.stderr and "--run-dir" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+def test_a_machine_with_one_loopback_address(script, pretend_torch):
+    pretend_torch("2.13.0")
+    only = "ip link set lo up; ip address delete 127.0.0.1/8 dev lo; "
+    only += 'ip address add 127.0.0.1/32 dev lo; exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", only, "sh", *LOCAL, "--hosts", "3", "--", script("")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "127.0.0.2 is not an address of this machine" in done.stderr
+    assert "`ip address add 127.0.0.2/8 dev lo`" in done.stderr
+
+
+def test_help():
+    done = local("--help")
+    for word in ("--hosts", "--channel", "--kill", "--stop", "--late", "--run-dir"):
+        assert f"  {word}" in done.stdout
+    assert done.stderr == ""
+    done = subprocess.run([*LAUNCHER, "--help"], capture_output=True, text=True, timeout=60)
+    assert "sm-launch local [OPTION ...] -- SCRIPT" in done.stdout
+
+
+# What each host gets
+
+
+def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
+    pretend_torch("2.13.0")
+    (tmp_path / "pictures").mkdir()
+    done = local(
+        *("--hosts", 2, "--nproc-per-node", 3, "--channel", "train=pictures"),
+        *("--", script(""), "--launcher-dry-run", "--lr", "1e-3", "--name", "x"),
+        SM_HOSTS='["elsewhere"]',
+        SM_CURRENT_HOST="elsewhere",
+        SM_MODEL_DIR="/elsewhere",
+    )
+    folder = run_dir(done)
+    assert "as on SageMaker, --lr 1e-3 becomes --lr 0.001.\n" in done.stderr
+    for number, host in enumerate(("algo-1", "algo-2"), 1):
+        said = " ".join(lines_of(done.stdout, host))
+        base = tmp_path / folder / host
+        for part in (
+            'SM_HOSTS=["127.0.0.1","127.0.0.2"]',
+            f"SM_CURRENT_HOST=127.0.0.{number} ",
+            f"SM_MODEL_DIR={base}/model ",
+            f"SM_OUTPUT_DATA_DIR={base}/output/data ",
+            f"SM_CHANNEL_TRAIN={base}/input/data/train ",
+            'SM_CHANNELS=["train"]',
+            "SM_HP_LR=0.001 ",
+            "SM_CURRENT_INSTANCE_GROUP=homogeneousCluster ",
+            "--nproc-per-node=3 ",
+            " --lr 0.001 --name x",
+        ):
+            assert part in said.replace("'", "")
+        assert {path.name for path in base.iterdir()} == {
+            *("input", "model", "output", "checkpoints", "code")
+        }
+        assert (base / "output" / "data").is_dir()
+        assert (base / "input" / "data" / "train").resolve() == tmp_path / "pictures"
+        config = {
+            path.stem: json.loads(path.read_text()) for path in (base / "input/config").iterdir()
+        }
+        assert set(config) == {"resourceconfig", "hyperparameters", "inputdataconfig"}
+        assert config["resourceconfig"]["current_host"] == f"127.0.0.{number}"
+
+
+SHOW = """
+import json, os, sys
+names = ["RANK", "WORLD_SIZE", "SM_CURRENT_HOST", "SM_NUM_GPUS", "OMP_NUM_THREADS"]
+seen = {name: os.environ.get(name) for name in names}
+seen["cpus"], seen["argv"] = sorted(os.sched_getaffinity(0)), sys.argv[1:]
+seen["data"] = open(os.path.join(os.environ["SM_CHANNEL_TRAIN"], "data")).read()
+open(os.path.join(os.environ["SM_MODEL_DIR"], "seen.json"), "w").write(json.dumps(seen))
+for step in range(3):
+    sys.stderr.write(f"\\r {step}/3")
+sys.stderr.write("\\n")
+os.write(1, b"\\xff not UTF-8\\n" + b"x" * 5000 + b"\\n")
+"""
+
+
+@torch
+def test_a_job_of_two_hosts(script, tmp_path):
+    """From a folder with spaces, with arguments that SageMaker cannot pass."""
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "data").write_text("mine")
+    os.chdir(tmp_path / "a b")
+    done = subprocess.run(
+        [*LOCAL, "--channel", "train=.", "--", str(script(SHOW)), "--flag"],
+        capture_output=True,
+        timeout=100,
+    )
+    out, err = done.stdout.decode(errors="replace"), done.stderr.decode()
+    assert done.returncode == 0, out + err
+    (folder,) = Path("runs").iterdir()
+    seen = [json.loads((folder / f"algo-{n}/model/seen.json").read_text()) for n in (1, 2)]
+    assert [host["RANK"] for host in seen] == ["0", "1"]
+    assert [host["SM_CURRENT_HOST"] for host in seen] == ["127.0.0.1", "127.0.0.2"]
+    for host in seen:
+        assert (host["WORLD_SIZE"], host["argv"], host["data"]) == ("2", ["--flag"], "mine")
+    cores = machine.physical_cores()
+    parts = [sorted(set().union(*part)) for part in shares.divided(cores, 2)]
+    assert [host["cpus"] for host in seen] == parts
+    assert [host["OMP_NUM_THREADS"] for host in seen] == [str(max(1, len(cores) // 2))] * 2
+    assert "the arguments reach the script as they are, but SageMaker can pass none like" in err
+    for host in ("algo-1", "algo-2"):
+        assert done.stdout.count(host.encode() + b" | \xff not UTF-8\n") == 1
+        assert f"{host} | {'x' * 5000}\n" in out
+        assert f"{host} |  2/3\n" in err  # a progress bar is one line in a file
+    assert "  algo-2/model: seen.json\n" in out
+    assert "The job succeeded after " in out
+
+
+@torch
+def test_why_a_job_failed_is_said_once(script):
+    text = "import os\nif os.environ['RANK'] == '1': raise ValueError('loss is nan')\n"
+    done = local("--", script(text + "import time; time.sleep(100)"), code=1)
+    folder = run_dir(done)
+    text = (folder / "algo-1" / "output" / "failure").read_text()
+    assert text == (folder / "algo-2" / "output" / "failure").read_text()
+    told = done.stdout[done.stdout.index("The job ") :]
+    assert told.count("127.0.0.2, rank 1 (local rank 0) failed with ValueError: loss is nan") == 1
+    assert "SageMaker would show this failure reason (algo-1, algo-2):\n" in told
+    assert "  algo-1/output/failure\n" in told and told.startswith(
+        "The job failed, with exit code 1,"
+    )
+
+
+READY = """
+import os, signal, sys, time
+def stop(*_):
+    print("saving", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+while True:
+    print("ready", flush=True)
+    time.sleep(0.2)
+"""
+
+
+@torch
+def test_a_host_is_killed(script):
+    """Whether the hosts have met by then or not, as on a slow machine."""
+    done = local(
+        *("--kill", "algo-2@6", "--", script(READY), "--launcher-start-timeout", 30), code=69
+    )
+    assert "launcher: algo-2 is killed (--kill algo-2@6).\n" in done.stderr
+    assert "SageMaker would show this failure reason (algo-1):\n" in done.stdout
+    assert re.search(r"^  .*127\.0\.0\.2", done.stdout, re.MULTILINE)
+
+
+class Terminal:
+    """A program in a terminal of its own."""
+
+    def __init__(self, *argv):
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.execvp(argv[0], argv)
+        self.seen = b""
+
+    def read(self, timeout=60):
+        """Read what comes next; return False at the end."""
+        if not select.select([self._fd], [], [], timeout)[0]:
+            raise AssertionError(f"nothing more came: {self.seen!r}")
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:  # EIO: the other end is closed
+            data = b""
+        self.seen += data
+        return bool(data)
+
+    def wait_for(self, text):
+        while text not in self.seen:
+            assert self.read(), self.seen
+
+    def type(self, keys):
+        os.write(self._fd, keys)
+
+    def end(self):
+        """Return the exit code."""
+        while self.read():
+            pass
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+WITH_BAR = READY.replace(
+    'print("ready", flush=True)', 'sys.stderr.write(f"\\r{time.time()}"); sys.stderr.flush()'
+)
+
+
+@torch
+def test_ctrl_c_in_a_terminal_stops_the_job(script):
+    terminal = Terminal(*LOCAL, "--hosts", "1", "--", str(script(WITH_BAR)))
+    # In colour, the bar on a line that is cleared before.
+    terminal.wait_for(b"\r\x1b[K\x1b[0;36malgo-1 | \x1b[0m1")
+    terminal.type(b"\x03")
+    terminal.wait_for(b"saving")
+    assert terminal.end() == 143, terminal.seen
+    assert b"\r\nThe job was stopped, with exit code 143, after " in terminal.seen
+
+
+def below(pid):
+    return psutil.Process(pid).children(recursive=True)
+
+
+@torch
+def test_the_job_does_not_outlive_it(script, tmp_path):
+    """Not even if it is killed and can do nothing about it."""
+    with open("out", "wb") as out:
+        process = subprocess.Popen(
+            [*LOCAL, "--hosts", "1", "--", script(READY)], stdout=out, stderr=out
+        )
+    poll(lambda: "ready" in Path("out").read_text())
+    job = below(process.pid)
+    assert len(job) >= 3  # launcher, torchrun, rank
+    process.kill()
+    process.wait()
+    poll(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in job))
+    assert os.listdir(os.environ["TMPDIR"]) == []
+
+
+@torch
+@pytest.mark.systems
+def test_a_second_stop_kills_at_once(script):
+    with open("out", "wb") as out:
+        process = subprocess.Popen(
+            [*LOCAL, "--", script(READY.replace("sys.exit(0)", "time.sleep(60)"))],
+            stdout=out,
+            stderr=out,
+        )
+    poll(lambda: Path("out").read_text().count("ready") >= 2)
+    job = below(process.pid)
+    process.send_signal(signal.SIGINT)
+    poll(lambda: Path("out").read_text().count("saving") >= 2)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 137
+    assert time.monotonic() - began < 50
+    assert not any(p.is_running() for p in job)
+
+
+@torch
+@pytest.mark.systems
+@pytest.mark.parametrize("fault", [["--stop", "@8"], ["--stop", "algo-2@8", "--late", "algo-1@1"]])
+def test_a_stop_on_schedule(script, fault):
+    done = local(*fault, "--", script(READY), code=143)
+    assert "launcher: SIGTERM to algo-" in done.stderr
+    assert "The job was stopped, with exit code 143, after " in done.stdout
+
+
+@torch
+@pytest.mark.systems
+@pytest.mark.timeout(300)
+def test_two_jobs_at_once_of_three_hosts_train(tmp_path):
+    jobs = [
+        subprocess.Popen(
+            [
+                *LOCAL,
+                "--hosts",
+                "3",
+                "--run-dir",
+                "runs/same",
+                "--",
+                str(TRAIN_DDP),
+                "--epochs",
+                "2",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:
+        out, _ = job.communicate(timeout=280)
+        assert job.returncode == 0, out
+        assert "  algo-1/model: model.pt\n" in out
+    assert {path.name for path in Path("runs").iterdir()} == {"same", "same-2"}
+
+
+@torch
+@pytest.mark.systems
+@pytest.mark.timeout(400)
+def test_twelve_hosts(script):
+    text = "import os; print('rank', os.environ['RANK'], os.environ['SM_CURRENT_HOST'])"
+    done = subprocess.run(
+        [*LOCAL, "--hosts", "12", "--", script(text)], capture_output=True, text=True, timeout=380
+    )
+    assert done.returncode == 0, done.stderr
+    assert lines_of(done.stdout, "algo-10") == ["rank 1 127.0.0.10"]  # sorted as strings
+    assert lines_of(done.stdout, "algo-12") == ["rank 3 127.0.0.12"]
