@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, BATCH = 40, 16  # samples in a step of one rank
+STEPS, BATCH = 20, 16  # samples in a step of one rank
 CLOSE = 1e-6  # in another order sums of float32 are rounded differently
 
 

@@ -175,7 +175,8 @@ def _torchrun_starts(state: State, event: TorchrunStarts, now: float) -> Step:
 def _torchrun_gone(state: State, event: TorchrunGone, now: float) -> Step:
     """End what it left behind: the program that runs it waits for the end of all output."""
     by = now + state.job.failure_grace
-    state = enter(state, P.CLEARING, leftovers_by=by, told=frozenset())
+    # Ranks that still run have lost a torchrun that was killed: how they end is not the cause.
+    state = enter(state, P.CLEARING, leftovers_by=by, told=frozenset(), ranks={})
     return state, (Look(behind=True),)
 
 
