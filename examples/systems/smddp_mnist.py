@@ -1,8 +1,10 @@
 """Trains a small network to read digits, with the API of SMDDP, SageMaker's data parallel library.
 
-    sm-launch --launcher-smddp-compat --train-script smddp_mnist.py                # one process
-    sm-launch --launcher-smddp-compat --launcher-nproc-per-node 2 --train-script smddp_mnist.py
-    # several hosts: the same on each, as a SageMaker job, or as in examples/two_hosts.sh
+    sm-launch --launcher-smddp-compat --train-script examples/systems/smddp_mnist.py
+    # two processes:
+    sm-launch --launcher-smddp-compat --launcher-nproc-per-node 2 \\
+        --train-script examples/systems/smddp_mnist.py
+    # several hosts: the same on each, in a SageMaker job or as in examples/two_hosts.sh
 
 The example of SMDDP's document, with digits that it draws in place of a download. It runs on
 AWS's library where that is installed, else on the launcher's own, and on CPU with the latter. It
@@ -81,7 +83,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
+    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "runs"))
     args = parser.parse_args()
 
     dist.init_process_group()
@@ -113,6 +115,7 @@ def main():
         scheduler.step()
 
     if dist.get_rank() == 0:
+        os.makedirs(args.model_dir, exist_ok=True)
         torch.save(model.module.state_dict(), os.path.join(args.model_dir, "smddp_mnist.pt"))
     # All ranks end alike.
     reached = torch.tensor([correct], device=device)

@@ -99,7 +99,9 @@ def site_packages(tmp_path, monkeypatch) -> Path:
     code = f"import sys; sys.path.append({str(folder)!r})"
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"))
+    before = os.environ.get("PYTHONPATH")
+    paths = [path for path in (str(tmp_path / "first"), before) if path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
     return folder
 

@@ -6,11 +6,15 @@ name in torch.distributed does. Nothing here is faster than torch.distributed.
 
 from __future__ import annotations
 
+import atexit
 import enum
+import gc
 import os
-import threading
+import time
 from collections.abc import Sequence
 from typing import Any
+
+from smdistributed.dataparallel.torch.average import Average, divide
 
 import torch
 import torch.distributed as dist
@@ -46,6 +50,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     if not args and "backend" not in kwargs:
         kwargs["backend"] = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(*args, **kwargs)
+    atexit.register(_let_gloo_finish)
 
 
 def is_initialized() -> bool:
@@ -101,8 +106,8 @@ def all_reduce(
         )
     work = dist.all_reduce(tensor, dist.ReduceOp.SUM, async_op=async_op)
     if work is not None:
-        return _Average(work, tensor)
-    _divide(tensor)
+        return Average(work, tensor)
+    divide(tensor)
     return None
 
 
@@ -201,44 +206,12 @@ def _require_parts(name: str, tensor: Any, sizes_name: str, sizes: Sequence[int]
         )
 
 
-def _divide(tensor: Any) -> None:
-    with torch.no_grad():
-        tensor.div_(dist.get_world_size())
+def _let_gloo_finish() -> None:
+    """Give gloo's threads time to free their last tensors while there is still a Python.
 
-
-class _Average:
-    """The handle of an average: of its sum, and then of the division."""
-
-    def __init__(self, work: Any, tensor: Any) -> None:
-        self._work, self._tensor = work, tensor
-        self._lock, self._divided = threading.Lock(), False
-
-    def wait(self, *timeout: Any) -> bool:
-        """Wait until tensor holds the average; raises what the sum's own handle raises."""
-        self._work.wait(*timeout)
-        self._finish()
-        return True
-
-    def is_completed(self) -> bool:
-        """Tell whether the tensor holds the average."""
-        completed = bool(self._work.is_completed())
-        if completed:  # or failed: then wait() raises, and nobody can use the tensor
-            self._finish()
-        return completed
-
-    def get_future(self) -> Any:
-        """Return a future of a list with the tensor."""
-
-        def finish(future: Any) -> list[Any]:
-            future.value()  # raises what the sum has raised
-            self._finish()
-            return [self._tensor]
-
-        return self._work.get_future().then(finish)
-
-    def _finish(self) -> None:
-        """Divide once, whichever way the sum's end became known, in whichever thread."""
-        with self._lock:
-            if not self._divided:
-                self._divided = True
-                _divide(self._tensor)
+    One that does so later aborts the process (seen with torch 2.4), and this API has no
+    call for leaving the group. torch's own would wait for other ranks after a failure.
+    """
+    if is_initialized():
+        gc.collect()
+        time.sleep(0.1)  # without Python's lock, which they need
