@@ -158,7 +158,8 @@ import train_hymenoptera as script
 
 rank = os.environ["RANK"]
 slow_in_bf16 = (os.environ["SLOW_IN"] == "bf16") == (rank == "0")
-conv2d, seconds, normalize = torch.nn.functional.conv2d, precision.seconds, script.normalize
+conv2d, normalize = torch.nn.functional.conv2d, script.Normalize.forward
+seconds = precision.seconds
 
 def slow(*args, **options):
     if torch.is_autocast_enabled("cpu") == slow_in_bf16:
@@ -172,17 +173,13 @@ def slowly(*args):
     finally:
         torch.nn.functional.conv2d = conv2d
 
-def note(module, pictures):
+def noted(self, pictures):
     name = "bf16" if torch.is_autocast_enabled("cpu") else "float32"
-    if module.training:  # not for the program that is saved at the end
+    if self.training:  # not for the program that is saved at the end
         open(os.path.join(os.environ["NOTES"], name + "-" + rank), "w").close()
+    return normalize(self, pictures)
 
-def noted():
-    module = normalize()
-    module.register_forward_pre_hook(note)
-    return module
-
-precision.seconds, script.normalize = slowly, noted
+precision.seconds, script.Normalize.forward = slowly, noted
 script.main()
 """
 

@@ -182,10 +182,15 @@ def _expect_the_same_everywhere(folder, paths):
         )
 
 
-def normalize():
-    """Return a module: uint8 pictures [N, 3, H, W] in, what ImageNet's weights expect out."""
-    to_float = v2.ToDtype(torch.float32, scale=True)
-    return v2.Compose([to_float, v2.Normalize(USUAL.mean, USUAL.std)])
+class Normalize(v2.Normalize):
+    """Turns uint8 pictures [N, 3, H, W] into what ImageNet's weights expect."""
+
+    def __init__(self):
+        # Of 255: v2.ToDtype(scale=True) would make 1 of it, but torch 2.4 cannot export that.
+        super().__init__(*([255 * value for value in usual] for usual in (USUAL.mean, USUAL.std)))
+
+    def forward(self, pictures):
+        return super().forward(pictures.float())
 
 
 def fits(paths):

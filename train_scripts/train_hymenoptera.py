@@ -23,7 +23,7 @@ from arguments import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DATA_DIR, switch
 from checkpoints import Checkpoints
 from deterministic import RandomStates, prime
 from metrics import Progress, Totals
-from pictures import Draws, make_loader, normalize, train_and_val
+from pictures import Draws, Normalize, make_loader, train_and_val
 from precision import Precision
 from process_group import BACKENDS, end_host, join_group, leave_group, together
 from results import Results
@@ -117,13 +117,13 @@ def train(args, device):
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     loss_function = nn.CrossEntropyLoss()
-    to_floats = normalize()
+    normalize = Normalize()
     precision = Precision(args.bf16)
 
     def forward(images, network):
         images = images.to(device, non_blocking=True).contiguous(memory_format=args.layout)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision.bf16):
-            return network(to_floats(images)).float()
+            return network(normalize(images)).float()
 
     torch.manual_seed(args.seed + dist.get_rank())
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
@@ -191,7 +191,7 @@ def save(model, classes, args):
     os.makedirs(args.model_dir, exist_ok=True)
     alone = resnet18(num_classes=len(classes))
     alone.load_state_dict(model.state_dict())
-    classifier = nn.Sequential(normalize(), alone, nn.Softmax(dim=1)).eval()
+    classifier = nn.Sequential(Normalize(), alone, nn.Softmax(dim=1)).eval()
     blank = torch.zeros(2, 3, args.image_size, args.image_size, dtype=torch.uint8)
     shapes = ({0: torch.export.Dim("pictures")},)
     # What torch 2.4 writes of a strict export it cannot read.

@@ -170,6 +170,19 @@ def test_compressed_gradients_train_as_well(ranks, how):
     assert compressed < plain * 1.3
 
 
+def test_bf16_in_a_torch_that_was_built_without_cuda(reference, monkeypatch):
+    import torch
+
+    compression = reference("compression")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(TypeError, match="BF16"):  # the reason for a hook of our own
+        model.register_comm_hook(None, compression.default_hooks.bf16_compress_hook)
+    compression.compress(model, "bf16")
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1, 1], [1, 1]]
+
+
 # Tells at the end how many steps PowerSGD has counted: its state begins anew with the process.
 COUNTED = """
 import sys
