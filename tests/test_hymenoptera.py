@@ -386,4 +386,5 @@ def test_an_error_of_rank_0_is_that_of_all(start, channels):
     host = start(*options, *SMALL[2:], "--weights", "none.pt", *folders("job"))
     assert host.wait(200) == 1, host.log()
     assert "exited: cannot load the weights none.pt (FileNotFoundError" in host.failure
+    assert host.err.count("\ncannot load the weights none.pt") == 1  # not by each rank
     assert "Traceback" not in host.err

@@ -79,7 +79,7 @@ class Checkpoints:
         """End this process, once all is saved, if any rank was told to stop.
 
         Ranks hear of a stop at different steps, and all have to leave after the same one. So they
-        ask one another in every step, which costs a fraction of a millisecond.
+        ask one another in every step; one number is soon sent.
         """
         number = torch.tensor(self._signal)
         dist.all_reduce(number, dist.ReduceOp.MAX, group=self._group)

@@ -106,7 +106,7 @@ def together(error, group=None):
     errors = [error]
     dist.broadcast_object_list(errors, 0, group=group)
     if errors[0]:
-        sys.exit(errors[0])
+        end_host(errors[0])
 
 
 def _import(backend, module):
