@@ -448,6 +448,7 @@ def test_a_host_is_killed(script):
     assert "launcher: algo-2 is killed (--kill algo-2@6).\n" in done.stderr
     assert "SageMaker would show this failure reason (algo-1):\n" in done.stdout
     assert re.search(r"^  .*127\.0\.0\.2", done.stdout, re.MULTILINE)
+    assert not list(Path(os.environ["TMPDIR"]).glob("sm-launch-*"))
 
 
 class Terminal:
@@ -539,6 +540,7 @@ def test_a_second_stop_kills_at_once(script):
     assert process.wait(60) == 137
     assert time.monotonic() - began < 50
     assert not any(p.is_running() for p in job)
+    assert not list(Path(os.environ["TMPDIR"]).glob("sm-launch-*"))
 
 
 @torch

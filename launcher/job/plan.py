@@ -16,18 +16,18 @@ from launcher.job.tuning import tuned
 from launcher.text import counted, flag, some_of
 from launcher.values import NamedTuple
 
-_COLLECTS = "runs torchrun: the job collects graphs and compiles them; it does not train."
 _RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
 AGENT = os.path.join(_RUN, "agent.py")
 RANK = os.path.join(_RUN, "rank.py")
 
 
-class _Smddp(NamedTuple):
-    """Which smdistributed.dataparallel the ranks have: see smddp.py."""
+class _Extra(NamedTuple):
+    """What few jobs ask for: see smddp.py and neuron.py."""
 
-    library: str = "none"
-    environment: Mapping[str, str] = {}
-    remarks: tuple[str, ...] = ()
+    runner: str  # as in LaunchPlan
+    environment: Mapping[str, str]
+    remarks: tuple[str, ...]
+    fingerprint: Mapping[str, Any]
 
 
 class LaunchPlan(NamedTuple):
@@ -87,59 +87,59 @@ def make_plan(
     nproc = torchrun.nproc_per_node(options, cluster, environ)
     grace = torchrun.grace(options, environ)
     flags, replaced = torchrun.flags(options, cluster, machine, environ)
-    runner = _runner(environ)
+    extra = _extra(options, environ)
     script = ("script", options.train_script)
     if options.train_module:
         script = ("module", options.train_module)
     # torchrun substitutes ${local_rank} and the like in arguments; "$$" stands for "$".
     words = (word.replace("$", "$$") for word in (*script, *options.script_args))
     for_speed, reasons = tuned(nproc, cluster, machine, environ)
-    smddp = _smddp(options, environ)
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-        argv=(*runner, machine.python, AGENT, *flags, "--", RANK, *words),
-        environment={**added, **for_speed, **smddp.environment},
+        argv=(*filter(None, [extra.runner]), machine.python, AGENT, *flags, "--", RANK, *words),
+        environment={**added, **for_speed, **extra.environment},
         cluster=cluster,
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
         grace=grace,
-        remarks=(
-            *replaced,
-            *reasons,
-            *(f"{name} {_COLLECTS}" for name in runner),
-            *smddp.remarks,
-        ),
+        remarks=(*replaced, *reasons, *extra.remarks),
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, machine.torch_version)),
             "rendezvous endpoint": endpoint,
             "script": " ".join(script),
             "script's arguments": list(options.script_args),
-            f"smdistributed.dataparallel ({flag('smddp_compat')})": smddp.library,
-            "program that runs torchrun": " ".join(runner) or "none",
+            **extra.fingerprint,
         },
-        runner="".join(runner),
+        runner=extra.runner,
     )
     _check_text(plan)
     return plan
 
 
-def _smddp(options: Options, environ: Mapping[str, str]) -> _Smddp:
-    if not options.smddp_compat:
-        return _Smddp()
-    from launcher.job import smddp  # which few jobs need
+def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
+    runner, library = "", "none"
+    environment: dict[str, str] = {}
+    remarks = []
+    # Modules that most jobs need not import.
+    if "RUN_NEURON_PARALLEL_COMPILE" in environ:
+        from launcher.job import neuron
 
-    library, environment, remark = smddp.chosen(environ)
-    return _Smddp(library, environment, (remark,))
+        runner = neuron.runner(environ)
+        if runner:
+            remarks.append(
+                f"{runner} runs torchrun: the job compiles its graphs and trains nothing."
+            )
+    if options.smddp_compat:
+        from launcher.job import smddp
 
-
-def _runner(environ: Mapping[str, str]) -> tuple[str, ...]:
-    if "RUN_NEURON_PARALLEL_COMPILE" not in environ:
-        return ()
-    from launcher.job import neuron  # only hosts with Neuron cores need it
-
-    name = neuron.runner(environ)
-    return (name,) if name else ()
+        library, environment, remark = smddp.chosen(environ)
+        remarks.append(remark)
+    fingerprint = {
+        "program that runs torchrun": runner or "none",
+        f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
+    }
+    return _Extra(runner, environment, tuple(remarks), fingerprint)
 
 
 def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Callable
 from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
 from launcher.local.shares import Share
 from launcher.processes import send
+from launcher.run import run_dir
 
 if TYPE_CHECKING:
     import psutil
@@ -82,6 +83,11 @@ class Host:
         """Kill all of its processes, none of which is to see another one die first."""
         if self.process and self.runs:
             kill_all(functools.partial(_with_children, self.process.pid))
+
+    def tidy(self) -> None:
+        """Remove what it could not remove itself, if it was killed."""
+        if self.process and self.process.returncode and self.process.returncode < 0:
+            run_dir.remove_left(self.process.pid, self._environment)
 
 
 @contextlib.contextmanager

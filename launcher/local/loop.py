@@ -59,6 +59,8 @@ class Loop:
             finally:
                 self._kill_the_rest(below)
                 self._drain()
+                for host in self._hosts.values():
+                    host.tidy()
         return time.monotonic() - began
 
     def _goes_on(self) -> bool:

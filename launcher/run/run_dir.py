@@ -17,13 +17,13 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
 
     Raises LaunchError.
     """
-    parent = environ.get("TMPDIR") or "/tmp"
+    parent = _parent(environ)
     length, too_long = len(os.fsencode(parent)), ""
     if length > 60:  # a socket's path has at most 107 bytes (unix(7))
         parent = "/tmp"
         too_long = f"TMPDIR is too long for a socket in it ({length} bytes; expected at most 60)"
         log(f"{too_long}: {parent} is used instead.")
-    folder = os.path.join(parent, f"sm-launch-{os.getpid()}-{time.time_ns():x}")
+    folder = os.path.join(parent, f"{_prefix(os.getpid())}{time.time_ns():x}")
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
@@ -34,6 +34,23 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
         yield folder
     finally:
         _remove(folder)
+
+
+def remove_left(pid: int, environ: Mapping[str, str]) -> None:
+    """Remove the folder that a launcher left because it was killed."""
+    for parent in {_parent(environ), "/tmp"}:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(parent):
+                if name.startswith(_prefix(pid)):
+                    _remove(os.path.join(parent, name))
+
+
+def _parent(environ: Mapping[str, str]) -> str:
+    return environ.get("TMPDIR") or "/tmp"
+
+
+def _prefix(pid: int) -> str:
+    return f"sm-launch-{pid}-"
 
 
 def _remove(folder: str) -> None:
