@@ -12,12 +12,12 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image test test-fast test-cluster matrix test-systems test-without-containers test-compat \
-	test-frameworks frameworks check format bench clean
+.PHONY: demo data docs image test test-fast test-cluster matrix test-systems \
+	test-without-containers test-compat test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
 # has changed. One file for each set of requirements marks that.
-SOURCES := setup.cfg pyproject.toml sm_launch.py $(wildcard launcher/*.py launcher/*/*.py)
+SOURCES := setup.cfg pyproject.toml sm_launch.py $(shell find launcher -name "*.py")
 WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
 WITH_FRAMEWORKS := $(WITH_TORCH)-and-frameworks
 TO_TEST := $(VENV)/installed-to-test
@@ -73,8 +73,9 @@ simulate: $(TO_TEST)
 	PYTHONPATH=tests $(BIN)/python -m simulation --jobs $(JOBS) --seed $(SEED) \
 		$(if $(PLAN),--replay "$(PLAN)") $(if $(MISTAKES),--mistakes)
 
+# Without the simulator, which `make simulate` runs, too.
 test-fast: $(TO_TEST)
-	$(BIN)/pytest -m "not torch and not more and not systems"
+	$(BIN)/pytest -m "not torch and not more and not systems" --ignore tests/simulation
 
 # The tests with real containers alone.
 test-cluster: $(WITH_TORCH) $(TO_TEST)
@@ -123,12 +124,13 @@ format: $(TO_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# What the launcher costs over plain torchrun, what the channel between hosts does, and how fast the
-# reference training is: a quarter of an hour.
+# What the launcher costs over plain torchrun, what the channel between hosts does, how fast the
+# reference training is, and what memory model parallelism saves: a quarter of an hour.
 bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/memory.py
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs *.egg-info

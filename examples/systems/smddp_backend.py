@@ -4,7 +4,7 @@
     # two processes:
     sm-launch --launcher-smddp-compat --launcher-nproc-per-node 2 \\
         --train-script examples/systems/smddp_backend.py
-    # several hosts: the same on each, in a SageMaker job or as in examples/two_hosts.sh
+    # several hosts: the same on each, in a SageMaker job
 
 What SMDDP needs is one import and the backend's name; all else is plain PyTorch. The backend is
 AWS's where that is installed, else gloo on CPU and nccl on GPUs. It ends with an error if the model

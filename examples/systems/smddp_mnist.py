@@ -4,7 +4,7 @@
     # two processes:
     sm-launch --launcher-smddp-compat --launcher-nproc-per-node 2 \\
         --train-script examples/systems/smddp_mnist.py
-    # several hosts: the same on each, in a SageMaker job or as in examples/two_hosts.sh
+    # several hosts: the same on each, in a SageMaker job
 
 The example of SMDDP's document, with digits that it draws in place of a download. It runs on
 AWS's library where that is installed, else on the launcher's own, and on CPU with the latter. It
