@@ -44,6 +44,7 @@ def metrics(name):
     return [{**json.loads(line), "images_per_second": 0} for line in lines]
 
 
+@pytest.mark.systems
 def test_two_hosts_train_to_a_model_and_two_pictures(
     start_two, channels, ants_and_bees, monkeypatch, capsys
 ):
@@ -110,6 +111,7 @@ train_hymenoptera.main()
 """
 
 
+@pytest.mark.systems
 def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
     start_two, ranks, script, stopping, channels
 ):
@@ -246,6 +248,7 @@ def test_hosts_with_different_pictures(start, script, ants_and_bees):
     assert says in host.failure
 
 
+@pytest.mark.systems
 def test_a_weights_channel_and_all_switches(tmp_path, channels, monkeypatch):
     import torch
     from torchvision.models import resnet18
@@ -371,6 +374,7 @@ def test_a_checkpoint_of_other_classes(ranks, channels, tmp_path, ants_and_bees,
     assert {path: path.read_bytes() for path in Path("job").rglob("*.pt")} == before
 
 
+@pytest.mark.systems
 def test_a_stop_with_workers_that_load(start, stopping, channels):
     """The stop is for the rank's own process: its workers go on until it has saved."""
     job = (*SMALL, *folders("job"), "--workers", "1", "--bf16", "true")

@@ -66,6 +66,7 @@ def failure_of(host, tmp_path) -> str | None:
 
 
 @pytest.mark.torch
+@pytest.mark.more
 def test_two_hosts_train_to_the_end(train, tmp_path):
     first, second = train(TRAIN_DDP, epochs=2)
     for host in (first, second):

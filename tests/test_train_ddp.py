@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, TRAIN_DDP
+from conftest import LAUNCHER, TRAIN_DDP, slow
 
 pytestmark = pytest.mark.torch
 
@@ -21,7 +21,7 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", ["alone", slow("torchrun"), "launcher"])
 def test_it_learns_and_saves(how, tmp_path, monkeypatch):
     monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path / "model"))
     argv = [*HOW[how], str(TRAIN_DDP), "--epochs", "4"]

@@ -58,6 +58,7 @@ def test_two_hosts_of_two_ranks_train(job, how, request):
     assert {host.failure for host in job.values()} == {None}
 
 
+@pytest.mark.systems
 def test_two_hosts_tell_ants_from_bees(job_with_torchvision, ants_and_bees):
     job = job_with_torchvision
     small = {"weights": "none", "image_size": 64, "batch_size": 4, "epochs": 2, "cache": True}

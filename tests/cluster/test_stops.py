@@ -38,7 +38,7 @@ def assert_ended_within(host, seconds):
     assert host.failure is None
 
 
-@pytest.mark.parametrize(("how", "seconds"), [(TRAIN, 40), more(ALONE, 5), (AWS, 5)])
+@pytest.mark.parametrize(("how", "seconds"), [(TRAIN, 40), more(ALONE, 5), more(AWS, 5)])
 def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
     if how == AWS:
         job.image = request.getfixturevalue("own_aws_image")
