@@ -8,6 +8,7 @@ DistributedDataParallel does the same in fewer messages: it sends gradients in b
 while backward still computes the next ones. By hand each parameter is a message, after backward.
 """
 
+import gc
 import os
 import sys
 
@@ -64,6 +65,7 @@ def main() -> None:
     text = f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss:.4f}, "
     text += f"the weights differ by {difference:.1e} at most"
     dist.barrier()  # no rank leaves while another one still sends
+    gc.collect()  # DDP has to be gone before its group, or gloo may hang or abort at the end
     dist.destroy_process_group()
     if not difference <= CLOSE:
         sys.exit(f"{text}; expected {CLOSE:.0e}")

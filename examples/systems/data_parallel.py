@@ -13,6 +13,7 @@ process and its GIL, it copies the model to all GPUs in every step, gathers the 
 one, which needs the most memory, and is for one host.
 """
 
+import gc
 import os
 import sys
 
@@ -55,14 +56,14 @@ def main() -> None:
     model, optimizer = new_model(device)
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if gpus else "gloo")
-        parallel: nn.Module = nn.parallel.DistributedDataParallel(model)
-        train(parallel, batches[:, rank::count], optimizer)  # this rank's part
+        # This rank's part.
+        train(nn.parallel.DistributedDataParallel(model), batches[:, rank::count], optimizer)
         dist.barrier()
+        gc.collect()  # DDP has to be gone before its group, or gloo may hang or abort at the end
         dist.destroy_process_group()
         text = f"rank {rank}: DistributedDataParallel with {count} process(es)"
     else:
-        parallel = nn.DataParallel(model)  # its parts are on all GPUs
-        train(parallel, batches, optimizer)
+        train(nn.DataParallel(model), batches, optimizer)  # its parts are on all GPUs
         text = f"DataParallel with {gpus} GPUs"
         text += "" if gpus else ", which is the plain module: nothing runs in parallel"
     pairs = zip(plain.parameters(), model.parameters())

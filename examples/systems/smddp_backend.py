@@ -11,6 +11,7 @@ AWS's where that is installed, else gloo on CPU and nccl on GPUs. It ends with a
 has not found the line that the data come from.
 """
 
+import gc
 import os
 import sys
 
@@ -20,13 +21,12 @@ import torch.distributed as dist
 from torch import nn
 
 
-def main():
-    dist.init_process_group(backend="smddp")
+def train():
+    """Return the line that the model has found, as [slope, intercept]."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-
     model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())  # each rank has data of its own
@@ -37,17 +37,22 @@ def main():
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
+    return [model.module.weight.item(), model.module.bias.item()]
 
-    found = [model.module.weight.item(), model.module.bias.item()]
+
+def main():
+    dist.init_process_group(backend="smddp")
+    slope, intercept = train()
     if dist.get_rank() == 0:
         print(
             f"backend={dist.get_backend()} ranks={dist.get_world_size()} "
-            f"y = {found[0]:.3f} x + {found[1]:.3f}",
+            f"y = {slope:.3f} x + {intercept:.3f}",
             flush=True,
         )
+    gc.collect()  # DDP has to be gone before its group, or gloo may hang or abort at the end
     dist.destroy_process_group()
-    if abs(found[0] - 3) > 0.01 or abs(found[1] + 2) > 0.01:
-        sys.exit(f"found {found}; expected 3 and -2")
+    if abs(slope - 3) > 0.01 or abs(intercept + 2) > 0.01:
+        sys.exit(f"found {slope} and {intercept}; expected 3 and -2")
 
 
 if __name__ == "__main__":
