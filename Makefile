@@ -89,7 +89,7 @@ matrix: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest -p no:randomly -m "row or more" $(if $(MATRIX_OF),tests/cluster/test_faults.py)
 
-# The slow cases of the systems in docs/systems.md.
+# The slow cases, above all of the systems in docs/systems.md.
 test-systems: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest -n 4 --dist loadgroup -m systems

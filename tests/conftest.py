@@ -87,7 +87,7 @@ def more(*values: object):
 
 
 def slow(*values: object):
-    """Make a parameter a slow case of a system that `make test` has: for `make test-systems`."""
+    """Make a parameter a slow case of a kind that `make test` has: `make test-systems` runs it."""
     return pytest.param(*values, marks=pytest.mark.systems)
 
 

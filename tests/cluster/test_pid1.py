@@ -22,7 +22,7 @@ def host(job):
 @pytest.mark.parametrize(
     ("script", "code", "failure"),
     [
-        ("import sys; sys.exit(3)", 3, "algo-1, rank 0 (local rank 0) ended with exit code 3"),
+        more("import sys; sys.exit(3)", 3, "algo-1, rank 0 (local rank 0) ended with exit code 3"),
         more(
             "import os; os.kill(os.getpid(), 9)",
             137,
@@ -69,7 +69,7 @@ def test_a_stop_of_one_host_of_awss(job, own_aws_image):
     assert [host.failure for host in job.values()] == [None, None]
 
 
-@BOTH
+@pytest.mark.parametrize("how", [TRAIN, more(ALONE)])
 def test_a_users_own_launcher_is_not_taken_for_ours(job, host, how):
     job.will_run("import launcher; print('the script found', launcher.WHOSE)", how)
     folder = "source" if how == TRAIN else "code"
@@ -95,7 +95,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("how", [more(TRAIN), ALONE, "from a shell script"])
+@pytest.mark.parametrize("how", [more(TRAIN), ALONE, more("from a shell script")])
 def test_grandchildren_leave_no_zombie_and_no_process(job, host, how):
     job.will_run(LEAVE_PROCESSES, ALONE if how == ALONE else TRAIN)
     if how == "from a shell script":  # which leaves some to PID 1, above the launcher

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ports
+from conftest import ports, slow
 
 from simulation.job import Job
 from simulation.lives import Lives
@@ -79,6 +79,15 @@ SCENARIOS = {
         script=DIES, faults=(Fault(What.HOST_SLOW, host=1, amount=1.5),)
     ),
 }
+# For `make test-systems`: ten and two are enough for `make test`.
+SECOND_OF_THEIR_KIND = (
+    "all succeed",
+    "a rank exits, and the other one has to be killed",
+    "a rank is killed, and the other one dies of SIGTERM",
+    "a rank's hook chooses its exit code",
+    "Ctrl-C three times",
+    "the launcher of another host is killed",
+)
 
 
 def simulated(plan: Plan) -> list[tuple[Any, Lives]]:
@@ -154,7 +163,9 @@ def events(file: Any) -> list[tuple[Any, str]]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", [slow(name) if name in SECOND_OF_THEIR_KIND else name for name in SCENARIOS]
+)
 def test_simulated_jobs_are_as_real_ones(scenario: str, start: Any, tmp_path: Path) -> None:
     plan = SCENARIOS[scenario]
     assert min([fault.at for fault in plan.faults if fault.at] or [3.0]) >= TRAINS_FROM
