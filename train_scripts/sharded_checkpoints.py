@@ -61,7 +61,7 @@ class ShardedCheckpoints:
             end_host(f"cannot write the checkpoint {path}: {failed}")
         if self._first_here and not self._told and _lacks(path):
             self._told = True
-            print(f"{path} has not the other hosts' parts, which resuming needs", flush=True)
+            print(f"{path} lacks the other hosts' parts, which resuming needs", flush=True)
         self._whole = [old for old in self._whole if old != step] + [step]
         while len(self._whole) > KEEP:
             old = self._path(self._whole.pop(0))
