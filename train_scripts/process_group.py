@@ -101,8 +101,8 @@ def end_host(message):
     sys.exit(message)
 
 
-def together(error, group=None):
-    """End all ranks if rank 0 has an error to tell; none is left behind in a collective."""
+def end_together(error, group=None):
+    """End all ranks if rank 0 has an error; none is left waiting in a collective."""
     errors = [error]
     dist.broadcast_object_list(errors, 0, group=group)
     if errors[0]:

@@ -129,7 +129,7 @@ def _lacks(path):
                 return f"{part.relative_path} has been cut off"
     except FileNotFoundError as error:
         return f"{os.path.basename(error.filename)} is missing"
-    except Exception as error:  # pickle has many for a file that is not its own
+    except Exception as error:  # pickle raises many kinds for a file that is not its own
         return f"{error!r}"
     return ""
 
