@@ -94,11 +94,20 @@ def from_open_mpi(environ):
 
 def end_host(message):
     """End this rank, as all ranks of this host do; the first of them says why."""
+    sys.exit(message if says_why() else 1)
+
+
+def says_why():
+    """Tell whether this rank, its host's first, is to say why all end; on others, wait for it.
+
+    torchrun and mpirun end all ranks, and report the one that ended first, even if the rank that
+    says why is still importing torch.
+    """
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"):
         if int(os.environ.get(name, 0)) > 0:
-            time.sleep(2)  # a launcher reports the rank that ends first
-            sys.exit(1)
-    sys.exit(message)
+            time.sleep(5)
+            return False
+    return True
 
 
 def end_together(error, group=None):
