@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, AtSignal, LaunchError
 
@@ -37,8 +37,8 @@ def start(
     """
     name = argv[0]
     try:
-        before = _tie() if tied else None
-        return subprocess.Popen(argv, env=environ, start_new_session=new_session, preexec_fn=before)
+        tie = tie_to_this_process() if tied else None
+        return subprocess.Popen(argv, env=environ, start_new_session=new_session, preexec_fn=tie)
     except FileNotFoundError:
         problem = f"{name} was not found{hint}"
         import shutil  # only for an error
@@ -52,13 +52,21 @@ def start(
         ) from None
 
 
-def _tie() -> Callable[[], Any] | None:
+def tie_to_this_process() -> Callable[[], None] | None:
+    """Return what a child has to run (preexec_fn) for the kernel to stop it if we are killed."""
     if sys.platform != "linux":
         return None
-    import ctypes
+    import ctypes  # only for a child that is tied
 
     prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    parent = os.getpid()
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # killed before the kernel was told
+            os._exit(128 + signal.SIGTERM)
+
+    return tie
 
 
 def signal_torchrun(leader: int, torchrun: int, number: int) -> None:

@@ -314,7 +314,9 @@ BAD = {
         {},
         "--sync-bn needs GPUs: torch's SyncBatchNo",
     ),
-    "a switch": (["--bf16", "maybe"], {}, "argument --bf16: 'maybe'; expected true, false or auto"),
+    "a switch": (["--bf16", "maybe"], {}, "--bf16: 'maybe'; expected true or false, or auto\n"),
+    "no auto": (["--compile", "auto"], {}, "--compile: 'auto'; expected true or false\n"),
+    "xla": (["--backend", "xla"], {}, "argument --backend: invalid choice: 'xla'"),
 }
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.job import machine, toolkit
-from launcher.local import folders, hyperparameters, options, schedule, shares
+from launcher.local import folders, hyperparameters, options, report, schedule, shares
 from launcher.local.environment import environment
+from launcher.local.host import Host
 from launcher.local.lines import Lines
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
@@ -240,7 +242,7 @@ def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):
 
 
 WRONG = [
-    ([], "no script comes behind --; expected"),
+    ([], "no script comes after --; expected"),
     (["--hosts", "2", "train.py", "--x"], "train.py has no -- before it; expected"),
     (["--hosts", "0", "--", "script.py"], "--hosts is '0'; expected a whole number from 1 to"),
     (["--hosts", "two", "--", "script.py"], "--hosts is 'two'; expected"),
@@ -249,7 +251,7 @@ WRONG = [
     (["--nproc-per-node", "0", "--", "script.py"], "--nproc-per-node is '0'; expected auto"),
     (["--", "none.py"], "none.py: there is no such file"),
     (["--", "-m", "no_such"], "no_such: there is no such module"),
-    (["--", "--epochs", "3"], "--epochs comes behind --; expected a script"),
+    (["--", "--epochs", "3"], "--epochs comes after --; expected a script"),
     (["--", "script.py", "--launcher-zzz", "3"], "--launcher-zzz is not a launcher option"),
     (["--channel", "train", "--", "script.py"], "--channel is 'train'; expected NAME=DIR"),
     (["--channel", "../x=.", "--", "script.py"], "--channel is '../x=.'; expected NAME=DIR"),
@@ -272,6 +274,20 @@ WRONG = [
         "--kill algo-1@2 comes before --late",
     ),
 ]
+
+
+def test_the_exit_code_is_a_failed_launchers_before_a_killed_ones():
+    def code(*returncodes):
+        hosts = [Host(number, None, {}) for number, _ in enumerate(returncodes, 1)]
+        for host, returncode in zip(hosts, returncodes):
+            host.process = SimpleNamespace(returncode=returncode)
+        return report.exit_code(hosts)
+
+    assert code(0, 0) == 0
+    assert code(-9, 69, 0) == 69
+    assert code(0, -9) == 137
+    assert code(0, None) == 137  # it got SIGKILL, and the kernel cannot end it yet
+    assert code() == 143
 
 
 @pytest.mark.parametrize(("argv", "says"), WRONG, ids=[row[1] for row in WRONG])

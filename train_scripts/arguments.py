@@ -1,4 +1,4 @@
-"""Arguments as SageMaker passes them: switches with a value, and where its folders are."""
+"""Arguments as SageMaker passes them: flags with a value, and where its folders are."""
 
 import argparse
 import os
@@ -10,8 +10,16 @@ OUTPUT_DATA_DIR = os.environ.get("SM_OUTPUT_DATA_DIR", ".")
 
 
 def switch(text):
-    """Read a flag as SageMaker sends them, `--flag True`; auto is None."""
-    words = {"true": True, "1": True, "false": False, "0": False, "auto": None}
+    """Read a flag as SageMaker sends it: `--flag True`."""
+    words = {"true": True, "1": True, "false": False, "0": False}
     if text.lower() not in words:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected true, false or auto")
+        raise argparse.ArgumentTypeError(f"{text!r}; expected true or false")
     return words[text.lower()]
+
+
+def switch_or_auto(text):
+    """Read a flag that may also be `auto`, which is None: the script then decides."""
+    try:
+        return None if text.lower() == "auto" else switch(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or auto") from None

@@ -29,7 +29,7 @@ import zipfile
 
 import torch
 import torch.distributed as dist
-from process_group import together
+from process_group import end_together
 from torch.utils.data import DistributedSampler
 
 KEEP = 2  # checkpoints; older ones of this job are removed
@@ -79,7 +79,7 @@ class Checkpoints:
         """End this process, once all is saved, if any rank was told to stop.
 
         Ranks hear of a stop at different steps, and all have to leave after the same one. So they
-        ask one another in every step; one number is soon sent.
+        ask one another in every step, which costs little: it is one number.
         """
         number = torch.tensor(self._signal)
         dist.all_reduce(number, dist.ReduceOp.MAX, group=self._group)
@@ -93,7 +93,7 @@ class Checkpoints:
         sys.exit(128 + int(number))
 
     def save(self, progress):
-        """Write a checkpoint, in the background but for the copying; ends the job if it cannot.
+        """Copy the state and write it in the background; end the job if the last one failed.
 
         It is written under another name, flushed to disk and renamed: a reader sees a whole one or
         none.
@@ -139,12 +139,12 @@ class Checkpoints:
         if self._writer:
             self._writer.join()
             self._writer = None
-        together(self._error, self._group)
+        end_together(self._error, self._group)
 
     def load(self, progress):
         """Go on from what was saved last, if anything was, on all ranks alike."""
         data = self._read() if dist.get_rank() == 0 and self.folder else b""
-        together(self._error, self._group)
+        end_together(self._error, self._group)
         size = torch.tensor(len(data))
         dist.broadcast(size, 0, group=self._group)
         if not size:
@@ -181,7 +181,7 @@ class Checkpoints:
             except PermissionError as error:
                 self._error = f"cannot read the checkpoint {path}: {error.strerror}"
                 return b""
-            except Exception as error:  # torch has many for a file that is not its own
+            except Exception as error:  # torch raises many kinds for a file that is not its own
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 print(f"passing over {path}, no whole checkpoint: {reason}", flush=True)
                 continue

@@ -13,7 +13,8 @@ class Totals:
     def add(self, loss, logits, labels):
         """Count a batch: its mean loss, the model's output [N, classes], the classes [N]."""
         correct = (logits.argmax(dim=1) == labels).sum()
-        count = torch.full_like(correct, len(labels))  # a copy from here would wait for the GPU
+        # On the device: a tensor copied there from the CPU would wait for the GPU.
+        count = torch.full_like(correct, len(labels))
         self.sums += torch.stack((loss.detach() * len(labels), correct, count))
 
     def over_all_ranks(self):

@@ -22,7 +22,7 @@ def train(device):
     points = torch.rand(8192, 2) * 4 - 2
     angle = torch.atan2(points[:, 1], points[:, 0]) + 2 * points.norm(dim=1)
     dataset = TensorDataset(points, (torch.sin(angle) > 0).long())
-    sampler = DistributedSampler(dataset)  # each rank trains with its own part of them
+    sampler = DistributedSampler(dataset)  # gives each rank its own part of the data
     loader = DataLoader(dataset, batch_size=64, sampler=sampler)
 
     layers = (nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -42,10 +42,10 @@ def train(device):
 
 
 if __name__ == "__main__":
-    gpus = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device = torch.device("cuda" if gpus else "cpu", int(os.environ.get("LOCAL_RANK", 0)))
-    backend = "nccl" if gpus else "gloo"
-    if gpus:
+    enough_gpus = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device, backend = torch.device("cpu"), "gloo"
+    if enough_gpus:
+        device, backend = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), "nccl"
         torch.cuda.set_device(device)
     if "RANK" in os.environ:  # torchrun's variables
         dist.init_process_group(backend)
@@ -56,5 +56,5 @@ if __name__ == "__main__":
         folder = os.environ.get("SM_MODEL_DIR", ".")
         os.makedirs(folder, exist_ok=True)
         torch.save(model.cpu().state_dict(), os.path.join(folder, "model.pt"))
-    gc.collect()  # DDP has to be gone before its group, or gloo may abort the process at its end
+    gc.collect()  # frees ddp_model: if it outlives its group, gloo may abort the process at exit
     dist.destroy_process_group()

@@ -94,15 +94,24 @@ def from_open_mpi(environ):
 
 def end_host(message):
     """End this rank, as all ranks of this host do; the first of them says why."""
+    sys.exit(message if says_why() else 1)
+
+
+def says_why():
+    """Tell whether this rank, its host's first, is to say why all end; on others, wait for it.
+
+    torchrun and mpirun end all ranks, and report the one that ended first, even if the rank that
+    says why is still importing torch.
+    """
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"):
         if int(os.environ.get(name, 0)) > 0:
-            time.sleep(2)  # a launcher reports the rank that ends first
-            sys.exit(1)
-    sys.exit(message)
+            time.sleep(5)
+            return False
+    return True
 
 
-def together(error, group=None):
-    """End all ranks if rank 0 has an error to tell; none is left behind in a collective."""
+def end_together(error, group=None):
+    """End all ranks if rank 0 has an error; none is left waiting in a collective."""
     errors = [error]
     dist.broadcast_object_list(errors, 0, group=group)
     if errors[0]:

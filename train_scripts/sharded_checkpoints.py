@@ -61,7 +61,7 @@ class ShardedCheckpoints:
             end_host(f"cannot write the checkpoint {path}: {failed}")
         if self._first_here and not self._told and _lacks(path):
             self._told = True
-            print(f"{path} has not the other hosts' parts, which resuming needs", flush=True)
+            print(f"{path} lacks the other hosts' parts, which resuming needs", flush=True)
         self._whole = [old for old in self._whole if old != step] + [step]
         while len(self._whole) > KEEP:
             old = self._path(self._whole.pop(0))
@@ -129,7 +129,7 @@ def _lacks(path):
                 return f"{part.relative_path} has been cut off"
     except FileNotFoundError as error:
         return f"{os.path.basename(error.filename)} is missing"
-    except Exception as error:  # pickle has many for a file that is not its own
+    except Exception as error:  # pickle raises many kinds for a file that is not its own
         return f"{error!r}"
     return ""
 

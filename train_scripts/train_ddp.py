@@ -5,8 +5,9 @@ One host:           torchrun --nproc-per-node 2 train_ddp.py --epochs 5
 One or more hosts:  sm-launch --train-script train_ddp.py --epochs 5
 Open MPI:           mpirun -n 2 python train_ddp.py
 
-It needs torch alone, runs on CPU (gloo) or GPU (nccl), and saves the model to SM_MODEL_DIR. A
-stopped job goes on where it was (checkpoints.py). train_hymenoptera.py is the same for pictures.
+It needs torch and the modules beside it, runs on CPU (gloo) or GPU (nccl), and saves the model to
+SM_MODEL_DIR. A stopped job goes on where it was (checkpoints.py). train_hymenoptera.py is the same
+for pictures.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from arguments import CHECKPOINT_DIR, MODEL_DIR, switch
 from checkpoints import Checkpoints, ResumableSampler
-from compression import HOW, compress
+from compression import METHODS, compress
 from deterministic import RandomStates, prime
 from metrics import Progress
 from process_group import BACKENDS, end_step, join_group, leave_group
@@ -33,7 +34,7 @@ def parse_args():
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
-    parser.add_argument("--compress", choices=HOW, help="gradients, between ranks")
+    parser.add_argument("--compress", choices=METHODS, help="send gradients in fewer bytes")
     parser.add_argument("--deterministic", type=switch, default=False, help="resume bit by bit")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
     parser.add_argument("--model-dir", default=MODEL_DIR)
@@ -60,7 +61,7 @@ def make_model(seed, device):
 def train(args, device):
     dataset = make_data(args.samples, args.seed)
     sampler = ResumableSampler(dataset, seed=args.seed)
-    # With a generator of its own the loader leaves alone what --deterministic remembers.
+    # With a generator of its own the loader leaves alone the random state that a checkpoint has.
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, generator=torch.Generator())
 
     model = make_model(args.seed, device)

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from arguments import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DATA_DIR, switch
+from arguments import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DATA_DIR, switch, switch_or_auto
 from checkpoints import Checkpoints
 from deterministic import RandomStates, prime
 from metrics import Progress, Totals
 from pictures import Draws, Normalize, make_loader, train_and_val
 from precision import Precision
-from process_group import BACKENDS, end_host, join_group, leave_group, together
+from process_group import end_host, end_together, join_group, leave_group
 from results import Results
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -46,12 +46,12 @@ def parse_args():
     parser.add_argument("--scale-lr", type=switch, default=False, help="times the number of ranks")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=BACKENDS, default="auto")
-    parser.add_argument("--bf16", type=switch, help="autocast; auto: where it is faster")
-    parser.add_argument("--channels-last", type=switch, help="auto: true")
-    parser.add_argument("--cache", type=switch, help="decode once; auto: if it fits in memory")
+    parser.add_argument("--backend", choices=["auto", "gloo", "nccl", "smddp"], default="auto")
+    parser.add_argument("--bf16", type=switch_or_auto, help="autocast; auto: where it is faster")
+    parser.add_argument("--channels-last", type=switch_or_auto, help="auto: true")
+    parser.add_argument("--cache", type=switch_or_auto, help="decode once; auto: if it fits")
     parser.add_argument("--workers", type=int, help="processes that load; by default by device")
-    parser.add_argument("--pin-memory", type=switch, help="auto: for GPUs")
+    parser.add_argument("--pin-memory", type=switch_or_auto, help="auto: for GPUs")
     parser.add_argument("--compile", type=switch, default=False)
     parser.add_argument("--sync-bn", type=switch, default=False, help="statistics of all GPUs")
     parser.add_argument("--deterministic", type=switch, default=False, help="resume bit by bit")
@@ -87,7 +87,7 @@ def make_model(args, classes, device):
     torch.manual_seed(args.seed)
     model = resnet18(num_classes=classes)
     error = load_weights(model, args.weights) if dist.get_rank() == 0 else ""
-    together(error)
+    end_together(error)
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device, memory_format=args.layout)

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from arguments import CHECKPOINT_DIR, MODEL_DIR, switch
-from process_group import join_group, leave_group
+from process_group import join_group, leave_group, says_why
 from sharded_checkpoints import ShardedCheckpoints
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -33,8 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def refuse(why):
     """End this rank with exit code 2, as all ranks do; the first of this host says why."""
-    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
-    if local_rank == "0":
+    if says_why():
         print(f"train_transformer.py: {why}", file=sys.stderr, flush=True)
     raise SystemExit(2) from ValueError(why)
 

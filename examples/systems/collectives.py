@@ -4,7 +4,7 @@ One host:       torchrun --nproc-per-node 6 collectives.py
 Several hosts:  sm-launch --train-script collectives.py --launcher-nproc-per-node 2
 
 The first lesson of MPI, without MPI; mpi_collectives.py is its twin with mpi4py. It needs torch
-alone. Every rank checks what it gets, and ends with 1 and a line that says so if that is wrong.
+alone. Every rank checks what it gets; if that is wrong, a line says so and the job ends with 1.
 """
 
 import os

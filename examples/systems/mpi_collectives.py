@@ -4,6 +4,8 @@ One host:       mpirun -n 6 python mpi_collectives.py
 Several hosts:  mpirun -n 6 --host algo-1:2,algo-2:2,algo-3:2 python -m mpi4py mpi_collectives.py
 On SageMaker:   distribution={"mpi": {"enabled": True, "processes_per_host": 2}}
 
+With fewer than 6 cores mpirun asks for --oversubscribe, and root for --allow-run-as-root.
+
 The twin of collectives.py; it needs mpi4py, numpy and the MPI that mpirun belongs to. Every rank
 checks what it gets; if that is wrong, a line says so and the job ends with 1.
 """

@@ -1,14 +1,12 @@
-"""Trains with DistributedDataParallel and the backend "smddp" of torch.distributed.
+"""Train with DistributedDataParallel and the backend "smddp" of torch.distributed.
 
-    sm-launch --launcher-smddp-compat --train-script examples/systems/smddp_backend.py
-    # two processes:
-    sm-launch --launcher-smddp-compat --launcher-nproc-per-node 2 \\
-        --train-script examples/systems/smddp_backend.py
-    # several hosts: the same on each, in a SageMaker job
+One process:            sm-launch --launcher-smddp-compat --train-script smddp_backend.py
+One host, 2 processes:  the same with --launcher-nproc-per-node 2
+Several hosts, on each: the same; SageMaker sets SM_HOSTS and SM_CURRENT_HOST
 
-What SMDDP needs is one import and the backend's name; all else is plain PyTorch. The backend is
-AWS's where that is installed, else gloo on CPU and nccl on GPUs. It ends with an error if the model
-has not found the line that the data come from.
+SMDDP needs one import and the backend's name; all else is plain PyTorch. The backend is AWS's where
+that is installed, else gloo on CPU and nccl on GPUs. The data are points on a line; the script ends
+with an error if the model has not found that line.
 """
 
 import gc

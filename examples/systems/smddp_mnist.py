@@ -1,14 +1,12 @@
-"""Trains a small network to read digits, with the API of SMDDP, SageMaker's data parallel library.
+"""Train a small network to read digits, with the API of SMDDP, SageMaker's data parallel library.
 
-    sm-launch --launcher-smddp-compat --train-script examples/systems/smddp_mnist.py
-    # two processes:
-    sm-launch --launcher-smddp-compat --launcher-nproc-per-node 2 \\
-        --train-script examples/systems/smddp_mnist.py
-    # several hosts: the same on each, in a SageMaker job
+One process:            sm-launch --launcher-smddp-compat --train-script smddp_mnist.py
+One host, 2 processes:  the same with --launcher-nproc-per-node 2
+Several hosts, on each: the same; SageMaker sets SM_HOSTS and SM_CURRENT_HOST
 
-The example of SMDDP's document, with digits that it draws in place of a download. It runs on
-AWS's library where that is installed, else on the launcher's own, and on CPU with the latter. It
-ends with an error if the network has not learnt to read.
+The example of SMDDP's document; it draws the digits that the document downloads. It runs on AWS's
+library where that is installed, else on the launcher's own, which also runs on CPU. It ends with an
+error if the network has not learnt to read.
 """
 
 import argparse

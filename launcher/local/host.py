@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import signal
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING, Callable
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
 from launcher.local.shares import Share
-from launcher.processes import send
+from launcher.processes import send, tie_to_this_process
 from launcher.run import run_dir
 
 if TYPE_CHECKING:
     import psutil
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
 
 
@@ -45,16 +43,6 @@ class Host:
 
     def start(self, words: Sequence[str]) -> None:
         """Start its launcher. Raises LaunchError."""
-        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-        parent = os.getpid()
-
-        def end_with_parent() -> None:
-            # SIGKILL leaves us no time to stop the job, and nobody else would.
-            if libc:
-                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-                if os.getppid() != parent:
-                    os._exit(128 + signal.SIGTERM)
-
         try:
             with _on_cpus(self._share.cpus):
                 self.process = subprocess.Popen(
@@ -66,7 +54,8 @@ class Host:
                     bufsize=0,
                     # Or else a terminal's Ctrl-C would reach it, and its ranks, without us.
                     start_new_session=True,
-                    preexec_fn=end_with_parent,
+                    # SIGKILL leaves us no time to stop the job, and nobody else would.
+                    preexec_fn=tie_to_this_process(),
                 )
         except OSError as error:
             raise LaunchError(

@@ -128,7 +128,7 @@ class Loop:
             if number == signal.SIGCHLD:
                 reap(*self._processes())
             elif self._stopped:
-                self._output.say(f"{signal_name(number)} again: the job is killed.")
+                self._output.say(f"{signal_name(number)} after a stop: the job is killed.")
                 for host in self._hosts.values():
                     host.kill()
             else:

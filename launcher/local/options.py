@@ -46,7 +46,7 @@ def _parser() -> _Parser:
         description="Run a training job on this machine as on several hosts of SageMaker's. "
         "Each host has a launcher, a folder for what is /opt/ml on SageMaker, and its part of this "
         "machine's cores and GPUs.",
-        epilog="--launcher-... options may stand before or behind the script; each host gets them. "
+        epilog="--launcher-... options may come before or after the script; each host gets them. "
         "Ctrl-C stops the job as SageMaker does; twice kills it. The exit code is the job's.",
         allow_abbrev=False,
         add_help=False,
@@ -150,7 +150,7 @@ def _target(
     if not script_words or script_words[0].startswith("-"):
         seen = f"{script_words[0]} comes" if script_words else "no script comes"
         raise LaunchError(
-            f"{seen} behind --; expected a script, or -m and a module: "
+            f"{seen} after --; expected a script, or -m and a module: "
             "sm-launch local --hosts 3 -- train.py --epochs 3."
         )
     return (_TARGETS[0], script_words[0]), ours, list(script_words[1:])

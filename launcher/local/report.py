@@ -46,6 +46,8 @@ def beginning(
 def exit_code(hosts: Sequence[Host]) -> int:
     """Return the job's exit code: that of a launcher that failed, before one that was killed."""
     codes = [host.process.returncode for host in hosts if host.process]
+    # One that SIGKILL has not ended yet (loop.py waits for 10 s) counts as killed.
+    codes = [-signal.SIGKILL if code is None else code for code in codes]
     for code in sorted(codes, key=lambda code: code < 0):
         if code:
             return code if code > 0 else 128 - code

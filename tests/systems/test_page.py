@@ -49,3 +49,12 @@ def test_each_script_that_a_row_names_exists():
     for row in rows():
         ours = row[2] if len(row) > 2 else ""
         assert set(re.findall(r"\b\w+\.py\b", ours)) <= scripts, row
+
+
+def test_each_option_that_a_row_names_is_in_one_of_its_tests():
+    for row in rows():
+        tests = [REPO / "tests" / name for name in re.findall(r"[\w/]+\.py", row[-1])]
+        text = "".join(path.read_text() for path in tests)
+        for option in re.findall(r"--(?!train-script)[a-z-]+", row[2]) if tests else ():
+            name = option.replace("--launcher-", "").replace("-", "_")
+            assert option in text or name in text, row

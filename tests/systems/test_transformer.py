@@ -244,7 +244,7 @@ def test_two_hosts_with_folders_of_their_own(job, start_two, script, tmp_path):
     hosts = start_two(*options, "--steps", "14", "--checkpoint-dir", tmp_path / "kept")
     for host, folder in zip(hosts, folders):
         assert host.wait() == 0, host.log()
-        lacking = f"{folder}/step-000000012 has not the other hosts' parts, which resuming needs\n"
+        lacking = f"{folder}/step-000000012 lacks the other hosts' parts, which resuming needs\n"
         assert host.out.count(lacking) == 1
     first, second = hosts[0].out.replace("\r", ""), hosts[1].out
     assert "step=" not in second and "saved" not in second
