@@ -8,12 +8,14 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, TRAIN_DDP, poll
+from conftest import LAUNCHER, REPO, TRAIN_DDP, poll
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from launcher.job import machine, toolkit
 from launcher.local import folders, hyperparameters, options, schedule, shares
 from launcher.local.environment import environment
 from launcher.local.lines import Lines
+from launcher.local.output import Output
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
 
@@ -49,6 +52,37 @@ def lines_of(text, host):
 
 def run_dir(done) -> Path:
     return Path(re.findall(r"(runs/local-[\w-]+)", done.stdout)[0])
+
+
+# What is written
+
+
+def test_output_that_was_closed_from_the_start():
+    """Its number is taken by the signals' socket: what is written there would be signals."""
+    text = """
+        import sys
+        from launcher.local.output import Output
+        from launcher.signals import Signals
+        with Signals() as signals:
+            output = Output({})
+            output.feed(1, 1, b"to stdout\\n" * 99999)
+            output.feed(1, 2, b"to stderr\\n" * 99999)
+            sys.exit(len(signals.take()))
+    """
+    program = [sys.executable, "-c", textwrap.dedent(text)]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *program]
+    assert subprocess.run(closed, timeout=60, cwd=REPO).returncode == 0
+
+
+def test_a_bar_goes_on_though_its_terminal_is_gone(monkeypatch):
+    ours, theirs = pty.openpty()
+    monkeypatch.setattr("launcher.local.output.STDERR", theirs)
+    shown = Output({})
+    shown.feed(1, theirs, b"\r1/9")
+    os.close(ours)
+    shown.feed(1, theirs, b"\r2/9\n")
+    shown.feed(1, theirs, b"\r3/9")
+    os.close(theirs)
 
 
 # What is decided
