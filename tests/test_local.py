@@ -261,6 +261,12 @@ def test_another_jobs_variables_do_not_leak():
     )
 
 
+def test_a_run_folder_beside_this_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "output")
+    (tmp_path / "output" / "file").touch()
+    assert folders.make_run_dir(".", "algo-1") == str(tmp_path / "output-2")  # and not ".-2"
+
+
 def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("mine")
