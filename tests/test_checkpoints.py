@@ -236,3 +236,15 @@ def test_a_sampler_goes_on_in_the_middle_of_an_epoch(reference):
     assert sorted(whole) == list(data) and seen(2, 0) == whole
     assert seen(2, 4) == seen(1, 4) == whole[4:]
     assert seen(2, 10) == []
+
+
+def test_a_checkpoint_of_the_first_release_is_left_as_it_is(reference):
+    import torch
+
+    job = Job(reference)
+    state = {"made_for": {"script": "this", "seed": 0}, "epoch": 1, "samples": 0, "randoms": []}
+    os.mkdir("checkpoints")
+    torch.save(state, "checkpoints/checkpoint-000001-000000000000.pt")
+    with pytest.raises(SystemExit, match="an older script wrote "):
+        job.load()
+    assert files() == ["checkpoint-000001-000000000000.pt"]

@@ -8,13 +8,15 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import LAUNCHER, TRAIN_DDP, poll
+from conftest import LAUNCHER, REPO, TRAIN_DDP, poll
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +26,7 @@ from launcher.local import folders, hyperparameters, options, report, schedule, 
 from launcher.local.environment import environment
 from launcher.local.host import Host
 from launcher.local.lines import Lines
+from launcher.local.output import Output
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
 
@@ -51,6 +54,37 @@ def lines_of(text, host):
 
 def run_dir(done) -> Path:
     return Path(re.findall(r"(runs/local-[\w-]+)", done.stdout)[0])
+
+
+# What is written
+
+
+def test_output_that_was_closed_from_the_start():
+    """Its number is taken by the signals' socket: what is written there would be signals."""
+    text = """
+        import sys
+        from launcher.local.output import Output
+        from launcher.signals import Signals
+        with Signals() as signals:
+            output = Output({})
+            output.feed(1, 1, b"to stdout\\n" * 99999)
+            output.feed(1, 2, b"to stderr\\n" * 99999)
+            sys.exit(len(signals.take()))
+    """
+    program = [sys.executable, "-c", textwrap.dedent(text)]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *program]
+    assert subprocess.run(closed, timeout=60, cwd=REPO).returncode == 0
+
+
+def test_a_bar_goes_on_though_its_terminal_is_gone(monkeypatch):
+    ours, theirs = pty.openpty()
+    monkeypatch.setattr("launcher.local.output.STDERR", theirs)
+    shown = Output({})
+    shown.feed(1, theirs, b"\r1/9")
+    os.close(ours)
+    shown.feed(1, theirs, b"\r2/9\n")
+    shown.feed(1, theirs, b"\r3/9")
+    os.close(theirs)
 
 
 # What is decided
@@ -227,6 +261,12 @@ def test_another_jobs_variables_do_not_leak():
         environment({"LAUNCHER_RDZV_PORT": "7"}, "x", "job", share, (1, 2))["LAUNCHER_RDZV_PORT"]
         == "7"
     )
+
+
+def test_a_run_folder_beside_this_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "output")
+    (tmp_path / "output" / "file").touch()
+    assert folders.make_run_dir(".", "algo-1") == str(tmp_path / "output-2")  # and not ".-2"
 
 
 def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):

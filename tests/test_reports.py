@@ -166,3 +166,16 @@ def test_torchrun_by_itself_ends_as_its_process_does(reports):
     torchrun.close()
     assert reports.ended(-9) == TorchrunEnded(-9)
     assert reports.told == []
+
+
+def test_of_torchrun_by_itself_what_it_said_stays(reports):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)  # reaped before its connection is seen to end: it is as if it said no code
+    torchrun = connect(torchrun_pid=pid)
+    torchrun.sendall(b'{"torchrun": "what it raised", "question": 1}\n')
+    reports.act_until(lambda: reports.torchrun == pid)
+    torchrun.close()
+    reports.act_until(lambda: reports.torchrun == 0)
+    assert reports.ended(-9).error == "what it raised"

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import time
 
 import psutil
@@ -458,3 +459,22 @@ def test_what_ranks_do_when_they_are_ended_for_a_restart_is_no_cause(start, scri
         assert host.wait() == 0, "".join(host.log() for host in hosts)
         assert host.failure is None
         assert host.out == "round 0\nround 1\nround 2\nround 3\n"
+
+
+def test_a_job_that_has_succeeded_does_not_wait_to_say_so(start, script):
+    text = """
+        import os, time
+        print("runs", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.05)
+    """
+    host = start("--train-script", script(textwrap.dedent(text)))
+    host.wait_for("runs")
+    torchrun = psutil.Process(host.process.pid).children()[0]
+    host.signal(signal.SIGSTOP)  # it may be as slow as it likes to hear what torchrun says
+    open("go", "w").close()
+    poll(lambda: torchrun.status() == psutil.STATUS_ZOMBIE)
+    host.signal(signal.SIGTERM)
+    host.signal(signal.SIGCONT)
+    assert host.wait() == 0, host.log()
+    assert "Traceback" not in host.err

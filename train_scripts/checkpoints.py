@@ -175,7 +175,8 @@ class Checkpoints:
                 damaged = zipfile.ZipFile(io.BytesIO(data)).testzip()  # torch does not look
                 if damaged:
                     raise ValueError(f"{damaged} is damaged")
-                made_for = _unpack(data).get("made_for")
+                state = _unpack(data)
+                made_for = state.get("made_for")
                 if not made_for:
                     raise ValueError("checkpoints.py did not write it")
             except PermissionError as error:
@@ -185,6 +186,9 @@ class Checkpoints:
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 print(f"passing over {path}, no whole checkpoint: {reason}", flush=True)
                 continue
+            if "progress" not in state:
+                self._error = f"an older script wrote {path}; choose another --checkpoint-dir"
+                return b""
             if made_for != self.made_for:
                 theirs, ours = (
                     {name: one[name] for name in one if one[name] != other.get(name)}

@@ -31,7 +31,7 @@ def make_run_dir(wanted: str, first_host: str) -> str:
     Raises LaunchError if none can be made.
     """
     for number in itertools.count(1):
-        path = wanted.rstrip("/") + f"-{number}" if number > 1 else wanted
+        path = f"{_named(wanted)}-{number}" if number > 1 else wanted
         try:
             os.makedirs(path, exist_ok=True)
             if not os.listdir(path):
@@ -45,6 +45,12 @@ def make_run_dir(wanted: str, first_host: str) -> str:
                 "give one that can be made with --run-dir."
             ) from None
     raise AssertionError
+
+
+def _named(path: str) -> str:
+    """Return the path of a folder that ends in its name: not in a slash or a dot."""
+    path = path.rstrip("/")
+    return os.path.abspath(path) if os.path.basename(path) in (".", "..") else path
 
 
 def fill(run_dir: str, given: Given) -> None:

@@ -7,6 +7,7 @@ import operator
 import os
 import re
 import select
+import sys
 from collections.abc import Mapping
 
 from launcher.local.lines import Lines
@@ -21,7 +22,10 @@ class Output:
     """Takes what hosts write to their stdout and stderr, and writes it to this process's."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._terminals = {fd for fd in (STDOUT, STDERR) if os.isatty(fd)}
+        # One that was closed from the start (`>&-`) has its number taken by something of ours.
+        streams = ((STDOUT, sys.stdout), (STDERR, sys.stderr))
+        self._open = {fd for fd, stream in streams if stream is not None}
+        self._terminals = {fd for fd in self._open if os.isatty(fd)}
         self._colours = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
         self._streams: dict[tuple[int, int], Lines] = {}  # by the host's number and descriptor
         self._bar: tuple[int, bytes] | None = None  # on the screen: where, and what
@@ -57,15 +61,23 @@ class Output:
             pieces = [*gone, *pieces, *([bar] if bar else [])]
         self._bar = bar
         for where, parts in itertools.groupby(pieces, key=operator.itemgetter(0)):
-            write(where, b"".join(part for _, part in parts))  # in one piece, if it is one place
+            if where in self._open:  # in one piece, if it is one place
+                write(where, b"".join(part for _, part in parts))
 
     def _next_bar(self) -> tuple[int, bytes] | None:
         for (number, fd), stream in sorted(self._streams.items()):
             if fd in self._terminals and stream.bar:
-                columns = os.get_terminal_size(fd).columns or 80
+                columns = _columns(fd)
                 width = columns - len(f"algo-{number} | ") - 1
                 return fd, self._prefix(number, fd) + _cut(stream.bar, width)
         return None
+
+
+def _columns(fd: int) -> int:
+    try:
+        return os.get_terminal_size(fd).columns or 80
+    except OSError:  # its window was closed, and the job goes on (`nohup`, `disown`)
+        return 80
 
 
 def _cut(bar: bytes, width: int) -> bytes:

@@ -43,14 +43,13 @@ class Launcher:
     def tell(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message; return its answer, an empty one if the launcher is gone."""
         self._asked += 1
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self._send({**message, "question": self._asked})
-            while True:
+            while "exit_code" not in message:  # its last word: no stop is to come in a wait for us
                 answer = dict(json.loads(self._answers.readline()))
                 if answer.get("question") == self._asked:  # and not one that a signal cut short
                     return answer
-        except (OSError, ValueError):
-            return {}
+        return {}
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""

@@ -160,13 +160,14 @@ class Reports:
             self._torchrun_gone()
 
     def _torchrun_gone(self) -> None:
+        pid, self.torchrun = self.torchrun, 0
+        if not self._runner:
+            return  # its process is ours: we see how it ends
         if self._exit_code is None:
-            self._exit_code = exit_state(self.torchrun)[1]  # if what runs it has not reaped it yet
+            self._exit_code = exit_state(pid)[1]  # if what runs it has not reaped it yet
             if not self._exit_code:
                 self._exit_code, self._error = EXIT_HOST_LOST, "it ended without a word"
-        self.torchrun = 0
-        if self._runner:
-            self._tell(TorchrunGone())
+        self._tell(TorchrunGone())
 
     def _gone(self, pid: int, exit_code: int | None) -> None:
         self._tell(RankGone(pid, exit_code, self._oom(exit_code)))
