@@ -61,7 +61,11 @@ def _failure(state: State, event: TorchrunEnded) -> Failure:
     job, seconds = state.job, state.ended - state.started
     from_ranks = [failure for pid in state.failed if (failure := state.ranks[pid].failure)]
     from_torchrun = () if state.closing is Why.ERROR else with_times(event.failures, state.ranks)
-    failures = in_order(from_ranks, from_torchrun, state.closing_at - state.started)
+    closed = state.closing_at - state.started
+    if state.closing is Why.STOP and event.program != "torchrun":
+        # The kernel has stopped torchrun (agent.py), since that program was killed.
+        from_ranks = [failure for failure in from_ranks if failure.time < closed]
+    failures = in_order(from_ranks, from_torchrun, closed)
     if failures:
         return of_ranks(failures, job.current_host, seconds)
     error = state.torchrun_error

@@ -40,7 +40,25 @@ from launcher.run.events import (
 )
 from launcher.run.watch import Watch
 
+WITHOUT_A_WORD = "it ended without a word"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
+
+
+def of_both(ended: TorchrunEnded, exit_code: int | None, runner: str) -> TorchrunEnded:
+    """Return how torchrun and the program that runs it ended: as torchrun did, if that failed.
+
+    `ended` is how that program did; `exit_code` torchrun's, None if it has not ended.
+    """
+    # If that program is killed, the kernel stops torchrun, which has no more to say (agent.py).
+    says_why = ended.failures or ended.error or exit_code not in (1, -signal.SIGTERM)
+    if exit_code and (says_why or ended.returncode >= 0):
+        return ended._replace(returncode=exit_code)
+    if ended.returncode:
+        return ended._replace(program=runner)
+    if exit_code is None:
+        error = "it did not run torchrun to its end"
+        return ended._replace(returncode=1, error=error, program=runner)
+    return ended
 
 
 class Reports:
@@ -104,14 +122,8 @@ class Reports:
 
     def ended(self, returncode: int) -> TorchrunEnded:
         """Return how torchrun ended, with what it has said."""
-        error, program = self._error, "torchrun"
-        if self._runner and self._exit_code:
-            returncode = self._exit_code
-        elif self._runner and (returncode or self._exit_code is None):
-            program = self._runner
-            if not returncode:
-                returncode, error = 1, "it did not run torchrun to its end"
-        return TorchrunEnded(returncode, tuple(self._failures), error, program)
+        ended = TorchrunEnded(returncode, tuple(self._failures), self._error)
+        return of_both(ended, self._exit_code, self._runner) if self._runner else ended
 
     def _accept(self) -> None:
         try:
@@ -163,7 +175,7 @@ class Reports:
         if self._exit_code is None:
             self._exit_code = exit_state(self.torchrun)[1]  # if what runs it has not reaped it yet
             if not self._exit_code:
-                self._exit_code, self._error = EXIT_HOST_LOST, "it ended without a word"
+                self._exit_code, self._error = EXIT_HOST_LOST, WITHOUT_A_WORD
         self.torchrun = 0
         if self._runner:
             self._tell(TorchrunGone())

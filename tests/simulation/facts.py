@@ -24,7 +24,7 @@ LOSSES = (
 RANK_FAILURES = tuple(What)[: tuple(What).index(What.HANGS)]
 MISCONFIGURED = (
     What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START, What.PORT_TAKEN, What.TOO_FEW_FILES,
-    What.NO_TORCHRUN, What.TORCHRUN_FAILS,
+    What.NO_TORCHRUN, What.TORCHRUN_FAILS, What.RUNNER_FAILS,
 )  # fmt: skip
 SLOW = (What.LAUNCHER_PAUSES, What.DELAY)
 
