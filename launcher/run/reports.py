@@ -44,18 +44,18 @@ WITHOUT_A_WORD = "it ended without a word"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 
 
-def of_both(ended: TorchrunEnded, exit_code: int | None, runner: str) -> TorchrunEnded:
+def of_both(ended: TorchrunEnded, gone: TorchrunGone | None, runner: str) -> TorchrunEnded:
     """Return how torchrun and the program that runs it ended: as torchrun did, if that failed.
 
-    `ended` is how that program did; `exit_code` torchrun's, None if it has not ended.
+    `ended` is how that program did; `gone` how torchrun did, None if it has not.
     """
     # If that program is killed, the kernel stops torchrun, which has no more to say (agent.py).
-    says_why = ended.failures or ended.error or exit_code not in (1, -signal.SIGTERM)
-    if exit_code and (says_why or ended.returncode >= 0):
-        return ended._replace(returncode=exit_code)
+    was_stopped = ended.returncode < 0 and not (ended.failures or (gone and gone.says_why))
+    if gone and gone.returncode and not was_stopped:
+        return ended._replace(returncode=gone.returncode)
     if ended.returncode:
         return ended._replace(program=runner)
-    if exit_code is None:
+    if gone is None:
         error = "it did not run torchrun to its end"
         return ended._replace(returncode=1, error=error, program=runner)
     return ended
@@ -123,7 +123,11 @@ class Reports:
     def ended(self, returncode: int) -> TorchrunEnded:
         """Return how torchrun ended, with what it has said."""
         ended = TorchrunEnded(returncode, tuple(self._failures), self._error)
-        return of_both(ended, self._exit_code, self._runner) if self._runner else ended
+        if not self._runner:
+            return ended
+        known = self._exit_code is not None
+        gone = TorchrunGone(self._exit_code or 0, self._error) if known else None
+        return of_both(ended, gone, self._runner)
 
     def _accept(self) -> None:
         try:
@@ -178,7 +182,7 @@ class Reports:
                 self._exit_code, self._error = EXIT_HOST_LOST, WITHOUT_A_WORD
         self.torchrun = 0
         if self._runner:
-            self._tell(TorchrunGone())
+            self._tell(TorchrunGone(self._exit_code, self._error))
 
     def _gone(self, pid: int, exit_code: int | None) -> None:
         self._tell(RankGone(pid, exit_code, self._oom(exit_code)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launcher.events import Time
+from launcher.events import Tell, Time
 from launcher.peers import (
     first,
     first_deciding,
@@ -31,8 +31,9 @@ from launcher.result.causes import Cause, Failure, RankFailure
 from launcher.run import failing, state, stopping
 from launcher.run.events import (
     RankFailed,
+    TorchrunGone,
 )
-from simulation.planting import Planter, mistake
+from simulation.planting import Planter, mistake, without
 
 RUN, FIRST, OTHER = state.RULES, first_state.RULES, other_state.RULES
 P, F, Q = state.Phase, first_state.Phase, other_state.Phase
@@ -140,6 +141,11 @@ def _(plant: Planter) -> None:
 @mistake("a host goes on without the first one")
 def _(plant: Planter) -> None:
     plant.drop(OTHER, Closed, Q.JOINED)
+
+
+@mistake("(!) that torchrun was killed is told only when the program ends that runs it")
+def _(plant: Planter) -> None:
+    plant.after(RUN, TorchrunGone, without(Tell), P.RUNNING)
 
 
 @mistake("a torchrun that does not hear SIGTERM is waited for")

@@ -62,7 +62,7 @@ class Runner(Process):
         if ended.returncode < 0 and self.job.random.random() < 0.1:  # it has been reaped before
             ended = ended._replace(returncode=EXIT_HOST_LOST, error=WITHOUT_A_WORD)
         self.clock.after(TAKES[1] + 0.001, self._is_known, ended)
-        return TorchrunGone()
+        return TorchrunGone(ended.returncode, ended.error)
 
     def _is_known(self, ended: TorchrunEnded) -> None:
         self.torchrun, self.said = None, ended
@@ -99,5 +99,5 @@ class Runner(Process):
         launcher = self.machine.launcher
         assert launcher and self.exit_code is not None
         said = self.said or TorchrunEnded(0)
-        code = self.said.returncode if self.said else None
-        launcher.hear(of_both(said._replace(returncode=self.exit_code), code, COMPILE))
+        gone = TorchrunGone(said.returncode, said.error) if self.said else None
+        launcher.hear(of_both(said._replace(returncode=self.exit_code), gone, COMPILE))
