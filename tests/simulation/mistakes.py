@@ -33,6 +33,7 @@ from launcher.run.events import (
     RankFailed,
     TorchrunGone,
 )
+from simulation import runner
 from simulation.planting import Planter, mistake, without
 
 RUN, FIRST, OTHER = state.RULES, first_state.RULES, other_state.RULES
@@ -146,6 +147,15 @@ def _(plant: Planter) -> None:
 @mistake("(!) that torchrun was killed is told only when the program ends that runs it")
 def _(plant: Planter) -> None:
     plant.after(RUN, TorchrunGone, without(Tell), P.RUNNING)
+
+
+@mistake("a host succeeds though the program has failed that runs its torchrun")
+def _(plant: Planter) -> None:
+    def loses(ended: Any, gone: Any, program: str) -> Any:
+        return plain(ended._replace(returncode=0), gone, program)
+
+    plain = runner.of_both
+    plant.set(runner, "of_both", loses)
 
 
 @mistake("a torchrun that does not hear SIGTERM is waited for")

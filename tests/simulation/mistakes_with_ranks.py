@@ -18,7 +18,6 @@ from launcher.run.events import (
     ThirdInterrupt,
     TorchrunAsks,
     TorchrunEnded,
-    TorchrunGone,
 )
 from simulation.planting import Planter, answers, mistake, with_changes, without
 
@@ -107,20 +106,6 @@ def _(plant: Planter) -> None:
 
     plain = RUN.table[P.CLEARING, Remaining].handler
     plant.rule(RUN, P.CLEARING, Remaining, at_once)
-
-
-@mistake("what runs torchrun waits for what ranks have left behind")
-def _(plant: Planter) -> None:
-    plant.drop(RUN, TorchrunGone, P.RUNNING, P.RESTARTING, P.CLEARING)
-
-
-@mistake("(!) ranks hear SIGTERM again where a torchrun that another program runs is killed")
-def _(plant: Planter) -> None:
-    def forgets(before: Any, event: Any, now: float) -> Any:
-        return plain(before._replace(told=frozenset()), event, now)
-
-    plain = RUN.table[P.RESTARTING, TorchrunGone].handler
-    plant.rule(RUN, P.RESTARTING, TorchrunGone, forgets)
 
 
 @mistake("(!) what ranks leave behind is given up without having been killed")

@@ -92,7 +92,8 @@ class Runner(Process):
         """Have the kernel tell torchrun, and the launcher see it once it has heard all before."""
         torchrun = self.machine.torchrun
         if torchrun and self.machine.is_up:
-            torchrun.signal(signal.SIGTERM)  # PR_SET_PDEATHSIG
+            # PR_SET_PDEATHSIG: no SIGKILL to both of them leaves it the time to act on it.
+            self.clock.after(0.0001, torchrun.signal, signal.SIGTERM)
         self.clock.after(TAKES[1] + 0.001, self._has_ended)
 
     def _has_ended(self) -> None:

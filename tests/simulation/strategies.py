@@ -74,9 +74,10 @@ THEMES = (
     # Causes, and what is secondary to them.
     Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
     # A program that runs torchrun.
-    Theme((What.RUNNER_KILLED, What.TORCHRUN_KILLED, What.RUNNER_FAILS, *OF_RANKS, *OF_PEOPLE,
-           What.TORCHRUN_HANGS, What.HOST_SLOW, What.LAUNCHER_KILLED, What.CUT, What.RUNNER_KILLED,
-           What.TORCHRUN_KILLED, What.STOP), (*STARTING, *TRAINING), (0, 0, 1), (1, 1, *FEW),
+    Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
+           What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
+           What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS),
+          (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3),
           runners=(0.0, 5.0, 1000.0)),
 )  # fmt: skip
 
