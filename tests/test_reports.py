@@ -136,6 +136,7 @@ RUNNER = "neuron_parallel_compile"
         (1, 1, TorchrunEnded(1)),
         (2, 1, TorchrunEnded(2)),  # torchrun did not take its arguments
         (1, 0, TorchrunEnded(1)),  # it went on after the failure
+        (1, -9, TorchrunEnded(-9, program=RUNNER)),  # the kernel has stopped torchrun
         (None, -9, TorchrunEnded(-9, program=RUNNER)),
         (None, 0, TorchrunEnded(1, (), "it did not run torchrun to its end", RUNNER)),
     ],
@@ -147,7 +148,7 @@ def test_the_end_of_a_program_that_runs_torchrun(reports, said, returncode, ende
         reports.act_until(lambda: reports.torchrun == os.getpid())
         torchrun.sendall(json.dumps({"exit_code": said}).encode() + b"\n")
         torchrun.close()
-        reports.act_until(lambda: reports.told == [TorchrunGone()])
+        reports.act_until(lambda: reports.told == [TorchrunGone(said)])
     assert reports.torchrun == 0
     assert reports.ended(returncode) == ended
 
@@ -155,8 +156,8 @@ def test_the_end_of_a_program_that_runs_torchrun(reports, said, returncode, ende
 def test_a_torchrun_that_ends_without_a_word(reports):
     reports._runner = RUNNER
     connect(torchrun_pid=os.getpid()).close()
-    reports.act_until(lambda: reports.told == [TorchrunGone()])
-    assert reports.ended(1) == TorchrunEnded(69, (), "it ended without a word")
+    reports.act_until(lambda: reports.told == [TorchrunGone(69, "it ended without an exit code")])
+    assert reports.ended(1) == TorchrunEnded(69, (), "it ended without an exit code")
 
 
 def test_torchrun_by_itself_ends_as_its_process_does(reports):

@@ -50,18 +50,22 @@ def _torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
         killed_at=math.inf,
     )
     if event.returncode and not state.stop_signal:
-        failure = _failure(state, event)
+        failure = _failure(state, event, now)
         state = state._replace(failure=failure)
         if state.result is None:
             actions += (Tell(failure),)
     return enter(state, P.DRAINING), (*actions, Look())
 
 
-def _failure(state: State, event: TorchrunEnded) -> Failure:
-    job, seconds = state.job, state.ended - state.started
+def _failure(state: State, event: TorchrunEnded, now: float) -> Failure:
+    job, seconds = state.job, now - state.started
     from_ranks = [failure for pid in state.failed if (failure := state.ranks[pid].failure)]
     from_torchrun = () if state.closing is Why.ERROR else with_times(event.failures, state.ranks)
-    failures = in_order(from_ranks, from_torchrun, state.closing_at - state.started)
+    closed = state.closing_at - state.started
+    if state.closing is Why.STOP and event.program != "torchrun":
+        # The kernel has stopped torchrun (agent.py), since that program was killed.
+        from_ranks = [failure for failure in from_ranks if failure.time < closed]
+    failures = in_order(from_ranks, from_torchrun, closed)
     if failures:
         return of_ranks(failures, job.current_host, seconds)
     error = state.torchrun_error
@@ -171,13 +175,36 @@ def _torchrun_starts(state: State, event: TorchrunStarts, now: float) -> Step:
     return state, (Look(behind=True),)
 
 
-@when(P.RUNNING, P.RESTARTING, P.CLEARING, on=TorchrunGone, to=(P.CLEARING,))
+# Torchrun ends, but not what runs it.
+
+
+@when(P.RUNNING, P.RESTARTING, P.CLEARING, on=TorchrunGone, to=(P.CLEARING, P.ENDING))
+@when(P.FAILING, P.HOLDING, on=TorchrunGone, to=(P.ENDING,))
 def _torchrun_gone(state: State, event: TorchrunGone, now: float) -> Step:
     """End what it left behind: the program that runs it waits for the end of all output."""
     by = now + state.job.failure_grace
+    if event.returncode == 0:
+        return enter(state, P.CLEARING, leftovers_by=by, ranks={}), (Look(behind=True),)
     # Ranks that still run have lost a torchrun that was killed: how they end is not the cause.
-    state = enter(state, P.CLEARING, leftovers_by=by, told=frozenset(), ranks={})
+    closing_at, error = min(state.closing_at, now), event.error or state.torchrun_error
+    state = state._replace(torchrun_error=error)
+    state = enter(state, P.ENDING, by, leftovers_by=by, closing=Why.ERROR, closing_at=closing_at)
+    state, actions = tell_certain(state, now, everything=True)
+    if event.says_why and state.result is None:
+        actions += (Tell(_failure(state, TorchrunEnded(event.returncode, (), event.error), now)),)
+    return state, (*actions, Look(behind=True))
+
+
+@when(P.ENDING, on=TorchrunGone)
+def _gone_while_ending(state: State, event: TorchrunGone, now: float) -> Step:
+    """End what it left behind: the program that runs it waits for the end of all output."""
     return state, (Look(behind=True),)
+
+
+@when(P.ENDING, on=Remaining)
+def _end_left(state: State, event: Remaining, now: float) -> Step:
+    """End what is left with SIGTERM; once its time is over it is killed."""
+    return _tell(state, [pid for pid, _ in event.processes], "which the job left behind")
 
 
 @when(P.CLEARING, on=Remaining, to=(P.RUNNING,))

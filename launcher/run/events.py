@@ -5,6 +5,7 @@ state machines of a host share are in launcher/events.py.
 """
 
 import enum
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
@@ -94,6 +95,14 @@ class TorchrunStarts(NamedTuple):
 
 class TorchrunGone(NamedTuple):
     """Torchrun has ended, but not the program that runs it (neuron_parallel_compile)."""
+
+    returncode: int = 0  # negative: by this signal
+    error: str = ""
+
+    @property
+    def says_why(self) -> bool:
+        """Whether it failed by itself: it may only have been told to end, by the kernel as well."""
+        return bool(self.error) or self.returncode not in (0, 1, -signal.SIGTERM)
 
 
 class TorchrunEnded(NamedTuple):

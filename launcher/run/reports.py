@@ -40,7 +40,25 @@ from launcher.run.events import (
 )
 from launcher.run.watch import Watch
 
+WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
+
+
+def of_both(ended: TorchrunEnded, gone: TorchrunGone | None, runner: str) -> TorchrunEnded:
+    """Return how torchrun and the program that runs it ended: as torchrun did, if that failed.
+
+    `ended` is how that program did; `gone` how torchrun did, None if it has not.
+    """
+    # If that program is killed, the kernel stops torchrun, which has no more to say (agent.py).
+    was_stopped = ended.returncode < 0 and not (ended.failures or (gone and gone.says_why))
+    if gone and gone.returncode and not was_stopped:
+        return ended._replace(returncode=gone.returncode)
+    if ended.returncode:
+        return ended._replace(program=runner)
+    if gone is None:
+        error = "it did not run torchrun to its end"
+        return ended._replace(returncode=1, error=error, program=runner)
+    return ended
 
 
 class Reports:
@@ -104,14 +122,12 @@ class Reports:
 
     def ended(self, returncode: int) -> TorchrunEnded:
         """Return how torchrun ended, with what it has said."""
-        error, program = self._error, "torchrun"
-        if self._runner and self._exit_code:
-            returncode = self._exit_code
-        elif self._runner and (returncode or self._exit_code is None):
-            program = self._runner
-            if not returncode:
-                returncode, error = 1, "it did not run torchrun to its end"
-        return TorchrunEnded(returncode, tuple(self._failures), error, program)
+        ended = TorchrunEnded(returncode, tuple(self._failures), self._error)
+        if not self._runner:
+            return ended
+        known = self._exit_code is not None
+        gone = TorchrunGone(self._exit_code or 0, self._error) if known else None
+        return of_both(ended, gone, self._runner)
 
     def _accept(self) -> None:
         try:
@@ -166,8 +182,8 @@ class Reports:
         if self._exit_code is None:
             self._exit_code = exit_state(pid)[1]  # if what runs it has not reaped it yet
             if not self._exit_code:
-                self._exit_code, self._error = EXIT_HOST_LOST, "it ended without a word"
-        self._tell(TorchrunGone())
+                self._exit_code, self._error = EXIT_HOST_LOST, WITHOUT_A_CODE
+        self._tell(TorchrunGone(self._exit_code, self._error))
 
     def _gone(self, pid: int, exit_code: int | None) -> None:
         self._tell(RankGone(pid, exit_code, self._oom(exit_code)))

@@ -46,9 +46,12 @@ def note_responses(launcher: Launcher, action: own.NoteResponses) -> None:
 
 
 def signal_torchrun(launcher: Launcher, action: own.SignalTorchrun) -> None:
-    """Send torchrun a signal."""
+    """Send torchrun a signal, or the program that runs it."""
     assert launcher.torchrun
-    launcher.torchrun.signal(action.number)
+    if launcher.machine.runner:
+        launcher.machine.runner.told(action.number)
+    else:
+        launcher.torchrun.signal(action.number)
 
 
 def signal_processes(launcher: Launcher, action: own.SignalProcesses) -> None:
@@ -68,9 +71,10 @@ def signal_group(launcher: Launcher, action: own.SignalGroup) -> None:
 
 def answer(launcher: Launcher, action: own.Answer) -> None:
     """Let torchrun go on."""
-    if launcher.torchrun:
+    torchrun = launcher.machine.torchrun
+    if torchrun:
         seconds = launcher.job.random.uniform(0.0005, 0.003)
-        launcher.clock.after(seconds, launcher.torchrun.answered, launcher.asked, action.timeout)
+        launcher.clock.after(seconds, torchrun.answered, launcher.asked, action.timeout)
 
 
 def look(launcher: Launcher, action: own.Look) -> None:

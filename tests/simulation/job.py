@@ -8,10 +8,11 @@ from typing import Any, Callable
 
 from simulation.clock import Clock
 from simulation.launcher import Launcher
-from simulation.machine import Machine
+from simulation.machine import Machine, Process
 from simulation.network import Network
 from simulation.plan import Fault, Plan, What
 from simulation.ranks import Rank
+from simulation.runner import Runner
 from simulation.store import Store
 from simulation.strangers import Stranger
 from simulation.torchrun import Torchrun
@@ -23,7 +24,7 @@ LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
 _FROM_THE_START = (
     What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
     What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
-    What.TOO_FEW_FILES,
+    What.TOO_FEW_FILES, What.RUNNER_FAILS,
 )  # fmt: skip
 
 
@@ -93,15 +94,17 @@ class Job:
         machine.launcher = Launcher(self, machine)
         machine.launcher.begin()
 
-    def start_torchrun(self, machine: Machine) -> Torchrun | None:
-        """Start a host's torchrun; None where it cannot be executed."""
+    def start_torchrun(self, machine: Machine) -> Process | None:
+        """Start a host's torchrun, or what runs it; None where that cannot be executed."""
         if self.of(machine, What.NO_TORCHRUN):
             return None
         refuses = ""
         if self.of(machine, What.TORCHRUN_FAILS):
             refuses = "RuntimeError: the device is gone"
         self.watch.torchrun_starts(machine)
-        return Torchrun(machine, self.store, refuses)
+        if self.plan.runner is None:
+            return Torchrun(machine, self.store, refuses)
+        return Runner(machine, lambda: Torchrun(machine, self.store, refuses))
 
     # Faults
 
@@ -119,6 +122,11 @@ class Job:
         if machine.torchrun and machine.torchrun.runs:
             self.watch.fault(fault, machine)
             machine.torchrun.signal(signal.SIGKILL)
+
+    def _kill_runner(self, fault: Fault, machine: Machine) -> None:
+        if machine.runner and machine.runner.runs:
+            self.watch.fault(fault, machine)
+            machine.runner.signal(signal.SIGKILL)
 
     def _hang_torchrun(self, fault: Fault, machine: Machine) -> None:
         if machine.torchrun and machine.torchrun.runs:
@@ -184,6 +192,7 @@ class Job:
 _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.TORCHRUN_KILLED: Job._kill_torchrun,
     What.TORCHRUN_HANGS: Job._hang_torchrun,
+    What.RUNNER_KILLED: Job._kill_runner,
     What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,
     What.HOST_KILLED: Job._kill_host,

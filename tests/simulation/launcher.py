@@ -21,10 +21,9 @@ from launcher.run import host as hosts
 from launcher.run import machine as run_machine
 from launcher.run import state
 from simulation.effects import DO
-from simulation.machine import Machine
+from simulation.machine import Machine, Process
 from simulation.network import End
 from simulation.plan import What
-from simulation.torchrun import Torchrun
 
 if TYPE_CHECKING:
     from simulation.job import Job
@@ -50,7 +49,7 @@ class Launcher:
         self.result: Result | None = None
         self.started_at, self.ended_at = job.clock.now, math.inf
         self.stopping_since = math.inf
-        self.torchrun: Torchrun | None = None
+        self.torchrun: Process | None = None  # it, or the program that runs it
         self.stops: list[tuple[float, int]] = []  # signals that it was sent, and when
         self.ends: dict[int, End] = {}  # of connections, by number
         self.asked = 0  # the number of torchrun's last question

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.launcher import Launcher
     from simulation.ranks import Rank
+    from simulation.runner import Runner
     from simulation.torchrun import Torchrun
 
 
@@ -16,7 +17,7 @@ class Machine:
     """A host, or its container.
 
     Attributes: `is_up`; `is_cut` off the network; `delay`, seconds that its messages take;
-    `launcher`, once it is started; `torchrun`, the last one.
+    `launcher`, once it is started; `torchrun`, the last one; `runner`, if one runs torchrun.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -29,6 +30,7 @@ class Machine:
         self.delay = 0.0
         self.launcher: Launcher | None = None
         self.torchrun: Torchrun | None = None
+        self.runner: Runner | None = None
         self.processes: dict[int, Process] = {}  # those that run, in the order of their start
 
     def reaches(self, other: Machine) -> bool:
@@ -101,6 +103,8 @@ class Process:
             seconds = self.job.random.uniform(0.0005, 0.004)
             self.clock.after(seconds, launcher.on_child_ended)
         self.on_end()
+        if self.machine.runner:
+            self.machine.runner.sees_end()
 
     def on_end(self) -> None:
         """Have others notice."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launcher.events import Time
+from launcher.events import Tell, Time
 from launcher.peers import (
     first,
     first_deciding,
@@ -31,8 +31,10 @@ from launcher.result.causes import Cause, Failure, RankFailure
 from launcher.run import failing, state, stopping
 from launcher.run.events import (
     RankFailed,
+    TorchrunGone,
 )
-from simulation.planting import Planter, mistake
+from simulation import runner
+from simulation.planting import Planter, mistake, without
 
 RUN, FIRST, OTHER = state.RULES, first_state.RULES, other_state.RULES
 P, F, Q = state.Phase, first_state.Phase, other_state.Phase
@@ -140,6 +142,20 @@ def _(plant: Planter) -> None:
 @mistake("a host goes on without the first one")
 def _(plant: Planter) -> None:
     plant.drop(OTHER, Closed, Q.JOINED)
+
+
+@mistake("(!) that torchrun was killed is told only when the program ends that runs it")
+def _(plant: Planter) -> None:
+    plant.after(RUN, TorchrunGone, without(Tell), P.RUNNING)
+
+
+@mistake("a host succeeds though the program has failed that runs its torchrun")
+def _(plant: Planter) -> None:
+    def loses(ended: Any, gone: Any, program: str) -> Any:
+        return plain(ended._replace(returncode=0), gone, program)
+
+    plain = runner.of_both
+    plant.set(runner, "of_both", loses)
 
 
 @mistake("a torchrun that does not hear SIGTERM is waited for")

@@ -65,6 +65,9 @@ class What(Word):
     TORCHRUN_KILLED = "torchrun is killed"
     TORCHRUN_HANGS = "torchrun hangs"
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
+    # The program that runs torchrun, if the plan has one.
+    RUNNER_KILLED = "torchrun's runner is killed"
+    RUNNER_FAILS = "torchrun's runner fails"  # 3, at its end
     # A launcher, or its whole host.
     LAUNCHER_KILLED = "a launcher is killed"
     LAUNCHER_PAUSES = "a launcher stands still"  # for `amount`
@@ -116,6 +119,7 @@ class Plan(NamedTuple):
     start_timeout: float = 60.0
     faults: tuple[Fault, ...] = ()
     seed: int = 0
+    runner: float | None = None  # seconds of own work of a program that runs torchrun, if one does
 
     def names(self) -> tuple[str, ...]:
         """Return the hosts' names, sorted as SageMaker's are."""

@@ -7,7 +7,17 @@ import signal
 from collections.abc import Iterator
 
 from launcher.run.state import MARGIN
-from simulation.facts import LOSSES, has, is_deaf, launchers, lost, planned, promise, seconds_of
+from simulation.facts import (
+    LOSSES,
+    ORPHANS_RANKS,
+    has,
+    is_deaf,
+    launchers,
+    lost,
+    planned,
+    promise,
+    seconds_of,
+)
 from simulation.launcher import Launcher
 from simulation.machine import Machine
 from simulation.plan import AtStop, What
@@ -33,7 +43,7 @@ def hears_once(watch: Watch) -> Iterator[str]:
 def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
     """Within a second, or 6 where its torchrun does not hear, and has to be killed first."""
     pauses = seconds_of(watch, What.LAUNCHER_PAUSES)
-    killed = {one.machine for one in has(watch, What.TORCHRUN_KILLED)}  # while it tells them
+    killed = {one.machine for one in has(watch, *ORPHANS_RANKS)}  # while it tells them
     for rank in [rank for rank in watch.ranks if rank.machine not in killed]:
         launcher = launcher_of(rank.machine)
         soon = 1 + pauses + (MARGIN if is_deaf(watch, rank.machine) else 0)
@@ -64,7 +74,7 @@ def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
     launcher, plan = launcher_of(rank.machine), watch.job.plan
     heard = [at for at, number in rank.heard if number in STOPS]
     # After a failure and a stop it depends on which of them this host has heard of first.
-    both = has(watch, What.TORCHRUN_KILLED) or planned(watch, What.LAUNCHER_PAUSES, What.FORGIVEN)
+    both = has(watch, *ORPHANS_RANKS) or planned(watch, What.LAUNCHER_PAUSES, What.FORGIVEN)
     if heard and launcher.result and launcher.result.stop_signal and not both:
         # One that has heard it late, since torchrun had not, has the rest.
         return launcher.stopping_since if is_deaf(watch, rank.machine) else heard[0], plan.grace
@@ -77,7 +87,7 @@ def _may_be_unheard(watch: Watch, rank: Rank) -> bool:
     """Tell whether it cannot be known that torchrun has told a rank nothing."""
     paused = planned(watch, What.LAUNCHER_PAUSES) or rank.torchrun.asked > 0
     deaf = paused and is_deaf(watch, rank.machine)
-    return bool(has(watch, *LOSSES, What.TORCHRUN_KILLED)) or deaf
+    return bool(has(watch, *LOSSES, *ORPHANS_RANKS)) or deaf
 
 
 @promise("Processes that outlive their rank, such as an upload, have the rest of that time")

@@ -48,6 +48,9 @@ class Theme(NamedTuple):
     restarts: Sequence[int] = (0, 0, 0, 1)
     hosts: Sequence[int] = (2, 3, *range(2, 17))
     uploads: Sequence[float] = (0.0, 0.0, 20.0, 100.0)  # seconds that they take
+    runners: Sequence[
+        float
+    ] = ()  # seconds that what runs torchrun works after it, if something does
 
 
 ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
@@ -70,6 +73,12 @@ THEMES = (
           TRAINING, hosts=(1, 1, 2), uploads=(20.0, 100.0)),
     # Causes, and what is secondary to them.
     Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
+    # A program that runs torchrun.
+    Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
+           What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
+           What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS),
+          (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3),
+          runners=(0.0, 5.0, 1000.0)),
 )  # fmt: skip
 
 AMOUNTS = (0.0, 0.2, 1.0, 2.0, 4.0, 6.0, 20.0, 20.0)
@@ -133,6 +142,7 @@ def plan_of(chosen: bytes) -> Plan:
         script=script,
         max_restarts=one_of(data, theme.restarts),
         seed=next(data, 0),
+        runner=one_of(data, theme.runners) if theme.runners else None,
     )
     faults: list[Fault] = []
     for _ in range(-(-(len(chosen) - OF_PLAN) // OF_FAULT)):

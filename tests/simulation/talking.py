@@ -6,7 +6,13 @@ import enum
 import signal
 from typing import Any, Callable
 
-from launcher.run.events import ExitCodes, TorchrunAsks, TorchrunEnded, TorchrunStarts
+from launcher.run.events import (
+    ExitCodes,
+    TorchrunAsks,
+    TorchrunEnded,
+    TorchrunGone,
+    TorchrunStarts,
+)
 from simulation.clock import Lane
 from simulation.machine import Machine, Process
 from simulation.ranks import NO_OOM, Rank
@@ -36,7 +42,7 @@ class Talking(Process):
     """
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(machine, None)
+        super().__init__(machine, machine.runner, leads=False)
         self.doing = Doing.BOOTING
         self.hangs = self.is_stuck = False
         self.asked = 0
@@ -62,7 +68,7 @@ class Talking(Process):
     def _say(self, event: Any) -> None:
         """Tell the launcher; without one, torchrun answers its questions itself."""
         seconds = self.job.random.uniform(*TAKES)
-        if isinstance(event, TorchrunEnded):
+        if isinstance(event, (TorchrunEnded, TorchrunGone)):
             seconds = TAKES[1] + 0.001  # it is heard when all is that was said before
         launcher = self.machine.launcher
         if launcher and launcher.runs:

@@ -224,7 +224,11 @@ class Torchrun(Talking):
             )
         assert self.exit_code is not None
         error = self.error if self.exit_code == 1 else ""
-        self._say(TorchrunEnded(self.exit_code, failures, error))
+        ended = TorchrunEnded(self.exit_code, failures, error)
+        if self.machine.runner:
+            self._say(self.machine.runner.outlives(ended))
+        else:
+            self._say(ended)
         if self.store.host is self:
             self.store.breaks()
 

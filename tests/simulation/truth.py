@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from launcher.job.neuron import COMPILE
 from launcher.result.causes import Result
+from launcher.run.reports import WITHOUT_A_CODE
 from simulation.facts import LOSSES, RANK_FAILURES, SLOW, STOPS, has, lost, planned
 from simulation.plan import What
 from simulation.watch import Happened, Watch
@@ -34,11 +36,20 @@ def is_true(watch: Watch, result: Result) -> bool:
         return bool(watch.faults)
     if "was lost" in line:
         return planned(watch, What.LAUNCHER_PAUSES) or _was_lost(watch, host)
-    if "torchrun was killed" in line:
-        return any(one.machine.name == host for one in has(watch, What.TORCHRUN_KILLED))
+    if " was killed by " in line or WITHOUT_A_CODE in line or f"{COMPILE} failed" in line:
+        return any(one.machine.name == host for one in has(watch, *_whose_end(line)))
     if "is not this job's launcher" in line and watch.job.machines[0] in lost(watch):
         return True  # it has ended before it could welcome that host
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
+
+
+def _whose_end(line: str) -> tuple[What, ...]:
+    """Return what has ended a host's torchrun, or the program that runs it."""
+    if WITHOUT_A_CODE in line:
+        return (What.TORCHRUN_KILLED, What.RUNNER_KILLED)
+    if COMPILE not in line:
+        return (What.TORCHRUN_KILLED,)
+    return (What.RUNNER_KILLED,) if " was killed by " in line else (What.RUNNER_FAILS,)
 
 
 def _was_lost(watch: Watch, host: str) -> bool:
