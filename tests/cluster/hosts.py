@@ -103,13 +103,16 @@ class Host:
     def wait_for(self, line: str, count: int = 1, timeout: float = 90) -> None:
         """Wait until the log holds line count times."""
 
-        def there() -> bool:
+        deadline = time.monotonic() + timeout
+        while True:
             running = self.running()
             log = self.log()
-            assert running or log.count(line) >= count, f"{self.name} ended:\n{log}"
-            return log.count(line) >= count
-
-        poll(there, timeout, every=0.2)
+            if log.count(line) >= count:
+                return
+            assert running, f"{self.name} ended:\n{log}"
+            late = time.monotonic() > deadline
+            assert not late, f"{self.name} has not said {line!r}:\n{log}\n{self._what_runs()}"
+            time.sleep(0.2)
 
     def wait(self, timeout: float = 120) -> int:
         """Wait until the container has ended; return its exit code."""
@@ -159,6 +162,13 @@ class Host:
         """Return pid, stat and args of every process in the container."""
         top = self._container.top(ps_args="-eww -o pid,stat,args")
         return [dict(zip(("pid", "stat", "args"), row)) for row in top["Processes"]]
+
+    def _what_runs(self) -> str:
+        """Return the container's processes, for the message of a test that failed."""
+        try:
+            return "\n".join(" ".join(row.values()) for row in self.processes())
+        except docker.errors.APIError as error:
+            return str(error)  # it has ended
 
     def run(self, *command: str) -> str:
         """Run a command in the container; return its output."""
