@@ -12,7 +12,7 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image test test-fast test-cluster matrix test-systems \
+.PHONY: demo data docs image bundle test test-fast test-cluster matrix test-systems \
 	test-without-containers test-compat test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
@@ -59,6 +59,12 @@ image:
 		$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		--label org.opencontainers.image.version=$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
+
+# The launcher as one file, for a source_dir (docs/bundle.md).
+bundle: dist/launcher.py
+
+dist/launcher.py: bundle/__main__.py bundle/build.py LICENSE $(shell find launcher -name "*.py")
+	$(PYTHON) bundle/build.py $@
 
 # In more processes than two cores: many tests mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)

@@ -17,7 +17,9 @@ if not __package__:
 
     sys.path[:] = others
 
-if __name__ == "__main__":
+
+def run() -> int:
+    """Run the launcher as this process's program; return its exit code."""
     # The toolkit puts the user's folder, where a json.py may be, in front of Python's own modules,
     # and site-packages may have old backports (enum34).
     library = os.path.dirname(os.__file__)
@@ -27,8 +29,10 @@ if __name__ == "__main__":
     # A Ctrl-C before there is anything to stop ends this process without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from launcher.cli import main
 
-from launcher.cli import main
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
