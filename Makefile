@@ -61,10 +61,8 @@ image:
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
 # The launcher as one file, for a source_dir (docs/bundle.md).
-bundle: dist/launcher.py
-
-dist/launcher.py: bundle/__main__.py bundle/build.py LICENSE $(shell find launcher -name "*.py")
-	$(PYTHON) bundle/build.py $@
+bundle:
+	$(PYTHON) bundle/build.py dist/launcher.py
 
 # In more processes than two cores: many tests mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)
