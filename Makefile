@@ -102,7 +102,8 @@ test-systems: $(WITH_TORCH) $(TO_TEST)
 # The tests of a whole launcher, of the one that `make bundle` makes.
 test-bundle: bundle $(WITH_TORCH) $(TO_TEST)
 	ONE_FILE=dist/launcher.py $(BIN)/pytest -n 4 --dist loadgroup tests/test_cli.py \
-		tests/test_run.py tests/test_stops.py tests/test_two_hosts.py tests/test_local.py
+		tests/test_init.py tests/test_local.py tests/test_run.py tests/test_stops.py \
+		tests/test_two_hosts.py
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster

@@ -29,7 +29,7 @@ if sys.version_info < (3, 9):
 
 # From here alone: beside this file, and in PYTHONPATH, there may be another `launcher`.
 archive = os.path.dirname(os.path.abspath(__file__))
-others = [path for path in sys.path if os.path.abspath(path) != archive]
+others = [path for path in sys.path if path != archive]
 sys.path[:] = [archive]
 sys.modules.pop("launcher", None)
 from launcher import __main__ as program  # noqa: E402

@@ -211,6 +211,16 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     assert sorted(os.listdir(source)) == ["launcher.py", "script.py"]
 
 
+def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
+    pretend_torch("2.13.0")
+    limited = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", sys.executable, one_file]  # 4 KiB a file
+    host = start("--train-script", script(""), command=limited)
+    assert host.wait() == 2, host.log()
+    assert f"launcher: cannot unpack {one_file} into {host.tmp}/sm-launch-" in host.failure
+    assert " (File too large); set TMPDIR to a folder where " in host.failure
+    assert host.leftovers() == []
+
+
 @pytest.mark.torch
 def test_hosts_of_this_machine(one_file, script):
     path = script("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
