@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher import __version__
+from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import LaunchError
 from launcher.job import torchrun
 from launcher.job.cluster import Cluster
@@ -16,9 +17,8 @@ from launcher.job.tuning import tuned
 from launcher.text import counted, flag, some_of
 from launcher.values import NamedTuple
 
-_RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
-AGENT = os.path.join(_RUN, "agent.py")
-RANK = os.path.join(_RUN, "rank.py")
+AGENT = os.path.join(PACKAGE, "run", "agent.py")
+RANK = os.path.join(PACKAGE, "run", "rank.py")
 
 
 class _Extra(NamedTuple):
@@ -65,7 +65,17 @@ class LaunchPlan(NamedTuple):
         import shlex  # only people need it
 
         words = [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
-        return " \\\n    ".join(["env", *words, shlex.join(self.argv)])
+        argv = _plain(self.argv) if ARCHIVE else self.argv
+        return " \\\n    ".join(["env", *words, shlex.join(argv)])
+
+
+def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return torchrun's own command for one that executes files in an archive, which nobody can."""
+    agent, rank = argv.index(AGENT), argv.index(RANK)
+    flags = argv[agent + 1 : rank - 1]
+    if argv[rank + 1] == "module":
+        flags += ("--module",)
+    return (*argv[:agent], "-m", "torch.distributed.run", *flags, "--", *argv[rank + 2 :])
 
 
 def make_plan(
