@@ -171,7 +171,7 @@ def leave_store(agent: Any, *, is_host: bool) -> None:
         if agent._store.add("launcher/left", 1) == agent._worker_group.group_world_size:
             agent._store.set("launcher/all left", "")  # which waits for no answer
         elif is_host:
-            agent._store.wait(["launcher/all left"], timedelta(seconds=30))
+            agent._store.wait(["launcher/all left"], timedelta(seconds=5))
 
 
 def be_reached_at(address: str) -> None:
