@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from launcher.events import Log, Time
-from launcher.text import short
+from launcher.text import short, shortened
 
 _LONGEST = 80  # characters of one value
 
@@ -35,7 +35,7 @@ def words(value: Any) -> str:
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(value).__name__).lower()
         # A value that is not there, or empty, says nothing.
         said = [
-            f"{field.replace('_', ' ')} {words(part)}"
+            _named(field.replace("_", " "), words(part))
             for field, part in zip(fields, value)
             if not (part is None or part is False or (type(part) in (str, tuple) and not part))
         ]
@@ -44,4 +44,10 @@ def words(value: Any) -> str:
         return value.name.lower().replace("_", " ")
     if isinstance(value, Mapping):
         return short(" ".join(f"{key}" for key in value), _LONGEST)
+    if isinstance(value, (list, tuple)) and value and hasattr(value[0], "_fields"):
+        return shortened("; ".join(words(one) for one in value), 3 * _LONGEST)
     return short(value, _LONGEST)
+
+
+def _named(field: str, text: str) -> str:
+    return text if text.startswith(field) else f"{field} {text}"
