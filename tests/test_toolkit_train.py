@@ -83,7 +83,7 @@ def test_two_hosts_train_to_the_end(train, tmp_path):
         assert (tmp_path / "ml" / host.name / "output" / "success").exists()
     assert (tmp_path / "ml" / first.name / "model" / "model.pt").exists()
     assert not (tmp_path / "ml" / second.name / "model" / "model.pt").exists()
-    assert "127.0.0.2 is node 1 of 2 in job job, with 2 process(es)" in second.err
+    assert "127.0.0.2 is node 1 of 2 in job job: 2 ranks on CPU" in second.err
     assert "GLOO_SOCKET_IFNAME=lo" in second.err
 
 
