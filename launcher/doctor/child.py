@@ -20,6 +20,7 @@ class Answer(NamedTuple):
     out: str
     err: str
     problem: str
+    was_started: bool = True
     is_late: bool = False
 
 
@@ -27,7 +28,7 @@ class Child:
     """A command in a process group of its own, started at once."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._name = os.path.basename(argv[0])
+        self._path = argv[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._error = ""
         try:
@@ -46,7 +47,8 @@ class Child:
     def answer(self, seconds: float) -> Answer:
         """Return what it says within so many seconds; kill it if it has not ended by then."""
         if self._process is None:
-            return Answer("", "", f"it cannot be started ({self._error})")
+            problem = f"{self._path} cannot be started ({self._error})"
+            return Answer("", "", problem, was_started=False)
         try:
             out, err = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired as error:

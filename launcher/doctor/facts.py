@@ -103,6 +103,7 @@ class TorchFacts(NamedTuple):
     version: str = ""
     missing: bool = False
     problem: str = ""
+    was_started: bool = True  # the child process
     is_late: bool = False  # the problem is that it took too long
     distributed: bool = True
     backends: tuple[str, ...] = ()

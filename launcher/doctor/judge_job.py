@@ -60,6 +60,8 @@ def _stop(stop: StopFacts) -> Finding:
             return ok("stop", f"{name} is PID 1 and passes a stop on to the launcher")
         seen = f"{name} is PID 1 and passes a stop on to its own child alone"
         return warning("stop", seen, f"{_EXEC_FORM}in place of {name} {_SEE}")
+    if not words:
+        return ok("stop", "PID 1 cannot be seen: stop the launcher itself (SIGTERM)")
     if name in _SYSTEMS or 1 not in pids:
         return ok("stop", "no container's PID 1 is above: stop the launcher itself (SIGTERM)")
     return ok("stop", f"PID 1 is `{shown}`: a stop works if it passes SIGTERM on to the launcher")
@@ -115,9 +117,9 @@ def _settings(facts: Facts) -> list[Finding]:
                 "remove distribution= from the estimator",
             )
         )
-    if job.pet:
-        seen = f"{', '.join(job.pet)} go before what the launcher works out for torchrun"
-        found.append(ok("settings", seen))
+    pet = [name for name in job.pet if not any(name in line for line in job.said)]
+    if pet:
+        found.append(ok("settings", f"{', '.join(pet)}: for torchrun, as you set it"))
     for line in job.said:
         line = line.rstrip(".")
         text = line.partition("warning: ")[2]

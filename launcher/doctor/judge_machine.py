@@ -94,11 +94,15 @@ def _torch(facts: Facts) -> list[Finding]:
             return []  # says so
         return [problem("torch", "torch is not installed", "install torch 2.4 or later")]
     if torch.problem:
-        judged = warning if torch.is_late else problem
-        to_do = "run it again: the first import can take minutes on a new machine"
-        if not torch.is_late:
-            to_do = "install torch anew in the image; a module of that name may hide it"
-        return [judged("torch", f"importing torch: {torch.problem}", to_do)]
+        seen = f"torch cannot be imported: {torch.problem}"
+        if torch.is_late:
+            to_do = "run it again: the first import can take minutes on a new machine"
+            return [warning("torch", seen, to_do)]
+        if not torch.was_started:
+            to_do = "let this user execute it, and see that more processes may run"
+            return [problem("torch", seen, to_do)]
+        to_do = "install torch anew in the image; a module of that name may hide it"
+        return [problem("torch", seen, to_do)]
     if not torch.version:
         return []
     if not torch.distributed:
@@ -164,11 +168,12 @@ def _disk(folders: Sequence[Folder]) -> list[Finding]:
     for folder in folders:
         where = f"{folder.path} ({folder.use})"
         if folder.problem:
-            to_do = "have this user own it, or mount it writable"
-            judged = warning
+            # Of TMPDIR the launcher's own message says what to do.
             if folder.use == "TMPDIR":
-                judged, to_do = problem, "set TMPDIR to a folder that this user can write to"
-            found.append(judged("disk", f"{where}: {folder.problem}", to_do))
+                found.append(problem("disk", f"{where}: {folder.problem}", ""))
+            else:
+                to_do = "have this user own it, or mount it writable"
+                found.append(warning("disk", f"{where}: {folder.problem}", to_do))
         elif folder.no_inodes or (folder.free is not None and folder.free < _LITTLE_DISK):
             left = "no files" if folder.no_inodes else size(folder.free or 0)
             found.append(
@@ -206,7 +211,9 @@ def _processes(facts: Facts) -> Finding:
     if limit.most is None:
         return ok("processes", "no limit")
     free = limit.most - (limit.used or 0)
-    seen = f"{free} more processes and threads may run, of {limit.most}"
+    seen = f"this user may have {limit.most} processes and threads"
+    if limit.used is not None:
+        seen = f"{free} more processes and threads may run, of {limit.most}"
     # torchrun, the launcher, and a few threads of torch in each rank.
     if free < 10 + 4 * ranks:
         to_do = "start the container with --pids-limit=-1, or --ulimit nproc=-1"

@@ -77,7 +77,7 @@ def _program() -> str:
     spec = importlib.util.find_spec("launcher.doctor.probe")
     source: str = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
     # `-c` puts the current folder first, where a json.py of the user's may be.
-    return source.replace("import json\n", "import sys\nsys.path[:1] = []\nimport json\n", 1)
+    return f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
 
 
 def _job(
@@ -85,8 +85,8 @@ def _job(
 ) -> tuple[JobFacts, Prepared | None]:
     if devices.problem and "SM_NUM_GPUS" not in environ:
         environ = {**environ, "SM_NUM_GPUS": "0"}  # nobody asks the driver again
-    running.start("job", functools.partial(look_job.look_at_job, argv, environ))
     with contextlib.redirect_stderr(io.StringIO()) as log:
+        running.start("job", functools.partial(look_job.look_at_job, argv, environ))
         running.wait(["job"], _FOR_JOB)
     late = f"there was no plan after {_FOR_JOB} s: neuron-ls or a look-up of names hangs"
     job, prepared = running.result("job", (JobFacts(error=late), None))
@@ -128,7 +128,7 @@ def _devices(answer: Answer | None) -> DeviceFacts:
 
 def _torch(answer: Answer | None) -> TorchFacts:
     if answer is None:
-        return TorchFacts(problem="no thread could be started for it")
+        return TorchFacts()
     seen: dict[str, Any] = {}
     for line in answer.out.splitlines():
         with contextlib.suppress(ValueError):
@@ -139,5 +139,9 @@ def _torch(answer: Answer | None) -> TorchFacts:
         fields["backends"] = tuple(fields["backends"])
     if answer.problem and not seen.get("problem"):
         last = answer.err.strip().rpartition("\n")[2]
-        fields.update(problem=f"{answer.problem}{last and f' ({last})'}", is_late=answer.is_late)
+        fields.update(
+            problem=f"{answer.problem}{last and f' ({last})'}",
+            was_started=answer.was_started,
+            is_late=answer.is_late,
+        )
     return TorchFacts(**fields)

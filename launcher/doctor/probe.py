@@ -4,8 +4,6 @@ Executed as text (`python -c`), since the launcher itself may be an archive. It 
 the launcher's. What may hang comes last: a line that was printed counts.
 """
 
-from __future__ import annotations
-
 import json
 
 
@@ -46,5 +44,4 @@ def look_at_torch() -> None:
 
 
 if __name__ == "__main__":
-    # `-c` puts the current folder first, where a json.py or torch.py of the user's may be.
     look_at_torch()

@@ -34,13 +34,13 @@ class Tasks:
         self._errors: dict[str, Exception] = {}
 
     def start(self, name: str, function: Callable[[], Any]) -> None:
-        """Start a function; without a thread for it, it has no result."""
+        """Start a function; if this container has no more threads, run it here and now."""
         thread = threading.Thread(target=self._run, args=(name, function), name=name, daemon=True)
         self._running.add(name)
         try:
             thread.start()
-        except RuntimeError:  # no more threads in this container
-            self._running.discard(name)
+        except RuntimeError:
+            self._run(name, function)
 
     def _run(self, name: str, function: Callable[[], Any]) -> None:
         try:
