@@ -116,7 +116,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
     launcher_words, script_words = arguments.split(argv[len(own) + 1 :])
     chosen: tuple[str, str] | None = None
     script_args: list[str] = []
-    if script_words or launcher_words or not values.doctor:
+    named = any(word.startswith(_TARGETS) for word in launcher_words)
+    if script_words or named or not values.doctor:
         chosen, launcher_words, script_args = _target(launcher_words, script_words)
     if values.nproc_per_node is not None:
         _check_nproc(values.nproc_per_node)
