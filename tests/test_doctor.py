@@ -195,7 +195,7 @@ ROWS = [
     (
         "memory",
         WARNING,
-        "900 MiB of 64 GiB free in this machine, for 2",
+        "900 MiB of 64 GiB free (this machine), for 2",
         machine(memory=Limit(64 * GIB, 64 * GIB - (900 << 20))),
     ),
     ("/dev/shm", WARNING, "64 MiB of 64 MiB free", machine(shm=Limit(64 << 20, 0))),
@@ -297,7 +297,7 @@ ROWS = [
         "settings",
         WARNING,
         "LAUNCHER_GRCE is not",
-        job(said=("warning: LAUNCHER_GRCE is not a launcher option.",)),
+        job(unknown=("LAUNCHER_GRCE",), said=("warning: LAUNCHER_GRCE is odd.",)),
     ),
     ("settings", OK, "PET_NPROC_PER_NODE: for torchrun", job(pet=("PET_NPROC_PER_NODE",))),
     ("job", OK, "algo-2 is node 1 of 3 -> ", {}),
@@ -617,7 +617,8 @@ def test_a_job_of_this_script(fake_torch, script, tmp_path):
 
 def test_a_job_that_would_not_start(fake_torch, tmp_path):
     fake_torch()
-    done = doctor("--train-script", "missing.py", code=2)
+    done = doctor("--train-script", "missing.py", code=2, LAUNCHER_GRCE="3")
+    assert done.stdout.count("LAUNCHER_GRCE") == 1
     assert "problem  job        --train-script missing.py: there is" in done.stdout
     assert (
         (tmp_path / "output/failure")

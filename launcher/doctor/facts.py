@@ -32,6 +32,7 @@ class JobFacts(NamedTuple):
     summary: str = ""
     said: tuple[str, ...] = ()  # what the launcher would log: what was set, and why
     pet: tuple[str, ...] = ()  # PET_ variables
+    unknown: tuple[str, ...] = ()  # LAUNCHER_ variables that are no options
     distribution: tuple[str, ...] = ()  # what the estimator's distribution= has switched on
     on_sagemaker: bool = False  # its variables or its config files are here
 

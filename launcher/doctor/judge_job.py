@@ -120,12 +120,12 @@ def _settings(facts: Facts) -> list[Finding]:
     pet = [name for name in job.pet if not any(name in line for line in job.said)]
     if pet:
         found.append(ok("settings", f"{', '.join(pet)}: for torchrun, as you set it"))
+    for name in job.unknown:
+        seen = f"{name} is not a launcher option"
+        found.append(warning("settings", seen, "correct it (--launcher-help), or remove it"))
     for line in job.said:
-        line = line.rstrip(".")
-        text = line.partition("warning: ")[2]
-        found.append(
-            warning("settings", text, "remove or correct it") if text else ok("settings", line)
-        )
+        if not any(name in line for name in job.unknown):
+            found.append(ok("settings", line.rstrip(".")))
     return found
 
 

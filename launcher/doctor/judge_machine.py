@@ -141,7 +141,7 @@ def _memory(facts: Facts) -> list[Finding]:
     if memory.most is None:
         return []
     free = memory.most - (memory.used or 0)
-    seen = f"{size(free)} of {size(memory.most)} free in {facts.machine.memory_of}"
+    seen = f"{size(free)} of {size(memory.most)} free ({facts.machine.memory_of})"
     if free < processes * _MEMORY:
         seen += f", for {processes} process(es)"
         return [warning("memory", seen, "use fewer processes, a larger instance, or docker run -m")]

@@ -52,6 +52,7 @@ def _of_prepared(facts: JobFacts, prepared: Prepared) -> JobFacts:
         current_host=cluster.current_host,
         num_gpus=cluster.num_gpus,
         num_neurons=cluster.num_neurons,
+        unknown=chosen.unknown_twins,
         peers=chosen.peers,
         start_timeout=chosen.start_timeout,
         grace=chosen.grace,

@@ -41,15 +41,25 @@ def test_two_hosts_see_each_other(job):
     assert level == "warning" and "algo-1" in text
 
 
-INIT = (["sm-launch", "init"], "ok", "`sm-launch init` is above")
-ALONE = (["sm-launch"], "ok", "the launcher would be PID 1")
-SHELL = (["sh", "-c", 'sm-launch "$@"; exit $?', "sh"], "warning", "PID 1 is a shell")
-AWS = ["bash", "-c", "echo 'sm-launch \"$@\"; exit $?' > /tmp/start_with_right_hostname.sh; "]
-AWS[2] += 'exec bash -m /tmp/start_with_right_hostname.sh "$@"'
-AWS_START = ([*AWS, "bash"], "warning", "AWS's start script: a stop reaches no rank")
+SCRIPT = "/tmp/start_with_right_hostname.sh"
+PIDS = {
+    "init": (["sm-launch", "init", "sm-launch"], "ok", "`sm-launch init` is above"),
+    "launcher": (["sm-launch"], "ok", "the launcher would be PID 1"),
+    "shell": (["sh", "-c", 'sm-launch "$@"; exit $?', "sh"], "warning", "PID 1 is a shell"),
+    "aws": (
+        [
+            "bash",
+            "-c",
+            f'echo \'sm-launch "$@"; exit $?\' > {SCRIPT}; exec bash {SCRIPT} "$@"',
+            "x",
+        ],
+        "warning",
+        "AWS's start script: a stop reaches no rank",
+    ),
+}
 
 
-@pytest.mark.parametrize(("entry_point", "level", "text"), [INIT, ALONE, SHELL, AWS_START], ids=str)
+@pytest.mark.parametrize(("entry_point", "level", "text"), PIDS.values(), ids=PIDS)
 def test_whether_a_stop_would_reach_a_job(job, entry_point, level, text):
     job.add("algo-1")
     host = job["algo-1"]
