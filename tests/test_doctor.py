@@ -87,7 +87,10 @@ WELL = Facts(
 
 def changed(**changes):
     """Return WELL with some fields of its parts changed: changed(job={"grace": 3})."""
-    parts = {part: getattr(WELL, part)._replace(**to) for part, to in changes.items()}
+    parts = {
+        part: getattr(WELL, part)._replace(**to) if isinstance(to, dict) else to
+        for part, to in changes.items()
+    }
     return WELL._replace(**parts)
 
 
@@ -131,8 +134,17 @@ ROWS = [
         "interface",
         OK,
         "SageMaker names ethwe, which does not exist here",
-        job(network_interface_name="ethwe", chosen_interfaces={"GLOO_SOCKET_IFNAME": "eth0"}),
+        job(network_interface_name="ethwe", chosen_interfaces={}),
     ),
+    ("interface", OK, "it has the address of algo-2", job(chosen_interfaces={})),
+    (
+        "interface",
+        OK,
+        "none is set; this host has eth0, lo; gloo gets",
+        job(chosen_interfaces={}) | one_name("algo-2", ()),
+    ),
+    ("names", WARNING, "could not be looked at in time", {"late": ("network",)}),
+    ("disk", WARNING, "a file system hangs", {"late": ("machine",)}),
     (
         "interface",
         PROBLEM,
@@ -199,7 +211,7 @@ ROWS = [
         machine(memory=Limit(64 * GIB, 64 * GIB - (900 << 20))),
     ),
     ("/dev/shm", WARNING, "64 MiB of 64 MiB free", machine(shm=Limit(64 << 20, 0))),
-    ("/dev/shm", WARNING, "missing or read-only", machine(shm=None)),
+    ("/dev/shm", WARNING, "missing or read-only", machine(shm=Limit(0))),
     (
         "disk",
         WARNING,
@@ -325,6 +337,7 @@ def test_nothing_has_to_be_known(facts):
     found = judge_job.judge(facts)
     wrong = [finding.seen for finding in problems(found)]
     assert wrong == ([facts.job.error] if facts.job.error else [])
+    assert WARNING not in {finding.level for finding in found}
     assert report.text(facts, found) and json.loads(report.as_json(facts, found))
 
 

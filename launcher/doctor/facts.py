@@ -135,7 +135,7 @@ class MachineFacts(NamedTuple):
     """Memory, folders and limits of this host."""
 
     cores: int = 1
-    shm: Limit | None = None  # /dev/shm, in bytes; None: there is none
+    shm: Limit = Limit()  # /dev/shm, in bytes; 0: it is missing or read-only
     folders: tuple[Folder, ...] = ()
     open_files: tuple[int | None, int | None] = (None, None)  # soft, hard
     processes: Limit = Limit()  # of the cgroup, or of this user
@@ -171,3 +171,9 @@ class Facts(NamedTuple):
     machine: MachineFacts = MachineFacts()
     stop: StopFacts = StopFacts()
     versions: Versions = Versions()
+    late: tuple[str, ...] = ()  # what was not seen in time: "network", "machine"
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an address can be reached from its own machine only."""
+    return address == "::1" or address.startswith("127.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from launcher.text import counted, some_of
 from launcher.values import NamedTuple
 
 
@@ -52,3 +53,9 @@ def size(number: float) -> str:
         return f"{number:.0f} MiB"
     number /= 1024
     return f"{number:.1f} GiB" if number < 10 else f"{number:.0f} GiB"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return the first words, and how many more there are."""
+    shown = some_of(words)
+    return counted(shown, len(words) - len(shown))

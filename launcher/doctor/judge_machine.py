@@ -23,8 +23,19 @@ def judge(facts: Facts) -> list[Finding]:
         *_devices(facts),
         *_torch(facts),
         _versions(facts),
+        *(_late() if "machine" in facts.late else _limits(facts)),
+    ]
+
+
+def _late() -> list[Finding]:
+    seen = "folders and limits could not be read in time: a file system hangs"
+    return [warning("disk", seen, "look at what is mounted here (FSx, EFS, S3)")]
+
+
+def _limits(facts: Facts) -> list[Finding]:
+    return [
         *_memory(facts),
-        _shm(facts.machine.shm),
+        *_shm(facts.machine.shm),
         *_disk(facts.machine.folders),
         _files(facts),
         _processes(facts),
@@ -148,17 +159,18 @@ def _memory(facts: Facts) -> list[Finding]:
     return [ok("memory", seen)]
 
 
-def _shm(shm: Limit | None) -> Finding:
+def _shm(shm: Limit) -> list[Finding]:
     to_do = "start the container with --shm-size=2g or more (SageMaker does)"
     uses = "data loaders' workers and NCCL pass data through it"
-    if shm is None:
-        return warning("/dev/shm", f"it is missing or read-only; {uses}", to_do)
-    most = shm.most or 0
-    free = most - (shm.used or 0)
-    seen = f"{size(free)} of {size(most)} free"
+    if shm.most is None:
+        return []
+    if not shm.most:
+        return [warning("/dev/shm", f"it is missing or read-only; {uses}", to_do)]
+    free = shm.most - (shm.used or 0)
+    seen = f"{size(free)} of {size(shm.most)} free"
     if free < _SMALL_SHM:
-        return warning("/dev/shm", f"{seen}; {uses}", to_do)
-    return ok("/dev/shm", seen)
+        return [warning("/dev/shm", f"{seen}; {uses}", to_do)]
+    return [ok("/dev/shm", seen)]
 
 
 def _disk(folders: Sequence[Folder]) -> list[Finding]:

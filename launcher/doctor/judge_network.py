@@ -1,12 +1,21 @@
-"""Facts of the network in, findings out: hosts, names, interfaces, ports, EFA. Pure."""
+"""Facts of the network in, findings out: hosts, names, ports. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.doctor.facts import Facts, JobFacts, Name, NetworkFacts, Port, PortState
-from launcher.doctor.finding import Finding, ok, problem, warning
-from launcher.text import counted, flag, some_of
+from launcher.doctor import judge_interface
+from launcher.doctor.facts import (
+    Facts,
+    JobFacts,
+    Name,
+    NetworkFacts,
+    Port,
+    PortState,
+    is_loopback,
+)
+from launcher.doctor.finding import Finding, listed, ok, problem, warning
+from launcher.text import flag
 
 
 def judge(facts: Facts) -> list[Finding]:
@@ -15,9 +24,16 @@ def judge(facts: Facts) -> list[Finding]:
     if not job.hosts:
         return []
     found = [_hosts(job)]
-    if job.nnodes > 1:
-        found += [*_names(job, network), *_interface(facts), *_ports(job, network.ports)]
-    return [*found, *_efa(facts)]
+    if "network" in facts.late:
+        seen = "names and ports could not be looked at in time"
+        found.append(warning("names", seen, "look at this container's DNS, and run it again"))
+    elif job.nnodes > 1:
+        found += [
+            *_names(job, network),
+            *judge_interface.interface(facts),
+            *_ports(job, network.ports),
+        ]
+    return [*found, *judge_interface.efa(facts)]
 
 
 def _hosts(job: JobFacts) -> Finding:
@@ -25,7 +41,7 @@ def _hosts(job: JobFacts) -> Finding:
         return ok("hosts", f"{job.current_host} is alone")
     rank = job.hosts.index(job.current_host)
     return ok(
-        "hosts", f"{job.current_host} is node {rank} of {job.nnodes}: {_listed(list(job.hosts))}"
+        "hosts", f"{job.current_host} is node {rank} of {job.nnodes}: {listed(list(job.hosts))}"
     )
 
 
@@ -39,7 +55,7 @@ def _names(job: JobFacts, network: NetworkFacts) -> list[Finding]:
         found.append(
             warning(
                 "names",
-                f"no address is known for {_listed(unknown)}",
+                f"no address is known for {listed(unknown)}",
                 "a job waits for missing hosts, for up to "
                 f"{job.start_timeout} s; if they have started, look at this container's DNS",
             )
@@ -48,14 +64,14 @@ def _names(job: JobFacts, network: NetworkFacts) -> list[Finding]:
         found.append(
             warning(
                 "names",
-                f"no answer within {network.seconds:.0f} s for {_listed(silent)}",
+                f"no answer within {network.seconds:.0f} s for {listed(silent)}",
                 "look at this container's DNS (/etc/resolv.conf): each look-up of a job waits, too",
             )
         )
     found += _odd_addresses(job, known)
     if not found and known:
         shown = [f"{name.host} is {(name.addresses or ('',))[0]}" for name in known]
-        found.append(ok("names", f"all resolve: {_listed(shown)}"))
+        found.append(ok("names", f"all resolve: {listed(shown)}"))
     return [*found, *_own_name(job, network)]
 
 
@@ -64,13 +80,13 @@ def _odd_addresses(job: JobFacts, known: Sequence[Name]) -> list[Finding]:
     here = [
         name.host
         for name in known
-        if name.addresses != (name.host,) and all(map(_is_loopback, name.addresses or ()))
+        if name.addresses != (name.host,) and all(map(is_loopback, name.addresses or ()))
     ]
     if here:
         return [
             warning(
                 "names",
-                f"{_listed(here)} resolves to this host's own loopback",
+                f"{listed(here)} resolves to this host's own loopback",
                 "remove the name from /etc/hosts, or correct DNS",
             )
         ]
@@ -81,7 +97,7 @@ def _odd_addresses(job: JobFacts, known: Sequence[Name]) -> list[Finding]:
     for address, hosts in by_address.items():
         if len(hosts) > 1:
             return [
-                warning("names", f"{_listed(hosts)} are all {address}", "correct DNS or /etc/hosts")
+                warning("names", f"{listed(hosts)} are all {address}", "correct DNS or /etc/hosts")
             ]
     return []
 
@@ -93,7 +109,7 @@ def _own_name(job: JobFacts, network: NetworkFacts) -> list[Finding]:
     seen = f"{job.current_host}, this host's own name, is {', '.join(own.addresses or ())}"
     if not own.addresses:
         seen = f"{job.current_host}, this host's own name, does not resolve"
-    elif not all(map(_is_loopback, own.addresses)):
+    elif not all(map(is_loopback, own.addresses)):
         return [ok("own name", seen)]
     else:
         seen += ", which leads nobody else here"
@@ -107,54 +123,6 @@ def _own_name(job: JobFacts, network: NetworkFacts) -> list[Finding]:
             "to /etc/hosts",
         )
     ]
-
-
-def _interface(facts: Facts) -> list[Finding]:
-    """Say which interface would be used and why."""
-    job, network = facts.job, facts.network
-    found = []
-    for variable, value in job.users_interfaces.items():
-        missing = _missing(value, network)
-        if missing:
-            judged = problem if variable.startswith("NCCL") and job.num_gpus else warning
-            found.append(
-                judged(
-                    "interface",
-                    f"{variable}={value}, but this host has {_interfaces(network)}",
-                    f"unset {variable}: the launcher chooses; or name an interface that exists",
-                )
-            )
-        else:
-            found.append(ok("interface", f"{variable}={value}, as you set it"))
-    chosen = dict.fromkeys(job.chosen_interfaces.values())
-    named = job.network_interface_name
-    for name in chosen:
-        why = "SageMaker names it" if name == named else f"it has the address of {job.current_host}"
-        addresses = ", ".join(network.interfaces.get(name, ())) or "no address seen"
-        found.append(ok("interface", f"{name} ({addresses}): {why}"))
-    if named and named not in network.interfaces and network.interfaces:
-        found.append(
-            ok("interface", f"SageMaker names {named}, which does not exist here; it is not used")
-        )
-    if not found and job.error == "":
-        seen = f"none is set; this host has {_interfaces(network)}"
-        if job.peers:
-            seen += "; gloo gets the one at which the other hosts find this one"
-        found.append(ok("interface", seen))
-    return found
-
-
-def _missing(value: str, network: NetworkFacts) -> bool:
-    """Tell whether a *_SOCKET_IFNAME of the user's fits no interface (^ excludes, = is exact)."""
-    if not network.interfaces or value.startswith("^"):
-        return False
-    exact = value.startswith("=")
-    wanted = [part.partition(":")[0] for part in value.lstrip("=").split(",")]
-    return not any(
-        have == part if exact else have.startswith(part)
-        for part in wanted
-        for have in network.interfaces
-    )
 
 
 def _ports(job: JobFacts, ports: Sequence[Port]) -> list[Finding]:
@@ -193,42 +161,3 @@ def _port(first: str, state: PortState, where: str, options: str) -> Finding:
         "if it has started, let hosts of the security group, or of the network, reach each other "
         "at all ports",
     )
-
-
-def _efa(facts: Facts) -> list[Finding]:
-    network = facts.network
-    if not network.efa:
-        return [ok("efa", "this host has no EFA device")] if facts.job.nnodes > 1 else []
-    found = []
-    if facts.job.num_gpus and not network.efa_plugin:
-        found.append(
-            warning(
-                "efa",
-                "this host has an EFA device, but no plugin for NCCL (libnccl-net*.so) was found "
-                "in LD_LIBRARY_PATH or where AWS puts it",
-                "install aws-ofi-nccl in the image, or NCCL uses TCP",
-            )
-        )
-    if network.locked_memory is not None and network.locked_memory < 16 << 30:
-        found.append(
-            warning(
-                "efa",
-                f"EFA locks memory, and only {network.locked_memory >> 10} KiB may be locked",
-                "start the container with --ulimit memlock=-1",
-            )
-        )
-    plugin = f", NCCL's plugin is {network.efa_plugin}" if network.efa_plugin else ""
-    return found or [ok("efa", f"this host has an EFA device{plugin}")]
-
-
-def _interfaces(network: NetworkFacts) -> str:
-    return _listed(sorted(network.interfaces)) or "none"
-
-
-def _is_loopback(address: str) -> bool:
-    return address == "::1" or address.startswith("127.")
-
-
-def _listed(words: Sequence[str]) -> str:
-    shown = some_of(words)
-    return counted(shown, len(words) - len(shown))

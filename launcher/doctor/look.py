@@ -47,6 +47,7 @@ def look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> F
         running.wait(["network", "machine"], 2 * _FOR_NETWORK)
         running.wait(["torch"], _FOR_TORCH)
         return Facts(
+            late=tuple(name for name in ("network", "machine") if not running.has_ended(name)),
             job=job,
             network=running.result("network", NetworkFacts()),
             devices=devices,
@@ -88,7 +89,7 @@ def _job(
     with contextlib.redirect_stderr(io.StringIO()) as log:
         running.start("job", functools.partial(look_job.look_at_job, argv, environ))
         running.wait(["job"], _FOR_JOB)
-    late = f"there was no plan after {_FOR_JOB} s: neuron-ls or a look-up of names hangs"
+    late = f"there was no plan after {_FOR_JOB} s: nvidia-smi or neuron-ls hangs"
     job, prepared = running.result("job", (JobFacts(error=late), None))
     said = [line.partition("launcher: ")[2] or line for line in log.getvalue().splitlines()]
     return job._replace(said=(*said, *job.said)), prepared

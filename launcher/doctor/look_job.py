@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.doctor.facts import JobFacts
 from launcher.errors import LaunchError
-from launcher.job import arguments, toolkit
+from launcher.job import arguments, machine, toolkit
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
 
@@ -33,16 +33,27 @@ def look_at_job(
             on_sagemaker="SM_HOSTS" in environ or toolkit.read_config(environ) is not None,
             distribution=_distribution(environ),
         )
-        # A dry run makes no folder, and leaves the ports to us.
-        prepared = prepare(
-            argv if names_script else [*argv, *_ANY], {**environ, "LAUNCHER_DRY_RUN": "true"}
-        )
+        words = argv if names_script else [*argv, *_ANY]
+        prepared = prepare(words, {**environ, **_without_effects(environ)})
     except LaunchError as error:
         return facts._replace(error=str(error)), None
     if prepared is None:
         summary = "this host is in none of the instance groups that take part"
         return facts._replace(takes_part=False, summary=summary), None
     return _of_prepared(facts, prepared), prepared
+
+
+def _without_effects(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which prepare makes no folder, and looks no name up."""
+    made = {"LAUNCHER_DRY_RUN": "true"}
+    interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
+    config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
+    if config:
+        interface = str(config.resource_config.get("network_interface_name", ""))
+    if interface not in machine.network_interfaces():
+        # A look-up can take a minute, and a job of launchers that talk does without it.
+        made["GLOO_SOCKET_IFNAME"] = environ.get("GLOO_SOCKET_IFNAME", "")
+    return made
 
 
 def _of_prepared(facts: JobFacts, prepared: Prepared) -> JobFacts:

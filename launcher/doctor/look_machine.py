@@ -46,13 +46,13 @@ def _limit(which: int) -> tuple[int | None, int | None]:
     return soft, hard
 
 
-def _shm() -> Limit | None:
+def _shm() -> Limit:
     try:
         seen = os.statvfs(_SHM)
     except OSError:
-        return None
+        return Limit(0)
     if not os.access(_SHM, os.W_OK):
-        return None
+        return Limit(0)
     size = seen.f_frsize
     return Limit(seen.f_blocks * size, (seen.f_blocks - seen.f_bavail) * size)
 

@@ -19,7 +19,7 @@ from launcher.peers.listener import own_addresses
 from launcher.text import flag
 
 _THREADS = 32
-_TO_CONNECT = 3  # seconds
+_TO_CONNECT, _AT_MOST = 2, 2  # seconds, addresses
 _PLUGINS = (  # of aws-ofi-nccl: where AWS's installer and AWS's images put it
     "/opt/amazon/ofi-nccl/lib*",
     "/opt/amazon/ofi-nccl/lib/*-linux-gnu",
@@ -111,7 +111,7 @@ def ports_there(addresses: Sequence[str], chosen: Options, *, rdzv: bool) -> tup
 
 def _answer(addresses: Sequence[str], port: int) -> PortState:
     state = PortState.SILENT
-    for address in addresses[:4]:
+    for address in addresses[:_AT_MOST]:
         try:
             socket.create_connection((address, port), timeout=_TO_CONNECT).close()
             return PortState.ANSWERS

@@ -69,6 +69,10 @@ class Tasks:
         """Return what a function returned by now, or something else if it has not."""
         return self._results.get(name, otherwise)
 
+    def has_ended(self, name: str) -> bool:
+        """Tell whether a function has ended by now."""
+        return name not in self._running
+
     def _take_stops(self) -> None:
         for number in self._signals.take():
             if number != signal.SIGCHLD:

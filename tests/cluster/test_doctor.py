@@ -42,17 +42,13 @@ def test_two_hosts_see_each_other(job):
 
 
 SCRIPT = "/tmp/start_with_right_hostname.sh"
+AWS = f"""echo 'sm-launch "$@"; exit $?' > {SCRIPT}; exec bash {SCRIPT} "$@" """
 PIDS = {
     "init": (["sm-launch", "init", "sm-launch"], "ok", "`sm-launch init` is above"),
     "launcher": (["sm-launch"], "ok", "the launcher would be PID 1"),
     "shell": (["sh", "-c", 'sm-launch "$@"; exit $?', "sh"], "warning", "PID 1 is a shell"),
     "aws": (
-        [
-            "bash",
-            "-c",
-            f'echo \'sm-launch "$@"; exit $?\' > {SCRIPT}; exec bash {SCRIPT} "$@"',
-            "x",
-        ],
+        ["bash", "-c", AWS, "bash"],
         "warning",
         "AWS's start script: a stop reaches no rank",
     ),
