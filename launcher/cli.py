@@ -40,6 +40,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from launcher.local import command  # which a job does not need
 
         argv, run = argv[1:], command.run
+    elif argv[:1] == ["doctor"]:
+        from launcher.doctor import command as doctor  # which a job does not need
+
+        argv, run = argv[1:], doctor.run
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need
 
