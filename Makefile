@@ -12,7 +12,7 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image test test-fast test-cluster matrix test-systems \
+.PHONY: demo failure data docs image test test-fast test-cluster matrix test-systems \
 	test-without-containers test-compat test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
@@ -49,6 +49,11 @@ demo: $(WITH_TORCH)
 		--channel train=runs/pictures/train --channel val=runs/pictures/val -- \
 		train_scripts/train_hymenoptera.py --weights none --epochs 5 --batch-size 8 --lr 0.01 \
 		--lr-step 3 --image-size 64 --checkpoint-dir ''
+
+# A job of which one rank fails, on one host; README.md shows what it prints. It is to end with 1.
+failure: $(WITH_TORCH)
+	$(BIN)/sm-launch local --hosts 2 --nproc-per-node 2 --run-dir runs/failure -- \
+		examples/loss_is_nan.py; test $$? = 1
 
 # The real ants and bees, for --data data/hymenoptera_data.
 data:
