@@ -39,7 +39,7 @@ $(WITH_FRAMEWORKS): $(SOURCES) | $(BIN)/pip
 
 $(TO_TEST): $(SOURCES) | $(BIN)/pip
 	@rm -rf build
-	$(BIN)/pip install --quiet ".[test,check]"
+	$(BIN)/pip install --quiet ".[test,check,docs]"
 	@rm -rf build; touch "$@"
 
 # A job of two hosts of two ranks each, on this machine's CPU.
@@ -108,9 +108,11 @@ test-compat:
 		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-# The tables in docs/how-it-works.md, from the rules in the code.
+# The tables in docs/, from the code, and the pages as a site, in site/.
 docs: $(TO_TEST)
 	$(BIN)/python docs/tables.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/: open site/index.html"
 
 # Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
 # results. torch.compile needs a C++ compiler.
@@ -138,4 +140,4 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs site *.egg-info
