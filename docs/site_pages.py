@@ -1,7 +1,7 @@
 """For mkdocs: makes pages of README.md, CONTRIBUTING.md and CHANGELOG.md, and mends their links.
 
-On GitHub pages link to files of the repository, too. The site has no copy of those: there such a link
-is the file's path alone.
+On GitHub pages link to files of the repository, too. The site has no copy of those: there such a
+link is the file's path alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 FOLDER = Path(__file__).resolve().parent.parent
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
