@@ -12,7 +12,7 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image bundle test test-fast test-cluster matrix test-systems test-bundle \
+.PHONY: demo failure data docs image bundle test test-fast test-cluster matrix test-systems test-bundle \
 	test-without-containers test-compat test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
@@ -39,7 +39,7 @@ $(WITH_FRAMEWORKS): $(SOURCES) | $(BIN)/pip
 
 $(TO_TEST): $(SOURCES) | $(BIN)/pip
 	@rm -rf build
-	$(BIN)/pip install --quiet ".[test,check]"
+	$(BIN)/pip install --quiet ".[test,check,docs]"
 	@rm -rf build; touch "$@"
 
 # A job of two hosts of two ranks each, on this machine's CPU.
@@ -49,6 +49,11 @@ demo: $(WITH_TORCH)
 		--channel train=runs/pictures/train --channel val=runs/pictures/val -- \
 		train_scripts/train_hymenoptera.py --weights none --epochs 5 --batch-size 8 --lr 0.01 \
 		--lr-step 3 --image-size 64 --checkpoint-dir ''
+
+# A job of which one rank fails, on one host; README.md shows what it prints. It is to end with 1.
+failure: $(WITH_TORCH)
+	$(BIN)/sm-launch local --hosts 2 --nproc-per-node 2 --run-dir runs/failure -- \
+		examples/loss_is_nan.py; test $$? = 1
 
 # The real ants and bees, for --data data/hymenoptera_data.
 data:
@@ -114,9 +119,11 @@ test-compat:
 		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-# The tables in docs/how-it-works.md, from the rules in the code.
+# The tables in docs/, from the code, and the pages as a site, in site/.
 docs: $(TO_TEST)
 	$(BIN)/python docs/tables.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/: open site/index.html"
 
 # Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
 # results. torch.compile needs a C++ compiler.
@@ -144,4 +151,4 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs site *.egg-info

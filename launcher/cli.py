@@ -22,7 +22,7 @@ from launcher.text import signal_name
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the launcher; return its exit code (README.md lists them).
+    """Run the launcher; return its exit code (docs/options.md lists them).
 
     This is the one place that reads sys.argv and os.environ.
     """
