@@ -36,7 +36,7 @@ $(BIN)/pyproject-build: | $(BIN)/pip
 # The wheel is built from the sdist, and so of what that has in it alone.
 $(WHEEL): $(SOURCES) | $(BIN)/pyproject-build
 	@rm -rf *.egg-info
-	$(BIN)/pyproject-build --quiet
+	$(BIN)/pyproject-build -qq
 	@rm -rf *.egg-info
 
 # pip leaves what is installed as it is if the new wheel has the same version.
