@@ -174,8 +174,4 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-<<<<<<< HEAD
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs site *.egg-info
-=======
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build dist runs *.egg-info
->>>>>>> release
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build dist runs site *.egg-info
