@@ -49,7 +49,11 @@ class LaunchPlan(NamedTuple):
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
 
     def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan: this host, its ranks, the others, what was set."""
+        """Return what the log says of the plan, five lines at most."""
+        return (*self.summary(), *self.remarks)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
         cluster, nproc = self.cluster, self.nproc_per_node
         ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
         devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
@@ -64,7 +68,7 @@ class LaunchPlan(NamedTuple):
             hosts = counted(named, cluster.nnodes - len(named))
             also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
             lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
-        return (*lines, *self.remarks)
+        return tuple(lines)
 
     def command(self) -> str:
         """Return the command with the environment it adds, to be pasted into a shell."""
