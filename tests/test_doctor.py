@@ -227,7 +227,7 @@ ROWS = [
     (
         "disk",
         WARNING,
-        "have this user own it",
+        "make it writable for this user",
         machine(folders=(Folder("/m", "the model", "Read-only file system"),)),
     ),
     (
