@@ -97,7 +97,8 @@ def printed(machine: Machine) -> str:
         events = ", ".join(words(event) for event in row.events)
         to = ", ".join(one.name for one in row.to)
         lines.append(f"| {shown} | {events} | {row.says} | {to} |")
-    lines += ["", "<details><summary>What the events mean</summary>", ""]
+    # "markdown" is for the site, which else takes what is in it for HTML.
+    lines += ["", "<details markdown><summary>What the events mean</summary>", ""]
     lines += table("event", "what it means")
     events = {words(event): meaning(event) for row in found for event in row.events}
     lines += [f"| {name} | {means} |" for name, means in sorted(events.items())]

@@ -34,6 +34,9 @@ def test_the_site_is_built_without_warnings_and_its_links_lead_somewhere(tmp_pat
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for path in site.glob("*.html"):
+        text = re.sub(r"<pre.*?</pre>", "", path.read_text(), flags=re.DOTALL)
+        assert re.findall(r"^\| .*|^```.*", text, re.MULTILINE) == [], path.name
     pages = {path.name: Links(path.read_text()) for path in site.glob("*.html")}
     assert {"index.html", "how-it-works.html", "options.html"} <= {*pages}
     for name, page in pages.items():
