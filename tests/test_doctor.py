@@ -654,7 +654,7 @@ def test_a_job_of_this_script(fake_torch, script, tmp_path):
     done = doctor("--json", "--train-script", path, "--launcher-nproc-per-node", "2", "--json",
                   "--launcher-log-dir", log_dir)  # fmt: skip
     ((level, text),) = found(done)["job"]
-    assert level == "ok" and "with 2 process(es)" in text
+    assert level == "ok" and ": 2 ranks on " in text
     assert not (tmp_path / "logs").exists()
 
 
