@@ -22,7 +22,7 @@ from launcher.text import signal_name
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the launcher; return its exit code (README.md lists them).
+    """Run the launcher; return its exit code (docs/options.md lists them).
 
     This is the one place that reads sys.argv and os.environ.
     """
@@ -40,6 +40,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from launcher.local import command  # which a job does not need
 
         argv, run = argv[1:], command.run
+    elif argv[:1] == ["doctor"]:
+        from launcher.doctor import command as doctor  # which a job does not need
+
+        argv, run = argv[1:], doctor.run
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need
 

@@ -115,7 +115,7 @@ class Option(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The launcher's options, validated; times are in seconds. README.md explains them."""
+    """The launcher's options, validated; times are in seconds. docs/options.md explains them."""
 
     nproc_per_node: int | None = None  # None: auto
     instance_groups: tuple[str, ...] = ()  # (): all

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher import __version__
+from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import LaunchError
 from launcher.job import torchrun
 from launcher.job.cluster import Cluster
@@ -16,9 +17,8 @@ from launcher.job.tuning import tuned
 from launcher.text import counted, flag, plural, some_of
 from launcher.values import NamedTuple
 
-_RUN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "run")
-AGENT = os.path.join(_RUN, "agent.py")
-RANK = os.path.join(_RUN, "rank.py")
+AGENT = os.path.join(PACKAGE, "run", "agent.py")
+RANK = os.path.join(PACKAGE, "run", "rank.py")
 
 
 class _Extra(NamedTuple):
@@ -49,7 +49,11 @@ class LaunchPlan(NamedTuple):
     peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
 
     def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan: this host, its ranks, the others, what was set."""
+        """Return what the log says of the plan, five lines at most."""
+        return (*self.summary(), *self.remarks)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
         cluster, nproc = self.cluster, self.nproc_per_node
         ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
         devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
@@ -64,14 +68,24 @@ class LaunchPlan(NamedTuple):
             hosts = counted(named, cluster.nnodes - len(named))
             also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
             lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
-        return (*lines, *self.remarks)
+        return tuple(lines)
 
     def command(self) -> str:
         """Return the command with the environment it adds, to be pasted into a shell."""
         import shlex  # only people need it
 
         words = [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
-        return " \\\n    ".join(["env", *words, shlex.join(self.argv)])
+        argv = _plain(self.argv) if ARCHIVE else self.argv
+        return " \\\n    ".join(["env", *words, shlex.join(argv)])
+
+
+def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return torchrun's own command for one that executes files in an archive, which nobody can."""
+    agent, rank = argv.index(AGENT), argv.index(RANK)
+    flags = argv[agent + 1 : rank - 1]
+    if argv[rank + 1] == "module":
+        flags += ("--module",)
+    return (*argv[:agent], "-m", "torch.distributed.run", *flags, "--", *argv[rank + 2 :])
 
 
 def make_plan(
