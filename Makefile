@@ -12,12 +12,18 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo failure data docs image test test-fast test-cluster matrix test-systems \
-	test-without-containers test-compat test-frameworks frameworks check format bench clean
+.PHONY: demo failure data docs image bundle dist test test-fast test-cluster matrix test-systems \
+	test-bundle simulate test-without-containers test-compat test-frameworks frameworks check format \
+	bench clean
 
-# What is installed, and not the source tree, is what runs: so it is installed anew whenever it
-# has changed. One file for each set of requirements marks that.
-SOURCES := setup.cfg pyproject.toml sm_launch.py $(shell find launcher -name "*.py")
+# What runs is not the source tree but the wheel, which is built and installed anew whenever its
+# sources have changed. One file for each set of requirements marks that these are installed, too.
+SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
+	$(shell find launcher -name "*.py")
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py)
+SDIST := dist/sagemaker_torch_launcher-$(VERSION).tar.gz
+WHEEL := dist/sagemaker_torch_launcher-$(VERSION)-py3-none-any.whl
+INSTALLED := $(VENV)/installed-wheel
 WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
 WITH_FRAMEWORKS := $(WITH_TORCH)-and-frameworks
 TO_TEST := $(VENV)/installed-to-test
@@ -25,22 +31,33 @@ TO_TEST := $(VENV)/installed-to-test
 $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
 
-$(WITH_TORCH): $(SOURCES) | $(BIN)/pip
+$(BIN)/pyproject-build: | $(BIN)/pip
+	$(BIN)/pip install --quiet "build>=1.3"
+
+# The wheel is built from the sdist, and so of what that has in it alone.
+$(WHEEL): $(SOURCES) | $(BIN)/pyproject-build
+	@rm -rf *.egg-info
+	$(BIN)/pyproject-build -qq
+	@rm -rf *.egg-info
+
+# pip leaves what is installed as it is if the new wheel has the same version.
+$(INSTALLED): $(WHEEL) | $(BIN)/pip
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(WHEEL)
+	@touch "$@"
+
+$(WITH_TORCH): setup.cfg | $(INSTALLED)
 	@echo "installing $(TORCH) into $(VENV), which can take minutes ..."
-	@rm -rf build
-	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") ".[train]"
-	@rm -rf build; touch "$@"
+	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") "$(WHEEL)[train]"
+	@touch "$@"
 
-$(WITH_FRAMEWORKS): $(SOURCES) | $(BIN)/pip
+$(WITH_FRAMEWORKS): setup.cfg | $(INSTALLED)
 	@echo "installing $(TORCH) and frameworks into $(VENV), which can take minutes ..."
-	@rm -rf build
-	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") ".[frameworks]"
-	@rm -rf build; touch "$@"
+	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") "$(WHEEL)[frameworks]"
+	@touch "$@"
 
-$(TO_TEST): $(SOURCES) | $(BIN)/pip
-	@rm -rf build
-	$(BIN)/pip install --quiet ".[test,check,docs]"
-	@rm -rf build; touch "$@"
+$(TO_TEST): setup.cfg | $(INSTALLED)
+	$(BIN)/pip install --quiet "$(WHEEL)[test,check,docs]"
+	@touch "$@"
 
 # A job of two hosts of two ranks each, on this machine's CPU.
 demo: $(WITH_TORCH)
@@ -62,8 +79,12 @@ data:
 image:
 	docker build $(BUILD_FLAGS) -f container/Dockerfile -t $(TAG) \
 		$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-		--label org.opencontainers.image.version=$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py) \
+		--label org.opencontainers.image.version=$(VERSION) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
+
+# The launcher as one file, for a source_dir (docs/bundle.md).
+bundle:
+	$(PYTHON) bundle/build.py dist/launcher.py
 
 # In more processes than two cores: many tests mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)
@@ -98,6 +119,13 @@ matrix: $(WITH_TORCH) $(TO_TEST)
 test-systems: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest -n 4 --dist loadgroup -m systems
+	$(MAKE) test-bundle
+
+# The tests of a whole launcher, of the one that `make bundle` makes.
+test-bundle: bundle $(WITH_TORCH) $(TO_TEST)
+	ONE_FILE=dist/launcher.py $(BIN)/pytest -n 4 --dist loadgroup tests/test_cli.py \
+		tests/test_init.py tests/test_local.py tests/test_run.py tests/test_stops.py \
+		tests/test_two_hosts.py
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster
@@ -131,6 +159,12 @@ format: $(TO_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What a release consists of, made anew.
+dist: $(TO_TEST)
+	rm -f $(SDIST) $(WHEEL)
+	$(MAKE) $(WHEEL)
+	$(BIN)/twine check --strict $(SDIST) $(WHEEL)
+
 # What the launcher costs over plain torchrun, what the channel between hosts does, how fast the
 # reference training is, and what memory model parallelism saves: a quarter of an hour.
 bench: $(WITH_TORCH)
@@ -140,4 +174,4 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build runs site *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build dist runs site *.egg-info

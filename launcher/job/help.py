@@ -37,11 +37,13 @@ def help_text() -> str:
         "usage: sm-launch (--train-script PATH | --train-module NAME)"
         " [--launcher-OPTION VALUE ...] [SCRIPT ARGUMENT ...]",
         "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
+        "       sm-launch doctor [--json] [ARGUMENT OF A JOB ...]",
         "       sm-launch init [COMMAND [ARGUMENT ...]]",
         "",
         "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
         "Whatever is not listed here reaches the script unchanged and in order.",
         "With `local`, do so on this machine as on several hosts; see sm-launch local --help.",
+        "With `doctor`, say what this host has, and whether a job with these arguments would run.",
         "With `init`, be a container's PID 1: run COMMAND (SageMaker's is `train`) and pass stops",
         "on to the launcher below it. If COMMAND is missing or is an option, be the launcher.",
         "",
