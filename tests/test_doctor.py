@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
@@ -227,7 +228,7 @@ ROWS = [
     (
         "disk",
         WARNING,
-        "have this user own it",
+        "make it writable for this user",
         machine(folders=(Folder("/m", "the model", "Read-only file system"),)),
     ),
     (
@@ -505,7 +506,11 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path):
                 pass
         return found
 
-    poll(lambda: not left())
+    try:
+        poll(lambda: not left(), 10)
+    finally:
+        for process in left():
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -522,10 +527,11 @@ def test_how_a_command_ended(script, problem):
 
 
 def test_tasks_end_in_time_or_are_given_up():
+    release = threading.Event()
     with Signals() as signals:
         tasks = Tasks(signals)
         tasks.start("fast", lambda: 3)
-        tasks.start("slow", lambda: time.sleep(600))
+        tasks.start("slow", release.wait)
         tasks.start("wrong", lambda: 1 / 0)
         tasks.wait(["fast"], 60)
         tasks.wait(["slow"], 0.1)
@@ -535,6 +541,10 @@ def test_tasks_end_in_time_or_are_given_up():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped):
             tasks.wait(["slow"], 60)
+        assert not tasks.has_ended("slow") and tasks.has_ended("wrong")
+        release.set()
+        tasks.wait(["slow"], 60)
+        assert tasks.result("slow", "late") is True
 
 
 # The program itself, with a torch that is only a text
@@ -624,7 +634,7 @@ def test_a_job_of_this_script(fake_torch, script, tmp_path):
     done = doctor("--json", "--train-script", path, "--launcher-nproc-per-node", "2", "--json",
                   "--launcher-log-dir", log_dir)  # fmt: skip
     ((level, text),) = found(done)["job"]
-    assert level == "ok" and "with 2 process(es)" in text
+    assert level == "ok" and ": 2 ranks on " in text
     assert not (tmp_path / "logs").exists()
 
 

@@ -184,7 +184,7 @@ def _disk(folders: Sequence[Folder]) -> list[Finding]:
             if folder.use == "TMPDIR":
                 found.append(problem("disk", f"{where}: {folder.problem}", ""))
             else:
-                to_do = "have this user own it, or mount it writable"
+                to_do = "make it, or make it writable for this user"
                 found.append(warning("disk", f"{where}: {folder.problem}", to_do))
         elif folder.no_inodes or (folder.free is not None and folder.free < _LITTLE_DISK):
             left = "no files" if folder.no_inodes else size(folder.free or 0)

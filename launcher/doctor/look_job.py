@@ -78,7 +78,7 @@ def _of_prepared(facts: JobFacts, prepared: Prepared) -> JobFacts:
         chosen_interfaces={
             name: value for name, value in plan.environment.items() if name in _INTERFACES
         },
-        summary=plan.summary(),
+        summary=" ".join(plan.summary()),
         said=plan.remarks,
     )
 

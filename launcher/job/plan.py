@@ -43,13 +43,17 @@ class LaunchPlan(NamedTuple):
     nproc_per_node: str
     rdzv_endpoint: str
     grace: int  # seconds from a stop to SIGKILL
-    peer_port: int  # of the launchers' channel on the first host, 0 if there is none
     remarks: tuple[str, ...]  # two lines for the log at most: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
+    peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
 
     def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan: this host, its ranks, the others, what was set."""
+        """Return what the log says of the plan, five lines at most."""
+        return (*self.summary(), *self.remarks)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
         cluster, nproc = self.cluster, self.nproc_per_node
         ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
         devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
@@ -64,7 +68,7 @@ class LaunchPlan(NamedTuple):
             hosts = counted(named, cluster.nnodes - len(named))
             also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
             lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
-        return (*lines, *self.remarks)
+        return tuple(lines)
 
     def command(self) -> str:
         """Return the command with the environment it adds, to be pasted into a shell."""
@@ -118,7 +122,6 @@ def make_plan(
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
         grace=grace,
-        peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
         remarks=tuple(filter(None, [*reasons, " ".join([*replaced, *extra.remarks])])),
         fingerprint={
             "version of the launcher": __version__,
@@ -129,6 +132,7 @@ def make_plan(
             **extra.fingerprint,
         },
         runner=extra.runner,
+        peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
     )
     _check_text(plan)
     return plan
