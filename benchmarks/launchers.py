@@ -63,7 +63,12 @@ if case in ("raise", "training") and rank == 1:
     raise ValueError("loss is nan")
 if case == "exit" and rank == 1:
     sys.exit(3)
-while case in ("raise", "exit", "stop", "stop one", "lost"):
+if case == "restart":
+    again = os.path.exists(folder + "again")
+    open(folder + "again", "w").close()
+    if again or rank == 1:
+        sys.exit(0 if again else 3)
+while case in ("raise", "exit", "stop", "stop one", "lost", "restart"):
     time.sleep(0.1)
 if case == "workers":
     while not heard:
@@ -77,6 +82,7 @@ CASES = {
     "raise": "a rank of algo-2 raises, the other is in no collective",
     "training": "a rank of algo-2 raises, the other is in a collective",
     "exit": "a rank of algo-2 ends with exit code 3, the other is in no collective",
+    "restart": "a rank of algo-2 fails once, and one restart is allowed",
     "lost": "algo-2 is killed",
     "stop": "SIGTERM to both hosts, and ranks that take 5 s to save",
     "stop one": "SIGTERM to algo-2 alone, and ranks that take 5 s to save",
@@ -127,6 +133,8 @@ class Host:
             arguments["lr"] = str(HOSTS.index(name))
         self.write_sagemakers_files(launcher, arguments)
         command = list(map(str, LAUNCHERS[launcher](name)))
+        if (launcher, case) == ("accelerate", "restart"):
+            command[2:2] = ["--max_restarts", "1"]  # where others have a variable
         if command[-1] == "S":
             command[-1] = "/opt/ml/code/script.py"
             if launcher != "sm-launch":  # which reads hyperparameters itself
@@ -144,6 +152,8 @@ class Host:
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
             **({} if case == "own name" else {"GLOO_SOCKET_IFNAME": "lo"}),
             "LAUNCHER_START_TIMEOUT": "10",
+            "LAUNCHER_MAX_RESTARTS": str(int(case == "restart")),
+            "PET_MAX_RESTARTS": str(int(case == "restart")),
             "HOME": str(folder),
         }
         with open(folder / name / "log", "wb") as log:
