@@ -12,8 +12,9 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image test test-fast test-cluster matrix test-systems simulate \
-	test-without-containers test-compat test-frameworks frameworks check format dist bench clean
+.PHONY: demo failure data docs image bundle dist test test-fast test-cluster matrix test-systems \
+	test-bundle simulate test-without-containers test-compat test-frameworks frameworks check format \
+	bench clean
 
 # What runs is not the source tree but the wheel, which is built and installed anew whenever its
 # sources have changed. One file for each set of requirements marks that these are installed, too.
@@ -55,7 +56,7 @@ $(WITH_FRAMEWORKS): setup.cfg | $(INSTALLED)
 	@touch "$@"
 
 $(TO_TEST): setup.cfg | $(INSTALLED)
-	$(BIN)/pip install --quiet "$(WHEEL)[test,check]"
+	$(BIN)/pip install --quiet "$(WHEEL)[test,check,docs]"
 	@touch "$@"
 
 # A job of two hosts of two ranks each, on this machine's CPU.
@@ -66,6 +67,11 @@ demo: $(WITH_TORCH)
 		train_scripts/train_hymenoptera.py --weights none --epochs 5 --batch-size 8 --lr 0.01 \
 		--lr-step 3 --image-size 64 --checkpoint-dir ''
 
+# A job of which one rank fails, on one host; README.md shows what it prints. It is to end with 1.
+failure: $(WITH_TORCH)
+	$(BIN)/sm-launch local --hosts 2 --nproc-per-node 2 --run-dir runs/failure -- \
+		examples/loss_is_nan.py; test $$? = 1
+
 # The real ants and bees, for --data data/hymenoptera_data.
 data:
 	$(PYTHON) examples/fetch_hymenoptera.py data
@@ -75,6 +81,10 @@ image:
 		$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		--label org.opencontainers.image.version=$(VERSION) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
+
+# The launcher as one file, for a source_dir (docs/bundle.md).
+bundle:
+	$(PYTHON) bundle/build.py dist/launcher.py
 
 # In more processes than two cores: many tests mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)
@@ -109,6 +119,13 @@ matrix: $(WITH_TORCH) $(TO_TEST)
 test-systems: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest -n 4 --dist loadgroup -m systems
+	$(MAKE) test-bundle
+
+# The tests of a whole launcher, of the one that `make bundle` makes.
+test-bundle: bundle $(WITH_TORCH) $(TO_TEST)
+	ONE_FILE=dist/launcher.py $(BIN)/pytest -n 4 --dist loadgroup tests/test_cli.py \
+		tests/test_init.py tests/test_local.py tests/test_run.py tests/test_stops.py \
+		tests/test_two_hosts.py
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster
@@ -119,9 +136,11 @@ test-compat:
 		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-# The tables in docs/how-it-works.md, from the rules in the code.
+# The tables in docs/, from the code, and the pages as a site, in site/.
 docs: $(TO_TEST)
 	$(BIN)/python docs/tables.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/: open site/index.html"
 
 # Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
 # results. torch.compile needs a C++ compiler.
@@ -155,4 +174,4 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build dist runs *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build dist runs site *.egg-info

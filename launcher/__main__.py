@@ -1,5 +1,6 @@
 """Where every start of the launcher begins: `python -m launcher`, `python launcher/__main__.py` as
-SageMaker runs an entry point, and sm_launch.py, which runs this file by its path too.
+SageMaker runs an entry point, sm_launch.py, which runs this file by its path too, and
+bundle/__main__.py, with which the one file begins.
 """
 
 import os
@@ -17,7 +18,9 @@ if not __package__:
 
     sys.path[:] = others
 
-if __name__ == "__main__":
+
+def run() -> int:
+    """Run the launcher as this process's program; return its exit code."""
     # The toolkit puts the user's folder, where a json.py may be, in front of Python's own modules,
     # and site-packages may have old backports (enum34).
     library = os.path.dirname(os.__file__)
@@ -27,8 +30,10 @@ if __name__ == "__main__":
     # A Ctrl-C before there is anything to stop ends this process without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from launcher.cli import main
 
-from launcher.cli import main
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Callable
 
+from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
 from launcher.local.shares import Share
 from launcher.processes import send, tie_to_this_process
@@ -19,7 +20,7 @@ from launcher.run import run_dir
 if TYPE_CHECKING:
     import psutil
 
-_LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
+_LAUNCHER = ARCHIVE or os.path.join(PACKAGE, "__main__.py")
 
 
 class Host:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from launcher.archive import ARCHIVE, PACKAGE, read
 from launcher.errors import LaunchError
 from launcher.log import log
+
+# What torchrun and the ranks execute.
+_EXECUTED = [os.path.join(PACKAGE, "run", name) for name in ("agent.py", "rank.py", "describe.py")]
 
 
 @contextlib.contextmanager
@@ -34,6 +38,24 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
         yield folder
     finally:
         _remove(folder)
+
+
+def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
+    """Return a command whose files can be executed: copies in the job's folder of an archive's.
+
+    Raises LaunchError.
+    """
+    if not ARCHIVE:
+        return argv
+    copies = {path: os.path.join(folder, os.path.basename(path)) for path in _EXECUTED}
+    try:
+        for path, copy in copies.items():
+            with open(copy, "xb") as file:
+                file.write(read(path))
+    except OSError as error:
+        what = f"cannot unpack {ARCHIVE} into {folder} ({error.strerror})"
+        raise LaunchError(f"{what}; set TMPDIR to a folder where 100 KB are free.") from None
+    return [copies.get(word, word) for word in argv]
 
 
 def remove_left(pid: int, environ: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from launcher.result.causes import Cause, Failure
 from launcher.run import events, host, machine
 from launcher.run.host import Host
 from launcher.run.reports import Reports
-from launcher.run.run_dir import run_dir
+from launcher.run.run_dir import run_dir, unpacked
 from launcher.run.state import Job, State
 from launcher.signals import Signals
 
@@ -70,7 +70,7 @@ class _Supervisor:
         channel: Channel | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self._host = Host(machine.begin(job))
+        self._host = Host(machine.begin(job, time.monotonic()))
         self._plan = plan
         self._environ = environ
         self._signals = signals
@@ -197,7 +197,8 @@ class _Supervisor:
         if self._channel:
             environment.setdefault(EXIT_BARRIER, _NEVER)
         self._processes = Processes()
-        self._torchrun = start(plan.argv, environment, new_session=True, tied=bool(plan.runner))
+        argv = unpacked(plan.argv, folder)
+        self._torchrun = start(argv, environment, new_session=True, tied=bool(plan.runner))
         if self._channel:
             self._channel.give_back_limit(self._torchrun.pid)
 
