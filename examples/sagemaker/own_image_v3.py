@@ -1,8 +1,8 @@
 """A job of an image that has it all, script and launcher: version 3 of SageMaker's Python SDK.
 
 make image TAG=IMAGE (it has the reference scripts; with FROM IMAGE and COPY you add yours)
-On this machine:  python own_image_v3.py IMAGE --data data/hymenoptera_data
-On AWS:           python own_image_v3.py IMAGE --data s3://BUCKET/hymenoptera_data --role ROLE_ARN
+On this machine:  python own_image_v3.py --image IMAGE --data data/hymenoptera_data
+On AWS:           python own_image_v3.py --image IMAGE --data s3://BUCKET/hymenoptera_data --role ROLE_ARN
 
 There IMAGE is what you pushed to ECR: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG.
 """
@@ -15,7 +15,7 @@ from sagemaker.core.training.configs import Compute, InputData
 from sagemaker.train.model_trainer import Mode, ModelTrainer
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("image")
+parser.add_argument("--image", required=True)
 parser.add_argument("--data", required=True, help="folder with train/ and val/")
 parser.add_argument("--role", metavar="ROLE_ARN", help="run on AWS, not on this machine")
 parser.add_argument("hyperparameters", nargs="*", metavar="NAME=VALUE")

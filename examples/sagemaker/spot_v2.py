@@ -1,6 +1,6 @@
 """A job on Spot instances that goes on where it was: version 2 of SageMaker's Python SDK.
 
-On AWS:  python spot_v2.py IMAGE --data s3://BUCKET/hymenoptera_data --checkpoints s3://BUCKET/NAME
+On AWS:  python spot_v2.py --image IMAGE --data s3://BUCKET/hymenoptera_data --checkpoints s3://BUCKET/NAME
              --role ROLE_ARN
 
 IMAGE is one of `make image` in ECR: its PID 1 passes on the SIGTERM that comes two minutes before
@@ -12,7 +12,7 @@ import argparse
 from sagemaker.estimator import Estimator
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("image")
+parser.add_argument("--image", required=True)
 parser.add_argument("--data", required=True, help="folder with train/ and val/")
 parser.add_argument("--checkpoints", required=True, help="a folder of this job alone")
 parser.add_argument("--role", required=True, metavar="ROLE_ARN")

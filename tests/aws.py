@@ -10,7 +10,7 @@ import json
 import ssl
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
             form = body.decode() if "x-www-form-urlencoded" in self._kind() else ""
             request = Request(host, f"{self.command} {self.path} {form}".strip(), {})
         self.server.requests.append(request)
-        kind, text = _answer(request)
+        kind, text = _answer(self.server.requests)
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(text)))
@@ -111,26 +111,26 @@ BUCKETS = f"""<ListAllMyBucketsResult xmlns="http://s3.amazonaws.com/doc/2006-03
 </Bucket></Buckets></ListAllMyBucketsResult>"""
 JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/job"
 DONE = {
-    "TrainingJobName": "job",
     "TrainingJobArn": JOB,
     "TrainingJobStatus": "Completed",
     "SecondaryStatus": "Completed",
     "SecondaryStatusTransitions": [],
     "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/job/output/model.tar.gz"},
-    "AlgorithmSpecification": {"TrainingInputMode": "File"},
-    "ResourceConfig": {"VolumeSizeInGB": 30},
-    "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
     "CreationTime": 1.0,
 }
 
 
-def _answer(request: Request) -> tuple[str, str]:
+def _answer(requests: Sequence[Request]) -> tuple[str, str]:
     """Return content type and text: whoever asks may do all, and each job is done at once."""
-    for what, text in {"CreateTrainingJob": {"TrainingJobArn": JOB}, "DescribeTrainingJob": DONE}.items():
-        if request.action == what:
-            return "application/x-amz-json-1.1", json.dumps(text)
+    request = requests[-1]
     if request.parameters:
-        return "application/x-amz-json-1.1", "{}"
+        made = [each.parameters for each in requests if each.action == "CreateTrainingJob"]
+        known = {
+            "CreateTrainingJob": {"TrainingJobArn": JOB},
+            "DescribeTrainingJob": {**made[-1], **DONE} if made else {},
+            "DescribeLogStreams": {"logStreams": []},
+        }
+        return "application/x-amz-json-1.1", json.dumps(known.get(request.action, {}))
     if (request.host, request.action) == ("s3.amazonaws.com", "GET /"):
         return "text/xml", BUCKETS
     for what, text in {
