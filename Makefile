@@ -12,7 +12,7 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image bundle test test-fast test-cluster matrix test-systems \
+.PHONY: demo data docs image bundle test test-fast test-cluster matrix test-systems test-bundle \
 	test-without-containers test-compat test-frameworks frameworks check format bench clean
 
 # What is installed, and not the source tree, is what runs: so it is installed anew whenever it
@@ -61,10 +61,8 @@ image:
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
 # The launcher as one file, for a source_dir (docs/bundle.md).
-bundle: dist/launcher.py
-
-dist/launcher.py: bundle/__main__.py bundle/build.py LICENSE $(shell find launcher -name "*.py")
-	$(PYTHON) bundle/build.py $@
+bundle:
+	$(PYTHON) bundle/build.py dist/launcher.py
 
 # In more processes than two cores: many tests mostly wait.
 test: $(WITH_TORCH) $(TO_TEST)
@@ -99,6 +97,13 @@ matrix: $(WITH_TORCH) $(TO_TEST)
 test-systems: $(WITH_TORCH) $(TO_TEST)
 	sh tests/cluster/install-engine.sh
 	$(BIN)/pytest -n 4 --dist loadgroup -m systems
+	$(MAKE) test-bundle
+
+# The tests of a whole launcher, of the one that `make bundle` makes.
+test-bundle: bundle $(WITH_TORCH) $(TO_TEST)
+	ONE_FILE=dist/launcher.py $(BIN)/pytest -n 4 --dist loadgroup tests/test_cli.py \
+		tests/test_init.py tests/test_local.py tests/test_run.py tests/test_stops.py \
+		tests/test_two_hosts.py
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster

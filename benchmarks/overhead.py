@@ -2,9 +2,10 @@
 
     python benchmarks/overhead.py [--pairs 9]
 
-Prints a table of the launcher's own CPU time and peak memory, and of the time from launch to
-the end of a first all-reduce of two ranks, launcher and bare torchrun taken in turn so that a
-machine whose speed drifts does not favour either. Needs torch and the launcher installed.
+Prints a table of the launcher's own CPU time and peak memory, installed and as one file (`make
+bundle`), and of the time from launch to the end of a first all-reduce of two ranks, launcher and
+bare torchrun taken in turn so that a machine whose speed drifts does not favour either. Needs torch
+and the launcher installed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
+BUILD = Path(__file__).resolve().parent.parent / "bundle" / "build.py"
 ALL_REDUCE = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -83,26 +85,35 @@ def main() -> None:
         }
         environment["OMP_NUM_THREADS"] = "1"  # on both sides
         environment["TMPDIR"] = folder  # torchrun leaves its log folders behind
-        launcher = [sys.executable, "-m", "launcher", "--launcher-nproc-per-node", "2"]
-        launcher += ["--train-script", str(script), str(stamp)]
+        one_file = Path(folder, "launcher.py")
+        subprocess.run([sys.executable, BUILD, one_file], check=True)
+        words = ["--launcher-nproc-per-node", "2", "--train-script", str(script), str(stamp)]
+        launcher = [sys.executable, "-m", "launcher", *words]
+        bundled = [sys.executable, str(one_file), *words]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         torchrun += ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
         torchrun += ["--rdzv-id", "bench", "--rdzv-conf", "is_host=1", "--local-addr", "localhost"]
         torchrun += ["--max-restarts", "0", "--", str(script), str(stamp)]
-        run(launcher, environment, stamp)
-        run(torchrun, environment, stamp)  # both once for the page cache
-        ours, theirs, python = [], [], []
+        for command in (launcher, bundled, torchrun):  # once for the page cache
+            run(command, environment, stamp)
+        ours, files, theirs, python = [], [], [], []
         for _ in range(pairs):
             ours.append(run(launcher, environment, stamp))
+            files.append(run(bundled, environment, stamp))
             theirs.append(run(torchrun, environment, stamp))
             python.append(cpu_of_python(environment))
 
     ratios = [a["reduced"] / b["reduced"] for a, b in zip(ours, theirs)]
+    more = [1000 * (a["cpu"] - b["cpu"]) for a, b in zip(files, ours)]
     rows = [
         ("launcher's own CPU time", "ms", [1000 * a["cpu"] for a in ours], "60"),
         ("of that, the start of Python itself", "ms", [1000 * cpu for cpu in python], ""),
         ("launcher's own peak memory", "MiB", [a["peak"] for a in ours], "22"),
+        ("one file: its own CPU time", "ms", [1000 * a["cpu"] for a in files], "110"),
+        ("of that, over the installed one, pair by pair", "ms", more, ""),
+        ("one file: its own peak memory", "MiB", [a["peak"] for a in files], "22"),
         ("launch to first all-reduce, launcher", "s", [a["reduced"] for a in ours], ""),
+        ("launch to first all-reduce, one file", "s", [a["reduced"] for a in files], ""),
         ("launch to first all-reduce, torchrun", "s", [b["reduced"] for b in theirs], ""),
         ("ratio of the two, pair by pair", "", ratios, "1.03"),
     ]

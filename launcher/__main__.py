@@ -1,5 +1,6 @@
 """Where every start of the launcher begins: `python -m launcher`, `python launcher/__main__.py` as
-SageMaker runs an entry point, and sm_launch.py, which runs this file by its path too.
+SageMaker runs an entry point, sm_launch.py, which runs this file by its path too, and
+bundle/__main__.py, with which the one file begins.
 """
 
 import os

@@ -11,6 +11,7 @@ toolkit; it runs in the toolkit's process.
 from __future__ import annotations
 
 import os
+import zipfile
 
 from sagemaker_training import entry_point, environment, files, process
 
@@ -18,17 +19,29 @@ _LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.p
 
 
 class _LauncherRunner(process.ProcessRunner):  # type: ignore[misc]
+    """Runs a launcher by its path, also where the toolkit would run a module, beside a setup.py."""
+
     def _create_command(self) -> list[str]:
-        return [process.python_executable(), _LAUNCHER, *self._args]
+        return [process.python_executable(), self._user_entry_point, *self._args]
+
+
+def _is_launcher(path: str) -> bool:
+    """Tell whether a program is a launcher: its folder's __main__.py, or its one file."""
+    main = "launcher/__main__.py"
+    if not zipfile.is_zipfile(path):
+        return path.endswith(f"/{main}")
+    with zipfile.ZipFile(path) as archive:
+        return main in archive.namelist()
 
 
 def main() -> None:
     """Do all that the toolkit does for a training job, with the launcher as the program.
 
     If no hyperparameter names a script, the script to launch is the estimator's entry_point. The
-    entry_point may also be a copy of the launcher in the source folder: then that copy runs. If it
-    is not a Python file (a shell script, say), it runs as without the launcher. Raises the
-    toolkit's errors, which its trainer.py reports.
+    entry_point may also be a copy of the launcher in the source folder, its folder or its one file:
+    then that copy runs, whatever its version, as in an image without a launcher. If it is not a
+    Python file (a shell script, say), it runs as without the launcher. Raises the toolkit's errors,
+    which its trainer.py reports.
     """
     env = environment.Environment()
     program = env.user_entry_point
@@ -37,15 +50,14 @@ def main() -> None:
     if program and not program.endswith(".py"):
         entry_point.run(env.module_dir, program, args, env_vars)
         return
-    runner = _LauncherRunner
-    if program and program.endswith("launcher/__main__.py"):
-        runner = process.ProcessRunner
-    elif program and not {"train-script", "train-module"} & set(env.hyperparameters):
-        args = ["--train-script", program, *args]
     # What entry_point.run does, except for the wait. Any script's name makes it install
     # requirements.txt and setup.py.
-    program = program or "launcher.py"
     files.download_and_extract(uri=env.module_dir, path=environment.code_dir)
-    entry_point.install(name=program, path=environment.code_dir)
+    entry_point.install(name=program or "launcher.py", path=environment.code_dir)
     environment.write_env_vars(env_vars)
-    runner(program, args, env_vars, 1).run(wait=True, capture_error=False)
+    launcher, theirs = _LAUNCHER, os.path.join(environment.code_dir, program or "")
+    if program and _is_launcher(theirs):
+        launcher = theirs
+    elif program and not {"train-script", "train-module"} & set(env.hyperparameters):
+        args = ["--train-script", program, *args]
+    _LauncherRunner(launcher, args, env_vars, 1).run(wait=True, capture_error=False)

@@ -51,7 +51,7 @@ def test_one_program_under_three_names(command, monkeypatch):
     done = launch(*DRY, "--epochs", "3", command=command, **TWO)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("env ") and " OMP_NUM_THREADS=" in done.stdout
-    assert " script script.py --epochs 3\n" in done.stdout
+    assert " script.py --epochs 3\n" in done.stdout
 
 
 @pytest.mark.parametrize("where", ["current folder", "PYTHONPATH"])
@@ -151,7 +151,7 @@ def test_a_folder_that_python_can_execute(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / name).write_text("")
     done = launch("--train-script", "folder", "--launcher-dry-run")
-    assert done.stdout.endswith(" script folder\n"), done.stderr
+    assert done.stdout.endswith(" folder\n"), done.stderr
 
 
 def test_missing_torch_is_exit_127(tmp_path):
@@ -283,7 +283,7 @@ def test_a_bare_image_runs_from_the_config_files(bare_image, args):
     done = launch(*args, **bare_image, SM_MODEL_DIR="/mine")
     assert done.returncode == 0, done.stderr
     assert "--rdzv-endpoint=algo-1:29400" in done.stdout
-    assert "script script.py --epochs 3 --text 'it'\"'\"'s $$HOME'\n" in done.stdout
+    assert " script.py --epochs 3 --text 'it'\"'\"'s $$HOME'\n" in done.stdout
     assert "SM_HP_EPOCHS=3" in done.stdout
     assert f"SM_CHANNEL_TRAIN={bare_image['SAGEMAKER_BASE_DIR']}/input/data/train" in done.stdout
     assert "SM_MODEL_DIR=" not in done.stdout  # present already, so untouched
@@ -300,7 +300,7 @@ def test_a_script_in_sagemakers_folder_for_code(bare_image, tmp_path, script):
     (tmp_path / "ml" / "code").mkdir()
     script("", "ml/code/baked.py")
     done = launch("--train-script", "baked.py", **bare_image)
-    assert f"script {tmp_path}/ml/code/baked.py" in done.stdout
+    assert f" {tmp_path}/ml/code/baked.py" in done.stdout
     done = launch("--train-script", "none.py", **bare_image)
     assert f"neither {tmp_path}/none.py nor {tmp_path}/ml/code/none.py" in done.stderr
 

@@ -5,17 +5,22 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import LAUNCHER, REPO, TRAIN_DDP, ended_by, free_port, poll
 
+import launcher
+
 HOSTS = ("127.0.0.1", "127.0.0.2")
+FOLDER = "launcher/__main__.py"  # in the source folder
 ABSENT = "absent.invalid"  # RFC 2606: it resolves nowhere
 TRAIN = os.path.join(os.path.dirname(sys.executable), "train")
 # As in our image: below `sm-launch init`, with our training module.
 INIT = [*LAUNCHER, "init", TRAIN]
+ONE_FILE = "my_launcher.py"  # what `make bundle` makes, under any name
 OURS = {"SAGEMAKER_TRAINING_MODULE": "sm_launch:train"}
 
 
@@ -28,7 +33,11 @@ def train(start, tmp_path):
         base = tmp_path / "ml" / name
         for folder in ("input/config", "output", "model", "source"):
             (base / folder).mkdir(parents=True)
-        shutil.copytree(REPO / "launcher", base / "source" / "launcher")
+        if others.get("sagemaker_program") == ONE_FILE:
+            build = [sys.executable, REPO / "bundle" / "build.py", base / "source" / ONE_FILE]
+            subprocess.run(build, check=True)
+        else:
+            shutil.copytree(REPO / "launcher", base / "source" / "launcher")
         for file in script.parent.glob("*.py"):  # a source_dir: the script and its modules
             shutil.copy(file, base / "source")
         shutil.copy(script, base / "source" / f"script{script.suffix}")
@@ -37,7 +46,7 @@ def train(start, tmp_path):
             "launcher-nproc-per-node": 2,
             "launcher-rdzv-port": port,
             "launcher-peer-port": peer_port,
-            "sagemaker_program": "launcher/__main__.py",
+            "sagemaker_program": FOLDER,
             "sagemaker_submit_directory": str(base / "source"),
             **others,
         }
@@ -79,11 +88,12 @@ def test_two_hosts_train_to_the_end(train, tmp_path):
 
 
 @pytest.mark.torch
-def test_a_script_that_raises_gives_the_first_line(train, script, tmp_path):
+@pytest.mark.parametrize("program", [FOLDER, ONE_FILE])
+def test_a_script_that_raises_gives_the_first_line(train, script, tmp_path, program):
     path = script(
         "import os\nif os.environ['RANK'] in '13': raise ValueError('loss is nan')\n", "x.py"
     )
-    hosts = train(path)
+    hosts = train(path, sagemaker_program=program)
     assert [host.wait() for host in hosts] == [1, 1], hosts[0].log() + hosts[1].log()
     (text,) = {failure_of(host, tmp_path) for host in hosts}
     heads = [f"127.0.0.{n}, rank {2 * n - 1} (local rank 1) failed with " for n in (1, 2)]
@@ -102,7 +112,7 @@ def test_a_stop_of_one_host_leaves_no_failure_file_on_any(train, script, tmp_pat
     assert [failure_of(host, tmp_path) for host in hosts] == [None, None]
 
 
-@pytest.mark.parametrize("program", ["launcher/__main__.py", None])
+@pytest.mark.parametrize("program", [FOLDER, ONE_FILE, None])
 def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch, program):
     """The toolkit itself would wait silently for its name, for 15 minutes."""
     pretend_torch("2.13.0")
@@ -112,6 +122,9 @@ def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch,
     assert host.wait() == 69, host.log()
     seen = f"{ABSENT} (its name does not resolve) did not arrive within 2 s"
     assert failure_of(host, tmp_path).startswith(seen)
+    # The source folder's launcher runs, whatever its version, and not the one that is installed.
+    code = f"/{program}" if program else str(Path(launcher.__file__).with_name("__main__.py"))
+    assert f"{code} --launcher-nproc-per-node 2 " in host.log()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -126,3 +139,15 @@ def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_p
     assert host.wait() == ended_by(number), host.log()
     assert "no launcher runs; ending" in host.err and "not be started" not in host.out
     assert failure_of(host, tmp_path) is None
+
+
+@pytest.mark.parametrize("program", [FOLDER, ONE_FILE])
+def test_a_launcher_beside_a_setup_py(train, script, pretend_torch, program):
+    """There the toolkit would run a module, `python -m`, which neither of them is."""
+    pretend_torch("2.13.0")
+    script("", "setup.py")
+    script("print('in place of pip, which would install into this environment')", "pip.py")
+    options = {"command": INIT, "environ": OURS, "launcher-dry-run": True}
+    host = train.on(HOSTS[0], script("", "x.py"), sagemaker_program=program, **options)
+    assert host.wait() == 0, host.log()
+    assert "in place of pip" in host.out and " --rdzv-endpoint=127.0.0.1:" in host.out

@@ -53,7 +53,8 @@ def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
             with open(copy, "xb") as file:
                 file.write(read(path))
     except OSError as error:
-        raise LaunchError(f"cannot unpack {ARCHIVE} into {folder} ({error.strerror}).") from None
+        what = f"cannot unpack {ARCHIVE} into {folder} ({error.strerror})"
+        raise LaunchError(f"{what}; set TMPDIR to a folder where 100 KB are free.") from None
     return [copies.get(word, word) for word in argv]
 
 

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,7 @@ SLACK = 20 if "PYTEST_XDIST_WORKER" in os.environ else 0
 TRAIN = "train"  # SageMaker's way: the toolkit's `train`, with the script in a source_dir
 ALONE = "the launcher alone"  # arguments for the launcher, with the script in /opt/ml/code
 AWS = "train as in AWS's image"  # in conftest's aws_image, with the launcher in the source_dir
+ONE_FILE = "train with one file"  # beside the script, in any image with the toolkit
 
 
 class Host:
@@ -264,6 +267,10 @@ class Job(Mapping):
             if how == AWS:
                 shutil.copytree(REPO / "launcher", host.opt_ml / "source" / "launcher")
                 host.hyperparameters["sagemaker_program"] = "launcher/__main__.py"
+            elif how == ONE_FILE:
+                out = host.opt_ml / "source" / "launcher.py"
+                subprocess.run([sys.executable, REPO / "bundle" / "build.py", out], check=True)
+                host.hyperparameters["sagemaker_program"] = "launcher.py"
 
     def start(self, *names: str) -> None:
         """Start the hosts named, or all; those that run already are left alone."""

@@ -6,7 +6,7 @@ import time
 import pytest
 from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, more
 
-from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
+from cluster.hosts import ALONE, AWS, CONTAINERS, ONE_FILE, TRAIN
 
 pytestmark = [*CONTAINERS, pytest.mark.timeout(900)]  # one image may have to be made first
 
@@ -56,6 +56,44 @@ def test_two_hosts_of_two_ranks_train(job, how, request):
     assert (job["algo-1"].opt_ml / "model" / "model.pt").exists()
     assert not (job["algo-2"].opt_ml / "model" / "model.pt").exists()
     assert {host.failure for host in job.values()} == {None}
+
+
+SAVES = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True)))
+print("runs", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_one_file_beside_the_script_in_awss_image(job, aws_image):
+    job.image = aws_image
+    job.add("algo-1", "algo-2")
+    job.will_run(ALL_REDUCE, ONE_FILE, launcher_nproc_per_node=2)
+    job.start()
+    assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
+    assert_met(job, job, 4)
+    for host in job.values():
+        assert sorted(os.listdir(host.opt_ml / "source")) == ["launcher.py", "script.py"]
+        assert (host.failure, host.temporary_files()) == (None, [])
+
+
+def test_one_file_in_an_image_that_has_a_launcher(job):
+    """The file runs, and not the image's launcher, nor one below the other; a stop reaches it."""
+    job.add("algo-1", "algo-2")
+    job.will_run(SAVES, ONE_FILE)
+    job.start()
+    for host in job.values():
+        host.wait_for("runs")
+        words = [process["args"] for process in host.processes()]
+        (launcher,) = (text for text in words if "--train-script" in text and "rank" not in text)
+        assert "/opt/ml/code/launcher.py --train-script script.py" in launcher, words
+    job.stop()
+    assert job.wait() == {"algo-1": 143, "algo-2": 143}, job.logs()
+    for host in job.values():
+        assert host.log(stderr=False).count("saved\n") == 1
+        assert (host.failure, host.temporary_files()) == (None, [])
 
 
 @pytest.mark.systems

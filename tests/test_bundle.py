@@ -1,0 +1,266 @@
+"""The launcher as one file (`make bundle`): how it is made, and where it can lie.
+
+What the program does is in the other tests: `make test-bundle` runs those of a whole launcher with
+this file.
+"""
+
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+BUILD = [sys.executable, str(REPO / "bundle" / "build.py")]
+DRY = ["--train-script", "script.py", "--launcher-dry-run"]
+
+
+@pytest.fixture
+def one_file(tmp_path) -> Path:
+    """The file beside a script, as in a source_dir."""
+    path = tmp_path / "launcher.py"
+    subprocess.run([*BUILD, str(path)], check=True)
+    return path
+
+
+def launch(*argv, code=0, **environ):
+    """Run a command without torch; return what it did."""
+    done = subprocess.run(
+        [str(word) for word in argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environ},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+# How it is made
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path, one_file):
+    copy = tmp_path / "elsewhere" / "clone"
+    for folder in ("bundle", "launcher"):
+        shutil.copytree(REPO / folder, copy / folder, copy_function=shutil.copyfile)
+    shutil.copy(REPO / "LICENSE", copy)
+    (copy / "launcher" / "__pycache__").mkdir(exist_ok=True)
+    (copy / "launcher" / "__pycache__" / "cli.cpython-39.pyc").write_bytes(b"of another Python")
+    command = f"umask 077; {sys.executable} clone/bundle/build.py other.py"
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Asia/Tokyo"}
+    subprocess.run(["sh", "-c", command], cwd=copy.parent, env=environ, check=True)
+    other = copy.parent / "other.py"
+    assert other.read_bytes() == one_file.read_bytes()
+    assert stat.S_IMODE(other.stat().st_mode) == stat.S_IMODE(one_file.stat().st_mode) == 0o755
+    assert sorted(os.listdir(copy.parent)) == ["clone", "other.py"]
+
+
+def test_it_holds_the_launcher_and_its_licence(one_file):
+    package = {str(path.relative_to(REPO)) for path in (REPO / "launcher").rglob("*.py")}
+    with zipfile.ZipFile(one_file) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        assert names == sorted({*package, "__main__.py", "LICENSE"})
+        assert archive.testzip() is None
+
+
+def test_make_makes_it():
+    rule = launch("make", "-n", "-C", REPO, "bundle").stdout
+    assert "bundle/build.py dist/launcher.py\n" in rule
+
+
+# Where it can lie
+
+
+PLACES = {
+    "as it is": lambda path: path,
+    "another name": lambda path: path.rename(path.parent / "my_launcher.py"),
+    "a name without .py": lambda path: path.rename(path.parent / "start"),
+    "a name with spaces": lambda path: path.rename(path.parent / "a $ b 'é.py"),
+    "a relative path": lambda path: Path(os.path.relpath(path)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_it_is_called(script, one_file, pretend_torch, place):
+    pretend_torch("2.13.0")
+    script("")
+    path = PLACES[place](one_file)
+    done = launch(sys.executable, path, *DRY)
+    assert done.stdout.endswith(" -- script.py\n")
+    assert launch(sys.executable, path, "local", "--help").stdout.startswith("usage: sm-launch lo")
+
+
+def test_by_a_link_from_another_folder_or_by_itself(script, one_file, pretend_torch, tmp_path):
+    pretend_torch("2.13.0")
+    script("")
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "train"
+    link.symlink_to(one_file)
+    assert launch(sys.executable, link, *DRY).stdout.endswith(" -- script.py\n")
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    assert launch(one_file, *DRY, PATH=path).stdout.endswith(" -- script.py\n")
+
+
+@pytest.mark.parametrize("options", [["-I"], ["-E"], ["-s", "-B"], ["-X", "utf8"]], ids=str)
+def test_pythons_options(script, one_file, options):
+    """-I and -E leave PYTHONPATH out, and so torch may be missing: a line of the program's own."""
+    script("")
+    done = subprocess.run(
+        [sys.executable, *options, one_file, "--launcher-help"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: sm-launch")
+
+
+def test_no_module_of_the_source_folder_takes_the_place_of_ours_or_of_pythons(
+    script, one_file, pretend_torch, tmp_path
+):
+    pretend_torch("2.13.0")
+    script("")
+    names = ("json", "socket", "selectors", "subprocess", "cli", "plan", "errors", "program")
+    for name in (*names, "launcher/__init__", "launcher/cli", "launcher/__main__"):
+        (tmp_path / "launcher").mkdir(exist_ok=True)
+        script("raise SystemExit('shadowed')", f"{name}.py")
+    for path in (str(tmp_path), f"{tmp_path}:{one_file}"):
+        path += f":{os.environ['PYTHONPATH']}"
+        done = launch(sys.executable, one_file, *DRY, PYTHONPATH=path, PYTHONSAFEPATH="1")
+        assert done.stdout.endswith(" -- script.py\n")
+    # The ranks would not find a module of the archive.
+    refused = launch(sys.executable, one_file, "--train-module", "launcher.archive", code=2)
+    assert "launcher.archive: there is no such module" in refused.stderr
+
+
+def test_python_without_psutil(script, one_file, pretend_torch, tmp_path):
+    pretend_torch("2.13.0")
+    script("")
+    done = launch(sys.executable, "-S", one_file, "--train-script", "script.py", code=2)
+    assert done.stderr.startswith("launcher: psutil is not installed for ")
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert (tmp_path / "output" / "failure").read_text() == done.stderr
+
+
+OLD = """
+import runpy, sys
+sys.version_info = (3, 8, 18, "final", 0)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_a_python_that_is_too_old(one_file, tmp_path):
+    done = launch(sys.executable, "-c", OLD, one_file, code=2)
+    says = f"launcher: {sys.executable} is Python 3.8; expected 3.9 or later, the Python that has"
+    assert done.stderr == f"{says} torch.\n"
+    failure = tmp_path / "output" / "failure"
+    assert failure.read_text() == done.stderr
+    failure.write_text("somebody else's")
+    launch(sys.executable, "-c", OLD, one_file, code=2)
+    assert failure.read_text() == "somebody else's"
+    launch("sh", "-c", f"{shlex.join([sys.executable, '-c', OLD, str(one_file)])} 2>&-", code=2)
+
+
+def test_smddps_open_implementation_is_imported_from_it(script, one_file, pretend_torch):
+    pretend_torch("2.13.0")
+    script("")
+    done = launch(sys.executable, one_file, *DRY, "--launcher-smddp-compat", "true")
+    (path,) = (line for line in done.stdout.splitlines() if "PYTHONPATH=" in line)
+    folder = path.partition("=")[2].split()[0].split(":")[-1]
+    assert folder == f"{one_file}/launcher/compat"
+    code = "import smdistributed.dataparallel as s; print(list(s.__path__))"
+    found = launch(sys.executable, "-c", code, PYTHONPATH=folder)
+    assert found.stdout == f"['{folder}/smdistributed/dataparallel']\n"
+
+
+COUNT = """
+import collections, runpy, sys
+compiled = collections.Counter()
+sys.addaudithook(lambda event, args: event == "compile" and compiled.update([args[1]]))
+try:
+    runpy.run_path(sys.argv.pop(1), run_name="__main__")
+except SystemExit:
+    ours = {name: count for name, count in compiled.items() if "/launcher/" in str(name)}
+    print(len(ours) > 10, {name for name, count in ours.items() if count > 1})
+"""
+
+
+def test_each_module_is_compiled_once(script, one_file, pretend_torch):
+    """Most of what it costs; Python's own importer would do it twice."""
+    pretend_torch("2.13.0")
+    script("")
+    done = launch(sys.executable, "-c", COUNT, one_file, *DRY)
+    assert done.stdout.splitlines()[-1] == "True set()"
+
+
+# A job
+
+LOOK = """
+import os, pathlib, stat, sys
+folder, = pathlib.Path(os.environ["TMPDIR"]).glob("sm-launch-*")
+print(oct(stat.S_IMODE(folder.stat().st_mode)), sorted(p.name for p in folder.glob("*.py")))
+try:
+    import launcher
+except (SyntaxError, ValueError):  # it is in sys.path, but no module
+    pass
+if os.environ["RANK"] == "1":
+    raise ValueError("loss is nan")
+import time; time.sleep(60)
+"""
+
+
+@pytest.mark.torch
+def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path):
+    source = tmp_path / "a source"
+    source.mkdir()
+    one_file.rename(source / "launcher.py")
+    shutil.copy(script(LOOK), source)
+    source.chmod(0o555)
+    os.chdir(source)
+    words = ("--train-script", "script.py", "--launcher-nproc-per-node", 2)
+    host = start(*words, command=[sys.executable, "launcher.py"], PYTHONPATH=str(source))
+    assert host.wait() == 1, host.log()
+    assert host.out.count("0o700 ['agent.py', 'describe.py', 'rank.py']\n") == 2, host.log()
+    first = "localhost, rank 1 (local rank 1) failed with ValueError: loss is nan"
+    assert host.failure.startswith(first)
+    assert "sm-launch-" not in host.log() + host.failure
+    assert host.leftovers() == []
+    assert sorted(os.listdir(source)) == ["launcher.py", "script.py"]
+
+
+def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
+    pretend_torch("2.13.0")
+    limited = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", sys.executable, one_file]  # 4 KiB a file
+    host = start("--train-script", script(""), command=limited)
+    assert host.wait() == 2, host.log()
+    assert f"launcher: cannot unpack {one_file} into {host.tmp}/sm-launch-" in host.failure
+    assert " (File too large); set TMPDIR to a folder where " in host.failure
+    assert host.leftovers() == []
+
+
+@pytest.mark.torch
+def test_hosts_of_this_machine(one_file, script):
+    path = script("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    command = [sys.executable, one_file, "local", "--hosts", "2", "--", path]
+    done = launch(*command)
+    assert "algo-1 | rank 0 of 2\n" in done.stdout and "algo-2 | rank 1 of 2\n" in done.stdout
+    assert "The job succeeded after " in done.stdout
+    assert not [name for name in os.listdir(os.environ["TMPDIR"]) if "sm-launch" in name]
+
+
+@pytest.mark.torch
+@pytest.mark.systems
+def test_smddps_open_implementation_trains(one_file, start, script):
+    where = "import smdistributed.dataparallel.torch.torch_smddp as s; print(s.__file__)"
+    host = start(
+        "--launcher-smddp-compat",
+        "--train-script",
+        script(where),
+        command=[sys.executable, one_file],
+    )
+    assert host.wait() == 0, host.log()
+    assert host.out.startswith(f"{one_file}/launcher/compat/smdistributed/")
+    assert host.leftovers() == []
