@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,11 +43,11 @@ def environment(aws: Aws, folder: Path) -> dict[str, str]:
 
 
 def make_source(folder: Path, *scripts: Path) -> None:
-    """Make src/ of dist/launcher.py and scripts, as the examples say."""
-    make = ["make", "--silent", "-C", str(REPO), "bundle"]
-    subprocess.run(make, check=True, capture_output=True)
+    """Make src/ of the launcher in one file and scripts, as the examples say."""
     (folder / "src").mkdir()
-    for path in (REPO / "dist" / "launcher.py", *scripts):
+    build = [sys.executable, str(REPO / "bundle" / "build.py"), str(folder / "src" / "launcher.py")]
+    subprocess.run(build, check=True, capture_output=True)
+    for path in scripts:
         shutil.copy(path, folder / "src")
 
 

@@ -2,7 +2,8 @@
 
 make image TAG=IMAGE (it has the reference scripts; with FROM IMAGE and COPY you add yours)
 On this machine:  python own_image_v3.py --image IMAGE --data data/hymenoptera_data
-On AWS:           python own_image_v3.py --image IMAGE --data s3://BUCKET/hymenoptera_data --role ROLE_ARN
+On AWS:           python own_image_v3.py --image IMAGE --data s3://BUCKET/hymenoptera_data
+                      --role ROLE_ARN
 
 There IMAGE is what you pushed to ECR: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG.
 """

@@ -1,7 +1,7 @@
 """A job on Spot instances that goes on where it was: version 2 of SageMaker's Python SDK.
 
-On AWS:  python spot_v2.py --image IMAGE --data s3://BUCKET/hymenoptera_data --checkpoints s3://BUCKET/NAME
-             --role ROLE_ARN
+On AWS:  python spot_v2.py --image IMAGE --data s3://BUCKET/hymenoptera_data
+             --checkpoints s3://BUCKET/NAME --role ROLE_ARN
 
 IMAGE is one of `make image` in ECR: its PID 1 passes on the SIGTERM that comes two minutes before
 an instance is taken back, and every rank saves. In AWS's own image the last epoch is what is left.

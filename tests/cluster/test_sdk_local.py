@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sdk
 from aws import Aws
-from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA
+from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, poll
 
 from cluster import engine
 from cluster.hosts import CONTAINERS
@@ -74,6 +74,9 @@ class Local:
     def wait(self):
         """Wait until the SDK has ended; return its exit code."""
         return self._process.wait(300)
+
+    def ended(self):
+        return self._process.poll() is not None
 
     @property
     def log(self):
@@ -180,3 +183,70 @@ def test_launcher_and_script_in_awss_image(local, trained, aws_image, version):
 @versions
 def test_an_own_image(trained, torchvision, image, version):
     assert "model.pt2" in trained(f"own_image_{version}.py", image, *SMALL)
+
+
+FAILS = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    {plan}
+time.sleep(600)
+"""
+
+
+@versions
+@pytest.mark.parametrize(
+    ("plan", "code", "says"),
+    [
+        ("raise ValueError('loss is nan')", 1, "failed with ValueError: loss is nan"),
+        ("sys.exit(3)", 3, "ended with exit code 3"),
+    ],
+)
+def test_a_failure(local, image, ants_and_bees, script, version, plan, code, says):
+    """The SDK's own error has the exit code alone; the log and the failure file have the cause."""
+    sdk.make_source(local.folder, script(FAILS.format(plan=plan), "train.py"))
+    data = ("--data", str(ants_and_bees), "train-script=train.py")
+    local.start(f"hymenoptera_{version}.py", "--local", image, *data)
+    assert local.wait() == 1, local.log
+    assert f"Process exited with code: {code}" in " ".join(local.log.split()), local.log
+    files = {Path(name).name: text for name, text in local.members("output.tar.gz").items()}
+    first = files["failure"].decode().splitlines()[0]
+    assert first.startswith("algo-2") and first.endswith(f"rank 1 (local rank 0) {says}")
+    assert local.log.count(f"launcher: {first}") == 2, local.log  # each host says it
+
+
+@pytest.fixture
+def stopped(local, ants_and_bees):
+    """Start an example, stop its hosts once they train; return their exit codes."""
+
+    def stopped(name, image, *rest, limit):
+        checkpoints = ("--checkpoints", "s3://bucket/not-used") if "spot" in name else ()
+        data = ("--data", str(ants_and_bees))
+        local.start(name, *arguments(name, image), *data, *checkpoints, *rest)
+        poll(lambda: "epoch=0 " in local.log or local.ended(), 120)
+        codes = local.stop(limit)
+        assert local.wait() == 1, local.log
+        return codes
+
+    return stopped
+
+
+def test_a_stop_of_v2(local, stopped, image):
+    endless = ("train-script=train_ddp.py", "epochs=100000", "samples=64")
+    assert stopped("own_image_v2.py", image, *endless, limit=60) == [143, 143], local.log
+    assert "stopped in epoch" in local.log
+
+
+def test_a_stop_of_v3_in_awss_image(local, stopped, torchvision, aws_image):
+    """The launcher's init takes the place of the SDK's shell, which is PID 1 there."""
+    sdk.make_source(local.folder, *TRAIN_HYMENOPTERA.parent.glob("*.py"))
+    small = [word for pair in SMALL[:-1] for word in f"--{pair}".split("=")]
+    codes = stopped("spot_v3.py", aws_image, *small, "--epochs", "100000", limit=60)
+    assert codes == [143, 143], local.log
+    assert "stopped in epoch" in local.log
+
+
+def test_a_stop_of_v3_with_an_entry_script_reaches_no_rank(local, stopped, image):
+    """As docs/guide.md says: who needs a stop to be heard gives a command."""
+    sdk.make_source(local.folder)
+    endless = ("train-script=train_ddp.py", "epochs=100000", "samples=64")
+    assert stopped("hymenoptera_v3.py", image, *endless, limit=3) == [137, 137], local.log
