@@ -12,12 +12,18 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: demo data docs image bundle test test-fast test-cluster matrix test-systems test-bundle \
-	test-without-containers sdks test-compat test-frameworks frameworks check format bench clean
+.PHONY: demo failure data docs image bundle dist test test-fast test-cluster matrix test-systems \
+	test-bundle sdks simulate test-without-containers test-compat test-frameworks frameworks check format \
+	bench clean
 
-# What is installed, and not the source tree, is what runs: so it is installed anew whenever it
-# has changed. One file for each set of requirements marks that.
-SOURCES := setup.cfg pyproject.toml sm_launch.py $(shell find launcher -name "*.py")
+# What runs is not the source tree but the wheel, which is built and installed anew whenever its
+# sources have changed. One file for each set of requirements marks that these are installed, too.
+SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
+	$(shell find launcher -name "*.py")
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py)
+SDIST := dist/sagemaker_torch_launcher-$(VERSION).tar.gz
+WHEEL := dist/sagemaker_torch_launcher-$(VERSION)-py3-none-any.whl
+INSTALLED := $(VENV)/installed-wheel
 WITH_TORCH := $(VENV)/installed-$(shell echo '$(TORCH)' | tr -cs 'a-z0-9.\n' -)
 WITH_FRAMEWORKS := $(WITH_TORCH)-and-frameworks
 TO_TEST := $(VENV)/installed-to-test
@@ -25,22 +31,33 @@ TO_TEST := $(VENV)/installed-to-test
 $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
 
-$(WITH_TORCH): $(SOURCES) | $(BIN)/pip
+$(BIN)/pyproject-build: | $(BIN)/pip
+	$(BIN)/pip install --quiet "build>=1.3"
+
+# The wheel is built from the sdist, and so of what that has in it alone.
+$(WHEEL): $(SOURCES) | $(BIN)/pyproject-build
+	@rm -rf *.egg-info
+	$(BIN)/pyproject-build -qq
+	@rm -rf *.egg-info
+
+# pip leaves what is installed as it is if the new wheel has the same version.
+$(INSTALLED): $(WHEEL) | $(BIN)/pip
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(WHEEL)
+	@touch "$@"
+
+$(WITH_TORCH): setup.cfg | $(INSTALLED)
 	@echo "installing $(TORCH) into $(VENV), which can take minutes ..."
-	@rm -rf build
-	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") ".[train]"
-	@rm -rf build; touch "$@"
+	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") "$(WHEEL)[train]"
+	@touch "$@"
 
-$(WITH_FRAMEWORKS): $(SOURCES) | $(BIN)/pip
+$(WITH_FRAMEWORKS): setup.cfg | $(INSTALLED)
 	@echo "installing $(TORCH) and frameworks into $(VENV), which can take minutes ..."
-	@rm -rf build
-	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") ".[frameworks]"
-	@rm -rf build; touch "$@"
+	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") "$(WHEEL)[frameworks]"
+	@touch "$@"
 
-$(TO_TEST): $(SOURCES) | $(BIN)/pip
-	@rm -rf build
-	$(BIN)/pip install --quiet ".[test,check]"
-	@rm -rf build; touch "$@"
+$(TO_TEST): setup.cfg | $(INSTALLED)
+	$(BIN)/pip install --quiet "$(WHEEL)[test,check,docs]"
+	@touch "$@"
 
 # A job of two hosts of two ranks each, on this machine's CPU.
 demo: $(WITH_TORCH)
@@ -50,6 +67,11 @@ demo: $(WITH_TORCH)
 		train_scripts/train_hymenoptera.py --weights none --epochs 5 --batch-size 8 --lr 0.01 \
 		--lr-step 3 --image-size 64 --checkpoint-dir ''
 
+# A job of which one rank fails, on one host; README.md shows what it prints. It is to end with 1.
+failure: $(WITH_TORCH)
+	$(BIN)/sm-launch local --hosts 2 --nproc-per-node 2 --run-dir runs/failure -- \
+		examples/loss_is_nan.py; test $$? = 1
+
 # The real ants and bees, for --data data/hymenoptera_data.
 data:
 	$(PYTHON) examples/fetch_hymenoptera.py data
@@ -57,7 +79,7 @@ data:
 image:
 	docker build $(BUILD_FLAGS) -f container/Dockerfile -t $(TAG) \
 		$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-		--label org.opencontainers.image.version=$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py) \
+		--label org.opencontainers.image.version=$(VERSION) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
 # The launcher as one file, for a source_dir (docs/bundle.md).
@@ -128,9 +150,11 @@ test-compat:
 		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-# The tables in docs/how-it-works.md, from the rules in the code.
+# The tables in docs/, from the code, and the pages as a site, in site/.
 docs: $(TO_TEST)
 	$(BIN)/python docs/tables.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/: open site/index.html"
 
 # Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
 # results. torch.compile needs a C++ compiler.
@@ -149,6 +173,12 @@ format: $(TO_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What a release consists of, made anew.
+dist: $(TO_TEST)
+	rm -f $(SDIST) $(WHEEL)
+	$(MAKE) $(WHEEL)
+	$(BIN)/twine check --strict $(SDIST) $(WHEEL)
+
 # What the launcher costs over plain torchrun, what the channel between hosts does, how fast the
 # reference training is, and what memory model parallelism saves: a quarter of an hour.
 bench: $(WITH_TORCH)
@@ -158,4 +188,5 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .venv-sdk-v2 .venv-sdk-v3 .engine build runs *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .venv-sdk-v2 .venv-sdk-v3 .engine build \
+		dist runs site *.egg-info

@@ -1,27 +1,30 @@
-"""Prints the tables of the state machines into how-it-works.md, from the rules in the code.
+"""Prints tables from the code into the pages: the state machines', the options, the exit codes.
 
-    make docs                          # fill them in
-    python docs/tables.py --print      # print them; either needs the launcher to be importable
+    make docs                          # fill them in, and build the site
+    python docs/tables.py              # fill them in; the launcher has to be importable
 
-Each stands between two comments: `<!-- rules of NAME -->` and `<!-- end -->`.
+Each stands between two comments: `<!-- NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from launcher.job.help import EXIT_CODES, default_of
+from launcher.job.options import OPTIONS
 from launcher.peers import first, first_state, other, other_state
 from launcher.rules import PhaseEnum, Rule, Rules
 from launcher.run import machine as run
 from launcher.run import state
+from launcher.text import flag
 
-PAGE = Path(__file__).with_name("how-it-works.md")
+PAGES = [Path(__file__).with_name(name) for name in ("how-it-works.md", "options.md")]
 
 
 class Machine(NamedTuple):
@@ -94,31 +97,59 @@ def printed(machine: Machine) -> str:
         events = ", ".join(words(event) for event in row.events)
         to = ", ".join(one.name for one in row.to)
         lines.append(f"| {shown} | {events} | {row.says} | {to} |")
-    lines += ["", "<details><summary>What the events mean</summary>", ""]
+    # "markdown" is for the site, which else takes what is in it for HTML.
+    lines += ["", "<details markdown><summary>What the events mean</summary>", ""]
     lines += table("event", "what it means")
     events = {words(event): meaning(event) for row in found for event in row.events}
     lines += [f"| {name} | {means} |" for name, means in sorted(events.items())]
     return "\n".join([*lines, "", "</details>"])
 
 
+def options() -> str:
+    """Return the tables of the launcher's options, one for each group."""
+    lines = []
+    for group in dict.fromkeys(option.group for option in OPTIONS.values()):
+        lines += [f"**{group}**", "", *table("option", "value", "default", "meaning")]
+        for name, option in OPTIONS.items():
+            if option.group == group:
+                value = code(*option.metavar.split("|")) or code("true", "false")
+                default = code(default_of(name))
+                lines.append(f"| {code(flag(name))} | {value} | {default} | {option.help} |")
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def code(*words: str) -> str:
+    """Return words as code, with "or" between; "" for none."""
+    return " or ".join(f"`{word}`" for word in words if word)
+
+
+def exit_codes() -> str:
+    """Return the table of exit codes."""
+    rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    return "\n".join([*table("code", "when"), *rows])
+
+
+TABLES = {
+    "options": options,
+    "exit codes": exit_codes,
+    **{f"rules of {name}": partial(printed, machine) for name, machine in MACHINES.items()},
+}
+
+
 def filled(page: str) -> str:
-    """Return a page with the tables of all machines in their places."""
-    for name, machine in MACHINES.items():
-        begin, end = f"<!-- rules of {name} -->\n", "<!-- end -->"
-        before, found, after = page.partition(begin)
-        old, ends, rest = after.partition(end)
-        if not found or not ends or "<!--" in old:
-            raise SystemExit(f"{PAGE} has no place for tables: {begin}{end}")
-        page = f"{before}{begin}{printed(machine)}\n{end}{rest}"
-    return page
+    """Return a page with its tables in their places."""
+
+    def fill(place: re.Match[str]) -> str:
+        return f"<!-- {place[1]} -->\n{TABLES[place[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end)(.+?) -->\n(?s:[^<]|<(?!!--))*<!-- end -->", fill, page)
 
 
 def main() -> None:
-    """Fill the tables in, or print them."""
-    if sys.argv[1:] == ["--print"]:
-        print("\n\n".join(printed(machine) for machine in MACHINES.values()))
-    else:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Fill the tables in."""
+    for path in PAGES:
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
@@ -21,7 +22,7 @@ from launcher.text import signal_name
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the launcher; return its exit code (README.md lists them).
+    """Run the launcher; return its exit code (docs/options.md lists them).
 
     This is the one place that reads sys.argv and os.environ.
     """
@@ -39,6 +40,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from launcher.local import command  # which a job does not need
 
         argv, run = argv[1:], command.run
+    elif argv[:1] == ["doctor"]:
+        from launcher.doctor import command as doctor  # which a job does not need
+
+        argv, run = argv[1:], doctor.run
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need
 
@@ -64,7 +69,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
         return Ending(0)
     plan = prepared.plan
     if isinstance(plan, LaunchPlan):
-        for line in (plan.summary(), *plan.remarks):
+        for line in plan.lines():
             log(line)
         if prepared.options.dry_run:
             show(plan.command())
@@ -85,6 +90,7 @@ def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> St
         grace=planned.grace if planned else chosen.grace,
         failure_grace=chosen.failure_grace,
         has_peers=prepared.has_peers,
+        verbose=chosen.verbose,
     )
     if not job.has_peers:
         return supervisor.run(job, plan, environ, signals)
@@ -96,15 +102,16 @@ def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> St
 
 
 def _report(end: State, environ: Mapping[str, str]) -> Ending:
-    """Say how the job ended, for people and for SageMaker."""
-    host, result = end.job.current_host, end.result
+    """Say how the job ended, for people and for SageMaker, and how long its parts took."""
+    host, result, took = end.job.current_host, end.result, end.took(time.monotonic())
     assert result
     if result.exit_code == 0:
-        log(f"{host}: every rank succeeded, {end.ended - end.started:.0f} s after start.")
+        log(f"{host}: every rank succeeded; {took}.")
     elif result.stop_signal:
-        log(f"{host}: stopped by {signal_name(result.stop_signal)}.")
+        log(f"{host}: stopped by {signal_name(result.stop_signal)}; {took}.")
     else:
-        for line in result.text.splitlines()[:2]:
-            log(line.removeprefix("launcher: "))
+        cause, *details = result.text.splitlines()
+        log(cause.removeprefix("launcher: "))
+        log("; ".join([*details[:1], f"{host}: {took}."]))
         write_failure(result.text, environ)
     return Ending(result.exit_code, was_stopped=bool(result.stop_signal))

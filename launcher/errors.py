@@ -9,7 +9,7 @@ from launcher.text import printable
 
 # What stops a job; the launcher's exit code is then 128 + the signal.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# Every other exit code is the script's (README.md, "Exit codes").
+# Every other exit code is the script's (docs/options.md, "Exit codes").
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_CANNOT_EXECUTE = 126

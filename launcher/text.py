@@ -57,6 +57,19 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def lasted(seconds: float) -> str:
+    """Return how long something took: 0.4 s, 95 s, 12 min, 3 h 7 min."""
+    if seconds < 600:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def plural(count: object, word: str) -> str:
+    """Return a number and what it counts: 1 rank, 2 ranks."""
+    return f"{count} {word}" if str(count) == "1" else f"{count} {word}s"
+
+
 def flag(name: str) -> str:
     """Return the spelling of a field's option: `rdzv_port` gives `--launcher-rdzv-port`."""
     return PREFIX + name.replace("_", "-")

@@ -509,3 +509,40 @@ def test_an_out_of_memory_kill_is_named():
     known, _ = ranks.take_in({}, STARTED, 0.0)
     known, _ = ranks.take_in(known, RankGone(10, -KILL, "out of memory: x"), 5.0)
     assert known[10].failure == RankFailure(3, 1, -KILL, time=5.0, oom="out of memory: x")
+
+
+def took(*events, has_peers=True):
+    """Return what the log says at the end of a host that began to join at 10 s."""
+    job = Job("algo-1", ("algo-1", "algo-2"), "algo-1:29400", 100, 10, has_peers)
+    host = machine.begin(job, 10)
+    for now, event in events:
+        host, _ = machine.step(host, event, now)
+    return host.took(now)
+
+
+FROM_10_S = ((12.5, AllJoined("10.0.0.1")), (15, RankStarted(0, 0, 10, 0, 0)))
+
+
+def test_how_long_each_part_of_a_job_took():
+    assert took(*FROM_10_S, (140, TorchrunEnded(0)), (140.5, Remaining([]))) == (
+        "joining 2.5 s, start 2.5 s, training 125 s"
+    )
+    alone = took(*FROM_10_S, (20000, TorchrunEnded(0)), has_peers=False)
+    assert alone == "start 2.5 s, training 5 h 33 min"
+    stop = ((60, Signal(TERM)), (60, TorchrunAsks(Why.STOP)), (75, TorchrunEnded(1)))
+    assert took(*FROM_10_S, *stop) == "joining 2.5 s, start 2.5 s, training 45 s, saving 15 s"
+
+
+def test_how_long_a_job_that_failed_took():
+    failed = ((20, RankGone(10, 1)), (20, TorchrunAsks(Why.FAILURE)), (30, TorchrunEnded(1)))
+    assert took(*FROM_10_S, *failed) == "joining 2.5 s, start 2.5 s, training 5.0 s, ending 10 s"
+    before_a_rank = took(FROM_10_S[0], (15, TorchrunEnded(1)))
+    assert before_a_rank == "joining 2.5 s, start 2.5 s"
+    never = took((910, Decided(LOST)))
+    assert never == "joining 15 min, nothing was started"
+
+
+def test_a_restart_is_part_of_the_training():
+    again = ((20, RankGone(10, 1)), (20, TorchrunAsks(Why.RESTART)), (20, TorchrunStarts()))
+    again += ((20, Remaining([])), (23, RankStarted(0, 0, 20, 1, 1)), (40, TorchrunEnded(0)))
+    assert took(*FROM_10_S, *again) == "joining 2.5 s, start 2.5 s, training 25 s"

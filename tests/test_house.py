@@ -15,7 +15,7 @@ COMPAT = PACKAGE / "compat"
 FLOORS = [
     ("launcher.__main__",),
     ("launcher.cli",),
-    ("launcher.local",),
+    ("launcher.local", "launcher.doctor"),
     ("launcher.run", "launcher.init"),
     ("launcher.peers",),
     ("launcher.result", "launcher.events"),
@@ -53,6 +53,9 @@ PURE = [
     "launcher.result.raised",
     "launcher.local.lines",
     "launcher.local.schedule",
+    "launcher.doctor.facts",
+    "launcher.doctor.judge_job",  # and by it the other judges
+    "launcher.doctor.report",
 ]
 ALLOWED_IN_PURE = {
     "__future__",
@@ -70,6 +73,7 @@ ALLOWED_IN_PURE = {
 }
 # Executed by path in torchrun, in each rank, and in the toolkit's process.
 CHILDREN = ["launcher.run.agent", "launcher.run.rank", "launcher.run.describe", "launcher.training"]
+CHILDREN += ["launcher.doctor.probe"]
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 250, 50
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -138,7 +142,7 @@ def test_arrows_lead_downward_only(module):
             raise AssertionError(f"{module}:{line}: there is no {name}")
 
 
-@pytest.mark.parametrize("folder", ["job", "local", "peers", "result", "run"])
+@pytest.mark.parametrize("folder", ["doctor", "job", "local", "peers", "result", "run"])
 def test_contributing_names_all_modules_of_a_folder(folder):
     page = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (part,) = re.findall(rf"^{folder}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)
@@ -218,4 +222,5 @@ def test_nothing_but_the_standard_library_and_psutil_is_imported():
     assert theirs == {
         ("launcher.run.agent", "torch"),
         ("launcher.training", "sagemaker_training"),
+        ("launcher.doctor.probe", "torch"),
     }

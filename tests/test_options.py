@@ -8,7 +8,7 @@ from launcher.errors import LaunchError
 from launcher.job import options
 from launcher.job.arguments import parse, wants_help
 from launcher.job.help import help_text
-from launcher.job.options import OPTIONS, Options
+from launcher.job.options import OPTIONS
 from launcher.text import flag
 
 RUN = ["--train-script", "t.py"]
@@ -156,18 +156,6 @@ def test_help_is_complete_and_only_asked_for_alone():
     assert max(map(len, text.splitlines())) < 120
     assert wants_help(["--help"]) and wants_help([*RUN, "--launcher-help"])
     assert not wants_help([*RUN, "--help"])
-
-
-def test_the_readme_lists_every_option_with_its_default():
-    from conftest import REPO
-
-    table = (REPO / "README.md").read_text()
-    for name in OPTIONS:
-        default = Options._field_defaults[name]
-        row = re.search(rf"^\| `{flag(name)}` \| (.*?) \|", table, re.MULTILINE)
-        assert row, name
-        if type(default) is int:
-            assert re.search(rf"\b{default}\b", row[1]), name
 
 
 def test_the_internal_variable_is_not_a_twin():

@@ -50,9 +50,49 @@ def test_several_hosts():
     }
     tail = made.argv[made.argv.index("--") :]
     assert tail == ("--", RANK, "script", "t.py", "--epochs", "3")
-    assert made.summary() == (
-        "algo-2 is node 1 of 2 in job job, with 1 process(es); algo-1, algo-2 meet at algo-1:29400."
+    assert made.lines()[:2] == (
+        "algo-2 is node 1 of 2 in job job: 1 rank on CPU.",
+        "algo-1, algo-2 meet at algo-1:29400, their launchers on port 29401.",
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "environ", "says"),
+    [
+        (TWO._replace(num_gpus=8), {}, "8 ranks on 8 GPUs."),
+        (TWO._replace(num_gpus=8, num_neurons=2), {"PET_NPROC_PER_NODE": "4"}, "4 ranks on 8 GPUs"),
+        (TWO._replace(num_neurons=2), {}, "2 ranks on 2 Neuron cores."),
+        (
+            TWO._replace(num_gpus=1),
+            {"PET_NPROC_PER_NODE": "gpu"},
+            "as torchrun counts gpu on 1 GPU.",
+        ),
+    ],
+)
+def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
+    assert says in plan(cluster=cluster, environ=environ).lines()[0]
+
+
+def test_a_job_without_a_channel_has_no_port_for_it():
+    assert plan("--launcher-peers", "false").lines()[1] == "algo-1, algo-2 meet at algo-1:29400."
+
+
+def test_the_log_has_five_lines_of_the_plan_at_most(tmp_path):
+    """With all that can be set, and the line that comes when the hosts have met."""
+    (tmp_path / "neuron_parallel_compile").write_text("#!/bin/sh\n")
+    (tmp_path / "neuron_parallel_compile").chmod(0o755)
+    environ = {
+        "PATH": str(tmp_path),
+        "RUN_NEURON_PARALLEL_COMPILE": "1",
+        "PET_MAX_RESTARTS": "1",
+        "PET_NPROC_PER_NODE": "3",
+    }
+    made = plan("--launcher-smddp-compat", environ=environ)
+    last = at_address(made, "10.0.0.2", "eth7", has_name=True).lines()
+    assert len(last) == 5
+    assert "PET_MAX_RESTARTS=1" in last[3] and "neuron_parallel_compile runs" in last[3]
+    assert "is the launcher's own, an open implementation" in last[3]
+    assert last[4] == "the other hosts reach algo-2 at 10.0.0.2: GLOO_SOCKET_IFNAME=eth7."
 
 
 def test_the_first_host_keeps_the_store():
@@ -135,8 +175,8 @@ def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
     assert not {"--nproc-per-node", "--max-restarts", "--rdzv-endpoint"} & set(flags(made.argv))
     assert made.nproc_per_node == "3"
     assert made.environment["OMP_NUM_THREADS"] == "2"  # 8 cores for 3
-    assert "PET_MAX_RESTARTS=1 is used in place of 0." in made.remarks
-    assert "PET_NPROC_PER_NODE=3 is used in place of 1." in made.remarks
+    assert "PET_MAX_RESTARTS=1 is used in place of 0." in made.remarks[-1]
+    assert "PET_NPROC_PER_NODE=3 is used in place of 1." in made.remarks[-1]
     explicit = plan("--launcher-max-restarts", "2", environ=environ)
     assert flags(explicit.argv)["--max-restarts"] == "2"
 
@@ -261,10 +301,8 @@ def test_hosts_that_are_named_by_ipv6_addresses():
 
 def test_a_summary_of_many_hosts_is_short():
     hosts = tuple(sorted(f"algo-{number}" for number in range(1, 1001)))
-    assert (
-        "algo-103, algo-104 and 992 more meet at"
-        in plan(cluster=TWO._replace(hosts=hosts)).summary()
-    )
+    lines = plan(cluster=TWO._replace(hosts=hosts)).lines()
+    assert "algo-103, algo-104 and 992 more meet at" in lines[1]
 
 
 def test_the_log_folder_gets_the_ranks_output():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -16,6 +17,7 @@ import launcher
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 FOLDER = "launcher/__main__.py"  # in the source folder
+DOCTOR = (REPO / "docs" / "doctor.md").read_text()
 ABSENT = "absent.invalid"  # RFC 2606: it resolves nowhere
 TRAIN = os.path.join(os.path.dirname(sys.executable), "train")
 # As in our image: below `sm-launch init`, with our training module.
@@ -83,7 +85,7 @@ def test_two_hosts_train_to_the_end(train, tmp_path):
         assert (tmp_path / "ml" / host.name / "output" / "success").exists()
     assert (tmp_path / "ml" / first.name / "model" / "model.pt").exists()
     assert not (tmp_path / "ml" / second.name / "model" / "model.pt").exists()
-    assert "127.0.0.2 is node 1 of 2 in job job, with 2 process(es)" in second.err
+    assert "127.0.0.2 is node 1 of 2 in job job: 2 ranks on CPU" in second.err
     assert "GLOO_SOCKET_IFNAME=lo" in second.err
 
 
@@ -151,3 +153,21 @@ def test_a_launcher_beside_a_setup_py(train, script, pretend_torch, program):
     host = train.on(HOSTS[0], script("", "x.py"), sagemaker_program=program, **options)
     assert host.wait() == 0, host.log()
     assert "in place of pip" in host.out and " --rdzv-endpoint=127.0.0.1:" in host.out
+
+
+def test_doctor_as_the_entry_point(train, script, tmp_path):
+    """docs/doctor.md: a shell script in the source folder, and nothing else of the estimator."""
+    (line,) = re.findall(r"^exec python launcher.* doctor .*$", DOCTOR, re.MULTILINE)
+    line = line.replace("python", sys.executable, 1)
+    run = {"sagemaker_program": "script.sh", "epochs": 3}
+    first = train.on(HOSTS[0], script(f"{line}\n", "script.sh"), **run, **{"train-script": "no.py"})
+    assert first.wait() == 1, first.log()
+    assert "127.0.0.1 is node 0 of 2" in first.out
+    assert failure_of(first, tmp_path).startswith(
+        "launcher: doctor: a job would fail\njob: --train-script no.py"
+    )
+    second = train.on(
+        HOSTS[1], script(f"{line}\n", "script.sh"), **run, **{"train-script": "script.sh"}
+    )
+    assert second.wait() == 0, second.log()
+    assert "A job would run on 127.0.0.2" in second.out

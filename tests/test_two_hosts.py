@@ -1,6 +1,7 @@
 """Two launchers as two hosts of one job, on loopback addresses, with real torch."""
 
 import json
+import os
 import signal
 import socket
 import time
@@ -270,6 +271,47 @@ def test_torchruns_barrier_if_it_is_short(start_two, script):
         assert host.wait(60) == 69, hosts[0].log() + hosts[1].log()
         says = "127.0.0.2: the hosts did not all meet at 127.0.0.1:"
         assert host.failure.startswith(says), host.failure
+
+
+# Holds the second host's torchrun up behind the barrier at its end, before it leaves the store.
+LEAVES_LATE = """
+import logging, os, time
+
+def late(record):
+    if os.environ.get("SM_CURRENT_HOST") == "127.0.0.2" and "Done waiting" in record.msg:
+        print("leaves late", flush=True)
+        time.sleep({seconds})
+    return True
+
+logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(late)
+"""
+
+
+def hold_up_the_second(start_two, script, tmp_path, seconds):
+    """Start two hosts, of which the second one leaves torchrun's store so much later."""
+    (tmp_path / "late").mkdir()
+    script(LEAVES_LATE.format(seconds=seconds), "late/sitecustomize.py")
+    path = os.pathsep.join([str(tmp_path / "late"), os.environ.get("PYTHONPATH", "")])
+    hosts = start_two("--train-script", script(""), LOGLEVEL="INFO", PYTHONPATH=path)
+    hosts[1].wait_for("leaves late")
+    return hosts
+
+
+def test_the_first_host_keeps_torchruns_store_until_all_have_left(start_two, script, tmp_path):
+    """Without this torchrun logged an error and a stack trace at the end of every sixth job."""
+    first, second = hold_up_the_second(start_two, script, tmp_path, 1)
+    succeed(first, second)
+    for host in (first, second):
+        assert "Done waiting for other agents" in host.err  # and then for their leaving
+        assert "TCPStore" not in host.err and "failed to shutdown" not in host.err, host.log()
+
+
+def test_a_host_that_is_killed_before_it_leaves_is_not_waited_for(start_two, script, tmp_path):
+    first, second = hold_up_the_second(start_two, script, tmp_path, 600)
+    for process in second.processes():
+        process.kill()
+    assert first.wait(5) == 69, first.log()
+    assert first.failure.startswith("127.0.0.2 was lost: ")
 
 
 def test_a_stop_while_one_host_waits_for_the_other(start_two, script):

@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+import signal
+
+from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_HOST_LOST, EXIT_NOT_FOUND, EXIT_USAGE
 from launcher.job.options import OPTIONS, Options
 from launcher.text import flag
+
+# docs/options.md shows this table, too.
+EXIT_CODES = {
+    "0": "every rank succeeded",
+    "the script's own": "the first rank to fail exited with it; 1 for an exception",
+    "128 + n": "the first rank to fail was killed by signal n",
+    f"{128 + signal.SIGTERM}, {128 + signal.SIGINT}": (
+        "the job was stopped by SIGTERM, SIGINT"
+        f" ({128 + signal.SIGHUP}, {128 + signal.SIGQUIT}: SIGHUP, SIGQUIT)"
+    ),
+    f"{EXIT_USAGE}": "the configuration is wrong; nothing was started",
+    f"{EXIT_HOST_LOST}": (
+        "a host never arrived or was lost, the hosts could not meet, or torchrun was killed"
+    ),
+    f"{EXIT_CANNOT_EXECUTE}, {EXIT_NOT_FOUND}": "torchrun cannot be executed, or is not installed",
+}
+
+
+def default_of(name: str) -> str:
+    """Return an option's default as a person would type it; "" if there is nothing to type."""
+    default = Options._field_defaults[name]
+    return "auto" if default is None else "" if default in ((), "") else str(default).lower()
 
 
 def help_text() -> str:
@@ -12,11 +37,13 @@ def help_text() -> str:
         "usage: sm-launch (--train-script PATH | --train-module NAME)"
         " [--launcher-OPTION VALUE ...] [SCRIPT ARGUMENT ...]",
         "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
+        "       sm-launch doctor [--json] [ARGUMENT OF A JOB ...]",
         "       sm-launch init [COMMAND [ARGUMENT ...]]",
         "",
         "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
         "Whatever is not listed here reaches the script unchanged and in order.",
         "With `local`, do so on this machine as on several hosts; see sm-launch local --help.",
+        "With `doctor`, say what this host has, and whether a job with these arguments would run.",
         "With `init`, be a container's PID 1: run COMMAND (SageMaker's is `train`) and pass stops",
         "on to the launcher below it. If COMMAND is missing or is an option, be the launcher.",
         "",
@@ -28,9 +55,8 @@ def help_text() -> str:
         lines += ["", group + ":"]
         for name, option in OPTIONS.items():
             if option.group == group:
-                default = Options._field_defaults[name]
-                silent = default is None or default is False or default in ((), "")
-                shown = "" if silent else f" ({str(default).lower()})"
+                default = default_of(name)
+                shown = "" if default in ("", "false") else f" ({default})"
                 lines += [
                     f"  {flag(name)} {option.metavar}".rstrip(),
                     f"      {option.help}{shown}",
@@ -42,8 +68,7 @@ def help_text() -> str:
         "Each option has a twin in the environment: LAUNCHER_GRACE=60 is --launcher-grace 60.",
         "torchrun's own PET_... variables win over what the launcher works out by itself.",
         "",
-        "Exit codes: 0 every rank succeeded; the code of the first rank to fail, 128 + n if",
-        "signal n killed it; 143 or 130 stopped by SIGTERM or SIGINT; 2 wrong configuration;",
-        "69 a host never arrived or was lost; 126 or 127 torchrun cannot be executed or found.",
+        "Exit codes:",
+        *(f"  {code:16}  {meaning}" for code, meaning in EXIT_CODES.items()),
     ]
     return "\n".join(lines)

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
+from launcher.job import cgroups
+from launcher.job.cgroups import read_text
 from launcher.log import log
 from launcher.names import is_loopback, look_up
 from launcher.values import NamedTuple
@@ -74,7 +76,7 @@ def torch_version() -> tuple[int, int]:
             "or run the launcher with the Python that has it.",
             exit_code=EXIT_NOT_FOUND,
         )
-    version = _text(os.path.join(folder, "version.py"))
+    version = read_text(os.path.join(folder, "version.py"))
     match = re.search(r"__version__ = '(\d+)\.(\d+)", version)
     if not match:
         log(f"cannot read the version of torch in {folder}; assuming 2.4.")
@@ -156,7 +158,7 @@ def physical_cores() -> list[set[int]]:
         return []
     cores: dict[object, set[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
-        siblings = _text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.setdefault(siblings or cpu, set()).add(cpu)
     quota = cgroup_cpus()
     return list(cores.values())[: None if quota is None else max(1, int(quota))]
@@ -169,22 +171,13 @@ def cgroup_cpus(root: str = "") -> float | None:
     (kernel, Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst).
     """
     quotas = []
-    for line in _text(f"{root}/proc/self/cgroup").splitlines():
-        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = f"{root}/sys/fs/cgroup" + ("/cpu" if controllers else "")
-        # In a container the path may be the host's, while the root is the group's own.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            folder = os.path.join(top, *parts[:depth])
-            if controllers:
-                quota = _text(f"{folder}/cpu.cfs_quota_us").strip()
-                period = _text(f"{folder}/cpu.cfs_period_us").strip()
-            else:
-                quota, _, period = _text(f"{folder}/cpu.max").strip().partition(" ")
-            if quota.isdecimal() and period.isdecimal() and int(period) > 0:
-                quotas.append(int(quota) / int(period))
+    for folder in cgroups.folders("cpu", root):
+        quota, _, period = read_text(f"{folder}/cpu.max").strip().partition(" ")
+        if not quota:
+            quota = read_text(f"{folder}/cpu.cfs_quota_us").strip()
+            period = read_text(f"{folder}/cpu.cfs_period_us").strip()
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
@@ -200,7 +193,7 @@ def oom_kills(root: str = "") -> dict[str, int]:
         ("the memory cgroup", "/sys/fs/cgroup/memory/memory.oom_control"),
         ("the machine", "/proc/vmstat"),
     ):
-        match = re.search(r"^oom_kill (\d+)$", _text(root + path), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", read_text(root + path), re.MULTILINE)
         if match:
             kills[where] = int(match[1])
     return kills
@@ -239,12 +232,3 @@ def has_efa(root: str = "/sys/class/infiniband") -> bool:
         return False
     drivers = (os.path.realpath(f"{root}/{device}/device/driver") for device in devices)
     return any(os.path.basename(driver) == "efa" for driver in drivers)
-
-
-def _text(path: str) -> str:
-    """Return what a small file holds, "" if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -115,7 +115,7 @@ class Option(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The launcher's options, validated; times are in seconds. README.md explains them."""
+    """The launcher's options, validated; times are in seconds. docs/options.md explains them."""
 
     nproc_per_node: int | None = None  # None: auto
     instance_groups: tuple[str, ...] = ()  # (): all
@@ -131,6 +131,7 @@ class Options(NamedTuple):
     script_dir: str = ""
     smddp_compat: bool = False
     log_dir: str = ""
+    verbose: bool = False
     dry_run: bool = False
 
     # What is not a --launcher-NAME.
@@ -143,6 +144,7 @@ class Options(NamedTuple):
 
 _SIZE, _MEET, _END = "Size of the job", "How hosts meet", "How a job ends"
 _REACH = "What reaches torchrun and the script"
+_SAYS = "What the launcher says"
 OPTIONS = {
     "nproc_per_node": Option(
         _SIZE, "auto|N", _nproc, "processes per host; auto: its GPUs, else Neuron cores, else 1"
@@ -198,7 +200,10 @@ OPTIONS = {
         "give the ranks an open smdistributed.dataparallel if AWS's is not installed",
     ),
     "log_dir": Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
+    "verbose": Option(
+        _SAYS, "true|false", switch, "log every decision, with the seconds since the start"
+    ),
     "dry_run": Option(
-        _REACH, "", switch, "print the command and the environment it adds; start nothing"
+        _SAYS, "", switch, "print the command and the environment it adds; start nothing"
     ),
 }

@@ -14,7 +14,7 @@ from launcher.job.cluster import Cluster
 from launcher.job.machine import Machine
 from launcher.job.options import MASTER_ADDR, Options
 from launcher.job.tuning import tuned
-from launcher.text import counted, flag, some_of
+from launcher.text import counted, flag, plural, some_of
 from launcher.values import NamedTuple
 
 AGENT = os.path.join(PACKAGE, "run", "agent.py")
@@ -43,22 +43,32 @@ class LaunchPlan(NamedTuple):
     nproc_per_node: str
     rdzv_endpoint: str
     grace: int  # seconds from a stop to SIGKILL
-    remarks: tuple[str, ...]  # lines for the log: what was set, and why
+    remarks: tuple[str, ...]  # two lines for the log at most: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
+    peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
 
-    def summary(self) -> str:
-        """Return the line that names this host and the others, in the order of their ranks."""
-        cluster = self.cluster
-        text = (
+    def lines(self) -> tuple[str, ...]:
+        """Return what the log says of the plan, five lines at most."""
+        return (*self.summary(), *self.remarks)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
+        cluster, nproc = self.cluster, self.nproc_per_node
+        ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
+        devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
+        if cluster.num_neurons and not cluster.num_gpus:
+            devices = plural(cluster.num_neurons, "Neuron core")
+        lines = [
             f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
-            f"in job {cluster.job_name}, with {self.nproc_per_node} process(es)"
-        )
+            f"in job {cluster.job_name}: {ranks} on {devices}."
+        ]
         if cluster.nnodes > 1:
             named = some_of(cluster.hosts)
             hosts = counted(named, cluster.nnodes - len(named))
-            text += f"; {hosts} meet at {self.rdzv_endpoint}"
-        return text + "."
+            also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
+            lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
+        return tuple(lines)
 
     def command(self) -> str:
         """Return the command with the environment it adds, to be pasted into a shell."""
@@ -112,7 +122,7 @@ def make_plan(
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
         grace=grace,
-        remarks=(*replaced, *reasons, *extra.remarks),
+        remarks=tuple(filter(None, [*reasons, " ".join([*replaced, *extra.remarks])])),
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, machine.torch_version)),
@@ -122,6 +132,7 @@ def make_plan(
             **extra.fingerprint,
         },
         runner=extra.runner,
+        peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
     )
     _check_text(plan)
     return plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
@@ -36,19 +37,26 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> En
 
 def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
     chosen = options.parse(argv, environ)
+    if chosen.doctor and not chosen.run_dir:
+        with tempfile.TemporaryDirectory(prefix="sm-launch-doctor-") as folder:
+            return _run_hosts(chosen._replace(run_dir=folder), environ, signals)
+    return _run_hosts(chosen, environ, signals)
+
+
+def _run_hosts(chosen: options.Choices, environ: Mapping[str, str], signals: Signals) -> Ending:
     facts = machine.read_machine()
     parts = shares.shares(len(chosen.hosts), environ)
     ports = shares.free_ports(2)
     passable = hyperparameters.of_arguments(chosen.script_args)
     name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     run_dir = folders.make_run_dir(chosen.run_dir or os.path.join("runs", name), chosen.hosts[0])
-    option, target = chosen.target
+    named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
     folders.fill(
         run_dir,
         folders.Given(
             addresses={host: part.address for host, part in zip(chosen.hosts, parts)},
             channels=chosen.channels,
-            hyperparameters={option[2:]: json.dumps(target), **passable.hyperparameters},
+            hyperparameters={**named, **passable.hyperparameters},
             network_interface_name=_LOOPBACK if _LOOPBACK in facts.interfaces else "",
         ),
     )
@@ -60,8 +68,13 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> E
     for line in report.beginning(chosen, parts, run_dir, passable):
         log(line)
     words = [*chosen.launcher_words, *(chosen.script_args if passable.refused else ())]
+    if chosen.doctor:
+        words.insert(0, "doctor")
     output = Output(environ)
     loop = Loop(hosts, chosen.events, words, signals, output)
     seconds = loop.run()
-    output.show(report.end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
+    if chosen.doctor:
+        output.show(report.end_of_doctors(hosts))
+    else:
+        output.show(report.end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
     return Ending(report.exit_code(hosts), was_stopped=loop.was_stopped)

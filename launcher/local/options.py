@@ -28,9 +28,10 @@ class Choices(NamedTuple):
     run_dir: str  # "": one named after the time
     events: tuple[schedule.Event, ...]
     nproc_per_node: int | None  # None: auto
-    target: tuple[str, str]  # --train-script or --train-module, and its value
+    target: tuple[str, str] | None  # --train-script or --train-module, and its value
     launcher_words: tuple[str, ...]
     script_args: tuple[str, ...]
+    doctor: bool  # each host says what it sees; target may be None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,6 +71,7 @@ def _parser() -> _Parser:
     add("--kill", action="append", default=[], metavar="HOST@SECONDS", help=_FAULTS["kill"])
     add("--stop", action="append", default=[], metavar="[HOST]@SECONDS", help=_FAULTS["stop"])
     add("--late", action="append", default=[], metavar="HOST@SECONDS", help=_FAULTS["late"])
+    add("--doctor", action="store_true", help="run sm-launch doctor on each host, and no job")
     add("-h", "--help", action="store_true", help="this text")
     return parser
 
@@ -112,21 +114,28 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
     hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
     events = schedule.make(hosts, {"late": values.late, "stop": values.stop, "kill": values.kill})
     launcher_words, script_words = arguments.split(argv[len(own) + 1 :])
-    chosen, launcher_words, script_args = _target(launcher_words, script_words)
+    chosen: tuple[str, str] | None = None
+    script_args: list[str] = []
+    named = any(word.startswith(_TARGETS) for word in launcher_words)
+    if script_words or named or not values.doctor:
+        chosen, launcher_words, script_args = _target(launcher_words, script_words)
     if values.nproc_per_node is not None:
         _check_nproc(values.nproc_per_node)
         launcher_words += [f"{flag('nproc_per_node')}={values.nproc_per_node}"]
     channels = _channels(values.channel)
-    options = _of_launchers([*chosen, *launcher_words], environ)
+    nproc_per_node = None
+    if chosen:
+        nproc_per_node = _of_launchers([*chosen, *launcher_words], environ).nproc_per_node
     return Choices(
         hosts,
         channels,
         values.run_dir,
         events,
-        options.nproc_per_node,
+        nproc_per_node,
         chosen,
         tuple(launcher_words),
         tuple(script_args),
+        values.doctor,
     )
 
 

@@ -54,6 +54,14 @@ def exit_code(hosts: Sequence[Host]) -> int:
     return 0 if codes else 128 + signal.SIGTERM  # stopped before any host started
 
 
+def end_of_doctors(hosts: Sequence[Host]) -> str:
+    """Return what the doctors of all hosts found, in one line."""
+    failed = [host.name for host in hosts if host.process and host.process.returncode]
+    if failed:
+        return f"A job would fail, for what {', '.join(failed)} found.\n"
+    return "A job would run on every host.\n"
+
+
 def end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bool) -> str:
     """Return how the job ended, why, and where its files are, each line with its newline."""
     lines = []

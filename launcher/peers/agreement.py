@@ -56,6 +56,11 @@ def step(state: State, event: Any, now: float) -> tuple[State, tuple[Any, ...]]:
     return _machine(state.job).step(state, event, now)  # type: ignore[no-any-return]
 
 
+def meaning(state: State, event: Any) -> Any:
+    """Return what an event says of a host, as the rules have it; None for nothing."""
+    return _machine(state.job).meaning(state, event)
+
+
 def _machine(job: Job) -> Any:
     if job.current_host == job.first:
         from launcher.peers import first

@@ -44,7 +44,7 @@ class Listener:
         self._full = full
         self._sockets: list[socket.socket] = []
         self._is_paused = True
-        self._own, self._name_leads_here = _own_addresses(job.current_host)
+        self._own, self._name_leads_here = own_addresses(job.current_host)
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         used = len(os.listdir("/proc/self/fd")) - 1 + _DESCRIPTORS  # 1: of the listing itself
         self._needs = used + len(job.others)
@@ -129,7 +129,7 @@ class Listener:
         self._sockets = []
 
 
-def _own_addresses(host: str) -> tuple[list[str], bool]:
+def own_addresses(host: str) -> tuple[list[str], bool]:
     """Return what to listen on, [] for all addresses, and whether the host's name has an address.
 
     A host's own name may lead nobody else to it, as Debian's 127.0.1.1 in /etc/hosts, or have no

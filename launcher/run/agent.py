@@ -4,8 +4,8 @@ torchrun turns every failure into exit code 1; the launcher is told of each fail
 each rank's whole process group, so data loaders' workers die while it saves; here it signals
 the rank's own process, and asks the launcher before: a failure after that is not the cause.
 
-Executed by path: `python launcher/run/agent.py TORCHRUN_ARGUMENT ...`. It is the one file of the
-launcher that imports torch. Without a launcher to report to it is plain torchrun.
+Executed by path: `python launcher/run/agent.py TORCHRUN_ARGUMENT ...`. No other file of the package
+imports torch. Without a launcher to report to it is plain torchrun.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Launcher:
-    """The launcher whose socket is in a folder (reports.py), which somebody may remove meanwhile.
-
-    Raises OSError if there is no launcher any more.
-    """
+    """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone."""
 
     def __init__(self, run_dir: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -58,10 +56,9 @@ class Launcher:
 
 
 def arguments(torchrun: Any, launcher: Launcher | None) -> Any:
-    """Parse this process's arguments as torchrun does.
+    """Parse this process's arguments as torchrun does; they may run nothing else than rank.py.
 
-    Only its own parser knows which words of --launcher-torchrun-args are options, values or the
-    script: they may run nothing else than rank.py.
+    Only its own parser tells options of --launcher-torchrun-args from values and the script.
     """
     parser = torchrun.get_args_parser()
     if launcher is None:
@@ -98,14 +95,11 @@ def stops_later() -> Iterator[None]:
             os.kill(os.getpid(), late[0])
 
 
-def attach(launcher: Launcher) -> None:
-    """Have torchrun ask the launcher before it ends ranks, and before it starts them again.
-
-    The classes and methods are the same in torch 2.4 to 2.15.
-    """
+def attach(launcher: Launcher) -> list[Any]:
+    """Have torchrun ask the launcher before it ends or restarts ranks; return its agents."""
     from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-    from torch.distributed.launcher import api
+    from torch.distributed.launcher import api  # all of it the same in torch 2.4 to 2.15
 
     agents: list[Any] = []
     start_context, close_context = SubprocessContext._start, SubprocessContext._close
@@ -146,10 +140,9 @@ def attach(launcher: Launcher) -> None:
                 message["closing"], death_sig = "stop", error.sigval
             elif error:
                 message.update(closing="error", torchrun=error_text(error))
-            elif any(codes.values()) and not agents[-1]._remaining_restarts:
-                message["closing"] = "failure"
-            else:  # another host's ranks are restarted, or ours
-                message["closing"] = "restart"
+            else:  # a restart: of our ranks, or of another host's
+                failed = any(codes.values()) and not agents[-1]._remaining_restarts
+                message["closing"] = "failure" if failed else "restart"
             with stops_later():  # with the answer, all ranks that run have been told
                 timeout = launcher.tell(message).get("timeout", timeout)
                 for one in context.subprocess_handlers.values():
@@ -169,13 +162,20 @@ def attach(launcher: Launcher) -> None:
     SubprocessContext._start = start
     SubprocessContext._close = close
     subprocess_handler.SubprocessHandler.close = close_rank
+    return agents
+
+
+def leave_store(agent: Any, *, is_host: bool) -> None:
+    """Leave torchrun's store; the host that keeps it goes last, else others log a stack trace."""
+    with contextlib.suppress(Exception):  # a host that was killed just now does not leave
+        if agent._store.add("launcher/left", 1) == agent._worker_group.group_world_size:
+            agent._store.set("launcher/all left", "")  # which waits for no answer
+        elif is_host:
+            agent._store.wait(["launcher/all left"], timedelta(seconds=5))
 
 
 def be_reached_at(address: str) -> None:
-    """Have torchrun from 2.5 on keep the ranks' store at an address: it becomes MASTER_ADDR.
-
-    Else it is what --local-addr says, a name that this host may not be able to look up.
-    """
+    """Have torchrun from 2.5 on make MASTER_ADDR of an address, not of the name in --local-addr."""
     from torch.distributed.elastic.rendezvous import api, dynamic_rendezvous
 
     build, handler = api.RendezvousStoreInfo.build, dynamic_rendezvous.DynamicRendezvousHandler
@@ -196,8 +196,7 @@ def run(launcher: Launcher | None) -> int:
     from torch.distributed import run as torchrun
 
     parsed = arguments(torchrun, launcher)
-    if launcher is not None:
-        attach(launcher)
+    agents = [] if launcher is None else attach(launcher)
     address = os.environ.get("LAUNCHER_MASTER_ADDR") or parsed.local_addr
     if torch.__version__ >= (2, 5):
         if address != parsed.local_addr:
@@ -205,6 +204,8 @@ def run(launcher: Launcher | None) -> int:
     elif address:  # it makes MASTER_ADDR of what the host calls itself
         socket.getfqdn = lambda name="": address
     torchrun.run(parsed)
+    for agent in agents:
+        leave_store(agent, is_host="is_host=1" in parsed.rdzv_conf.split(","))
     return 0
 
 
@@ -228,8 +229,8 @@ def main() -> int:
     except Exception as error:
         code, kind = 1, type(error).__name__  # by name: what cannot be imported cannot be caught
         if kind == "ChildFailedError":
-            failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
-            ranks = [(rank, one.local_rank, one.exitcode) for rank, one in failures.items()]
+            failures: Any = error.failures.items()  # type: ignore[attr-defined]
+            ranks = [(rank, one.local_rank, one.exitcode) for rank, one in failures]
             launcher.tell({"failures": ranks})
         elif kind != "SignalException":  # of that the launcher knows: it sent the signal
             launcher.tell({"torchrun": error_text(error), "exit_code": code})

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.events import AllJoined, Decided, Left, Tell, Time
+from launcher.events import AllJoined, Decided, Left, Log, Tell, Time
 from launcher.run import machine
-from launcher.run.state import Phase, State
+from launcher.run.state import Actions, Phase, State
 from launcher.values import NamedTuple
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def due(host: Host) -> float:
 def step(host: Host, event: Any, now: float) -> Step:
     """Return the host after an event of its own (run/events.py), and the actions to carry out."""
     run, actions = machine.step(host.run, event, now)
+    if host.run.job.verbose:
+        actions = _with_line(host, "run", host.run, event, run, actions, now)
     return _pass_on(host._replace(run=run), actions, now)
 
 
@@ -54,6 +56,9 @@ def hear(host: Host, event: Any, now: float) -> Step:
 
     assert host.peers is not None
     peers, actions = agreement.step(host.peers, event, now)
+    if host.run.job.verbose:
+        event = agreement.meaning(host.peers, event)
+        actions = _with_line(host, "hosts", host.peers, event, peers, actions, now)
     return _pass_on(host._replace(peers=peers), actions, now)
 
 
@@ -80,3 +85,13 @@ def _pass_on(host: Host, actions: Sequence[Any], now: float) -> Step:
             host, more = step(host, action, now)
         left += more
     return host, left
+
+
+def _with_line(
+    host: Host, name: str, before: Any, event: Any, after: Any, actions: Actions, now: float
+) -> Actions:
+    """Return a step's actions, behind the line that says what the step did."""
+    from launcher.run import decisions  # which a job that logs little does not need
+
+    line = decisions.line(name, before, event, after, actions, now - host.run.began)
+    return (Log(line), *actions) if line else actions

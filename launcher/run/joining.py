@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.events import AllJoined, Decided, Leave, Left, Log, Stop, Tell
+from launcher.events import AllJoined, Decided, Leave, Left, Stop, Tell
 from launcher.result.causes import stopped
 from launcher.run.events import CannotStart, Signal, Start
 from launcher.run.state import P, State, Step, enter, when
-from launcher.text import signal_name
 
 
 @when(P.JOINING, on=AllJoined, to=(P.RUNNING,))
@@ -21,8 +20,7 @@ def _stopped_before_the_start(state: State, event: Signal, now: float) -> Step:
     """Stop the other hosts as well; a host that is alone ends at once."""
     if state.job.has_peers:
         return state, (Tell(Stop(event.number)),)
-    line = f"{signal_name(event.number)} before anything was started."
-    return enter(state, P.DONE, result=stopped(event.number)), (Log(line),)
+    return enter(state, P.DONE, result=stopped(event.number)), ()
 
 
 @when(P.JOINING, P.RUNNING, on=CannotStart, to=(P.LEAVING, P.DONE))

@@ -7,6 +7,7 @@ is run here.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -29,9 +30,9 @@ _SAID = (RankStarted, RankSaid, RankIsFinal, RankGone, ExitCodes)
 _INTERRUPTS, _WITHIN = 3, 2.0  # that many, within so many seconds
 
 
-def begin(job: Job) -> State:
+def begin(job: Job, now: float = 0.0) -> State:
     """Return the state of a host that has not joined yet."""
-    return State(job, {})
+    return State(job, {}, began=now)
 
 
 def due(state: State) -> float:
@@ -43,6 +44,8 @@ def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
     if isinstance(event, _SAID):
         known, news = ranks.take_in(state.ranks, event, now - state.started)
+        if isinstance(event, RankStarted) and math.isinf(state.trains_since):
+            state = state._replace(trains_since=now)
         return _steps(state._replace(ranks=known), news, now)
     if isinstance(event, Time):
         state, certain = tell_certain(state, now)

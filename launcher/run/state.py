@@ -17,12 +17,14 @@ from launcher.run.events import (
     Why,
 )
 from launcher.run.ranks import Rank, Ranks
+from launcher.text import lasted
 from launcher.values import NamedTuple
 
 # All in seconds. torchrun kills what ignores a stop when the grace is over; so much later we do.
 MARGIN = 5.0
 # For a sys.excepthook to choose a rank's exit code, before the other hosts are told without it.
 TO_BE_CERTAIN = 2.5
+_WORTH_SAYING = 1.0  # what the end took
 
 
 class Phase(PhaseEnum):
@@ -82,6 +84,7 @@ class Job(NamedTuple):
     grace: float  # that a stop leaves the ranks
     failure_grace: float  # for a failed rank to end, and then for the others
     has_peers: bool  # the launchers of several hosts talk
+    verbose: bool = False  # log each step
 
 
 class State(NamedTuple):
@@ -91,7 +94,9 @@ class State(NamedTuple):
     ranks: Ranks  # that have started in this attempt
     phase: Phase = Phase.JOINING
     deadline: float = math.inf  # when the phase's time is over
+    began: float = 0.0  # when the launcher did
     started: float = 0.0  # when torchrun was
+    trains_since: float = math.inf  # when the first rank started
     failed: tuple[int, ...] = ()  # pids of the ranks that failed in this attempt, the first first
     untold: tuple[int, ...] = ()  # of those, whose exit codes are not certain yet
     certain_by: float = math.inf  # when the other hosts are told without them
@@ -113,6 +118,21 @@ class State(NamedTuple):
     def alive(self) -> list[Rank]:
         """The ranks that run."""
         return [rank for rank in self.ranks.values() if rank.runs]
+
+    def took(self, now: float) -> str:
+        """Return in words how long each part of the job took on this host, until now."""
+        ended = min(self.ended, now)
+        first = min(self.trains_since, ended)
+        closed = max(first, min(self.closing_at, ended))
+        parts = [("joining", (self.started or now) - self.began)] if self.job.has_peers else []
+        if self.started:
+            parts.append(("start", first - self.started))
+        if self.trains_since < math.inf:
+            parts.append(("training", closed - first))
+        if self.started and now - closed >= _WORTH_SAYING:
+            parts.append(("saving" if self.stop_signal else "ending", now - closed))
+        said = [f"{part} {lasted(seconds)}" for part, seconds in parts]
+        return ", ".join(said if self.started else [*said, "nothing was started"])
 
 
 Actions = tuple[Any, ...]

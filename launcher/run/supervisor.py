@@ -70,7 +70,7 @@ class _Supervisor:
         channel: Channel | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self._host = Host(machine.begin(job))
+        self._host = Host(machine.begin(job, time.monotonic()))
         self._plan = plan
         self._environ = environ
         self._signals = signals

@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -71,6 +73,7 @@ def _using_engine() -> Iterator[str]:
 
 
 def _start_engine() -> str:
+    remove_rules_of_lost_bridges()
     folder = tempfile.mkdtemp(prefix="engine-")
     host = f"unix://{folder}/docker.sock"
     command = ["dockerd", "--host", host, "--data-root", str(DATA)]
@@ -90,6 +93,22 @@ def _start_engine() -> str:
 
     poll(up, timeout=60)
     return host
+
+
+def remove_rules_of_lost_bridges() -> None:
+    """Remove what an engine that was killed has left in the kernel.
+
+    A rule "-s 172.18.0.0/16 ! -o br-GONE -j MASQUERADE" would give every packet of a new network
+    with those addresses the bridge's own as its source, and the answers would be lost.
+    """
+    interfaces = {name for _, name in socket.if_nameindex()}
+    for table in ("filter", "nat"):
+        command = ["iptables", "--wait", "--table", table]
+        listed = subprocess.run([*command, "-S"], capture_output=True, text=True).stdout
+        for rule in listed.splitlines():
+            bridges = set(re.findall(r"\bbr-[0-9a-f]{12}\b", rule))
+            if bridges - interfaces:
+                subprocess.run([*command, "-D", *rule.split()[1:]], check=True)
 
 
 def _client(host: str = "") -> docker.DockerClient | None:

@@ -61,7 +61,7 @@ class Launcher:
         several = len(names) > 1
         endpoint = f"{names[0]}:29400"
         chosen = state.Job(name, names, endpoint, plan.grace, plan.failure_grace, several)
-        self.host = hosts.Host(run_machine.begin(chosen))
+        self.host = hosts.Host(run_machine.begin(chosen, self.clock.now))
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""

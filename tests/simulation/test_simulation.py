@@ -5,6 +5,8 @@ What a failing test prints replays it: `make simulate PLAN='Plan(...)'`.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from conftest import REPO
 
@@ -70,13 +72,31 @@ def test_jobs_use_nearly_all_rules() -> None:
     assert len(unused) <= len(rules) // 8, unused
 
 
+FAILS_AND_STOPS = Plan(
+    hosts=3,
+    script=Script(at_stop=AtStop.FAILS, at_break=AtBreak.ABORTS, upload=20.0),
+    faults=(Fault(What.RAISES, 3.0, host=1, amount=1.0), Fault(What.STOP, 3.2)),
+    seed=7,
+)
+
+
 def test_a_plan_gives_the_same_job_again() -> None:
-    plan = Plan(
-        hosts=3,
-        script=Script(at_stop=AtStop.FAILS, at_break=AtBreak.ABORTS, upload=20.0),
-        faults=(Fault(What.RAISES, 3.0, host=1, amount=1.0), Fault(What.STOP, 3.2)),
-        seed=7,
-    )
-    assert read(written(plan)) == plan
-    first, second = (Job(plan, trace=True).run().trace for _ in range(2))
+    assert read(written(FAILS_AND_STOPS)) == FAILS_AND_STOPS
+    first, second = (Job(FAILS_AND_STOPS, trace=True).run().trace for _ in range(2))
     assert first == second
+
+
+def test_a_verbose_job_says_every_step_and_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has the phases of every machine, one after the other, to the end."""
+    quiet = Job(FAILS_AND_STOPS, trace=True).run()
+    monkeypatch.setitem(state.Job._field_defaults, "verbose", True)  # type: ignore[attr-defined]
+    verbose = Job(FAILS_AND_STOPS, trace=True).run()
+    log = r"^ *\S+ +(\S+) .* log: \d+\.\d{3} s: "
+    step = re.compile(log + r"(run|hosts) (\w+?)(?: to (\w+))? on \w")
+    steps = [found for line in verbose.trace if (found := step.search(line))]
+    assert [line for line in verbose.trace if not step.search(line)] == quiet.trace
+    phases: dict[tuple[str, str], str] = {}
+    for host, machine, before, after in (found.groups() for found in steps):
+        assert phases.setdefault((host, machine), before) == before
+        phases[host, machine] = after or before
+    assert sorted(phases.values()) == ["DECIDED"] * 3 + ["DONE"] * 3

@@ -1,0 +1,76 @@
+"""A command that is asked something. It may hang for ever, even after SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from launcher.processes import tie_to_this_process
+from launcher.values import NamedTuple
+
+_TO_DIE = 1  # seconds
+
+
+class Answer(NamedTuple):
+    """What a command said. `problem`: why it did not end with 0, "" if it did."""
+
+    out: str
+    err: str
+    problem: str
+    was_started: bool = True
+    is_late: bool = False
+
+
+class Child:
+    """A command in a process group of its own, started at once."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._path = argv[0]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error = ""
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=tie_to_this_process(),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self._error = getattr(error, "strerror", None) or str(error)
+
+    def answer(self, seconds: float) -> Answer:
+        """Return what it says within so many seconds; kill it if it has not ended by then."""
+        if self._process is None:
+            problem = f"{self._path} cannot be started ({self._error})"
+            return Answer("", "", problem, was_started=False)
+        try:
+            out, err = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            late = f"it did not end within {seconds:.0f} s"
+            return Answer(_text(error.output), _text(error.stderr), late, is_late=True)
+        code, problem = self._process.returncode, ""
+        if code:
+            problem = f"it ended with exit code {code}"
+        if code < 0:
+            problem = f"it was killed by signal {-code}"
+        return Answer(_text(out), _text(err), problem)
+
+    def kill(self) -> None:
+        """Kill it and what it started. A driver's call may keep it from dying: nobody waits."""
+        process = self._process
+        if process and process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TO_DIE)
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")

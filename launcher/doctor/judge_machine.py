@@ -1,0 +1,241 @@
+"""Facts of this machine in, findings out: devices, torch, memory, disk, limits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.doctor.facts import Facts, Folder, Limit, TorchFacts
+from launcher.doctor.finding import Finding, ok, problem, size, warning
+from launcher.text import flag
+
+_OLDEST_TORCH = (2, 4)
+_SMALL_SHM = 512 << 20  # bytes; Docker's default is 64 MiB
+_LITTLE_DISK = 1 << 30
+_MEMORY = 512 << 20  # bytes that a rank needs, to import torch and a little more
+_DESCRIPTORS = 30  # that the first launcher needs besides one for each host
+_FILES = 1024
+_PROCESSES = 100  # processes and threads of a rank: OpenMP, data loaders, NCCL
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Return what is found of this machine."""
+    return [
+        *_devices(facts),
+        *_torch(facts),
+        _versions(facts),
+        *(_late() if "machine" in facts.late else _limits(facts)),
+    ]
+
+
+def _late() -> list[Finding]:
+    seen = "folders and limits could not be read in time: a file system hangs"
+    return [warning("disk", seen, "look at what is mounted here (FSx, EFS, S3)")]
+
+
+def _limits(facts: Facts) -> list[Finding]:
+    return [
+        *_memory(facts),
+        *_shm(facts.machine.shm),
+        *_disk(facts.machine.folders),
+        _files(facts),
+        _processes(facts),
+    ]
+
+
+def _devices(facts: Facts) -> list[Finding]:
+    job, seen, torch = facts.job, facts.devices, facts.torch
+    if seen.problem:
+        return [problem("devices", seen.problem, "replace this host, or its driver")]
+    if not (job.num_gpus or seen.gpus):
+        cores = f"{facts.machine.cores} core(s)"
+        if job.num_neurons:
+            return [ok("devices", f"{job.num_neurons} Neuron core(s), {cores}")]
+        return [ok("devices", f"no GPU; {cores}"), *_crowded(facts)]
+    names = ", ".join(dict.fromkeys(seen.gpus)) or "not listed by nvidia-smi"
+    driver = f", driver {seen.driver}" if seen.driver else ""
+    found = [ok("devices", f"{job.num_gpus} GPU(s) for the job: {names}{driver}")]
+    if job.num_gpus and torch.version and not torch.cuda:
+        return [
+            *found,
+            problem(
+                "devices",
+                f"torch {torch.version} is a build for CPU, and this host has GPUs",
+                "install a build of torch for CUDA in the image",
+            ),
+        ]
+    if job.num_gpus and torch.devices == 0:
+        why = f" ({torch.cuda_problem})" if torch.cuda_problem else ""
+        return [
+            *found,
+            problem(
+                "devices",
+                f"torch {torch.version} for CUDA {torch.cuda} can use no GPU{why}",
+                "take a newer driver (or instance), or a build of torch for an older CUDA",
+            ),
+        ]
+    usable = job.num_gpus if torch.devices is None else torch.devices
+    if job.num_gpus and job.processes > usable:
+        found.append(
+            warning(
+                "devices",
+                f"{job.processes} processes would share {usable} GPU(s)",
+                f"use {flag('nproc_per_node')} {usable}, or auto",
+            )
+        )
+    return found
+
+
+def _crowded(facts: Facts) -> list[Finding]:
+    processes, cores = facts.job.processes, facts.machine.cores
+    if processes <= cores:
+        return []
+    return [
+        warning(
+            "devices",
+            f"{processes} processes would share {cores} core(s)",
+            f"use {flag('nproc_per_node')} {cores}, or a larger instance",
+        )
+    ]
+
+
+def _torch(facts: Facts) -> list[Finding]:
+    torch = facts.torch
+    if torch.missing:
+        if facts.job.error:
+            return []  # says so
+        return [problem("torch", "torch is not installed", "install torch 2.4 or later")]
+    if torch.problem:
+        seen = f"torch cannot be imported: {torch.problem}"
+        if torch.is_late:
+            to_do = "run it again: the first import can take minutes on a new machine"
+            return [warning("torch", seen, to_do)]
+        if not torch.was_started:
+            to_do = "let this user execute it, and see that more processes may run"
+            return [problem("torch", seen, to_do)]
+        to_do = "install torch anew in the image; a module of that name may hide it"
+        return [problem("torch", seen, to_do)]
+    if not torch.version:
+        return []
+    if not torch.distributed:
+        to_do = "install a build of torch with torch.distributed"
+        return [problem("torch", f"torch {torch.version} has no torch.distributed", to_do)]
+    if _release(torch.version) < _OLDEST_TORCH:
+        to_do = "install torch 2.4 or later, which the launcher was tried with"
+        return [warning("torch", f"torch {torch.version}", to_do)]
+    return [ok("torch", f"torch {torch.version}{_built(torch)}"), *_backends(facts)]
+
+
+def _built(torch: TorchFacts) -> str:
+    cuda = f" for CUDA {torch.cuda}" if torch.cuda else " for CPU"
+    return cuda + (f", NCCL {torch.nccl}" if torch.nccl else "")
+
+
+def _backends(facts: Facts) -> list[Finding]:
+    have = facts.torch.backends
+    shown = ", ".join(have) or "none"
+    if facts.job.num_gpus and "nccl" not in have:
+        to_do = "install a build of torch with NCCL, or have the script use another backend"
+        return [warning("backends", f"no nccl, and this host has GPUs; torch has {shown}", to_do)]
+    hint = "; nccl needs GPUs" if "nccl" in have and not facts.job.num_gpus else ""
+    return [ok("backends", shown + hint)]
+
+
+def _versions(facts: Facts) -> Finding:
+    seen = facts.versions
+    toolkit = f"sagemaker-training {seen.toolkit}" if seen.toolkit else "no sagemaker-training"
+    psutil = f"psutil {seen.psutil}" if seen.psutil else "no psutil"
+    return ok("versions", f"launcher {seen.launcher}, Python {seen.python}, {psutil}, {toolkit}")
+
+
+def _memory(facts: Facts) -> list[Finding]:
+    memory, processes = facts.machine.memory, facts.job.processes
+    if memory.most is None:
+        return []
+    free = memory.most - (memory.used or 0)
+    seen = f"{size(free)} of {size(memory.most)} free ({facts.machine.memory_of})"
+    if free < processes * _MEMORY:
+        seen += f", for {processes} process(es)"
+        return [warning("memory", seen, "use fewer processes, a larger instance, or docker run -m")]
+    return [ok("memory", seen)]
+
+
+def _shm(shm: Limit) -> list[Finding]:
+    to_do = "start the container with --shm-size=2g or more (SageMaker does)"
+    uses = "data loaders' workers and NCCL pass data through it"
+    if shm.most is None:
+        return []
+    if not shm.most:
+        return [warning("/dev/shm", f"it is missing or read-only; {uses}", to_do)]
+    free = shm.most - (shm.used or 0)
+    seen = f"{size(free)} of {size(shm.most)} free"
+    if free < _SMALL_SHM:
+        return [warning("/dev/shm", f"{seen}; {uses}", to_do)]
+    return [ok("/dev/shm", seen)]
+
+
+def _disk(folders: Sequence[Folder]) -> list[Finding]:
+    """Find each folder that is of no use; the others of one disk are one line."""
+    found = []
+    fine: dict[str, list[str]] = {}
+    for folder in folders:
+        where = f"{folder.path} ({folder.use})"
+        if folder.problem:
+            # Of TMPDIR the launcher's own message says what to do.
+            if folder.use == "TMPDIR":
+                found.append(problem("disk", f"{where}: {folder.problem}", ""))
+            else:
+                to_do = "make it, or make it writable for this user"
+                found.append(warning("disk", f"{where}: {folder.problem}", to_do))
+        elif folder.no_inodes or (folder.free is not None and folder.free < _LITTLE_DISK):
+            left = "no files" if folder.no_inodes else size(folder.free or 0)
+            found.append(
+                warning(
+                    "disk",
+                    f"{where}: {left} left",
+                    "raise volume_size of the estimator, or remove files",
+                )
+            )
+        elif folder.free is not None:
+            fine.setdefault(size(folder.free), []).append(where)
+    return [*found, *(ok("disk", f"{free} free: {', '.join(fine[free])}") for free in fine)]
+
+
+def _files(facts: Facts) -> Finding:
+    job, (soft, hard) = facts.job, facts.machine.open_files
+    needs = job.nnodes + _DESCRIPTORS
+    shown = " ".join("unlimited" if limit is None else str(limit) for limit in (soft, hard))
+    seen = f"{shown} (soft, hard)".replace(" ", ", ", 1)
+    if job.peers and job.nnodes > 1 and job.is_first and hard is not None and hard < needs:
+        return problem(
+            "open files",
+            f"{seen}; the launcher of the first host needs {needs} for {job.nnodes} hosts",
+            f"start the container with --ulimit nofile={max(needs, 65536)}, "
+            f"or use {flag('peers')} false",
+        )
+    if soft is not None and soft < _FILES:
+        to_do = "start the container with --ulimit nofile=65536: data loaders open many files"
+        return warning("open files", seen, to_do)
+    return ok("open files", seen)
+
+
+def _processes(facts: Facts) -> Finding:
+    limit, ranks = facts.machine.processes, facts.job.processes
+    if limit.most is None:
+        return ok("processes", "no limit")
+    free = limit.most - (limit.used or 0)
+    seen = f"this user may have {limit.most} processes and threads"
+    if limit.used is not None:
+        seen = f"{free} more processes and threads may run, of {limit.most}"
+    # torchrun, the launcher, and a few threads of torch in each rank.
+    if free < 10 + 4 * ranks:
+        to_do = "start the container with --pids-limit=-1, or --ulimit nproc=-1"
+        return problem("processes", f"{seen}, too few for {ranks} rank(s)", to_do)
+    if free < _PROCESSES * (1 + ranks):
+        to_do = "start the container with --pids-limit=-1, or --ulimit nproc=-1"
+        return warning("processes", f"{seen}, for {ranks} rank(s)", to_do)
+    return ok("processes", seen)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    numbers = version.split(".")[:2]
+    return tuple(int(number) for number in numbers if number.isdecimal())

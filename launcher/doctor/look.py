@@ -1,0 +1,148 @@
+"""Looks at this host: all facts, within a minute or so, whatever hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.doctor import look_job, look_machine, look_network, tasks
+from launcher.doctor.child import Answer, Child
+from launcher.doctor.facts import DeviceFacts, Facts, JobFacts, NetworkFacts, TorchFacts
+from launcher.job import machine
+from launcher.job.prepare import Prepared
+from launcher.signals import Signals
+
+# Seconds. The first import of torch from a new disk can take most of a minute.
+_FOR_DEVICES, _FOR_JOB, _FOR_NETWORK, _FOR_TORCH = 15, 20, 10, 60
+_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
+
+
+def look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Facts:
+    """Return what was seen. Raises tasks.Stopped."""
+    running = tasks.Tasks(signals)
+    with _children(environ) as children:
+        for name, child in children.items():
+            seconds = _FOR_TORCH if name == "torch" else _FOR_DEVICES
+            running.start(name, functools.partial(child.answer, seconds))
+        running.wait([name for name in children if name != "torch"], _FOR_DEVICES + 2)
+        devices = _devices(running.result("nvidia-smi", None))
+        job, prepared = _job(running, argv, environ, devices)
+        log_dir = prepared.options.log_dir if prepared else ""
+        on_sagemaker = job.on_sagemaker
+        running.start("network", functools.partial(_network, job, prepared, environ))
+        running.start(
+            "machine",
+            functools.partial(
+                look_machine.look_at_machine, environ, log_dir, on_sagemaker=on_sagemaker
+            ),
+        )
+        # Twice: a thread that looks names up gives the names their whole time.
+        running.wait(["network", "machine"], 2 * _FOR_NETWORK)
+        running.wait(["torch"], _FOR_TORCH)
+        return Facts(
+            late=tuple(name for name in ("network", "machine") if not running.has_ended(name)),
+            job=job,
+            network=running.result("network", NetworkFacts()),
+            devices=devices,
+            torch=_torch(running.result("torch", None)),
+            machine=running.result("machine", Facts().machine),
+            stop=look_machine.look_above(environ),
+            versions=look_machine.look_at_versions(),
+        )
+
+
+@contextlib.contextmanager
+def _children(environ: Mapping[str, str]) -> Iterator[dict[str, Child]]:
+    """Start the programs that are asked; kill at the end what has not ended."""
+    commands = {"torch": (sys.executable, "-c", _program())}
+    nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if nvidia_smi:
+        commands["nvidia-smi"] = (nvidia_smi, *_QUERY)
+    children = {name: Child(command, environ) for name, command in commands.items()}
+    try:
+        yield children
+    finally:
+        for child in children.values():
+            child.kill()
+
+
+def _program() -> str:
+    """Return the text of probe.py, wherever this package was imported from."""
+    spec = importlib.util.find_spec("launcher.doctor.probe")
+    source: str = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
+    # `-c` puts the current folder first, where a json.py of the user's may be.
+    return f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
+
+
+def _job(
+    running: tasks.Tasks, argv: Sequence[str], environ: Mapping[str, str], devices: DeviceFacts
+) -> tuple[JobFacts, Prepared | None]:
+    if devices.problem and "SM_NUM_GPUS" not in environ:
+        environ = {**environ, "SM_NUM_GPUS": "0"}  # nobody asks the driver again
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        running.start("job", functools.partial(look_job.look_at_job, argv, environ))
+        running.wait(["job"], _FOR_JOB)
+    late = f"there was no plan after {_FOR_JOB} s: nvidia-smi or neuron-ls hangs"
+    job, prepared = running.result("job", (JobFacts(error=late), None))
+    said = [line.partition("launcher: ")[2] or line for line in log.getvalue().splitlines()]
+    return job._replace(said=(*said, *job.said)), prepared
+
+
+def _network(job: JobFacts, prepared: Prepared | None, environ: Mapping[str, str]) -> NetworkFacts:
+    facts = NetworkFacts(
+        interfaces=look_network.interfaces(),
+        efa=machine.has_efa(),
+        efa_plugin=look_network.efa_plugin(environ),
+        locked_memory=look_network.locked_memory(),
+        seconds=_FOR_NETWORK,
+    )
+    if prepared is None or job.nnodes < 2:
+        return facts
+    asked = dict.fromkeys((job.hosts[0], job.current_host, *job.hosts))
+    names = look_network.look_up_all(list(asked), _FOR_NETWORK)
+    rdzv = not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in prepared.options.given
+    if job.is_first:
+        ports = look_network.ports_here(job.current_host, prepared.options, rdzv=rdzv)
+    else:
+        ports = look_network.ports_there(names[0].addresses or (), prepared.options, rdzv=rdzv)
+    return facts._replace(names=names, ports=ports if job.is_first or names[0].addresses else ())
+
+
+def _devices(answer: Answer | None) -> DeviceFacts:
+    if answer is None:
+        return DeviceFacts()
+    if answer.problem:
+        why = (answer.err or answer.out).strip().partition("\n")[0]
+        return DeviceFacts(problem=f"nvidia-smi: {answer.problem}{why and f' ({why})'}")
+    rows = [line.rpartition(", ") for line in answer.out.splitlines() if ", " in line]
+    return DeviceFacts(
+        gpus=tuple(name for name, _, _ in rows), driver=rows[0][2].strip() if rows else ""
+    )
+
+
+def _torch(answer: Answer | None) -> TorchFacts:
+    if answer is None:
+        return TorchFacts()
+    seen: dict[str, Any] = {}
+    for line in answer.out.splitlines():
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            seen.update(said if isinstance(said, dict) else {})
+    fields = {name: value for name, value in seen.items() if name in TorchFacts._fields}
+    if "backends" in fields:
+        fields["backends"] = tuple(fields["backends"])
+    if answer.problem and not seen.get("problem"):
+        last = answer.err.strip().rpartition("\n")[2]
+        fields.update(
+            problem=f"{answer.problem}{last and f' ({last})'}",
+            was_started=answer.was_started,
+            is_late=answer.is_late,
+        )
+    return TorchFacts(**fields)

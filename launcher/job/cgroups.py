@@ -1,0 +1,31 @@
+"""The control groups that limit this process, and what small files say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+
+def folders(controller: str, root: str = "") -> Iterator[str]:
+    """Yield the folders of this process's group and of all above it, v1 and v2, the top first.
+
+    (kernel, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/cgroups.rst)
+    """
+    for line in read_text(f"{root}/proc/self/cgroup").splitlines():
+        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = f"{root}/sys/fs/cgroup" + (f"/{controller}" if controllers else "")
+        # In a container the path may be the host's, while the root is the group's own.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            yield os.path.join(top, *parts[:depth])
+
+
+def read_text(path: str) -> str:
+    """Return what a small file holds, "" if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

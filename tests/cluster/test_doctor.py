@@ -1,0 +1,99 @@
+"""`sm-launch doctor` in real containers: names, the network, limits, PID 1."""
+
+import json
+
+import pytest
+
+from cluster.hosts import CONTAINERS
+
+pytestmark = [*CONTAINERS, pytest.mark.systems, pytest.mark.timeout(600)]
+
+
+def findings(report):
+    """Return what a report of --json has found: by check, the level and text of each."""
+    found = {}
+    for finding in json.loads(report)["findings"]:
+        text = f"{finding['seen']} -> {finding['to_do']}"
+        found.setdefault(finding["check"], []).append((finding["level"], text))
+    return found
+
+
+def test_two_hosts_see_each_other(job):
+    job.add("algo-1", "algo-2")
+    for host in job.values():
+        host.command = ["sh", "-c", "echo runs; exec sleep 600"]
+    job.start()
+    for host in job.values():
+        host.wait_for("runs")
+    first, second = (findings(host.run("sm-launch", "doctor", "--json")) for host in job.values())
+    assert first["hosts"] == [("ok", "algo-1 is node 0 of 2: algo-1, algo-2 -> ")]
+    for found, other in ((first, "algo-2"), (second, "algo-1")):
+        ((level, text),) = found["names"]
+        assert level == "ok" and text.startswith(f"all resolve: {other} is 1")
+        ((level, text),) = found["interface"]
+        assert level == "ok" and text.startswith("eth0 (1") and "SageMaker names it" in text
+        assert found["stop"][0][0] == "ok" and "`sm-launch init`" in found["stop"][0][1]
+    assert "free on this host" in first["ports"][0][1]
+    assert "algo-1 can be reached; nothing listens yet" in second["ports"][0][1]
+    job["algo-1"].cut_off()
+    cut = findings(job["algo-2"].run("sm-launch", "doctor", "--json"))
+    ((level, text),) = cut["names"]
+    assert level == "warning" and "algo-1" in text
+
+
+SCRIPT = "/tmp/start_with_right_hostname.sh"
+AWS = f"""echo 'sm-launch "$@"; exit $?' > {SCRIPT}; exec bash {SCRIPT} "$@" """
+PIDS = {
+    "init": (["sm-launch", "init", "sm-launch"], "ok", "`sm-launch init` is above"),
+    "launcher": (["sm-launch"], "ok", "the launcher would be PID 1"),
+    "shell": (["sh", "-c", 'sm-launch "$@"; exit $?', "sh"], "warning", "PID 1 is a shell"),
+    "aws": (
+        ["bash", "-c", AWS, "bash"],
+        "warning",
+        "AWS's start script: a stop reaches no rank",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry_point", "level", "text"), PIDS.values(), ids=PIDS)
+def test_whether_a_stop_would_reach_a_job(job, entry_point, level, text):
+    job.add("algo-1")
+    host = job["algo-1"]
+    host.options["entrypoint"] = entry_point
+    host.command = ["doctor", "--json"]
+    job.start()
+    assert host.wait() == 0, host.log()
+    ((seen, said),) = findings(host.log(stderr=False))["stop"]
+    assert seen == level and text in said
+
+
+def test_a_container_with_nothing_to_spare(job):
+    """A user without a name, a read-only system, few processes, Docker's small /dev/shm."""
+    job.add("algo-1")
+    host = job["algo-1"]
+    host.options.update(user="65534", read_only=True, pids_limit=12)
+    host.command = ["doctor", "--json", "--launcher-nproc-per-node", "4"]
+    host.options["entrypoint"] = ["sm-launch"]
+    host.environment["SAGEMAKER_BASE_DIR"] = "/opt/ml"
+    host.opt_ml.joinpath("output").chmod(0o777)
+    job.start()
+    assert host.wait() == 2, host.log()
+    found = findings(host.log(stderr=False))
+    assert {text: level for level, text in found["processes"]} == {
+        next(iter(found["processes"]))[1]: "problem"
+    }
+    ((level, text),) = found["/dev/shm"]
+    assert level == "warning" and "of 64 MiB" in text
+    assert any(level == "warning" and "/opt/ml/model" in text for level, text in found["disk"])
+    assert host.failure.startswith("launcher: doctor: a job would fail\nprocesses: ")
+
+
+def test_a_job_that_would_fail_says_so_to_sagemaker(job):
+    job.add("algo-1")
+    host = job["algo-1"]
+    host.hyperparameters["train-script"] = "missing.py"
+    host.command = ["sm-launch", "doctor"]
+    job.start()
+    assert host.wait() == 2, host.log()
+    assert "job: --train-script missing.py: there is" in host.failure
+    assert "A job would fail: 1 problem(s)" in host.log()

@@ -1,0 +1,85 @@
+"""README.md and docs/: links, tables from the code, the README's length and its first command."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+from conftest import REPO
+from pages import NOT_RUN, PAGES, anchors, blocks, links, missing
+
+from launcher.job.options import INTERNAL
+
+README = REPO / "README.md"
+OPTIONS = (REPO / "docs" / "options.md").read_text(encoding="utf-8")
+WHOLE = [*PAGES, REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md"]
+each_page = pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.name)
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    for path, anchor in links(page):
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{page.name} links to {path}"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
+
+
+def test_every_page_has_a_way_from_the_readme():
+    found, left = set(), {README}
+    while left:
+        found |= left
+        targets = {(page.parent / path).resolve() for page in left for path, _ in links(page)}
+        left = {target for target in targets if target.suffix == ".md"} - found
+    assert set(PAGES) <= found
+
+
+def test_the_tables_are_those_of_the_code():
+    tables = runpy.run_path(str(REPO / "docs" / "tables.py"))
+    places = []
+    for page in tables["PAGES"]:
+        text = page.read_text(encoding="utf-8")
+        assert tables["filled"](text) == text, f"{page.name}: make docs"
+        places += re.findall(r"<!-- (?!end)(.+) -->", text)
+    assert sorted(places) == sorted(tables["TABLES"])
+
+
+def test_each_variable_that_is_read_is_in_the_table():
+    """As far as its name says that it is SageMaker's, torchrun's or ours."""
+    files = [path for path in (REPO / "launcher").rglob("*.py") if "compat" not in path.parts]
+    read = r'(?:environ\.get\(|environ\[|count\(|\bin \()\s*"((?:SM|SAGEMAKER|TRAINING)_[A-Z_]+)"'
+    names = {name for file in files for name in re.findall(read, file.read_text())}
+    assert len(names) > 8
+    assert {name for name in names if f"`{name}`" not in OPTIONS} == set()
+    assert {name for name in INTERNAL if f"`{name}`" in OPTIONS} == {"LAUNCHER_INIT"}
+
+
+def test_the_readme_is_three_screens():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 125
+    assert max(map(len, re.sub(r"^\|.*|.*\]\(.*|^algo.*", "", text, flags=re.M).splitlines())) < 120
+
+
+def test_marks_say_why_a_command_is_not_run():
+    assert NOT_RUN.search("make image   # registry: on a public image")
+    assert not NOT_RUN.search("make image   # with a long registry")
+
+
+@pytest.mark.torch
+def test_the_readmes_first_command_prints_what_it_shows(tmp_path):
+    first = next(block for block in blocks(README) if block.commands)
+    (tmp_path / "examples").symlink_to(REPO / "examples")
+    make = f"make -f {REPO}/Makefile -o examples VENV={sys.prefix} WITH_TORCH=examples"
+    assert first.commands == ("make failure",)
+    done = subprocess.run(
+        [*make.split(), "failure"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert missing(first.shown, done.stdout) == [], done.stdout
+    # What SageMaker shows is on the page to its last line.
+    (end,) = re.findall(r"^The job failed.*", done.stdout, re.M | re.S)
+    assert len(end.splitlines()) == len(first.shown) - first.shown.index("...") - 1
+    reasons = [tmp_path / f"runs/failure/algo-{host}/output/failure" for host in (1, 2)]
+    assert len({path.read_text() for path in reasons}) == 1
+    assert os.listdir(tmp_path / "runs") == ["failure"]

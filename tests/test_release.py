@@ -1,0 +1,203 @@
+"""What a release consists of, and what watches over it: changelog, hooks, workflow."""
+
+import configparser
+import email
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster.engine import copy_tracked_files
+from conftest import REPO
+
+import launcher
+
+NAME = "sagemaker_torch_launcher"
+STEM = f"{NAME}-{launcher.__version__}"
+INFO = f"{STEM}.dist-info/"
+CI_ALONE = (".ci/", ".github/", ".gitignore")  # what the sdist does without
+KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """Copy this repository as a clean clone would have it."""
+    folder = tmp_path_factory.mktemp("clone")
+    copy_tracked_files(folder)
+    return folder
+
+
+def build(*arguments) -> None:
+    # Without an environment of its own, which pip would have to fill from the network.
+    command = [sys.executable, "-m", "build", "--no-isolation", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def tracked(clone) -> set[str]:
+    return {str(path.relative_to(clone)) for path in clone.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def dist(clone, tracked, tmp_path_factory) -> Path:
+    """Build the sdist, and from that the wheel, as `make dist` does."""
+    folder = tmp_path_factory.mktemp("dist")
+    build("--outdir", folder, clone)
+    assert {path.name for path in folder.iterdir()} == {f"{STEM}.tar.gz", wheel(folder).name}
+    return folder
+
+
+def wheel(folder) -> Path:
+    return folder / f"{STEM}-py3-none-any.whl"
+
+
+def contents(path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_wheel_has_the_launcher_and_nothing_else(dist, clone, tracked):
+    inside = contents(wheel(dist))
+    launchers = {name for name in tracked if name.startswith("launcher/")} | {"sm_launch.py"}
+    assert {name for name in inside if not name.startswith(INFO)} == launchers
+    assert all(inside[name] == (clone / name).read_bytes() for name in launchers)
+    assert inside[INFO + "licenses/LICENSE"] == (REPO / "LICENSE").read_bytes()
+    assert inside[INFO + "top_level.txt"].split() == [b"launcher", b"sm_launch"]
+
+
+def test_the_wheel_says_what_it_is_and_needs_psutil_alone(dist):
+    metadata = email.message_from_bytes(contents(wheel(dist))[INFO + "METADATA"])
+    assert metadata["Version"] == launcher.__version__
+    assert metadata["Requires-Python"] == ">=3.9"
+    needed = [need for need in metadata.get_all("Requires-Dist") if "extra ==" not in need]
+    assert needed == ["psutil>=5.6"]
+    commands = configparser.ConfigParser()
+    commands.read_string(contents(wheel(dist))[INFO + "entry_points.txt"].decode())
+    assert {name: dict(commands[name]) for name in commands.sections()} == {
+        "console_scripts": {"sm-launch": "sm_launch:main"}
+    }
+
+
+def test_the_sdist_has_what_the_repository_has(dist, tracked):
+    with tarfile.open(dist / f"{STEM}.tar.gz") as archive:
+        names = {name.name.partition("/")[2] for name in archive if name.isfile()}
+    made = {name for name in names if name == "PKG-INFO" or name.startswith(f"{NAME}.egg-info/")}
+    assert names - made == {name for name in tracked if not name.startswith(CI_ALONE)}
+
+
+def test_the_tree_makes_the_wheel_that_the_sdist_makes(dist, clone, tmp_path):
+    build("--wheel", "--outdir", tmp_path, clone)
+    assert contents(wheel(tmp_path)) == contents(wheel(dist))
+
+
+def test_an_index_would_take_both(dist):
+    command = [sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
+def test_make_installs_that_wheel(dist, clone):
+    """make's names for what it builds are right, and `make dist` checks the same two files."""
+    command = ["make", "--dry-run", "--always-make", "dist", "VENV=venv"]
+    said = subprocess.check_output(command, cwd=clone, text=True)
+    assert f"pip install --quiet --force-reinstall --no-deps dist/{wheel(dist).name}\n" in said
+    assert f"twine check --strict dist/{STEM}.tar.gz dist/{wheel(dist).name}\n" in said
+
+
+def test_the_changelog_keeps_its_form():
+    text = (REPO / "CHANGELOG.md").read_text()
+    heads = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert heads[0] == "[Unreleased]"
+    releases = [
+        re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - \d{4}-\d\d-\d\d", head) for head in heads[1:]
+    ]
+    assert all(releases), heads
+    versions = [tuple(map(int, release.groups())) for release in releases]
+    assert versions == sorted(set(versions), reverse=True)
+    current = tuple(map(int, re.findall(r"\d+", launcher.__version__)))
+    assert versions[:1] <= [current], "a release that the code has not heard of"
+    for section in text.split("\n## ")[1:]:
+        kinds = re.findall(r"^### (.*)$", section, re.MULTILINE)
+        assert kinds == [kind for kind in KINDS if kind in kinds], "each once, in this order"
+
+
+@pytest.fixture
+def committing(clone, tmp_path, monkeypatch):
+    """Return what runs a hook of pre-commit in a clone that has this environment as its .venv."""
+    folder = tmp_path / "committing"
+    shutil.copytree(clone, folder)
+    (folder / ".venv").symlink_to(sys.prefix)
+    monkeypatch.setenv("PRE_COMMIT_HOME", str(tmp_path / "pre-commit"))
+    git = ["git", "-c", "init.defaultBranch=main", "-C", str(folder)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+
+    def run(hook):
+        subprocess.run([*git, "add", "."], check=True)
+        command = [sys.executable, "-m", "pre_commit", "run", "--all-files", hook]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    run.folder = folder
+    return run
+
+
+@pytest.mark.parametrize("hook", ["ruff-check", "ruff-format", "mypy"])
+def test_a_commit_is_refused_for_what_make_check_refuses(committing, hook):
+    done = committing(hook)
+    assert done.returncode == 0 and "Passed" in done.stdout, done.stdout + done.stderr
+    (committing.folder / "launcher" / "wrong.py").write_text("import os\ndef f( x): return x\n")
+    done = committing(hook)
+    assert done.returncode == 1 and "launcher/wrong.py" in done.stdout, done.stdout + done.stderr
+
+
+def test_hooks_are_the_commands_of_make_check():
+    config = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())
+    (repository,) = config["repos"]
+    assert repository["repo"] == "local"
+    entries = {hook["entry"].replace(" --force-exclude", "") for hook in repository["hooks"]}
+    (recipe,) = re.findall(r"^check: .*\n((?:\t.*\n)+)", (REPO / "Makefile").read_text(), re.M)
+    checks = {
+        line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .")
+        for line in recipe.splitlines()
+    }
+    assert entries == checks
+
+
+def steps():
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
+    for job in workflow["jobs"].values():
+        matrix = job.get("strategy", {}).get("matrix", {"": [""]})
+        for values in itertools.product(*matrix.values()):
+            for step in job["steps"]:
+                command = step.get("run", "")
+                for name, value in zip(matrix, values):
+                    command = command.replace(f"${{{{ matrix.{name} }}}}", value)
+                yield step, command
+
+
+def test_the_workflow_runs_all_parts_of_ci_and_nothing_else():
+    run = (REPO / ".ci" / "run").read_text()
+    (default,) = re.findall(r"set -- (.*)$", run, re.MULTILINE)
+    commands = {command for _, command in steps() if command}
+    assert {command.removeprefix(".ci/run ") for command in commands} == {
+        *default.split(),
+        "test-fast",
+    }
+
+
+def test_the_workflow_uses_githubs_own_actions_by_major_version():
+    for step, _ in steps():
+        assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/none@v0")), step
+
+
+def test_ci_refuses_a_part_that_it_does_not_have():
+    done = subprocess.run([REPO / ".ci" / "run", "tset"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(".ci/run: there is no part 'tset'; expected check, ")
