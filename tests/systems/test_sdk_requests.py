@@ -7,18 +7,20 @@ expected here is what AWS documents for CreateTrainingJob.
 import contextlib
 import json
 import re
+import shlex
 
 import pytest
 import sdk
 from aws import ACCOUNT, REGION, ROLE, Aws
 from conftest import REPO, TRAIN_HYMENOPTERA
+from pages import blocks
 
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(400)]
 versions = pytest.mark.parametrize("version", sdk.VERSIONS)
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/training:1"
 AWS_IMAGE = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-training:2.8-gpu-py312"
-DATA = ("--data", "s3://bucket/pictures", "--role", ROLE)
+DATA = ("--data", "s3://bucket/hymenoptera_data", "--role", ROLE)
 
 
 @pytest.fixture
@@ -39,6 +41,17 @@ def requested(aws, tmp_path):
         return aws.training_job()
 
     return requested
+
+
+def command_of_the_guide():
+    """Return the arguments with which docs/guide.md has the reference job run on AWS."""
+    commands = [c for block in blocks(REPO / "docs" / "guide.md") for c in block.commands]
+    (command,) = (command for command in commands if "_v3.py --role" in command)
+    words = shlex.split(
+        command.replace("ROLE_ARN", ROLE).replace("BUCKET", "bucket"), comments=True
+    )
+    assert words[:2] == ["sdk/bin/python", "examples/sagemaker/hymenoptera_v3.py"]
+    return words[2:]
 
 
 def hyperparameters(job):
@@ -82,13 +95,13 @@ def metrics(ranks, ants_and_bees, tmp_path):
     return done.out, {name: [epoch[name] for epoch in epochs] for name in epochs[0]}
 
 
-CHANNELS = {name: f"s3://bucket/pictures/{name}" for name in ("train", "val")}
+CHANNELS = {name: f"s3://bucket/hymenoptera_data/{name}" for name in ("train", "val")}
 REFERENCE = {"train-script": "train_hymenoptera.py", "epochs": "25"}
 
 
 @versions
 def test_the_reference_job(requested, aws, metrics, version):
-    job = requested(f"hymenoptera_{version}.py", *DATA, "epochs=3")
+    job = requested(f"hymenoptera_{version}.py", *command_of_the_guide(), "epochs=3")
     algorithm = job["AlgorithmSpecification"]
     assert algorithm["TrainingImage"] == AWS_IMAGE
     assert job["RoleArn"] == ROLE
