@@ -13,7 +13,7 @@ TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
 .PHONY: demo failure data docs image bundle dist test test-fast test-cluster matrix test-systems \
-	test-bundle simulate test-without-containers test-compat test-frameworks frameworks check format \
+	test-bundle sdks simulate test-without-containers test-compat test-frameworks frameworks check format \
 	bench clean
 
 # What runs is not the source tree but the wheel, which is built and installed anew whenever its
@@ -116,8 +116,9 @@ matrix: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest -p no:randomly -m "row or more" $(if $(MATRIX_OF),tests/cluster/test_faults.py)
 
 # The slow cases, above all of the systems in docs/systems.md.
-test-systems: $(WITH_TORCH) $(TO_TEST)
+test-systems: $(WITH_TORCH) $(TO_TEST) sdks
 	sh tests/cluster/install-engine.sh
+	sh tests/cluster/install-compose.sh
 	$(BIN)/pytest -n 4 --dist loadgroup -m systems
 	$(MAKE) test-bundle
 
@@ -126,6 +127,19 @@ test-bundle: bundle $(WITH_TORCH) $(TO_TEST)
 	ONE_FILE=dist/launcher.py $(BIN)/pytest -n 4 --dist loadgroup tests/test_cli.py \
 		tests/test_init.py tests/test_local.py tests/test_run.py tests/test_stops.py \
 		tests/test_two_hosts.py
+
+# Two versions of SageMaker's Python SDK, which cannot share an environment.
+SDK_V2 := .venv-sdk-v2/sagemaker-2.257.7
+SDK_V3 := .venv-sdk-v3/sagemaker-train-1.27.0
+
+sdks:
+	@$(MAKE) --no-print-directory -j2 $(SDK_V2) $(SDK_V3)
+
+$(SDK_V2) $(SDK_V3):
+	@echo "installing $(@F) into $(@D), which can take minutes ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/pip install --quiet "$$(echo $(@F) | sed 's/-\([0-9.]*\)$$/==\1/')"
+	@touch $@
 
 test-without-containers: $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest --ignore tests/cluster
@@ -139,7 +153,7 @@ test-compat:
 # The tables in docs/, from the code, and the pages as a site, in site/.
 docs: $(TO_TEST)
 	$(BIN)/python docs/tables.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "the site is in site/: open site/index.html"
 
 # Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
@@ -174,4 +188,5 @@ bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .engine build dist runs site *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .venv-sdk-v2 .venv-sdk-v3 .engine build \
+		dist runs site *.egg-info

@@ -6,6 +6,7 @@ Python 2.7 and 3.6 can read it, too, so as to say that they are too old.
 
 import os
 import sys
+import zipimport
 
 
 def refuse(problem):
@@ -27,8 +28,24 @@ if sys.version_info < (3, 9):
     found = (sys.executable,) + tuple(sys.version_info[:2])
     refuse("%s is Python %d.%d; expected 3.9 or later, the Python that has torch." % found)
 
-# From here alone: beside this file, and in PYTHONPATH, there may be another `launcher`.
 archive = os.path.dirname(os.path.abspath(__file__))
+
+
+class Importer(zipimport.zipimporter):
+    """Compiles each module once. Python's own compiles it a first time for its file's name."""
+
+    def get_filename(self, fullname):
+        """Return the path of a module's source."""
+        if self.archive != archive:
+            return super().get_filename(fullname)
+        path = os.path.join(archive, self.prefix + fullname.rpartition(".")[2])
+        return os.path.join(path, "__init__.py") if self.is_package(fullname) else path + ".py"
+
+
+sys.path_hooks.insert(0, Importer)
+sys.path_importer_cache.pop(archive, None)
+
+# From here alone: beside this file, and in PYTHONPATH, there may be another `launcher`.
 others = [path for path in sys.path if path != archive]
 sys.path[:] = [archive]
 sys.modules.pop("launcher", None)

@@ -176,6 +176,26 @@ def test_smddps_open_implementation_is_imported_from_it(script, one_file, preten
     assert found.stdout == f"['{folder}/smdistributed/dataparallel']\n"
 
 
+COUNT = """
+import collections, runpy, sys
+compiled = collections.Counter()
+sys.addaudithook(lambda event, args: event == "compile" and compiled.update([args[1]]))
+try:
+    runpy.run_path(sys.argv.pop(1), run_name="__main__")
+except SystemExit:
+    ours = {name: count for name, count in compiled.items() if "/launcher/" in str(name)}
+    print(len(ours) > 10, {name for name, count in ours.items() if count > 1})
+"""
+
+
+def test_each_module_is_compiled_once(script, one_file, pretend_torch):
+    """Most of what it costs; Python's own importer would do it twice."""
+    pretend_torch("2.13.0")
+    script("")
+    done = launch(sys.executable, "-c", COUNT, one_file, *DRY)
+    assert done.stdout.splitlines()[-1] == "True set()"
+
+
 # A job
 
 LOOK = """

@@ -1,0 +1,177 @@
+"""An AWS that starts nothing and records what it is asked: a proxy that answers for all of it.
+
+SDKs reach it through HTTPS_PROXY and trust its certificate by AWS_CA_BUNDLE: their own code, boto's
+included, runs as it is, to the bytes on a socket.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+REGION = "us-east-1"
+ACCOUNT = "111122223333"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/SageMakerRole"
+HOSTS = ("*.amazonaws.com", f"*.{REGION}.amazonaws.com", f"*.s3.{REGION}.amazonaws.com")
+HOSTS += ("*.s3.amazonaws.com", f"*.sagemaker.{REGION}.amazonaws.com")
+
+
+class Request(NamedTuple):
+    """One request: for an API in JSON, its name and parameters; else method and address."""
+
+    host: str
+    action: str
+    parameters: Mapping[str, object]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_CONNECT(self) -> None:
+        """Become the host that is asked for."""
+        self.send_response(200, "Connected")
+        self.end_headers()
+        self.connection = self.server.tls.wrap_socket(self.connection, server_side=True)
+        self.setup_again()
+
+    def setup_again(self) -> None:
+        self.rfile = self.connection.makefile("rb", self.rbufsize)
+        self.wfile = self.connection.makefile("wb", 0)
+        self.close_connection = False
+
+    def answer(self) -> None:
+        body = self._body()
+        host = self.headers["Host"]
+        target = self.headers.get("X-Amz-Target", "").partition(".")[2]
+        if target:
+            request = Request(host, target, json.loads(body))
+        else:
+            form = body.decode() if "x-www-form-urlencoded" in self._kind() else ""
+            request = Request(host, f"{self.command} {self.path} {form}".strip(), {})
+        self.server.requests.append(request)
+        kind, text = _answer(self.server.requests)
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text.encode())
+
+    do_GET = do_HEAD = do_POST = do_PUT = answer
+
+    def _kind(self) -> str:
+        return self.headers.get("Content-Type", "")
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return b"".join(parts)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+IDENTITY = f"""<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
+<GetCallerIdentityResult><Arn>{ROLE}</Arn><UserId>X</UserId><Account>{ACCOUNT}</Account>
+</GetCallerIdentityResult></GetCallerIdentityResponse>"""
+TRUST = json.dumps(
+    {
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "sagemaker.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+            }
+        ]
+    }
+).replace('"', "%22")
+A_ROLE = f"""<GetRoleResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><GetRoleResult><Role>
+<Path>/</Path><RoleName>SageMakerRole</RoleName><RoleId>X</RoleId><Arn>{ROLE}</Arn>
+<CreateDate>2026-01-01T00:00:00Z</CreateDate>
+<AssumeRolePolicyDocument>{TRUST}</AssumeRolePolicyDocument>
+</Role></GetRoleResult></GetRoleResponse>"""
+ALLOWED = """<SimulatePrincipalPolicyResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/">
+<SimulatePrincipalPolicyResult><IsTruncated>false</IsTruncated><EvaluationResults></EvaluationResults>
+</SimulatePrincipalPolicyResult></SimulatePrincipalPolicyResponse>"""
+BUCKETS = f"""<ListAllMyBucketsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Buckets>
+<Bucket><Name>sagemaker-{REGION}-{ACCOUNT}</Name><CreationDate>2026-01-01T00:00:00Z</CreationDate>
+</Bucket></Buckets></ListAllMyBucketsResult>"""
+JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/job"
+DONE = {
+    "TrainingJobArn": JOB,
+    "TrainingJobStatus": "Completed",
+    "SecondaryStatus": "Completed",
+    "SecondaryStatusTransitions": [],
+    "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/job/output/model.tar.gz"},
+    "CreationTime": 1.0,
+}
+
+
+def _answer(requests: Sequence[Request]) -> tuple[str, str]:
+    """Return content type and text: whoever asks may do all, and each job is done at once."""
+    request = requests[-1]
+    if request.parameters:
+        made = [each.parameters for each in requests if each.action == "CreateTrainingJob"]
+        known = {
+            "CreateTrainingJob": {"TrainingJobArn": JOB},
+            "DescribeTrainingJob": {**made[-1], **DONE} if made else {},
+            "DescribeLogStreams": {"logStreams": []},
+        }
+        return "application/x-amz-json-1.1", json.dumps(known.get(request.action, {}))
+    if (request.host, request.action) == ("s3.amazonaws.com", "GET /"):
+        return "text/xml", BUCKETS
+    for what, text in {
+        "Action=GetCallerIdentity": IDENTITY,
+        "Action=GetRole": A_ROLE,
+        "Action=SimulatePrincipalPolicy": ALLOWED,
+    }.items():
+        if what in request.action:
+            return "text/xml", text
+    return "text/plain", ""  # S3: whatever it is, it has been done
+
+
+class Aws:
+    """The server, from start to stop; `requests` are in the order in which they came."""
+
+    def __init__(self, folder: Path):
+        certificate, key = folder / "certificate.pem", folder / "key.pem"
+        names = ",".join(f"DNS:{name}" for name in HOSTS)
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+        command += ["-subj", "/CN=aws", "-addext", f"subjectAltName={names}"]
+        command += ["-keyout", str(key), "-out", str(certificate)]
+        subprocess.run(command, check=True, capture_output=True)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._server.tls.load_cert_chain(certificate, key)
+        self.requests: list[Request] = []
+        self._server.requests = self.requests
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.environment = {
+            "HTTPS_PROXY": f"http://127.0.0.1:{self._server.server_port}",
+            "AWS_CA_BUNDLE": str(certificate),
+        }
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def training_job(self) -> Mapping[str, object]:
+        """Return the parameters of the only CreateTrainingJob."""
+        (request,) = (each for each in self.requests if each.action == "CreateTrainingJob")
+        return request.parameters
