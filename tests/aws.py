@@ -34,7 +34,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
 
-    def do_CONNECT(self) -> None:  # noqa: N802
+    def do_CONNECT(self) -> None:
         """Become the host that is asked for."""
         self.send_response(200, "Connected")
         self.end_headers()
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(text.encode())
 
-    do_GET = do_HEAD = do_POST = do_PUT = answer  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = answer
 
     def _kind(self) -> str:
         return self.headers.get("Content-Type", "")
