@@ -153,7 +153,7 @@ test-compat:
 # The tables in docs/, from the code, and the pages as a site, in site/.
 docs: $(TO_TEST)
 	$(BIN)/python docs/tables.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "the site is in site/: open site/index.html"
 
 # Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same

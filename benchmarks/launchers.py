@@ -38,11 +38,20 @@ case, rank, folder = os.environ["CASE"], int(os.environ["RANK"]), "/opt/ml/outpu
 json.dump(sys.argv[1:], open(folder + "argv", "w"))
 
 def save(*_):
-    time.sleep(5)
+    if case == "workers":
+        list(loader)
+    else:
+        time.sleep(5)
     open(folder + "saved", "w").close()
     sys.exit(0)
 
-signal.signal(signal.SIGTERM, save if case == "stop" else signal.SIG_DFL)
+if case in ("stop", "stop one"):
+    signal.signal(signal.SIGTERM, save)
+if case == "workers":
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    loader = torch.utils.data.DataLoader(range(8), num_workers=2, persistent_workers=True)
+    list(loader)  # from now on its workers run
 dist.init_process_group("gloo")
 dist.barrier()
 open(folder + "ready", "w").close()
@@ -54,8 +63,17 @@ if case in ("raise", "training") and rank == 1:
     raise ValueError("loss is nan")
 if case == "exit" and rank == 1:
     sys.exit(3)
-while case in ("raise", "exit", "stop", "lost"):
+if case == "restart":
+    again = os.path.exists(folder + "again")
+    open(folder + "again", "w").close()
+    if again or rank == 1:
+        sys.exit(0 if again else 3)
+while case in ("raise", "exit", "stop", "stop one", "lost", "restart"):
     time.sleep(0.1)
+if case == "workers":
+    while not heard:
+        list(loader)
+    save()
 while case == "training":
     dist.all_reduce(torch.ones(1))
 """
@@ -64,8 +82,11 @@ CASES = {
     "raise": "a rank of algo-2 raises, the other is in no collective",
     "training": "a rank of algo-2 raises, the other is in a collective",
     "exit": "a rank of algo-2 ends with exit code 3, the other is in no collective",
+    "restart": "a rank of algo-2 fails once, and one restart is allowed",
     "lost": "algo-2 is killed",
     "stop": "SIGTERM to both hosts, and ranks that take 5 s to save",
+    "stop one": "SIGTERM to algo-2 alone, and ranks that take 5 s to save",
+    "workers": "SIGTERM to both hosts, and ranks that save with the workers of a data loader",
     "absent": "algo-2 never starts",
     "differ": "the hosts have different arguments",
     "arguments": "hyperparameters named log and t, and a value $$",
@@ -112,9 +133,12 @@ class Host:
             arguments["lr"] = str(HOSTS.index(name))
         self.write_sagemakers_files(launcher, arguments)
         command = list(map(str, LAUNCHERS[launcher](name)))
+        if (launcher, case) == ("accelerate", "restart"):
+            command[2:2] = ["--max_restarts", "1"]  # where others have a variable
         if command[-1] == "S":
             command[-1] = "/opt/ml/code/script.py"
-            command += [word for key, value in arguments.items() for word in (f"--{key}", value)]
+            if launcher != "sm-launch":  # which reads hyperparameters itself
+                command += [word for key in arguments for word in (f"--{key}", arguments[key])]
         own_name = "nobody-knows-it" if case == "own name" else name
         setup = f"mount --bind {self.ml.parent} /opt && mount --bind {folder}/hosts /etc/hosts"
         setup += f" && mount -t tmpfs tmp /tmp && cd / && hostname {own_name}"
@@ -126,8 +150,10 @@ class Host:
             "CUDA_VISIBLE_DEVICES": "",
             "TRAINING_JOB_NAME": "job",
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
-            "GLOO_SOCKET_IFNAME": "lo",
+            **({} if case == "own name" else {"GLOO_SOCKET_IFNAME": "lo"}),
             "LAUNCHER_START_TIMEOUT": "10",
+            "LAUNCHER_MAX_RESTARTS": str(int(case == "restart")),
+            "PET_MAX_RESTARTS": str(int(case == "restart")),
             "HOME": str(folder),
         }
         with open(folder / name / "log", "wb") as log:
@@ -187,7 +213,7 @@ class Host:
             f"{self.process.returncode} after {self.ended - since:.1f}" if self.ended else "runs on"
         )
         said = [f"{self.name}: {end}"]
-        if case == "stop":
+        if case in ("stop", "stop one", "workers"):
             said.append("saved" if (self.output / "saved").exists() else "not saved")
         if case in ("arguments", "differ") and (self.output / "argv").exists():
             said.append((self.output / "argv").read_text())
@@ -219,7 +245,7 @@ def run(launcher: str, case: str, folder: Path) -> list[str]:
         struck = time.monotonic()
         for host in hosts:
             (host.output / "now").touch()
-            if case == "stop":
+            if case in ("stop", "workers") or (case == "stop one" and host.name == "algo-2"):
                 host.send(signal.SIGTERM)
         left = hosts[:1] if case == "lost" else hosts
         if case == "lost":

@@ -193,14 +193,34 @@ ROWS = [
     ("devices", OK, "32 Neuron core(s)", devices(gpus=()) | job(num_gpus=0, num_neurons=32)),
     ("torch", OK, "torch 2.8.0 for CUDA 12.8, NCCL 2.27.3", {}),
     ("torch", PROBLEM, "torch is not installed", torch(missing=True)),
-    ("torch", PROBLEM, "ImportError", torch(problem="ImportError: libcudart")),
+    ("torch", PROBLEM, "ImportError", torch(version="", problem="ImportError: libcudart")),
     (
         "torch",
         PROBLEM,
         "let this user execute it",
-        torch(problem="p cannot be started", was_started=False),
+        torch(version="", problem="p cannot be started", was_started=False),
     ),
-    ("torch", WARNING, "run it again", torch(problem="it did not end within 60 s", is_late=True)),
+    (
+        "torch",
+        PROBLEM,
+        "torch 2.8.0, asked for its backends and devices: it did not end",
+        torch(problem="it did not end within 60 s", is_late=True),
+    ),
+    (
+        "torch",
+        WARNING,
+        "asked for its backends",
+        torch(problem="it did not end within 60 s", is_late=True)
+        | devices(gpus=())
+        | job(num_gpus=0),
+    ),
+    (
+        "devices",
+        PROBLEM,
+        "this host has none",
+        devices(gpus=()) | job(num_gpus=0, nproc_per_node="gpu"),
+    ),
+    ("torch", WARNING, "run it again", torch(version="", problem="late", is_late=True)),
     ("torch", PROBLEM, "no torch.distributed", torch(distributed=False)),
     ("torch", WARNING, "install torch 2.4 or later", torch(version="2.3.1+cu121")),
     ("backends", WARNING, "no nccl", torch(backends=("gloo",))),

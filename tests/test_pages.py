@@ -78,8 +78,9 @@ def test_the_readmes_first_command_prints_what_it_shows(tmp_path):
     assert done.returncode == 0, done.stdout
     assert missing(first.shown, done.stdout) == [], done.stdout
     # What SageMaker shows is on the page to its last line.
-    (end,) = re.findall(r"^The job failed.*", done.stdout, re.M | re.S)
-    assert len(end.splitlines()) == len(first.shown) - first.shown.index("...") - 1
+    last = re.compile(r"^The job failed.*", re.MULTILINE | re.DOTALL)
+    (end,), (end_shown,) = last.findall(done.stdout), last.findall("\n".join(first.shown))
+    assert len(end.splitlines()) == len(end_shown.splitlines())
     reasons = [tmp_path / f"runs/failure/algo-{host}/output/failure" for host in (1, 2)]
     assert len({path.read_text() for path in reasons}) == 1
     assert os.listdir(tmp_path / "runs") == ["failure"]

@@ -314,6 +314,32 @@ def test_a_host_that_is_killed_before_it_leaves_is_not_waited_for(start_two, scr
     assert first.failure.startswith("127.0.0.2 was lost: ")
 
 
+SAVES = """
+import os, signal, sys, time
+
+def save(*_):
+    time.sleep(3 * int(os.environ["RANK"]))
+    print("saved", flush=True)
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, save)
+print("runs", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_host_that_saves_longer_than_the_first_does_not_miss_the_store(start_two, script):
+    """torchrun logged a stack trace for each sign of life that it could not leave in the store."""
+    hosts = start_two("--train-script", script(SAVES), PET_RDZV_CONF="keep_alive_interval=1")
+    for host in hosts:
+        host.wait_for("runs")
+    hosts[0].signal(signal.SIGTERM)
+    for host in hosts:
+        assert host.wait(60) == 143, host.log()
+        assert "saved" in host.out
+        assert "TCPStore" not in host.err and "keep-alive" not in host.err, host.log()
+
+
 def test_a_stop_while_one_host_waits_for_the_other(start_two, script):
     late = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n"
     path = script("print('runs', flush=True)\n" + late)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.doctor import judge_machine, judge_network
+from launcher.doctor import judge_devices, judge_machine, judge_network
 from launcher.doctor.facts import Facts, StopFacts
 from launcher.doctor.finding import Finding, ok, problem, warning
 from launcher.text import flag, shortened
@@ -24,6 +24,7 @@ def judge(facts: Facts) -> list[Finding]:
         return [ok("job", facts.job.summary)]
     return [
         *judge_network.judge(facts),
+        *judge_devices.judge(facts),
         *judge_machine.judge(facts),
         _stop(facts.stop),
         *_times(facts),
@@ -53,7 +54,7 @@ def _stop(stop: StopFacts) -> Finding:
         seen = "PID 1 is SageMaker's toolkit, which ignores stops: none reaches a rank"
         return warning("stop", seen, _EXEC_FORM + _SEE)
     if name in _SHELLS:
-        seen = f"PID 1 is a shell (`{shown}`), which passes no stop on: none reaches a rank"
+        seen = f"PID 1 is a shell (`{shown}`), which by itself passes no stop on"
         return warning("stop", seen, _EXEC_FORM + _SEE)
     if name in _INITS:
         if stop.ancestors and pids[0] == 1:

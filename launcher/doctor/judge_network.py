@@ -143,7 +143,8 @@ def _port(first: str, state: PortState, where: str, options: str) -> Finding:
         return problem(
             "ports",
             f"taken on this host: {where}",
-            f"end what listens there, or choose another with {options} on every host",
+            f"end what listens there (a job that runs here?), or choose another with {options}, "
+            "the same on every host",
         )
     if state is PortState.DENIED:
         return problem(

@@ -25,7 +25,14 @@ _QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 
 
 def look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Facts:
-    """Return what was seen. Raises tasks.Stopped."""
+    """Return what was seen, with what a job would log. Raises tasks.Stopped."""
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        facts = _look(argv, environ, signals)
+    said = [line.partition("launcher: ")[2] or line for line in log.getvalue().splitlines()]
+    return facts._replace(job=facts.job._replace(said=(*said, *facts.job.said)))
+
+
+def _look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Facts:
     running = tasks.Tasks(signals)
     with _children(environ) as children:
         for name, child in children.items():
@@ -35,14 +42,11 @@ def look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> F
         devices = _devices(running.result("nvidia-smi", None))
         job, prepared = _job(running, argv, environ, devices)
         log_dir = prepared.options.log_dir if prepared else ""
-        on_sagemaker = job.on_sagemaker
-        running.start("network", functools.partial(_network, job, prepared, environ))
-        running.start(
-            "machine",
-            functools.partial(
-                look_machine.look_at_machine, environ, log_dir, on_sagemaker=on_sagemaker
-            ),
+        at_machine = functools.partial(
+            look_machine.look_at_machine, environ, log_dir, on_sagemaker=job.on_sagemaker
         )
+        running.start("network", functools.partial(_network, job, prepared, environ))
+        running.start("machine", at_machine)
         # Twice: a thread that looks names up gives the names their whole time.
         running.wait(["network", "machine"], 2 * _FOR_NETWORK)
         running.wait(["torch"], _FOR_TORCH)
@@ -86,13 +90,11 @@ def _job(
 ) -> tuple[JobFacts, Prepared | None]:
     if devices.problem and "SM_NUM_GPUS" not in environ:
         environ = {**environ, "SM_NUM_GPUS": "0"}  # nobody asks the driver again
-    with contextlib.redirect_stderr(io.StringIO()) as log:
-        running.start("job", functools.partial(look_job.look_at_job, argv, environ))
-        running.wait(["job"], _FOR_JOB)
+    running.start("job", functools.partial(look_job.look_at_job, argv, environ))
+    running.wait(["job"], _FOR_JOB)
     late = f"there was no plan after {_FOR_JOB} s: nvidia-smi or neuron-ls hangs"
-    job, prepared = running.result("job", (JobFacts(error=late), None))
-    said = [line.partition("launcher: ")[2] or line for line in log.getvalue().splitlines()]
-    return job._replace(said=(*said, *job.said)), prepared
+    found: tuple[JobFacts, Prepared | None] = running.result("job", (JobFacts(error=late), None))
+    return found
 
 
 def _network(job: JobFacts, prepared: Prepared | None, environ: Mapping[str, str]) -> NetworkFacts:

@@ -4,8 +4,7 @@ torchrun turns every failure into exit code 1; the launcher is told of each fail
 each rank's whole process group, so data loaders' workers die while it saves; here it signals
 the rank's own process, and asks the launcher before: a failure after that is not the cause.
 
-Executed by path: `python launcher/run/agent.py TORCHRUN_ARGUMENT ...`. No other file of the package
-imports torch. Without a launcher to report to it is plain torchrun.
+Executed by path, with torchrun's arguments. Without a launcher to report to it is plain torchrun.
 """
 
 from __future__ import annotations
@@ -121,8 +120,7 @@ def attach(launcher: Launcher) -> list[Any]:
             super()._initialize_workers(worker_group)
 
     def start(context: Any) -> None:
-        """Start all ranks before acting on a stop: torchrun would forget those it has started."""
-        with stops_later():
+        with stops_later():  # torchrun would forget the ranks that it has started
             start_context(context)
 
     def exit_codes(context: Any) -> dict[int, int | None]:
@@ -134,10 +132,12 @@ def attach(launcher: Launcher) -> list[Any]:
         living = None in codes.values()
         if living or (any(codes.values()) and not getattr(context, "was_closed", False)):
             context.was_closed = True
-            error = sys.exc_info()[1]
-            message: dict[str, Any] = {"exit_codes": codes}
+            error, message = sys.exc_info()[1], dict[str, Any](exit_codes=codes)
             if isinstance(error, SignalException):
                 message["closing"], death_sig = "stop", error.sigval
+                with contextlib.suppress(AttributeError):  # it would log a stack trace each 5 s
+                    rendezvous = agents[-1]._worker_group.spec.rdzv_handler  # of a store that ends
+                    rendezvous._keep_alive_timer._ctx.stop_event.set()
             elif error:
                 message.update(closing="error", torchrun=error_text(error))
             else:  # a restart: of our ranks, or of another host's
