@@ -28,8 +28,10 @@ def environment(aws: Aws, folder: Path) -> dict[str, str]:
     config = folder / "sagemaker-config.yaml"
     opt_out = "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
     config.write_text(opt_out)
+    own = ("AWS_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
+    others = {name: value for name, value in os.environ.items() if not name.upper().startswith(own)}
     return {
-        **os.environ,
+        **others,
         **aws.environment,
         "AWS_ACCESS_KEY_ID": ACCOUNT,
         "AWS_SECRET_ACCESS_KEY": "none",

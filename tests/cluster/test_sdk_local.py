@@ -113,8 +113,9 @@ class Local:
             self._process.wait()
         for container in self.containers():
             container.remove(force=True, v=True)
-        for network in self._client.networks.list(names=[NETWORK]):
-            network.remove()
+        for network in self._client.networks.list(names=[NETWORK], greedy=True):
+            if not network.attrs["Containers"]:  # of somebody's own
+                network.remove()
 
 
 @pytest.fixture

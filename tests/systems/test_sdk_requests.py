@@ -47,9 +47,8 @@ def command_of_the_guide():
     """Return the arguments with which docs/guide.md has the reference job run on AWS."""
     commands = [c for block in blocks(REPO / "docs" / "guide.md") for c in block.commands]
     (command,) = (command for command in commands if "_v3.py --role" in command)
-    words = shlex.split(
-        command.replace("ROLE_ARN", ROLE).replace("BUCKET", "bucket"), comments=True
-    )
+    command = command.replace("ROLE_ARN", ROLE).replace("BUCKET", "bucket").replace("\\\n", "")
+    words = shlex.split(command, comments=True)
     assert words[:2] == ["sdk/bin/python", "examples/sagemaker/hymenoptera_v3.py"]
     return words[2:]
 
