@@ -199,16 +199,17 @@ def test_each_module_is_compiled_once(script, one_file, pretend_torch):
 # A job
 
 LOOK = """
-import os, pathlib, stat, sys
+import os, pathlib, stat, time
 folder, = pathlib.Path(os.environ["TMPDIR"]).glob("sm-launch-*")
 print(oct(stat.S_IMODE(folder.stat().st_mode)), sorted(p.name for p in folder.glob("*.py")))
 try:
     import launcher
 except (SyntaxError, ValueError):  # it is in sys.path, but no module
     pass
-if os.environ["RANK"] == "1":
-    raise ValueError("loss is nan")
-import time; time.sleep(60)
+(folder / ("seen-" + os.environ["RANK"])).touch()
+while os.environ["RANK"] == "0" or not (folder / "seen-0").exists():
+    time.sleep(0.02)
+raise ValueError("loss is nan")
 """
 
 
