@@ -123,6 +123,12 @@ LAUNCHERS = {
 }
 
 
+def installed(launcher: str) -> bool:
+    if launcher == "sdk v3":
+        return importlib.util.find_spec("sagemaker") is not None and (BIN / "torchrun").exists()
+    return Path(LAUNCHERS[launcher](HOSTS[0])[0]).exists()
+
+
 class Host:
     def __init__(self, launcher: str, case: str, name: str, folder: Path):
         self.name, self.ml = name, folder / name / "ml"
@@ -260,11 +266,18 @@ def run(launcher: str, case: str, folder: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--of", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
+    parser.add_argument(
+        "--of", nargs="+", choices=LAUNCHERS, default=list(filter(installed, LAUNCHERS))
+    )
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--keep", help="a folder for the hosts' logs and files")
     parser.add_argument("--in-a-network", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("needs root, for namespaces; try it with sudo")
+    for launcher in arguments.of:
+        if not installed(launcher):
+            parser.error(f"{launcher} is not installed beside {sys.executable}")
     if not arguments.in_a_network:  # a network of this job alone
         up = 'ip link set lo up && exec "$0" "$@"'
         again = ["sh", "-c", up, sys.executable, *sys.argv, "--in-a-network"]

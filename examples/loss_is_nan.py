@@ -15,5 +15,5 @@ for step in range(1, 61):
     time.sleep(1)
     if RANK == 0:
         print(f"step {step}", flush=True)
-    if RANK == 3 and step == 2:
+    if RANK == 3 and step == 4:
         raise ValueError("loss is nan")

@@ -292,7 +292,7 @@ def test_a_bare_image_runs_from_the_config_files(bare_image, args):
 def test_in_a_bare_image_the_command_line_comes_last_and_wins(bare_image, script):
     script("", "other.py")
     done = launch("--train-script", "other.py", "--epochs", "9", **bare_image)
-    assert "script other.py --epochs 3 --text" in done.stdout
+    assert " other.py --epochs 3 --text" in done.stdout
     assert done.stdout.endswith("--epochs 9\n")
 
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from conftest import LAUNCHER, REPO, free_port, poll
 
+from launcher.child import Child
 from launcher.doctor import judge_job, look_job, look_machine, look_network, report
-from launcher.doctor.child import Child
 from launcher.doctor.facts import (
     DeviceFacts,
     Facts,

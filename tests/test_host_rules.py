@@ -33,6 +33,7 @@ from launcher.run.events import (
     Why,
 )
 from launcher.run.state import Job, Phase
+from launcher.text import lasted
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 SECONDARY = (Link("RuntimeError", "Connection closed by peer"),)
@@ -546,3 +547,14 @@ def test_a_restart_is_part_of_the_training():
     again = ((20, RankGone(10, 1)), (20, TorchrunAsks(Why.RESTART)), (20, TorchrunStarts()))
     again += ((20, Remaining([])), (23, RankStarted(0, 0, 20, 1, 1)), (40, TorchrunEnded(0)))
     assert took(*FROM_10_S, *again) == "joining 2.5 s, start 2.5 s, training 25 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        *((0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (599, "599 s"), (600, "10 min")),
+        *((3599, "59 min"), (3600, "1 h 0 min"), (200_000, "55 h 33 min")),
+    ],
+)
+def test_how_the_log_says_how_long(seconds, says):
+    assert lasted(seconds) == says

@@ -5,6 +5,7 @@ import socket
 
 import psutil
 import pytest
+from conftest import poll
 
 from launcher.errors import LaunchError
 from launcher.job import machine
@@ -32,6 +33,22 @@ def test_gpus_are_counted_with_nvidia_smi(driver):
 def test_a_failing_driver_is_reported(driver, capsys):
     assert machine.gpus(driver("nvidia-smi", "echo no driver; exit 9")) == []
     assert "nvidia-smi -L failed" in capsys.readouterr().err
+
+
+def test_a_driver_that_hangs_leaves_nothing_behind(driver, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_ASK_TIMEOUT", 1)
+    note = tmp_path / "pid"
+    environ = driver("nvidia-smi", f"trap '' TERM; sleep 600 & echo $! > {note}; wait")
+    assert machine.gpus(environ) == []
+    assert "did not end within 1 s" in capsys.readouterr().err
+    poll(lambda: ended(int(note.read_text())))
+
+
+def ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_no_driver_no_devices(capsys):

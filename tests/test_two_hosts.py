@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -247,6 +248,7 @@ def test_a_stop_on_one_host_stops_both(start_two, script, told):
         assert host.wait(60) == 143, host.log()
         assert host.failure is None
         assert "SIGTERM (signal 15): stopping; the ranks of" in host.err
+        assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); joining " in host.err
 
 
 def test_hosts_that_succeed_leave_together(start_two, script):
@@ -259,6 +261,22 @@ def test_hosts_that_succeed_leave_together(start_two, script):
     assert agent.environ()["LAUNCHER_EXIT_BARRIER"] == "1728000"  # s; the next test shows why
     succeed(first, second)
     assert "through" in second.out
+    for host in (first, second):
+        last = host.err.splitlines()[-1]
+        assert re.fullmatch(ENDED.format(host.name), last), last
+
+
+ENDED = r"launcher: {}: every rank succeeded; joining \S+ s, start \S+ s, training \S+ s\."
+
+
+def test_the_log_of_a_job_that_fails_ends_with_the_cause_and_the_times(start_two, script):
+    hosts = start_two("--train-script", script("raise SystemExit(3)"), LAUNCHER_VERBOSE="true")
+    for host in hosts:
+        assert host.wait(60) == 3, host.log()
+        cause, times = host.err.splitlines()[-2:]
+        assert cause == f"launcher: {host.failure.splitlines()[0]}"
+        assert times.startswith(f"launcher: {host.failure.splitlines()[1]}; {host.name}: joining ")
+        assert re.search(r"^launcher: \S+ s: run JOINING to RUNNING on all joined", host.err, re.M)
 
 
 def test_torchruns_barrier_if_it_is_short(start_two, script):

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from launcher.child import Answer, Child
 from launcher.doctor import look_job, look_machine, look_network, tasks
-from launcher.doctor.child import Answer, Child
 from launcher.doctor.facts import DeviceFacts, Facts, JobFacts, NetworkFacts, TorchFacts
 from launcher.job import machine
 from launcher.job.prepare import Prepared

@@ -10,7 +10,6 @@ import importlib.machinery
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -124,22 +123,18 @@ def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
     """Return what a command of the device driver prints; "" if it is missing or fails."""
     import shutil  # 2.4 ms, with what it imports
 
+    from launcher.child import Child
+
     path = shutil.which(command, path=environ.get("PATH"))
     if path is None:
         return ""
-    try:
-        done = subprocess.run(
-            [path, option],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ASK_TIMEOUT,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+    answer = Child([path, option], environ).answer(_ASK_TIMEOUT)
+    if answer.problem:
         # Nobody should train on a CPU at the price of a GPU without being told.
-        log(f"{command} {option} failed ({error}); assuming that this host has no such devices.")
+        why = f"{command} {option} failed ({answer.problem})"
+        log(f"{why}; assuming that this host has no such devices.")
         return ""
-    return done.stdout.decode("utf-8", "replace")
+    return answer.out
 
 
 def usable_cores() -> int:
