@@ -108,6 +108,8 @@ def test_the_reference_job(requested, aws, metrics, version):
     assert hyperparameters(job) == {**REFERENCE, "epochs": "3"}
     resources = job["ResourceConfig"]
     assert (resources["InstanceType"], resources["InstanceCount"]) == ("ml.g5.xlarge", 2)
+    default = {"v2": 24 * 3600, "v3": 3600}  # as docs/guide.md says
+    assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == default[version]
     log, values = metrics
     for metric in algorithm["MetricDefinitions"]:
         pattern = re.compile(metric["Regex"])
