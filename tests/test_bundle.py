@@ -248,6 +248,8 @@ def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
     assert f"launcher: cannot unpack {one_file} into {host.tmp}/sm-launch-" in host.failure
     assert " (File too large); set TMPDIR to a folder where " in host.failure
     assert host.leftovers() == []
+    said = launch(*limited, "doctor", code=2).stdout
+    assert f"(TMPDIR): cannot unpack {one_file} into " in said
 
 
 @pytest.mark.torch

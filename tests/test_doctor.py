@@ -181,6 +181,18 @@ ROWS = [
         "nvidia-smi: it did not end",
         devices(problem="nvidia-smi: it did not end within 15 s"),
     ),
+    (
+        "devices",
+        PROBLEM,
+        "nvidia-smi: it ended with",
+        devices(problem="nvidia-smi: it ended with exit code 9") | job(num_gpus=0),
+    ),
+    (
+        "devices",  # a host with its tool, and no GPU: the job trains there
+        WARNING,
+        "no GPU is seen here -> a job would run on CPU",
+        devices(problem="nvidia-smi: exit code 9", is_seen=False) | job(num_gpus=0),
+    ),
     ("devices", PROBLEM, "is a build for CPU", torch(cuda="")),
     ("devices", PROBLEM, "can use no GPU (too old)", torch(devices=0, cuda_problem="too old")),
     ("devices", WARNING, "4 processes would share 2 GPU(s)", job(nproc_per_node="4")),
@@ -257,7 +269,14 @@ ROWS = [
         "cannot make a folder",
         machine(folders=(Folder("/t", "TMPDIR", "cannot make a folder"),)),
     ),
+    (
+        "disk",
+        PROBLEM,
+        "name a folder that this user may",
+        machine(folders=(Folder("/l", "--launcher-log-dir", "it is not a folder"),)),
+    ),
     ("open files", WARNING, "256, 65536 (soft, hard)", machine(open_files=(256, 65536))),
+    ("open files", PROBLEM, "torchrun needs 26", machine(open_files=(25, 65536))),
     (
         "open files",
         PROBLEM,
@@ -656,6 +675,9 @@ def test_a_job_of_this_script(fake_torch, script, tmp_path):
     ((level, text),) = found(done)["job"]
     assert level == "ok" and ": 2 ranks on " in text
     assert not (tmp_path / "logs").exists()
+    (tmp_path / "logs").write_text("a file")
+    done = doctor("--train-script", path, "--launcher-log-dir", log_dir, code=2)
+    assert f"problem  disk       {tmp_path}/logs (--launcher-log-dir): it is not a f" in done.stdout
 
 
 def test_a_job_that_would_not_start(fake_torch, tmp_path):
@@ -723,6 +745,22 @@ def nvidia_smi(tmp_path, monkeypatch, text):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
+def test_a_gpu_that_the_kernel_has(tmp_path):
+    assert not look_machine.sees_gpu(str(tmp_path))
+    (tmp_path / "sys/bus/pci/devices/0").mkdir(parents=True)
+    vendor = tmp_path / "sys/bus/pci/devices/0/vendor"
+    vendor.write_text("0x1d0f\n")
+    assert not look_machine.sees_gpu(str(tmp_path))
+    vendor.write_text("0x10de\n")
+    assert look_machine.sees_gpu(str(tmp_path))
+    vendor.unlink()
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert not look_machine.sees_gpu(str(tmp_path))
+    (tmp_path / "dev/nvidia0").touch()
+    assert look_machine.sees_gpu(str(tmp_path))
+
+
 def test_a_gpu(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, NVIDIA_SMI)
     fake_torch(devices=1, cuda="12.8")
@@ -737,7 +775,8 @@ def test_a_driver_that_is_broken(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, "#!/bin/sh\necho NVML: mismatch\nexit 18\n")
     fake_torch()
     text = "nvidia-smi: it ended with exit code 18 (NVML: mismatch) -> replace this host"
-    assert ("problem", f"{text}, or its driver") in found(doctor("--json", code=2))["devices"]
+    seen = found(doctor("--json", code=2, SM_NUM_GPUS="1"))["devices"]
+    assert ("problem", f"{text}, or its driver") in seen
 
 
 @pytest.mark.systems
@@ -745,7 +784,8 @@ def test_a_driver_that_hangs(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, HANGS)
     fake_torch()
     began = time.monotonic()
-    assert "nvidia-smi: it did not end within 15 s" in doctor(code=2).stdout
+    said = doctor(code=2, SM_NUM_GPUS="1").stdout
+    assert "nvidia-smi: it did not end within 15 s" in said
     assert time.monotonic() - began < 40
 
 
