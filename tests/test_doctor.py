@@ -745,6 +745,19 @@ def nvidia_smi(tmp_path, monkeypatch, text):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can be another user")
+def test_the_threads_that_a_user_has_already(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert look_machine._own_threads() == 0
+    shell = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], user=54321)  # doctor's own child
+    try:
+        poll(lambda: look_machine._own_threads() == 1)
+    finally:
+        for process in (*psutil.Process(shell.pid).children(), shell):
+            process.kill()
+        shell.wait()
+
+
 def test_a_gpu_that_the_kernel_has(tmp_path):
     assert not look_machine.sees_gpu(str(tmp_path))
     (tmp_path / "sys/bus/pci/devices/0").mkdir(parents=True)
