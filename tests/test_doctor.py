@@ -130,6 +130,13 @@ ROWS = [
     ("own name", OK, "does not need it", one_name("algo-2", ())),
     ("own name", OK, "127.0.1.1, which leads nobody", one_name("algo-2", ("127.0.1.1",))),
     ("own name", WARNING, "--launcher-peers", one_name("algo-2", ()) | job(peers=False)),
+    (
+        "own name",
+        PROBLEM,
+        "algo-1, this host's own name, does not resolve",
+        network(names=(Name("algo-1", ()), *WELL.network.names[1:]), ports=ports(PortState.FREE))
+        | job(peers=False, current_host="algo-1"),
+    ),
     ("interface", OK, "eth0 (10.0.0.2): SageMaker names it", {}),
     (
         "interface",
@@ -708,6 +715,18 @@ def test_a_mistake_is_a_problem_without_a_traceback(fake_torch, args, environ, w
     fake_torch()
     done = doctor(*args, code=2, **environ)
     assert words in done.stdout and done.stderr == ""
+
+
+def test_a_hyperparameter_that_no_process_can_get(fake_torch, tmp_path):
+    fake_torch()
+    config = tmp_path / "ml" / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "resourceconfig.json").write_text('{"current_host": "algo-1", "hosts": ["algo-1"]}')
+    (config / "inputdataconfig.json").write_text("{}")
+    for length, code in ((1000, 0), (1 << 17, 2)):
+        (config / "hyperparameters.json").write_text(json.dumps({"text": "x" * length}))
+        done = doctor("--json", code=code, SAGEMAKER_BASE_DIR=str(tmp_path / "ml"))
+        assert ("variables of the job are too long" in done.stdout) == bool(code)
 
 
 def test_a_host_that_takes_no_part(fake_torch):
