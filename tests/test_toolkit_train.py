@@ -156,7 +156,9 @@ def test_a_launcher_beside_a_setup_py(train, script, pretend_torch, program):
 
 
 def test_doctor_as_the_entry_point(train, script, tmp_path):
-    """docs/doctor.md: a shell script in the source folder, and nothing else of the estimator."""
+    """docs/doctor.md: a shell script beside the one file, and nothing else of the estimator."""
+    one_file = script("", "launcher.py")
+    subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
     (line,) = re.findall(r"^exec python launcher.* doctor .*$", DOCTOR, re.MULTILINE)
     line = line.replace("python", sys.executable, 1)
     run = {"sagemaker_program": "script.sh", "epochs": 3}

@@ -81,7 +81,7 @@ class Port(NamedTuple):
 
 
 class NetworkFacts(NamedTuple):
-    """Names, interfaces and ports; `looked_up` is how many hosts were asked for."""
+    """Names, interfaces and ports."""
 
     names: tuple[Name, ...] = ()
     seconds: float = 0  # that a look-up was given
