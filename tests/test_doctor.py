@@ -541,6 +541,8 @@ def test_what_distribution_switches_on():
     environ = {"SM_HOSTS": "[]", "SM_FRAMEWORK_PARAMS": json.dumps(params)}
     assert look_job._distribution(environ) == ("sagemaker_torch_distributed_enabled",)
     assert look_job._distribution({**environ, "SM_FRAMEWORK_PARAMS": "{"}) == ()
+    ours = {**environ, "SAGEMAKER_TRAINING_MODULE": "sm_launch:train"}  # obeys none of them
+    assert look_job._distribution(ours) == ()
 
 
 HANGS = "#!/bin/sh\ntrap '' TERM\nsleep 600 &\necho begins\nsleep 600\n"
