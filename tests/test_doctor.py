@@ -165,8 +165,22 @@ ROWS = [
         "GLOO_SOCKET_IFNAME=eth7",
         job(users_interfaces={"GLOO_SOCKET_IFNAME": "eth7"}),
     ),
+    (
+        "interface",
+        PROBLEM,
+        "GLOO_SOCKET_IFNAME=eth0,ib",  # gloo needs all of them
+        job(num_gpus=0, users_interfaces={"GLOO_SOCKET_IFNAME": "eth0,ib"}),
+    ),
+    (
+        "interface",
+        WARNING,
+        "NCCL_SOCKET_IFNAME=eth7",
+        job(num_gpus=0, users_interfaces={"NCCL_SOCKET_IFNAME": "eth7"}),
+    ),
     ("interface", OK, "as you set it", job(users_interfaces={"NCCL_SOCKET_IFNAME": "eth"})),
     ("interface", PROBLEM, "=eth", job(users_interfaces={"NCCL_SOCKET_IFNAME": "=eth"})),
+    ("interface", OK, "as you set it", job(users_interfaces={"GLOO_SOCKET_IFNAME": "e"})),
+    ("interface", WARNING, "=^docker", job(users_interfaces={"GLOO_SOCKET_IFNAME": "^docker"})),
     ("interface", OK, "^docker", job(users_interfaces={"NCCL_SOCKET_IFNAME": "^docker"})),
     (
         "ports",
@@ -527,6 +541,8 @@ def test_what_distribution_switches_on():
     environ = {"SM_HOSTS": "[]", "SM_FRAMEWORK_PARAMS": json.dumps(params)}
     assert look_job._distribution(environ) == ("sagemaker_torch_distributed_enabled",)
     assert look_job._distribution({**environ, "SM_FRAMEWORK_PARAMS": "{"}) == ()
+    ours = {**environ, "SAGEMAKER_TRAINING_MODULE": "sm_launch:train"}  # obeys none of them
+    assert look_job._distribution(ours) == ()
 
 
 HANGS = "#!/bin/sh\ntrap '' TERM\nsleep 600 &\necho begins\nsleep 600\n"

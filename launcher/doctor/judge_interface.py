@@ -11,9 +11,10 @@ def interface(facts: Facts) -> list[Finding]:
     job, network = facts.job, facts.network
     found, unused = [], []
     for variable, value in job.users_interfaces.items():
-        missing = _missing(value, network)
+        missing = _missing(variable, value, network)
         if missing:
-            judged = problem if variable.startswith("NCCL") and job.num_gpus else warning
+            needed = "NCCL_" if job.num_gpus else "GLOO_"  # the other may be of no use to the job
+            judged = problem if variable.startswith(needed) else warning
             found.append(
                 judged(
                     "interface",
@@ -54,9 +55,17 @@ def _with_address(own: Name | None, network: NetworkFacts) -> str:
     return ""
 
 
-def _missing(value: str, network: NetworkFacts) -> bool:
-    """Tell whether a *_SOCKET_IFNAME of the user's fits no interface (^ excludes, = is exact)."""
-    if not network.interfaces or value.startswith("^"):
+def _missing(variable: str, value: str, network: NetworkFacts) -> bool:
+    """Tell whether a *_SOCKET_IFNAME of the user's fits no interface.
+
+    Both take the beginning of a name. gloo needs all of a list; for NCCL ^ excludes, = is exact.
+    """
+    if not network.interfaces:
+        return False
+    if variable.startswith("GLOO_"):
+        parts = value.split(",")
+        return not all(any(have.startswith(p) for have in network.interfaces) for p in parts)
+    if value.startswith("^"):
         return False
     exact = value.startswith("=")
     wanted = [part.partition(":")[0] for part in value.lstrip("=").split(",")]

@@ -114,6 +114,8 @@ def _names_script(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 def _distribution(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return what the SDK's distribution= switches on, as the toolkit's hyperparameters."""
+    if environ.get("SAGEMAKER_TRAINING_MODULE") == "sm_launch:train":
+        return ()  # the toolkit runs the launcher, whatever they are (training.py)
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
     params = config.framework_params if config else {}
     try:
