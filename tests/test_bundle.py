@@ -232,6 +232,15 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     assert sorted(os.listdir(source)) == ["launcher.py", "script.py"]
 
 
+@pytest.mark.torch
+def test_a_temporary_folder_with_an_untidy_name(start, script, one_file, tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    command = [sys.executable, one_file]
+    host = start("--train-script", script("print('ran')"), command=command, TMPDIR="./a//../a/b")
+    assert (host.wait(), host.out) == (0, "ran\n"), host.log()
+    assert os.listdir(tmp_path / "a" / "b") == []
+
+
 def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
     pretend_torch("2.13.0")
     limited = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", sys.executable, one_file]  # 4 KiB a file
@@ -240,6 +249,8 @@ def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
     assert f"launcher: cannot unpack {one_file} into {host.tmp}/sm-launch-" in host.failure
     assert " (File too large); set TMPDIR to a folder where " in host.failure
     assert host.leftovers() == []
+    said = launch(*limited, "doctor", code=2).stdout
+    assert f"(TMPDIR): cannot unpack {one_file} into " in said
 
 
 @pytest.mark.torch

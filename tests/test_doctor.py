@@ -130,6 +130,13 @@ ROWS = [
     ("own name", OK, "does not need it", one_name("algo-2", ())),
     ("own name", OK, "127.0.1.1, which leads nobody", one_name("algo-2", ("127.0.1.1",))),
     ("own name", WARNING, "--launcher-peers", one_name("algo-2", ()) | job(peers=False)),
+    (
+        "own name",
+        PROBLEM,
+        "algo-1, this host's own name, does not resolve",
+        network(names=(Name("algo-1", ()), *WELL.network.names[1:]), ports=ports(PortState.FREE))
+        | job(peers=False, current_host="algo-1"),
+    ),
     ("interface", OK, "eth0 (10.0.0.2): SageMaker names it", {}),
     (
         "interface",
@@ -180,6 +187,18 @@ ROWS = [
         PROBLEM,
         "nvidia-smi: it did not end",
         devices(problem="nvidia-smi: it did not end within 15 s"),
+    ),
+    (
+        "devices",
+        PROBLEM,
+        "nvidia-smi: it ended with",
+        devices(problem="nvidia-smi: it ended with exit code 9") | job(num_gpus=0),
+    ),
+    (
+        "devices",  # a host with its tool, and no GPU: the job trains there
+        WARNING,
+        "no GPU is seen here -> a job would run on CPU",
+        devices(problem="nvidia-smi: exit code 9", is_seen=False) | job(num_gpus=0),
     ),
     ("devices", PROBLEM, "is a build for CPU", torch(cuda="")),
     ("devices", PROBLEM, "can use no GPU (too old)", torch(devices=0, cuda_problem="too old")),
@@ -257,7 +276,14 @@ ROWS = [
         "cannot make a folder",
         machine(folders=(Folder("/t", "TMPDIR", "cannot make a folder"),)),
     ),
+    (
+        "disk",
+        PROBLEM,
+        "name a folder that this user may",
+        machine(folders=(Folder("/l", "--launcher-log-dir", "it is not a folder"),)),
+    ),
     ("open files", WARNING, "256, 65536 (soft, hard)", machine(open_files=(256, 65536))),
+    ("open files", PROBLEM, "torchrun needs 26", machine(open_files=(25, 65536))),
     (
         "open files",
         PROBLEM,
@@ -656,6 +682,9 @@ def test_a_job_of_this_script(fake_torch, script, tmp_path):
     ((level, text),) = found(done)["job"]
     assert level == "ok" and ": 2 ranks on " in text
     assert not (tmp_path / "logs").exists()
+    (tmp_path / "logs").write_text("a file")
+    done = doctor("--train-script", path, "--launcher-log-dir", log_dir, code=2)
+    assert f"problem  disk       {tmp_path}/logs (--launcher-log-dir): it is not a f" in done.stdout
 
 
 def test_a_job_that_would_not_start(fake_torch, tmp_path):
@@ -686,6 +715,18 @@ def test_a_mistake_is_a_problem_without_a_traceback(fake_torch, args, environ, w
     fake_torch()
     done = doctor(*args, code=2, **environ)
     assert words in done.stdout and done.stderr == ""
+
+
+def test_a_hyperparameter_that_no_process_can_get(fake_torch, tmp_path):
+    fake_torch()
+    config = tmp_path / "ml" / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "resourceconfig.json").write_text('{"current_host": "algo-1", "hosts": ["algo-1"]}')
+    (config / "inputdataconfig.json").write_text("{}")
+    for length, code in ((1000, 0), (1 << 17, 2)):
+        (config / "hyperparameters.json").write_text(json.dumps({"text": "x" * length}))
+        done = doctor("--json", code=code, SAGEMAKER_BASE_DIR=str(tmp_path / "ml"))
+        assert ("variables of the job are too long" in done.stdout) == bool(code)
 
 
 def test_a_host_that_takes_no_part(fake_torch):
@@ -723,6 +764,35 @@ def nvidia_smi(tmp_path, monkeypatch, text):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can be another user")
+def test_the_threads_that_a_user_has_already(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert look_machine._own_threads() == 0
+    shell = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], user=54321)  # doctor's own child
+    try:
+        poll(lambda: look_machine._own_threads() == 1)
+    finally:
+        for process in (*psutil.Process(shell.pid).children(), shell):
+            process.kill()
+        shell.wait()
+
+
+def test_a_gpu_that_the_kernel_has(tmp_path):
+    assert not look_machine.sees_gpu(str(tmp_path))
+    (tmp_path / "sys/bus/pci/devices/0").mkdir(parents=True)
+    vendor = tmp_path / "sys/bus/pci/devices/0/vendor"
+    vendor.write_text("0x1d0f\n")
+    assert not look_machine.sees_gpu(str(tmp_path))
+    vendor.write_text("0x10de\n")
+    assert look_machine.sees_gpu(str(tmp_path))
+    vendor.unlink()
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert not look_machine.sees_gpu(str(tmp_path))
+    (tmp_path / "dev/nvidia0").touch()
+    assert look_machine.sees_gpu(str(tmp_path))
+
+
 def test_a_gpu(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, NVIDIA_SMI)
     fake_torch(devices=1, cuda="12.8")
@@ -737,7 +807,8 @@ def test_a_driver_that_is_broken(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, "#!/bin/sh\necho NVML: mismatch\nexit 18\n")
     fake_torch()
     text = "nvidia-smi: it ended with exit code 18 (NVML: mismatch) -> replace this host"
-    assert ("problem", f"{text}, or its driver") in found(doctor("--json", code=2))["devices"]
+    seen = found(doctor("--json", code=2, SM_NUM_GPUS="1"))["devices"]
+    assert ("problem", f"{text}, or its driver") in seen
 
 
 @pytest.mark.systems
@@ -745,7 +816,8 @@ def test_a_driver_that_hangs(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, HANGS)
     fake_torch()
     began = time.monotonic()
-    assert "nvidia-smi: it did not end within 15 s" in doctor(code=2).stdout
+    said = doctor(code=2, SM_NUM_GPUS="1").stdout
+    assert "nvidia-smi: it did not end within 15 s" in said
     assert time.monotonic() - began < 40
 
 

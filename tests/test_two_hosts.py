@@ -332,6 +332,16 @@ def test_a_host_that_is_killed_before_it_leaves_is_not_waited_for(start_two, scr
     assert first.failure.startswith("127.0.0.2 was lost: ")
 
 
+def test_a_stop_while_the_first_host_waits_for_all_to_leave(start_two, script, tmp_path):
+    hosts = hold_up_the_second(start_two, script, tmp_path, 600)
+    poll(lambda: "Done waiting for other agents" in hosts[0].err)
+    for host in hosts:
+        host.signal(signal.SIGTERM)
+    for host in hosts:
+        assert host.wait(60) == 143, host.log()
+        assert "killing it" not in host.err, host.log()
+
+
 SAVES = """
 import os, signal, sys, time
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from launcher.values import NamedTuple
 
+LOG_DIR = "--launcher-log-dir"  # what a folder is used for
+
 
 class JobFacts(NamedTuple):
     """What the launcher would run here; `error` is why it would not start."""
@@ -96,6 +98,7 @@ class DeviceFacts(NamedTuple):
     gpus: tuple[str, ...] = ()  # their names
     driver: str = ""
     problem: str = ""
+    is_seen: bool = True  # a GPU, by the kernel: on its bus, or as a device file
 
 
 class TorchFacts(NamedTuple):

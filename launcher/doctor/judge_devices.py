@@ -16,8 +16,11 @@ def judge(facts: Facts) -> list[Finding]:
 
 def _devices(facts: Facts) -> list[Finding]:
     job, seen, torch = facts.job, facts.devices, facts.torch
-    if seen.problem:
+    if seen.problem and (job.num_gpus or seen.is_seen):
         return [problem("devices", seen.problem, "replace this host, or its driver")]
+    if seen.problem:
+        to_do = "a job would run on CPU; if this host has GPUs, replace it, or its driver"
+        return [warning("devices", f"{seen.problem}; no GPU is seen here", to_do)]
     if not (job.num_gpus or seen.gpus):
         if job.nproc_per_node == "gpu":
             to_do = f"unset PET_NPROC_PER_NODE, or use {flag('nproc_per_node')}"

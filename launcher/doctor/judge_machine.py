@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.doctor.facts import Facts, Folder, Limit
+from launcher.doctor.facts import LOG_DIR, Facts, Folder, Limit
 from launcher.doctor.finding import Finding, ok, problem, size, warning
 from launcher.text import flag, plural
 
@@ -13,6 +13,7 @@ _LITTLE_DISK = 1 << 30
 _MEMORY = 512 << 20  # bytes that a rank needs, to import torch and a little more
 _DESCRIPTORS = 30  # that the first launcher needs besides one for each host
 _FILES = 1024
+_FEWEST_FILES = 26  # torchrun and its store: seen to fail with 25 (torch 2.13)
 _PROCESSES = 100  # processes and threads of a rank: OpenMP, data loaders, NCCL
 
 
@@ -82,6 +83,9 @@ def _disk(folders: Sequence[Folder]) -> list[Finding]:
             # Of TMPDIR the launcher's own message says what to do.
             if folder.use == "TMPDIR":
                 found.append(problem("disk", f"{where}: {folder.problem}", ""))
+            elif folder.use == LOG_DIR:
+                to_do = "name a folder that this user may write to"
+                found.append(problem("disk", f"{where}: {folder.problem}", to_do))
             else:
                 to_do = "make it, or make it writable for this user"
                 found.append(warning("disk", f"{where}: {folder.problem}", to_do))
@@ -111,6 +115,9 @@ def _files(facts: Facts) -> Finding:
             f"start the container with --ulimit nofile={max(needs, 65536)}, "
             f"or use {flag('peers')} false",
         )
+    if soft is not None and soft < _FEWEST_FILES:
+        to_do = "start the container with --ulimit nofile=65536"
+        return problem("open files", f"{seen}; torchrun needs {_FEWEST_FILES}", to_do)
     if soft is not None and soft < _FILES:
         to_do = "start the container with --ulimit nofile=65536: data loaders open many files"
         return warning("open files", seen, to_do)

@@ -115,8 +115,10 @@ def _own_name(job: JobFacts, network: NetworkFacts) -> list[Finding]:
         seen += ", which leads nobody else here"
     if job.peers:
         return [ok("own name", f"{seen}; the launcher does not need it")]
+    # The first host's torchrun cannot even keep its store there; gloo and others may fail.
+    judged = problem if own.addresses == () and job.is_first and network.ports else warning
     return [
-        warning(
+        judged(
             "own name",
             seen,
             f"without {flag('peers')} torchrun needs it: let the launchers talk, or add the name "

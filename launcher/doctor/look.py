@@ -122,7 +122,8 @@ def _devices(answer: Answer | None) -> DeviceFacts:
         return DeviceFacts()
     if answer.problem:
         why = (answer.err or answer.out).strip().partition("\n")[0]
-        return DeviceFacts(problem=f"nvidia-smi: {answer.problem}{why and f' ({why})'}")
+        problem = f"nvidia-smi: {answer.problem}{why and f' ({why})'}"
+        return DeviceFacts(problem=problem, is_seen=look_machine.sees_gpu())
     rows = [line.rpartition(", ") for line in answer.out.splitlines() if ", " in line]
     return DeviceFacts(
         gpus=tuple(name for name, _, _ in rows), driver=rows[0][2].strip() if rows else ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 from launcher.doctor.facts import JobFacts
@@ -40,7 +43,7 @@ def look_at_job(
     if prepared is None:
         summary = "this host is in none of the instance groups that take part"
         return facts._replace(takes_part=False, summary=summary), None
-    return _of_prepared(facts, prepared), prepared
+    return _of_prepared(facts, prepared, environ), prepared
 
 
 def _without_effects(environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,7 +59,7 @@ def _without_effects(environ: Mapping[str, str]) -> dict[str, str]:
     return made
 
 
-def _of_prepared(facts: JobFacts, prepared: Prepared) -> JobFacts:
+def _of_prepared(facts: JobFacts, prepared: Prepared, environ: Mapping[str, str]) -> JobFacts:
     cluster, chosen, plan = prepared
     facts = facts._replace(
         hosts=cluster.hosts,
@@ -72,6 +75,7 @@ def _of_prepared(facts: JobFacts, prepared: Prepared) -> JobFacts:
     )
     if not isinstance(plan, LaunchPlan):
         return facts._replace(error=str(plan))
+    facts = facts._replace(error=_cannot_be_passed(plan, environ))
     return facts._replace(
         nproc_per_node=plan.nproc_per_node,
         grace=plan.grace,
@@ -81,6 +85,20 @@ def _of_prepared(facts: JobFacts, prepared: Prepared) -> JobFacts:
         summary=" ".join(plan.summary()),
         said=plan.remarks,
     )
+
+
+def _cannot_be_passed(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
+    """Return why the kernel takes no process with these arguments and variables, "" if it does."""
+    command = (sys.executable, "-I", "-S", "-c", "", *plan.argv)
+    try:
+        subprocess.run(
+            command, env={**environ, **plan.environment}, check=False, capture_output=True
+        )
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            most = "one of at most 128 KiB, all of a few MiB (execve(2))"
+            return f"the arguments and variables of the job are too long; expected {most}."
+    return ""
 
 
 def _names_script(argv: Sequence[str], environ: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import resource
 import socket
@@ -10,14 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from launcher import __version__
-from launcher.doctor.facts import Folder, Limit, MachineFacts, StopFacts, Versions
+from launcher.doctor.facts import LOG_DIR, Folder, Limit, MachineFacts, StopFacts, Versions
 from launcher.errors import LaunchError
 from launcher.job import cgroups, machine, toolkit
 from launcher.job.cgroups import read_text
 from launcher.job.options import INIT
 from launcher.processes import status
 from launcher.result.failure_file import output_dir
-from launcher.run.run_dir import run_dir
+from launcher.run.run_dir import run_dir, unpacked
 
 _MOST_ANCESTORS = 50
 _SHM = "/dev/shm"
@@ -70,10 +71,14 @@ def _folders(environ: Mapping[str, str], log_dir: str, *, on_sagemaker: bool) ->
         there = os.path.abspath(log_dir)
         while not os.path.exists(there) and os.path.dirname(there) != there:
             there = os.path.dirname(there)  # the launcher makes the rest
-        yield _folder(there, "--launcher-log-dir")
+        if os.path.isdir(there):
+            yield _folder(there, LOG_DIR)
+        else:
+            yield Folder(there, LOG_DIR, "it is not a folder")
     temporary = environ.get("TMPDIR") or "/tmp"
     try:
-        with run_dir(environ):
+        with run_dir(environ) as folder:
+            unpacked((), folder)
             yield _folder(temporary, "TMPDIR")
     except LaunchError as error:
         yield Folder(temporary, "TMPDIR", str(error).rstrip("."))
@@ -99,8 +104,21 @@ def _processes(root: str) -> Limit:
             limits.append(Limit(most, used))
     soft, _ = _limit(resource.RLIMIT_NPROC)
     if soft is not None and os.geteuid() != 0:  # root has none
-        limits.append(Limit(soft))
+        limits.append(Limit(soft, _own_threads()))
     return min(limits, key=_free, default=Limit())
+
+
+def _own_threads() -> int:
+    """Return how many threads this user has beside doctor's, as far as they can be seen."""
+    uid, found = os.getuid(), 0
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError, KeyError):
+                fields = status(int(name))
+                is_ours = os.getpid() in (int(name), int(fields[b"PPid"]))
+                if int(fields[b"Uid"].split()[0]) == uid and not is_ours:
+                    found += int(fields[b"Threads"])
+    return found
 
 
 def _memory(root: str) -> tuple[Limit, str]:
@@ -141,6 +159,14 @@ def _number(*paths: str) -> int | None:
 
 def _free(limit: Limit) -> int:
     return (limit.most or 0) - (limit.used or 0)
+
+
+def sees_gpu(root: str = "") -> bool:
+    """Tell whether the kernel has an NVIDIA GPU: as a device file, or on its bus."""
+    vendors = glob.glob(f"{root}/sys/bus/pci/devices/*/vendor")
+    return bool(glob.glob(f"{root}/dev/nvidia[0-9]*")) or any(
+        read_text(path).strip() == "0x10de" for path in vendors
+    )
 
 
 def look_above(environ: Mapping[str, str]) -> StopFacts:

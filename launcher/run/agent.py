@@ -17,8 +17,8 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -167,11 +167,12 @@ def attach(launcher: Launcher) -> list[Any]:
 
 def leave_store(agent: Any, *, is_host: bool) -> None:
     """Leave torchrun's store; the host that keeps it goes last, else others log a stack trace."""
-    with contextlib.suppress(Exception):  # a host that was killed just now does not leave
+    by = time.monotonic() + 5  # a host that was killed just now does not leave
+    with contextlib.suppress(Exception):
         if agent._store.add("launcher/left", 1) == agent._worker_group.group_world_size:
             agent._store.set("launcher/all left", "")  # which waits for no answer
-        elif is_host:
-            agent._store.wait(["launcher/all left"], timedelta(seconds=5))
+        while is_host and not agent._store.check(["launcher/all left"]) and time.monotonic() < by:
+            time.sleep(0.01)  # which a stop ends; it would not end a wait of the store's own
 
 
 def be_reached_at(address: str) -> None:
@@ -211,8 +212,7 @@ def run(launcher: Launcher | None) -> int:
 
 def main() -> int:
     """Run torchrun; return the exit code it would have had, and tell the launcher why."""
-    run_dir = os.environ.get("LAUNCHER_RUN_DIR")
-    if run_dir is None:
+    if (run_dir := os.environ.get("LAUNCHER_RUN_DIR")) is None:
         return run(None)
     # A launcher that is killed cannot end its torchrun: then the kernel stops it (prctl(2)).
     if sys.platform == "linux":

@@ -47,6 +47,7 @@ def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
     """
     if not ARCHIVE:
         return argv
+    folder = os.path.abspath(folder)  # as agent.py calls it: TMPDIR may be ./a//b
     copies = {path: os.path.join(folder, os.path.basename(path)) for path in _EXECUTED}
     try:
         for path, copy in copies.items():
