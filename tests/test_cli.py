@@ -116,6 +116,8 @@ WRONG = [
     ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
     ({}, ["script.py"], "script.py is taken for an argument of the script"),
+    ({}, ["doctr"], "doctr is taken for an argument of the script"),
+    ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({}, ["--train_script", "x"], "--train_script is taken for an argument of the script"),
     (
         {},

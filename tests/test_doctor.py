@@ -216,14 +216,14 @@ ROWS = [
     ),
     ("devices", PROBLEM, "is a build for CPU", torch(cuda="")),
     ("devices", PROBLEM, "can use no GPU (too old)", torch(devices=0, cuda_problem="too old")),
-    ("devices", WARNING, "4 processes would share 2 GPU(s)", job(nproc_per_node="4")),
+    ("devices", WARNING, "4 processes would share 2 GPUs", job(nproc_per_node="4")),
     (
         "devices",
         WARNING,
-        "16 processes would share 8 core(s)",
+        "16 processes would share 8 cores",
         devices(gpus=()) | job(num_gpus=0, nproc_per_node="16"),
     ),
-    ("devices", OK, "32 Neuron core(s)", devices(gpus=()) | job(num_gpus=0, num_neurons=32)),
+    ("devices", OK, "32 Neuron cores", devices(gpus=()) | job(num_gpus=0, num_neurons=32)),
     ("torch", OK, "torch 2.8.0 for CUDA 12.8, NCCL 2.27.3", {}),
     ("torch", PROBLEM, "torch is not installed", torch(missing=True)),
     ("torch", PROBLEM, "ImportError", torch(version="", problem="ImportError: libcudart")),
@@ -305,7 +305,7 @@ ROWS = [
         machine(open_files=(20, 20)) | job(current_host="algo-1"),
     ),
     ("open files", OK, "unlimited", machine(open_files=(65536, None))),
-    ("processes", PROBLEM, "too few for 2 rank(s)", machine(processes=Limit(100, 90))),
+    ("processes", PROBLEM, "too few for 2 ranks", machine(processes=Limit(100, 90))),
     ("processes", WARNING, "60 more processes", machine(processes=Limit(100, 40))),
     ("processes", OK, "no limit", machine(processes=Limit())),
     ("stop", OK, "`sm-launch init` is above", {}),
@@ -431,7 +431,7 @@ def test_the_report_for_machines_and_for_sagemaker():
         "findings"
     ]
     assert report.failure(found) == "launcher: doctor: a job would fail\njob: no such file\n"
-    assert report.text(facts, found).endswith("fail on algo-2: 1 problem(s); 1 warning(s).")
+    assert report.text(facts, found).endswith("fail on algo-2: 1 problem; 1 warning.")
 
 
 @pytest.mark.parametrize(
@@ -678,7 +678,7 @@ def test_a_host_alone(fake_torch, tmp_path):
     assert done.stderr == "" and not (tmp_path / "output" / "failure").exists()
     assert "torch 2.8.0 for CPU" in done.stdout and "no script is named" in done.stdout
     assert "LAUNCHER_GRCE is not a launcher option" in done.stdout
-    assert re.search(r"^A job would run; \d warning\(s\)\.$", done.stdout, re.MULTILINE)
+    assert re.search(r"^A job would run; \d warnings?\.$", done.stdout, re.MULTILINE)
     assert imported.exists()
 
 
@@ -813,7 +813,7 @@ def test_a_gpu(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, NVIDIA_SMI)
     fake_torch(devices=1, cuda="12.8")
     seen = found(doctor("--json"))
-    assert seen["devices"] == [("ok", "1 GPU(s) for the job: NVIDIA A10G, driver 550.163.01 -> ")]
+    assert seen["devices"] == [("ok", "1 GPU for the job: NVIDIA A10G, driver 550.163.01 -> ")]
     assert "CUDA 12.8, NCCL 2.27.3" in seen["torch"][0][1]
     fake_torch(devices=0, cuda="12.8")
     assert "can use no GPU (the driver is too old)" in doctor("--json", code=2).stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.doctor.facts import Facts, TorchFacts
 from launcher.doctor.finding import Finding, ok, problem, warning
-from launcher.text import flag
+from launcher.text import flag, plural
 
 _OLDEST_TORCH = (2, 4)
 
@@ -25,13 +25,13 @@ def _devices(facts: Facts) -> list[Finding]:
         if job.nproc_per_node == "gpu":
             to_do = f"unset PET_NPROC_PER_NODE, or use {flag('nproc_per_node')}"
             return [problem("devices", "a process for each GPU, but this host has none", to_do)]
-        cores = f"{facts.machine.cores} core(s)"
+        cores = plural(facts.machine.cores, "core")
         if job.num_neurons:
-            return [ok("devices", f"{job.num_neurons} Neuron core(s), {cores}")]
+            return [ok("devices", f"{plural(job.num_neurons, 'Neuron core')}, {cores}")]
         return [ok("devices", f"no GPU; {cores}"), *_crowded(facts)]
     names = ", ".join(dict.fromkeys(seen.gpus)) or "not listed by nvidia-smi"
     driver = f", driver {seen.driver}" if seen.driver else ""
-    found = [ok("devices", f"{job.num_gpus} GPU(s) for the job: {names}{driver}")]
+    found = [ok("devices", f"{plural(job.num_gpus, 'GPU')} for the job: {names}{driver}")]
     if job.num_gpus and torch.version and not torch.cuda:
         return [
             *found,
@@ -56,7 +56,7 @@ def _devices(facts: Facts) -> list[Finding]:
         found.append(
             warning(
                 "devices",
-                f"{job.processes} processes would share {usable} GPU(s)",
+                f"{job.processes} processes would share {plural(usable, 'GPU')}",
                 f"use {flag('nproc_per_node')} {usable}, or auto",
             )
         )
@@ -70,7 +70,7 @@ def _crowded(facts: Facts) -> list[Finding]:
     return [
         warning(
             "devices",
-            f"{processes} processes would share {cores} core(s)",
+            f"{processes} processes would share {plural(cores, 'core')}",
             f"use {flag('nproc_per_node')} {cores}, or a larger instance",
         )
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from launcher.doctor.facts import LOG_DIR, Facts, Folder, Limit
 from launcher.doctor.finding import Finding, ok, problem, size, warning
-from launcher.text import flag
+from launcher.text import flag, plural
 
 _SMALL_SHM = 512 << 20  # bytes; Docker's default is 64 MiB
 _LITTLE_DISK = 1 << 30
@@ -54,7 +54,7 @@ def _memory(facts: Facts) -> list[Finding]:
     free = memory.most - (memory.used or 0)
     seen = f"{size(free)} of {size(memory.most)} free ({facts.machine.memory_of})"
     if free < processes * _MEMORY:
-        seen += f", for {processes} process(es)"
+        seen += f", for {plural(processes, 'rank')}"
         return [warning("memory", seen, "use fewer processes, a larger instance, or docker run -m")]
     return [ok("memory", seen)]
 
@@ -135,8 +135,8 @@ def _processes(facts: Facts) -> Finding:
     # torchrun, the launcher, and a few threads of torch in each rank.
     if free < 10 + 4 * ranks:
         to_do = "start the container with --pids-limit=-1, or --ulimit nproc=-1"
-        return problem("processes", f"{seen}, too few for {ranks} rank(s)", to_do)
+        return problem("processes", f"{seen}, too few for {plural(ranks, 'rank')}", to_do)
     if free < _PROCESSES * (1 + ranks):
         to_do = "start the container with --pids-limit=-1, or --ulimit nproc=-1"
-        return warning("processes", f"{seen}, for {ranks} rank(s)", to_do)
+        return warning("processes", f"{seen}, for {plural(ranks, 'rank')}", to_do)
     return ok("processes", seen)

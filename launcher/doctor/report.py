@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from launcher.doctor.facts import Facts
 from launcher.doctor.finding import Finding, Level, problems
-from launcher.text import printable
+from launcher.text import plural, printable
 
 
 def text(facts: Facts, findings: Sequence[Finding]) -> str:
@@ -23,10 +23,10 @@ def text(facts: Facts, findings: Sequence[Finding]) -> str:
 def _verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     wrong = len(problems(findings))
     warnings = sum(finding.level is Level.WARNING for finding in findings)
-    more = f"; {warnings} warning(s)" if warnings else ""
+    more = f"; {plural(warnings, 'warning')}" if warnings else ""
     where = f" on {facts.job.current_host}" if facts.job.nnodes > 1 else ""
     if wrong:
-        return f"A job would fail{where}: {wrong} problem(s){more}."
+        return f"A job would fail{where}: {plural(wrong, 'problem')}{more}."
     if not facts.job.takes_part:
         return f"This host takes no part in the job{more}."
     return f"A job would run{where}{more}."

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
-from launcher.text import PREFIX, flag
+from launcher.text import PREFIX, flag, printable, shortened
 from launcher.values import NamedTuple
 
 _SCRIPT, _MODULE = "--train-script", "--train-module"
@@ -149,8 +149,11 @@ def _check_targets(typed: _CommandLine) -> None:
         )
     if not typed.targets:
         near = [word for word in typed.script_args if word.startswith(("--train_", "--train-"))]
-        near += [word for word in typed.script_args[:1] if word.endswith(".py")]
-        hint = f" ({near[0]} is taken for an argument of the script)" if near else ""
+        # A script, or a misspelt subcommand.
+        near += [word for word in typed.script_args[:1] if not word.startswith("-")]
+        hint = ""
+        if near:
+            hint = f" ({shortened(printable(near[0]), 60)} is taken for an argument of the script)"
         raise LaunchError(
             f"there is nothing to run{hint}: give {_SCRIPT} PATH or {_MODULE} NAME "
             "(on SageMaker: the hyperparameter train-script); see --launcher-help."

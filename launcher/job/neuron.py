@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
 from launcher.job.cluster import Cluster
+from launcher.text import plural
 
 COMPILE = "neuron_parallel_compile"
 VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
@@ -20,7 +21,7 @@ def too_many(nproc: int, where: str, cluster: Cluster) -> LaunchError:
     """
     cores = cluster.num_neurons
     return LaunchError(
-        f"{where} is {nproc}, but {cluster.current_host} has {cores} Neuron core(s) "
+        f"{where} is {nproc}, but {cluster.current_host} has {plural(cores, 'Neuron core')} "
         f"(SM_NUM_NEURONS, else neuron-ls -j); expected at most {cores}, a core for each process."
     )
 

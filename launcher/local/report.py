@@ -11,7 +11,7 @@ from launcher.local.host import Host
 from launcher.local.hyperparameters import Passable, changes
 from launcher.local.options import Choices
 from launcher.local.shares import Share
-from launcher.text import counted, printable, short
+from launcher.text import counted, plural, printable, short
 
 _NAMED = 8  # files of a folder
 
@@ -24,14 +24,15 @@ def beginning(
     who = f"algo-1 is {first.address}"
     if count > 1:
         who += f"{',' if count == 2 else ' ...'} algo-{count} is {shares[-1].address}"
-    gpus = f" and {len(first.gpus)} GPU(s)" if first.gpus else ""
-    lines = [f"{who}, each with {first.cores} core(s){gpus}; their folders are in {run_dir}."]
+    gpus = f" and {plural(len(first.gpus), 'GPU')}" if first.gpus else ""
+    each = plural(first.cores, "core") + gpus
+    lines = [f"{who}, each with {each}; their folders are in {run_dir}."]
     if first.gpus == ():
         lines.append(f"there are fewer GPUs than {count} hosts: none has one.")
     processes = count * (chosen.nproc_per_node or len(first.gpus or ()) or 1)
     cores = len({share.cpus for share in shares}) * first.cores
     if processes > cores and first.cpus:
-        lines.append(f"{processes} processes share {cores} core(s).")
+        lines.append(f"{processes} processes share {plural(cores, 'core')}.")
     if passable.refused:
         lines.append(
             f"the arguments reach the script as they are, but SageMaker can pass none like "

@@ -96,4 +96,4 @@ def test_a_job_that_would_fail_says_so_to_sagemaker(job):
     job.start()
     assert host.wait() == 2, host.log()
     assert "job: --train-script missing.py: there is" in host.failure
-    assert "A job would fail: 1 problem(s)" in host.log()
+    assert "A job would fail: 1 problem" in host.log()

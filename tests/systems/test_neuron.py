@@ -242,6 +242,6 @@ def test_more_processes_than_neuron_cores(start, script):
     host = start(*arguments, SM_NUM_NEURONS="32", SM_NUM_GPUS="0")
     assert host.wait() == 2
     assert host.err == (
-        "launcher: --launcher-nproc-per-node is 33, but localhost has 32 Neuron core(s) "
+        "launcher: --launcher-nproc-per-node is 33, but localhost has 32 Neuron cores "
         "(SM_NUM_NEURONS, else neuron-ls -j); expected at most 32, a core for each process.\n"
     )
