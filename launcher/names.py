@@ -30,8 +30,3 @@ def is_literal(host: str) -> bool:
             continue
         return True
     return False
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether an address can be reached from this machine only."""
-    return address == "::1" or address.startswith("127.")

@@ -1,4 +1,4 @@
-"""How values are quoted and shortened in messages, and how an option is spelled there. Pure."""
+"""How values are quoted and shortened in messages, options spelled, addresses told apart. Pure."""
 
 from __future__ import annotations
 
@@ -81,3 +81,8 @@ def port_is_taken(endpoint: str) -> str:
         f"the rendezvous port of {endpoint} is taken on this host; "
         "choose another with --launcher-rdzv-port, the same one on every host"
     )
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an address can be reached from this machine only."""
+    return address == "::1" or address.startswith("127.")

@@ -175,8 +175,3 @@ class Facts(NamedTuple):
     stop: StopFacts = StopFacts()
     versions: Versions = Versions()
     late: tuple[str, ...] = ()  # what was not seen in time: "network", "machine"
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether an address can be reached from its own machine only."""
-    return address == "::1" or address.startswith("127.")

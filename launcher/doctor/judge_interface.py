@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.doctor.facts import Facts, Name, NetworkFacts, is_loopback
+from launcher.doctor.facts import Facts, Name, NetworkFacts
 from launcher.doctor.finding import Finding, listed, ok, problem, warning
+from launcher.text import is_loopback
 
 
 def interface(facts: Facts) -> list[Finding]:

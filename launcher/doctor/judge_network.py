@@ -12,10 +12,9 @@ from launcher.doctor.facts import (
     NetworkFacts,
     Port,
     PortState,
-    is_loopback,
 )
 from launcher.doctor.finding import Finding, listed, ok, problem, warning
-from launcher.text import flag
+from launcher.text import flag, is_loopback
 
 
 def judge(facts: Facts) -> list[Finding]:

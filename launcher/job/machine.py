@@ -17,7 +17,8 @@ from launcher.errors import EXIT_NOT_FOUND, LaunchError
 from launcher.job import cgroups
 from launcher.job.cgroups import read_text
 from launcher.log import log
-from launcher.names import is_loopback, look_up
+from launcher.names import look_up
+from launcher.text import is_loopback
 from launcher.values import NamedTuple
 
 # Seconds. nvidia-smi has been seen to hang on a broken driver; a job that costs money must not.

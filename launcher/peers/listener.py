@@ -11,9 +11,10 @@ from collections.abc import Sized
 from selectors import EVENT_READ, BaseSelector
 from typing import Callable
 
-from launcher.names import is_literal, is_loopback
+from launcher.names import is_literal
 from launcher.peers import addresses
 from launcher.peers.events import CannotListen, Job, Listening, TooFewFiles
+from launcher.text import is_loopback
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
 _AT_ONCE = 100  # connections that are accepted before anything else has its turn
