@@ -83,6 +83,20 @@ def poll(condition, timeout: float = 60, every: float = 0.05):
         time.sleep(every)
 
 
+def completed(*command, code=0, timeout=100, **environ):
+    """Run a command to its end, which has to be with code; return what it did."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environ},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
 def more(*values: object):
     """Make a parameter one more case of a kind that `make test` has: only `make matrix` runs it."""
     return pytest.param(*values, marks=pytest.mark.more)

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from conftest import REPO, completed
 
 BUILD = [sys.executable, str(REPO / "bundle" / "build.py")]
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
@@ -30,16 +30,7 @@ def one_file(tmp_path) -> Path:
 
 def launch(*argv, code=0, **environ):
     """Run a command without torch; return what it did."""
-    done = subprocess.run(
-        [str(word) for word in argv],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **environ},
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return completed(*argv, code=code, timeout=60, **environ)
 
 
 # How it is made

@@ -12,7 +12,7 @@ import zipfile
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, free_port, poll
+from conftest import LAUNCHER, REPO, completed, free_port, poll
 
 from launcher.child import Child
 from launcher.doctor import judge_job, look_job, look_machine, look_network, report
@@ -651,16 +651,7 @@ def is_gloo_available(): return True
 
 
 def doctor(*args, code=0, command=LAUNCHER, **environ):
-    done = subprocess.run(
-        [*command, "doctor", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **environ},
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return completed(*command, "doctor", *args, code=code, **environ)
 
 
 def found(done):
@@ -906,11 +897,7 @@ def test_help(args):
 
 
 def local(*args, code=0):
-    done = subprocess.run(
-        [*LAUNCHER, "local", *map(str, args)], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return completed(*LAUNCHER, "local", *args, code=code)
 
 
 def test_made_up_hosts(fake_torch, script, tmp_path):

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, TRAIN_DDP, poll
+from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, poll
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,16 +36,7 @@ torch = pytest.mark.torch
 
 
 def local(*args, code=0, **environ):
-    done = subprocess.run(
-        [*LOCAL, *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **environ},
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return completed(*LOCAL, *args, code=code, **environ)
 
 
 def lines_of(text, host):
