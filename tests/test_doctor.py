@@ -326,13 +326,13 @@ ROWS = [
     (
         "stop",
         WARNING,
-        "AWS's start script",
+        "AWS's start script: a stop reaches no rank -> put the launcher's `init` in front",
         pid_1("bash", "-m", "start_with_right_hostname.sh", "train", parents=(7,)),
     ),
     (
         "stop",
         WARNING,
-        "which ignores stops",
+        "which ignores stops: none reaches a rank -> put the launcher's `init` in front",
         pid_1("/usr/bin/python3", "/usr/local/bin/train", parents=(7,)),
     ),
     (

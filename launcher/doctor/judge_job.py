@@ -16,6 +16,10 @@ _INITS = ("tini", "tini-static", "dumb-init", "docker-init", "catatonit")
 _SYSTEMS = ("systemd", "init", "launchd")
 _EXEC_FORM = 'use the exec form, ENTRYPOINT ["sm-launch"] or ["sm-launch", "init", ...] '
 _SEE = "(docs/image.md)"
+_PUT_INIT = (
+    "put the launcher's `init` in front of it: in an image of your own, or in any image with the "
+    "estimator's container_entry_point and a channel that holds launcher.py (docs/guide.md)"
+)
 
 
 def judge(facts: Facts) -> list[Finding]:
@@ -48,11 +52,10 @@ def _stop(stop: StopFacts) -> Finding:
     if _is_launcher(words):
         return ok("stop", f"PID 1 is a launcher, `{shown}`: a stop reaches its ranks")
     if any("start_with_right_hostname" in word for word in words):
-        to_do = "save often, or put `sm-launch init` in front of it in an image of your own "
-        return warning("stop", "PID 1 is AWS's start script: a stop reaches no rank", to_do + _SEE)
+        return warning("stop", "PID 1 is AWS's start script: a stop reaches no rank", _PUT_INIT)
     if _runs(words, "train"):
         seen = "PID 1 is SageMaker's toolkit, which ignores stops: none reaches a rank"
-        return warning("stop", seen, _EXEC_FORM + _SEE)
+        return warning("stop", seen, _PUT_INIT)
     if name in _SHELLS:
         seen = f"PID 1 is a shell (`{shown}`), which by itself passes no stop on"
         return warning("stop", seen, _EXEC_FORM + _SEE)

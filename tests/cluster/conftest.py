@@ -76,11 +76,11 @@ def add_torchvision(job: Job, client: docker.DockerClient) -> None:
 
 
 # What stands between PID 1 and `train` in AWS's PyTorch images; theirs also fakes the host's name.
-AWS_START = 'if [[ "$1" == train ]]; then train; else eval "$@"; fi'
+AWS_SCRIPT = 'if [[ "$1" == train ]]; then train; else eval "$@"; fi'
 AWS_IMAGE = f"""
 RUN pip install --no-deps sagemaker_pytorch_training==3.0.0
 RUN pip uninstall --yes sagemaker-torch-launcher && rm -r /opt/train_scripts
-RUN echo '{AWS_START}' > /usr/local/bin/start_with_right_hostname.sh
+RUN echo '{AWS_SCRIPT}' > /usr/local/bin/start_with_right_hostname.sh
 ENV LAUNCHER_SCRIPT_DIR= SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main
 ENTRYPOINT ["bash", "-m", "start_with_right_hostname.sh"]
 """

@@ -29,6 +29,9 @@ TRAIN = "train"  # SageMaker's way: the toolkit's `train`, with the script in a 
 ALONE = "the launcher alone"  # arguments for the launcher, with the script in /opt/ml/code
 AWS = "train as in AWS's image"  # in conftest's aws_image, with the launcher in the source_dir
 ONE_FILE = "train with one file"  # beside the script, in any image with the toolkit
+CHANNEL = "train below the init of a channel's file"  # one file again, and no launcher in the image
+INIT_OF_A_CHANNEL = ["python3", "/opt/ml/input/data/launcher/launcher.py", "init"]
+AWS_START = ["bash", "-m", "start_with_right_hostname.sh"]  # what AWS's image starts with
 
 
 class Host:
@@ -267,10 +270,16 @@ class Job(Mapping):
             if how == AWS:
                 shutil.copytree(REPO / "launcher", host.opt_ml / "source" / "launcher")
                 host.hyperparameters["sagemaker_program"] = "launcher/__main__.py"
-            elif how == ONE_FILE:
+            elif how in (ONE_FILE, CHANNEL):
                 out = host.opt_ml / "source" / "launcher.py"
                 subprocess.run([sys.executable, REPO / "bundle" / "build.py", out], check=True)
                 host.hyperparameters["sagemaker_program"] = "launcher.py"
+            if how == CHANNEL:
+                host.channels["launcher"] = host.opt_ml.parent / "launcher"
+                host.channels["launcher"].mkdir()
+                shutil.copy(out, host.channels["launcher"])
+                host.options["entrypoint"] = INIT_OF_A_CHANNEL
+                host.command = [*AWS_START, "train"]
 
     def start(self, *names: str) -> None:
         """Start the hosts named, or all; those that run already are left alone."""

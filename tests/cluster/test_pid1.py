@@ -5,7 +5,7 @@ import time
 import pytest
 from conftest import more, poll
 
-from cluster.hosts import ALONE, AWS, CONTAINERS, TRAIN
+from cluster.hosts import ALONE, AWS, CHANNEL, CONTAINERS, TRAIN
 
 pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
@@ -44,11 +44,14 @@ def test_the_containers_end_is_that_of_the_job(job, host, how, script, code, fai
     assert host.failure.splitlines()[0] == failure
 
 
-@pytest.mark.parametrize(("whose", "code"), [("aws_image", 1), ("own_aws_image", 3)])
-def test_the_end_of_a_container_of_awss(job, host, whose, code, request):
-    """docs/image.md: 1 for every failure as it is, the job's own below `sm-launch init`."""
+@pytest.mark.parametrize(
+    ("whose", "how", "code"),
+    [("aws_image", AWS, 1), ("own_aws_image", AWS, 3), ("aws_image", CHANNEL, 3)],
+)
+def test_the_end_of_a_container_of_awss(job, host, whose, how, code, request):
+    """docs/image.md: 1 for every failure as it is, the job's own below the launcher's `init`."""
     job.image = request.getfixturevalue(whose)
-    job.will_run("import sys; sys.exit(3)", AWS)
+    job.will_run("import sys; sys.exit(3)", how)
     job.start()
     assert host.wait() == code, host.log()
     first = "algo-1, rank 0 (local rank 0) ended with exit code 3"

@@ -26,6 +26,7 @@ versions = pytest.mark.parametrize("version", sdk.VERSIONS)
 NETWORK = "sagemaker-local"
 SMALL = ("weights=none", "image-size=64", "batch-size=4", "epochs=1")
 DDP = ("train-script=train_ddp.py", "epochs=1", "samples=512")
+CHECKPOINTS = ("--checkpoints", "s3://bucket/not-used")
 
 # What an SDK runs: docker-compose -f FILE up ... With this in front, the hosts have a label by
 # which the tests find them, and what a test lends them.
@@ -224,7 +225,7 @@ def stopped(local, ants_and_bees):
     """Start an example, stop its hosts once they train; return their exit codes."""
 
     def stopped(name, image, *rest, limit):
-        checkpoints = ("--checkpoints", "s3://bucket/not-used") if "spot" in name else ()
+        checkpoints = CHECKPOINTS if "spot" in name else ()
         data = ("--data", str(ants_and_bees))
         local.start(name, *arguments(name, image), *data, *checkpoints, *rest)
         poll(lambda: "epoch=0 " in local.log or local.ended(), 120)
@@ -239,6 +240,20 @@ def test_a_stop_of_v2(local, stopped, image):
     endless = ("train-script=train_ddp.py", "epochs=100000", "samples=64")
     assert stopped("own_image_v2.py", image, *endless, limit=60) == [143, 143], local.log
     assert "stopped by SIGTERM; saved /opt/ml/checkpoints/" in local.hosts_log()
+
+
+def test_a_job_of_v2_below_the_init_of_a_channel(local, trained, aws_image):
+    sdk.make_source(local.folder, *TRAIN_DDP.parent.glob("*.py"))
+    assert "model.pt" in trained("spot_v2.py", aws_image, *CHECKPOINTS, *DDP)
+
+
+def test_a_stop_of_v2_in_awss_image(local, stopped, aws_image):
+    """The launcher's init, from a channel, takes the place of AWS's shell, which is PID 1 there."""
+    sdk.make_source(local.folder, *TRAIN_DDP.parent.glob("*.py"))
+    endless = ("train-script=train_ddp.py", "epochs=100000", "samples=64")
+    codes = stopped("spot_v2.py", aws_image, *endless, limit=60)
+    assert codes == [143, 143], local.log
+    assert local.hosts_log().count("stopped by SIGTERM; saved /opt/ml/checkpoints/") == 1
 
 
 def test_a_stop_of_v3_in_awss_image(local, stopped, torchvision, aws_image):

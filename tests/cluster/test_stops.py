@@ -3,7 +3,7 @@
 import pytest
 from conftest import more, poll
 
-from cluster.hosts import ALONE, AWS, CONTAINERS, SLACK, TRAIN
+from cluster.hosts import ALONE, AWS, CHANNEL, CONTAINERS, SLACK, TRAIN
 
 pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
@@ -38,12 +38,17 @@ def assert_ended_within(host, seconds):
     assert host.failure is None
 
 
-@pytest.mark.parametrize(("how", "seconds"), [(TRAIN, 40), more(ALONE, 5), more(AWS, 5)])
+@pytest.mark.parametrize(
+    ("how", "seconds"), [(TRAIN, 40), more(ALONE, 5), more(AWS, 5), more(CHANNEL, 5)]
+)
 def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
-    if how == AWS:
-        job.image = request.getfixturevalue("own_aws_image")
+    if how in (AWS, CHANNEL):
+        job.image = request.getfixturevalue("own_aws_image" if how == AWS else "aws_image")
     job.add("algo-1", "algo-2")
     job.will_run(SAVE, how, launcher_nproc_per_node=2, save_seconds=seconds)
+    for host in job.values():
+        if how == CHANNEL:  # as where the image has the toolkit, and no start script of AWS's
+            host.command = ["train"]
     job.start()
     for host in job.values():
         host.wait_for("ready to be stopped", count=2)
@@ -86,9 +91,12 @@ def test_a_stop_while_the_script_imports_torch(job, how):
     assert "it is imported" not in job.logs()
 
 
-def test_a_stop_while_the_toolkit_installs_requirements(job):
+@pytest.mark.parametrize("how", [TRAIN, more(CHANNEL)])
+def test_a_stop_while_the_toolkit_installs_requirements(job, how, request):
+    if how == CHANNEL:
+        job.image = request.getfixturevalue("aws_image")
     job.add("algo-1")
-    job.will_run("raise SystemExit('this must not be started')", TRAIN)
+    job.will_run("raise SystemExit('this must not be started')", how)
     host = job["algo-1"]
     host.write("source/requirements.txt", "./slow\n")
     slow = "open('/opt/ml/output/installing', 'w')\nimport time; time.sleep(600)\n"

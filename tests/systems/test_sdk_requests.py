@@ -12,6 +12,7 @@ import shlex
 import pytest
 import sdk
 from aws import ACCOUNT, REGION, ROLE, Aws
+from cluster.hosts import AWS_START, INIT_OF_A_CHANNEL
 from conftest import REPO, TRAIN_HYMENOPTERA
 from pages import blocks
 
@@ -128,17 +129,26 @@ def test_the_reference_job(requested, aws, metrics, version):
 
 
 @versions
-def test_spot_instances(requested, version):
-    image = ["--image", IMAGE] if version == "v2" else []
+def test_spot_instances(requested, aws, version):
     checkpoints = "s3://bucket/checkpoints"
-    job = requested(f"spot_{version}.py", *image, *DATA, "--checkpoints", checkpoints)
+    job = requested(f"spot_{version}.py", *DATA, "--checkpoints", checkpoints)
     assert job["EnableManagedSpotTraining"] is True
     limits = job["StoppingCondition"]
     assert limits["MaxWaitTimeInSeconds"] >= limits["MaxRuntimeInSeconds"] == 4 * 3600
     assert job["CheckpointConfig"]["S3Uri"] == checkpoints
     # Where AWS keeps them if no other path is given, and where the script does.
     assert job["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints") == "/opt/ml/checkpoints"
-    assert inputs(job) == CHANNELS
+    assert job["AlgorithmSpecification"]["TrainingImage"] == AWS_IMAGE
+    channels = inputs(job)
+    if version == "v2":  # its init is in place before the toolkit has unpacked src
+        bucket, _, folder = channels.pop("launcher")[len("s3://") :].partition("/")
+        made = {(each.host.split(".")[0], each.action.split("?")[0]) for each in aws.requests}
+        assert (bucket, f"PUT /{folder}/launcher.py") in made
+        entry_point = job["AlgorithmSpecification"]["ContainerEntrypoint"]
+        assert entry_point == [*INIT_OF_A_CHANNEL, *AWS_START, "train"]
+        guide = (REPO / "docs" / "guide.md").read_text()
+        assert json.dumps(entry_point) in " ".join(guide.split())
+    assert channels == CHANNELS
 
 
 @versions
