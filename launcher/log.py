@@ -1,21 +1,79 @@
-"""What the launcher says: its log, lines on stderr; on stdout what somebody asked for."""
+"""What the launcher says: its log, lines on stderr; on stdout what somebody asked for.
+
+Nobody may be reading stderr: a stuck `tee`, a log driver that is behind. A thread writes the lines,
+so that a stop, a failure and the end never wait for a reader.
+"""
 
 from __future__ import annotations
 
+import collections
 import os
+import select
 import sys
+import threading
 
 from launcher.text import printable
 
+_WAITING = 1000  # lines that may wait for a reader
+_TO_READ = 1.0  # seconds that a reader has at the end
+
+
+class _Writer:
+    """Writes lines to stderr, each in one piece: ranks write there, too."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[bytes] = collections.deque()
+        self._lost = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, line: bytes) -> None:
+        with self._changed:
+            if len(self._lines) >= _WAITING:
+                self._lost += 1
+                return
+            self._say_lost()
+            self._lines.append(line)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+
+    def flush(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                line = self._lines[0]
+            _write(line)
+            with self._changed:
+                self._lines.popleft()
+                if not self._lines:
+                    self._say_lost()
+                self._changed.notify_all()
+
+    def _say_lost(self) -> None:
+        if self._lost:
+            lost = f"{self._lost} lines of this log were not written: nobody read it."
+            self._lines.append(_encoded(lost))
+            self._lost = 0
+
+
+_WRITER = _Writer()
+
 
 def log(message: str) -> None:
-    """Write one line to stderr. A closed or full stderr must not cost the job."""
-    try:
-        # One write, so that the lines of ranks that share the file cannot come between.
-        sys.stderr.write(f"launcher: {printable(message)}\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # no stderr at all, full, closed
-        pass
+    """Have one line written to stderr. A closed, full or unread stderr must not cost the job."""
+    if sys.stderr is not None:  # or else 2 may be the number of a file of ours
+        _WRITER.add(_encoded(message))
+
+
+def flush() -> None:
+    """Wait until all lines are written, but no longer than a second."""
+    _WRITER.flush(_TO_READ)
 
 
 def show(text: str) -> None:
@@ -23,9 +81,25 @@ def show(text: str) -> None:
 
     As bytes: arguments need not be text in this terminal's encoding.
     """
+    flush()
     data = os.fsencode(text + "\n")
     try:
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]
     except (AttributeError, OSError, ValueError):  # no stdout at all, full, closed
         pass
+
+
+def _encoded(message: str) -> bytes:
+    return f"launcher: {printable(message)}\n".encode("utf-8", "backslashreplace")
+
+
+def _write(line: bytes) -> None:
+    # Not by way of sys.stderr: Python could not end while a thread waits with the lock of that.
+    while line:
+        try:
+            line = line[os.write(2, line) :]
+        except BlockingIOError:  # another process has made the terminal non-blocking
+            select.select([], [2], [])
+        except OSError:  # full, closed
+            return

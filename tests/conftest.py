@@ -19,6 +19,8 @@ import psutil
 import pytest
 from ranks import Ranks
 
+from launcher.log import flush
+
 REPO = Path(__file__).resolve().parent.parent
 TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
 TRAIN_HYMENOPTERA = REPO / "train_scripts" / "train_hymenoptera.py"
@@ -214,7 +216,7 @@ def start(tmp_path: Path) -> Iterator:
 def start_two(start) -> Iterator:
     """Start two launchers as the hosts 127.0.0.1 and 127.0.0.2 of one job."""
 
-    def start_two(*args: object, **environment: str) -> tuple[Host, Host]:
+    def start_two(*args: object, command=LAUNCHER, **environment: str) -> tuple[Host, Host]:
         common = {
             "SM_HOSTS": '["127.0.0.1", "127.0.0.2"]',
             "SM_NUM_GPUS": "0",
@@ -223,7 +225,7 @@ def start_two(start) -> Iterator:
             **environment,
         }
         first, second = (
-            start(*args, host=name, SM_CURRENT_HOST=name, **common)
+            start(*args, host=name, command=command, SM_CURRENT_HOST=name, **common)
             for name in ("127.0.0.1", "127.0.0.2")
         )
         return first, second
@@ -262,6 +264,17 @@ def script(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture
+def logged(capfd: pytest.CaptureFixture[str]):
+    """Return what the launcher's own code has logged in this process since the last call."""
+
+    def read() -> str:
+        flush()
+        return capfd.readouterr().err
+
+    return read
 
 
 STOPPING = """

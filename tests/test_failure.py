@@ -165,16 +165,16 @@ def test_where_the_failure_file_goes(tmp_path):
     assert output_dir({"SM_OUTPUT_DIR": "/o", "SAGEMAKER_BASE_DIR": "/b"}) == "/o"
 
 
-def test_never_over_an_existing_file(tmp_path, capsys):
+def test_never_over_an_existing_file(tmp_path, logged):
     environ = {"SM_OUTPUT_DIR": str(tmp_path)}
     assert write_failure("first \ud800", environ) == str(tmp_path / "failure")
     assert write_failure("second", environ) is None
     assert (tmp_path / "failure").read_text() == "first ?"
-    assert "left as it is" in capsys.readouterr().err
+    assert "left as it is" in logged()
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "read-only"])
-def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, capsys, kind):
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, logged, kind):
     folder = tmp_path / "out"
     if kind == "a file":
         folder.write_text("")
@@ -184,6 +184,6 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, capsys, kind)
         else:
             folder.mkdir(mode=0o500)
     assert write_failure("text", {"SM_OUTPUT_DIR": str(folder)}) is None
-    assert f"warning: cannot write {folder}/failure" in capsys.readouterr().err
+    assert f"warning: cannot write {folder}/failure" in logged()
     assert write_failure("text", {"SM_OUTPUT_DIR": str(folder)}, quiet=True) is None
-    assert capsys.readouterr().err == ""
+    assert logged() == ""

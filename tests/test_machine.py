@@ -30,17 +30,17 @@ def test_gpus_are_counted_with_nvidia_smi(driver):
     assert len(machine.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))) == 2
 
 
-def test_a_failing_driver_is_reported(driver, capsys):
+def test_a_failing_driver_is_reported(driver, logged):
     assert machine.gpus(driver("nvidia-smi", "echo no driver; exit 9")) == []
-    assert "nvidia-smi -L failed" in capsys.readouterr().err
+    assert "nvidia-smi -L failed" in logged()
 
 
-def test_a_driver_that_hangs_leaves_nothing_behind(driver, capsys, monkeypatch, tmp_path):
+def test_a_driver_that_hangs_leaves_nothing_behind(driver, logged, monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "_ASK_TIMEOUT", 1)
     note = tmp_path / "pid"
     environ = driver("nvidia-smi", f"trap '' TERM; sleep 600 & echo $! > {note}; wait")
     assert machine.gpus(environ) == []
-    assert "did not end within 1 s" in capsys.readouterr().err
+    assert "did not end within 1 s" in logged()
     poll(lambda: ended(int(note.read_text())))
 
 
@@ -51,18 +51,18 @@ def ended(pid: int) -> bool:
         return True
 
 
-def test_no_driver_no_devices(capsys):
+def test_no_driver_no_devices(logged):
     assert machine.gpus({"PATH": "/nowhere"}) == []
     assert machine.count_neuron_cores("", {"PATH": "/nowhere"}) == 0
-    assert capsys.readouterr().err == ""
+    assert logged() == ""
 
 
-def test_neuron_cores(driver, capsys):
+def test_neuron_cores(driver, logged):
     environ = driver("neuron-ls", """[ "$1" = -j ] && echo '[{"nc_count": 2}, {"nc_count": 2}]'""")
     assert machine.count_neuron_cores("ml.trn1.2xlarge", environ) == 4
     assert machine.count_neuron_cores("ml.trn2.48xlarge", environ) == 64  # as the toolkit has it
     assert machine.count_neuron_cores("", driver("neuron-ls", "echo garbage")) == 0
-    assert "cannot read the output of neuron-ls" in capsys.readouterr().err
+    assert "cannot read the output of neuron-ls" in logged()
 
 
 def test_usable_cores_are_within_those_of_the_machine():
@@ -154,10 +154,10 @@ def test_torch_version_is_read_not_imported(pretend_torch, version, seen):
     assert machine.torch_version() == seen
 
 
-def test_an_unreadable_version_counts_as_the_oldest(pretend_torch, capsys):
+def test_an_unreadable_version_counts_as_the_oldest(pretend_torch, logged):
     pretend_torch("unknown")
     assert machine.torch_version() == (2, 4)
-    assert "cannot read the version of torch" in capsys.readouterr().err
+    assert "cannot read the version of torch" in logged()
 
 
 def test_torch_without_torchrun(pretend_torch, tmp_path):

@@ -13,15 +13,61 @@ import contextlib
 import ctypes
 import json
 import os
+import queue
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Unread:
+    """torchrun's stderr, which nobody may be reading: its main thread never waits for a reader.
+
+    It logs that it was told to end before it acts on it.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._texts: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Have a text written; one of another thread, which --tee has, is written here."""
+        if threading.current_thread() is not threading.main_thread():
+            return int(self._stream.write(text))
+        if self._texts.qsize() < 1000:
+            self._texts.put(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Wait for nobody, but what other threads write comes at once, as without us."""
+        if threading.current_thread() is not threading.main_thread():
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Wait until all is written, but no longer than a second."""
+        done = threading.Event()
+        self._texts.put(done)
+        done.wait(1)
+
+    def _run(self) -> None:
+        while True:
+            text = self._texts.get()
+            if isinstance(text, threading.Event):
+                text.set()
+                continue
+            with contextlib.suppress(OSError, ValueError):  # full, closed
+                os.write(2, text.encode(errors="backslashreplace"))
 
 
 class Launcher:
@@ -242,9 +288,19 @@ def main() -> int:
 if __name__ == "__main__":
     # This folder's modules must not stand in for anybody's.
     sys.path[:] = [path for path in sys.path if path != HERE]
-    exit_code = main()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, closed
-            stream.flush()
+    unread = None
+    if sys.stderr is not None:
+        sys.stderr = unread = Unread(sys.stderr)  # before torch makes its loggers
+    try:
+        exit_code = main()
+    except SystemExit as error:
+        exit_code = error.code if isinstance(error.code, int) else 1
+    except Exception:
+        traceback.print_exc()
+        exit_code = 1
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, closed
+        sys.stdout.flush()
+    if unread:
+        unread.end()
     # All is done and told. Python itself would take torch apart first, for 0.5 s (torch 2.13).
     os._exit(exit_code)

@@ -1,0 +1,115 @@
+"""A launcher whose stderr nobody reads: a stuck `tee`, a log driver that is behind, a pager."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import LAUNCHER, ended_by, poll
+
+SAVES = """
+import os, signal, sys, time
+def stop(number, _):
+    open(f"heard-{os.environ['RANK']}", "w").close()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+print("runs", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+ON_TWO_HOSTS = """
+import os, time
+print("runs", flush=True)
+while not os.path.exists("now"):
+    time.sleep(0.05)
+if os.environ["RANK"] == "1":
+    raise ValueError("loss is nan")
+time.sleep(600)
+"""
+
+
+class FullPipe:
+    """A pipe that is full from the beginning; `command` has it as stderr."""
+
+    def __init__(self, path: str) -> None:
+        os.mkfifo(path)
+        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self.fd, b"." * 4096)
+        self._with_it = ["sh", "-c", f'exec "$@" 2>{path}', "sh"]
+
+    def command(self, *words: str) -> list[str]:
+        return [*self._with_it, *LAUNCHER, *words]
+
+    def read(self) -> str:
+        """Return what is in it, and what has been waiting for that to be read."""
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data += os.read(self.fd, 65536)
+        return data.decode().lstrip(".")
+
+
+@pytest.fixture
+def full_pipe(tmp_path):
+    pipe = FullPipe(str(tmp_path / "full"))
+    yield pipe
+    os.close(pipe.fd)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("init", [(), ("init", *LAUNCHER)], ids=["launcher", "init"])
+def test_a_stop_reaches_the_ranks_though_nobody_reads_the_log(start, script, full_pipe, init):
+    host = start("--train-script", script(SAVES), command=full_pipe.command(*init))
+    host.wait_for("runs")
+    host.signal(signal.SIGTERM)
+    poll(lambda: os.path.exists("heard-0"))
+    log = full_pipe.read()
+    assert host.wait() == ended_by(signal.SIGTERM)
+    log += full_pipe.read()
+    # torchrun had 5 s to ask, and did.
+    assert "SIGTERM (signal 15): stopping" in log and "killing it" not in log
+    assert host.failure is None and host.leftovers() == []
+
+
+@pytest.mark.torch
+def test_a_failure_ends_all_hosts_though_nobody_reads_the_log(start_two, script, full_pipe):
+    hosts = start_two("--train-script", script(ON_TWO_HOSTS), command=full_pipe.command())
+    for host in hosts:
+        host.wait_for("runs")
+    open("now", "w").close()
+    assert [host.wait() for host in hosts] == [1, 1]
+    first, second = (host.failure for host in hosts)
+    assert first == second and "rank 1 (local rank 0) failed with ValueError: loss is nan" in first
+    assert [host.leftovers() for host in hosts] == [[], []]
+
+
+LOG = """
+import sys
+from launcher.log import flush, log
+for number in range(3000):
+    log(f"line {number}")
+print("logged", flush=True)
+sys.stdin.read()
+log("the last line")
+flush()
+"""
+
+
+def test_lines_that_nobody_reads_are_counted(full_pipe, tmp_path):
+    """A thousand wait for a reader; the others are lost, and that is said where they would be."""
+    command = ["sh", "-c", f'exec "$@" 2>{tmp_path / "full"}', "sh", sys.executable, "-c", LOG]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "logged\n"
+        data: list[str] = []
+        poll(lambda: data.append(full_pipe.read()) or "not written" in "".join(data))
+        process.stdin.close()
+        assert process.wait(60) == 0
+    lines = "".join([*data, full_pipe.read()]).splitlines()
+    assert lines[:1000] == [f"launcher: line {number}" for number in range(1000)]
+    lost = "launcher: 2000 lines of this log were not written: nobody read it."
+    assert lines[1000:] == [lost, "launcher: the last line"]
