@@ -591,7 +591,7 @@ def test_what_anybody_says_is_classed_by_where_it_is_raised(files, secondary, ex
 
 
 def test_what_gloo_finds_wrong_with_a_call_is_the_ranks_own():
-    text = "[enforce fail at /b/gloo/transport/tcp/pair.cc:454] op.preamble.length <= op.nbytes."
+    text = "[enforce fail at /b/gloo/transport/tcp/device.cc:84] Unable to find address for: nope"
     assert not raised.is_secondary([raised.Link("RuntimeError", text)])
 
 

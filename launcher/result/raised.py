@@ -20,7 +20,7 @@ _OF_COLLECTIVES = re.compile(
     r"torch\.distributed\.Dist(Backend|Network|Store)Error|tensorpipe/"
     r"|gloo/(transport|rendezvous)/|Gloo connectFullMesh failed"
 )
-# Yet what gloo finds wrong with the call itself (sizes that differ, an unknown interface) is not.
+# Yet what gloo finds wrong with the call itself (an unknown interface) is not.
 _OF_THE_CALL = "enforce fail at"
 # What anybody says whose connection breaks; it is of another rank only in these places.
 _BROKEN = {"BrokenPipeError", "EOFError"}
