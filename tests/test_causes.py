@@ -109,6 +109,62 @@ def test_an_archive_is_run_as_python_does(start, tmp_path):
     assert host.out == "['app.zip', '--epochs', '3'] 7\n"
 
 
+# Rank 1 misses what rank 0 could not download.
+DOWNLOAD = """
+import os, socket, struct, sys, threading, time, urllib.request
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    time.sleep(2)
+    open("data")
+
+def reset():
+    connection, _ = server.accept()
+    connection.recv(65536)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=reset).start()
+urllib.request.urlretrieve("http://127.0.0.1:%d/data" % server.getsockname()[1], "data")
+"""
+# Rank 1 reads what rank 0 sends it through multiprocessing, not torch.
+FEED = """
+import os, time
+from multiprocessing.connection import Client, Listener
+
+if os.environ["RANK"] == "0":
+    with Listener("feed") as listener:
+        open("listens", "w").close()
+        try:
+            with listener.accept():
+                raise ValueError("loss is nan")
+        finally:
+            time.sleep(1)
+while not os.path.exists("listens"):
+    time.sleep(0.01)
+Client("feed").recv()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (DOWNLOAD, "ConnectionResetError: [Errno 104] Connection reset by peer"),
+        (FEED, "ValueError: loss is nan"),
+    ],
+    ids=["download", "multiprocessing"],
+)
+def test_a_broken_connection_is_classed_by_whose_it_is(start, script, text, says):
+    host = start("--train-script", script(text), "--launcher-nproc-per-node", "2")
+    assert host.wait() == 1, host.log()
+    line = f"localhost, rank 0 (local rank 0) failed with {says}\n"
+    assert host.failure.startswith(line), host.log()
+
+
 CLEANUP = """
 import sys, time
 import torch, torch.distributed as dist

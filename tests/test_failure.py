@@ -24,7 +24,7 @@ def reported(rank, exit_code):
 
 SECONDARY = {
     "exception": "RuntimeError",
-    "message": "gloo: Connection closed by peer [127.0.0.1]:1",
+    "message": "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1",
 }
 
 

@@ -36,7 +36,7 @@ from launcher.run.state import Job, Phase
 from launcher.text import lasted
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
-SECONDARY = (Link("RuntimeError", "Connection closed by peer"),)
+SECONDARY = (Link("RuntimeError", "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer"),)
 LOST = Result(69, "algo-2 was lost: its launcher died\nexit code 69\n")
 
 

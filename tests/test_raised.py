@@ -14,7 +14,9 @@ from launcher.result import raised
 from launcher.result.causes import RankFailure
 from launcher.result.failure_text import LIMIT, headline, of_ranks
 
-SECONDARY = "RuntimeError('gloo: Connection closed by peer [127.0.0.1]:1')"
+SECONDARY = (
+    "RuntimeError('[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1')"
+)
 
 
 @pytest.fixture
@@ -342,6 +344,73 @@ def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
     assert (code, told) == (6, [])
 
 
+RESETS = """
+import socket, struct, sys, threading
+server = socket.create_server(("127.0.0.1", 0))
+url = "http://127.0.0.1:%d/data" % server.getsockname()[1]
+
+def reset():
+    connection, _ = server.accept()
+    connection.recv(65536)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+threading.Thread(target=reset).start()
+"""
+REQUESTS = "import requests; requests.get(url)"
+# Real ends of real connections: those between processes of multiprocessing may be another rank's.
+CONNECTIONS = [
+    (RESETS + "import urllib.request; urllib.request.urlopen(url)", "ConnectionResetError", False),
+    (
+        RESETS
+        + "import http.client\nmine = http.client.HTTPConnection('127.0.0.1', url.split(':')[2]"
+        "[:-5])\nmine.request('GET', '/')\nmine.getresponse()",
+        "ConnectionResetError",
+        False,
+    ),
+    (RESETS + REQUESTS, "requests.exceptions.ConnectionError", False),
+    (
+        RESETS
+        + "mine = socket.create_connection(server.getsockname())\nmine.send(b'x')\nmine.recv(9)",
+        "ConnectionResetError",
+        False,
+    ),
+    (
+        RESETS + "mine = socket.create_connection(server.getsockname()).makefile('rwb')\n"
+        "mine.write(b'x'); mine.flush(); mine.read(9)",
+        "ConnectionResetError",
+        False,
+    ),
+    ("import pickle; pickle.loads(b'')", "EOFError", False),
+    ("import multiprocessing as m\na, b = m.Pipe(); b.close(); a.recv()", "EOFError", True),
+    ("import multiprocessing as m\na, b = m.Pipe(); b.close(); a.send(1)", "BrokenPipeError", True),
+    (
+        "from multiprocessing.connection import Client; Client(('127.0.0.1', 1))",
+        "ConnectionRefusedError",
+        True,
+    ),
+    (
+        "import multiprocessing as m, os, signal\nif __name__ == '__main__':\n"
+        "  with m.Manager() as manager:\n"
+        "    values = manager.dict()\n"
+        "    os.kill(manager._process.pid, signal.SIGKILL); manager._process.join()\n"
+        "    values['x']",
+        "",
+        True,
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(10))
+def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
+    rank, text, exception, secondary
+):
+    _, told = rank(text)
+    failure = failure_of(told)
+    assert f" failed with {exception}" in headline(failure, "h")
+    assert failure.is_secondary is secondary
+
+
 # What others print. Each is the message of one exception, as a process of theirs raised it.
 
 WORKER = (
@@ -441,11 +510,91 @@ def test_an_origin_is_named_however_long_both_are():
     assert len(line) < 500 and line.startswith("failed with A: aaa") and " (from B: bbb" in line
 
 
-def test_an_echo_behind_a_worker_is_one():
-    text = WORKER.replace("bad sample 7", "Connection reset by peer")
-    assert raised.is_secondary(raised.read([raised.Link("RuntimeError", text)]))
-    eof = "eof (this error originated at tensorpipe/transport/shm/connection_impl.cc:259)"
-    assert raised.is_secondary([raised.Link("RuntimeError", eof)])
-    # A frame's own source says nothing of another rank.
+PYTHON, SITE = "/usr/lib/python3.11", "/usr/lib/python3.11/site-packages"
+GLOO = "[/b/third_party/gloo/gloo/transport/tcp/"
+# What torch 2.13 says whose peer has ended, or does not answer; run, not only read.
+OF_TORCH = [
+    ("RuntimeError", GLOO + "pair.cc:553] Connection closed by peer [127.0.0.1]:24986. This is"),
+    ("RuntimeError", GLOO + "unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"),
+    (
+        "RuntimeError",
+        "eof (this error originated at tensorpipe/transport/shm/connection_impl.cc:2)",
+    ),
+    (
+        "RuntimeError",
+        f"Gloo connectFullMesh failed with {GLOO}pair.cc:152] timed out connecting: SO_ERROR: "
+        "Connection refused, remote=[127.0.0.1]:5",
+    ),
+    ("torch.distributed.DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely"),
+    ("torch.distributed.DistStoreError", "wait timeout after 5000ms, keys: /0//cpu//0/1"),
+    # read: there is no NCCL without a GPU
+    (
+        "torch.distributed.DistBackendError",
+        "NCCL error in: NCCLUtils.cpp:77, remote process exited",
+    ),
+]
+INNERMOST = ["/t/train.py", f"{SITE}/torch/distributed/distributed_c10d.py", "<string>"]
+
+
+@pytest.mark.parametrize(("exception", "message"), OF_TORCH)
+@pytest.mark.parametrize("file", INNERMOST)
+def test_what_only_collectives_say_may_be_secondary_wherever_it_is_raised(exception, message, file):
+    frames = f'  File "{file}", line 7, in f\n    work.wait()'
+    assert raised.is_secondary([raised.Link(exception, message, frames)])
+    # As a message of one's own, or told by another process.
+    assert raised.is_secondary([raised.Link("TrainingError", f"{exception}: {message}", frames)])
+    told = WORKER.replace("ValueError: bad sample 7", f"{exception}: {message}")
+    assert raised.is_secondary(raised.read([raised.Link("RuntimeError", told)]))
+
+
+SAID = [("ConnectionResetError", "[Errno 104] Connection reset by peer"), ("EOFError", "")]
+SAID += [("BrokenPipeError", "[Errno 32] Broken pipe"), ("RuntimeError", "Socket Timeout")]
+PLACES = [
+    # frames, the innermost last; whether a connection that breaks there leads to another rank
+    ((f"{SITE}/torch/distributed/distributed_c10d.py",), True),
+    (("/t/train.py", f"{SITE}/torch/_tensor.py", f"{SITE}/torch/autograd/graph.py"), True),
+    ((f"{SITE}/torch/nn/parallel/distributed.py",), True),
+    (
+        (f"{SITE}/torch/multiprocessing/reductions.py", f"{PYTHON}/multiprocessing/connection.py"),
+        True,
+    ),
+    ((f"{PYTHON}/multiprocessing/managers.py", f"{PYTHON}/multiprocessing/connection.py"), True),
+    ((f"{PYTHON}/multiprocessing/connection.py", f"{PYTHON}/socket.py"), True),
+    ((f"{PYTHON}/http/client.py", f"{PYTHON}/socket.py"), False),
+    ((f"{PYTHON}/http/client.py", f"{PYTHON}/socket.py", f"{PYTHON}/ssl.py"), False),
+    ((f"{SITE}/requests/adapters.py", f"{SITE}/urllib3/connectionpool.py"), False),
+    ((f"{SITE}/botocore/httpsession.py",), False),
+    ((f"{SITE}/psycopg2/__init__.py",), False),
+    ((f"{SITE}/torch/hub.py", f"{PYTHON}/urllib/request.py", f"{PYTHON}/http/client.py"), False),
+    ((f"{SITE}/torch/hub.py",), False),
+    ((f"{SITE}/torch/serialization.py",), False),
+    ((f"{SITE}/torch/distributed/checkpoint/filesystem.py",), False),
+    # a dataset's worker, a hook of autograd, a server of multiprocessing's that downloads
+    ((f"{SITE}/torch/utils/data/_utils/fetch.py", "/t/train.py"), False),
+    ((f"{SITE}/torch/autograd/graph.py", "/t/train.py"), False),
+    ((f"{PYTHON}/multiprocessing/managers.py", "/t/a.py", f"{PYTHON}/http/client.py"), False),
+    (("/t/train.py",), False),
+    (("/t/train.py", f"{PYTHON}/socket.py"), False),
+    ((), False),
+]
+
+
+@pytest.mark.parametrize(("files", "secondary"), PLACES, ids=range(len(PLACES)))
+@pytest.mark.parametrize(("exception", "message"), SAID, ids=[name for name, _ in SAID])
+def test_what_anybody_says_is_classed_by_where_it_is_raised(files, secondary, exception, message):
+    frames = "\n".join(f'  File "{file}", line 7, in f\n    recv()\n    ^^^^^^' for file in files)
+    assert raised.is_secondary([raised.Link(exception, message, frames)]) is secondary
+    # The same from another process, whose traceback is printed.
+    head = "Caught E in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
+    told = f"{head}{frames}\n{raised.Link(exception, message).title()}\n"
+    assert raised.is_secondary(raised.read([raised.Link("RuntimeError", told)])) is secondary
+
+
+def test_what_gloo_finds_wrong_with_a_call_is_the_ranks_own():
+    text = "[enforce fail at /b/gloo/transport/tcp/device.cc:84] Unable to find address for: nope"
+    assert not raised.is_secondary([raised.Link("RuntimeError", text)])
+
+
+def test_source_code_in_a_frame_says_nothing():
     text = WORKER.replace("data = fetcher", "except ConnectionResetError: data = fetcher")
     assert not raised.is_secondary(raised.read([raised.Link("RuntimeError", text)]))

@@ -7,24 +7,31 @@ sys.exit in an `except` (hydra, click, argparse), or pass it on from another pro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from launcher.text import shortened
 from launcher.values import NamedTuple
 
-# What a rank says when another one has died first.
-_SECONDARY = (
-    "torch.distributed.DistBackendError",
-    "torch.distributed.DistNetworkError",
-    "torch.distributed.DistStoreError",
-    "ConnectionResetError",
-    "BrokenPipeError",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Socket Timeout",
-    "(this error originated at tensorpipe/",  # torch.distributed.rpc
+# What only collectives say of a connection to another rank, wherever it is raised: methods of C++,
+# such as work.wait(), have no frame of their own. From torch 2.13; gloo's as in
+# "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer"; NCCL's are DistBackendErrors.
+_OF_COLLECTIVES = re.compile(
+    r"torch\.distributed\.Dist(Backend|Network|Store)Error|tensorpipe/"
+    r"|gloo/(transport|rendezvous)/|Gloo connectFullMesh failed"
 )
+# Yet what gloo finds wrong with the call itself (an unknown interface) is not.
+_OF_THE_CALL = "enforce fail at"
+# What anybody says whose connection breaks; it is of another rank only in these places.
+_BROKEN = {"BrokenPipeError", "EOFError"}
+_BROKEN |= {"ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
+_BROKEN_TEXT = re.compile(
+    "Broken pipe|Connection closed by peer|Connection reset by peer|Socket Timeout"
+)
+_BETWEEN_RANKS = re.compile(
+    r"/torch/(autograd|distributed(?!/checkpoint/)|multiprocessing|nn/parallel)/|/multiprocessing/"
+)
+_FILE = re.compile(r'^ *File "([^"\n]*)', re.MULTILINE)
 # Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
 _HEADER = "Traceback (most recent call last):\n"
@@ -111,8 +118,26 @@ def is_own(links: Sequence[Link]) -> bool:
 
 
 def is_secondary(links: Sequence[Link]) -> bool:
-    """Tell whether any of these reads like the consequence of another rank's end."""
-    return any(mark in f"{link.exception}: {link.message}" for link in links for mark in _SECONDARY)
+    """Tell whether any of these may be the consequence of another rank's end.
+
+    That is what only collectives say, and a connection that broke where ranks talk to one another:
+    in torch or multiprocessing. In a download or a database driver it is the rank's own failure.
+    """
+    return any(_is_of_another_rank(link) for link in links)
+
+
+def _is_of_another_rank(link: Link) -> bool:
+    said = f"{link.exception}: {link.message}"
+    if _OF_COLLECTIVES.search(said):
+        return _OF_THE_CALL not in said
+    broken = link.exception in _BROKEN or _BROKEN_TEXT.search(link.message)
+    return bool(broken and _BETWEEN_RANKS.search(_raised_in(link.frames)))
+
+
+def _raised_in(frames: str) -> str:
+    """Return the file of the innermost frame, "" if there is none; socket.py is whose it serves."""
+    files = _FILE.findall(frames)
+    return next((file for file in reversed(files) if not file.endswith("/socket.py")), "")
 
 
 def _exit(links: Sequence[Link]) -> tuple[str, list[Link]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OWN = Link("ValueError", "loss is nan")
-SECONDARY = Link("ConnectionResetError", "Connection closed by peer")
+SECONDARY = Link("RuntimeError", "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 NO_OOM = "no out-of-memory kill was recorded"
 
 

@@ -87,8 +87,8 @@ class Rank:
                 os.abort()
             while self.script.at_break is AtBreak.WAITS:
                 time.sleep(1)
-            raise ConnectionResetError("Connection closed by peer")
-        except ConnectionResetError:
+            raise RuntimeError("[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+        except RuntimeError:
             if self.script.at_break is AtBreak.EXITS:
                 sys.exit(1)
             raise

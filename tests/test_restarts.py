@@ -1,0 +1,128 @@
+"""What a restart of failed ranks is to be, once the launchers decide it.
+
+Strict expected failures: a test that passes has to lose its mark. Each waits at most 20 s for what
+does not come today. Left out, as it takes longer than the 30 s that torchrun gives ranks: a rank
+that saves for 40 s keeps its time if --launcher-failure-grace says 60.
+"""
+
+import re
+
+import pytest
+from conftest import poll
+
+BY_TORCHRUN = "torchrun restarts ranks by itself; the launchers are to decide restarts"
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.xfail(strict=True, raises=AssertionError, reason=BY_TORCHRUN),
+]
+
+ONCE = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+
+def save(*_):
+    time.sleep(2)
+    sys.exit(0)
+
+host = os.environ["SM_CURRENT_HOST"]
+signal.signal(signal.SIGTERM, save)
+with open("starts-" + host, "a") as file:
+    file.write(os.environ["TORCHELASTIC_RESTART_COUNT"] + " ")
+is_first = len(open("starts-" + host).read().split()) == 1
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if is_first and host == "127.0.0.2":
+    raise ValueError("loss is nan")
+if is_first:
+    time.sleep(600)  # in work of its own: it hears of the failure by SIGTERM alone, and saves
+for _ in range(9):
+    dist.all_reduce(torch.ones(1))
+dist.barrier()
+time.sleep(0.1)  # leave as leave_group() in train_scripts/process_group.py does
+dist.destroy_process_group()
+"""
+
+
+def test_one_failure_is_one_restart_on_all_hosts(start_two, script, tmp_path):
+    # Today a host that restarts because of another does not count that, so that ranks of one
+    # attempt read different counts; what comes of it in torch's store, chance decides.
+    hosts = start_two("--train-script", script(ONCE), "--launcher-max-restarts", "3")
+
+    def starts():
+        return {path.name[7:]: path.read_text().split() for path in tmp_path.glob("starts-*")}
+
+    def log():
+        return "".join(host.log() for host in hosts)
+
+    poll(lambda: len(starts()) == 2)
+    poll(lambda: all(len(counts) > 1 for counts in starts().values()), 20)
+    once = {host.name: ["0", "1"] for host in hosts}
+    assert starts() == once, log()
+    poll(lambda: all(host.process.poll() is not None for host in hosts), 20)
+    assert [host.wait() for host in hosts] == [0, 0], log()
+    assert starts() == once, log()
+
+
+HANGS = """
+import os, time
+from concurrent.futures import ThreadPoolExecutor
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    print("trains again", flush=True)
+else:
+    ThreadPoolExecutor().submit(time.sleep, 600)  # Python joins its thread at the exit
+    print("fails", flush=True)
+    raise ValueError("loss is nan")
+"""
+
+
+def test_a_rank_that_hangs_after_it_raised_is_killed_and_restarted(start, script):
+    options = ("--launcher-max-restarts", "1", "--launcher-failure-grace", "3")
+    host = start("--train-script", script(HANGS), *options)
+    host.wait_for("fails")
+    host.wait_for("trains again", timeout=15)
+    assert host.wait() == 0, host.log()
+
+
+IGNORES = """
+import os, signal, sys, time
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    print("trains again", flush=True)
+elif os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("ignores", "w").close()
+    time.sleep(600)
+else:
+    while not os.path.exists("ignores"):
+        time.sleep(0.01)
+    print("fails", flush=True)
+    sys.exit(3)
+"""
+
+
+def test_siblings_have_the_failure_grace_at_a_restart(start, script):
+    options = ("--launcher-nproc-per-node", "2", "--launcher-max-restarts", "1")
+    host = start("--train-script", script(IGNORES), *options, "--launcher-failure-grace", "2")
+    host.wait_for("fails")
+    host.wait_for("trains again", 2, timeout=15)  # torchrun gives them 30 s
+    assert host.wait() == 0, host.log()
+
+
+THRICE = """
+import os
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] != "3":
+    raise ValueError("loss is nan")
+"""
+
+
+def test_the_log_numbers_attempts_and_says_when_a_failure_repeats(start, script):
+    host = start("--train-script", script(THRICE), "--launcher-max-restarts", "3")
+    assert host.wait() == 0, host.log()
+    failed = r"failed with ValueError: loss is nan"
+    for number in (1, 2, 3):
+        line = rf"^launcher: attempt {number} of 4 failed after [\d.]+ s: .*rank 0 .*{failed}"
+        assert len(re.findall(line, host.err, re.MULTILINE)) == 1, host.log()
+    times = re.findall(r"for the (\w+) time, [\d.]+ s after its start", host.err)
+    assert times == ["second", "third"], host.log()
