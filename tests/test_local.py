@@ -29,6 +29,7 @@ from launcher.local.lines import Lines
 from launcher.local.output import Output
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
+from launcher.run import run_dir as job_dir
 
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
@@ -267,6 +268,33 @@ def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):
     assert made == ["new/er", "empty", "new/er-2", "file-2"]
     assert folders.make_run_dir("new/er", "algo-1") == "new/er-3"
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("made_by", ["a link", "a folder", "a link inside"])
+def test_after_a_kill_nothing_is_removed_but_ones_own_folder(tmp_path, made_by):
+    """Anybody can make an entry of that name in /tmp."""
+    kept = tmp_path / "mine" / "below" / "precious"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    parent = tmp_path / "shared"
+    parent.mkdir()
+    left, other = parent / "sm-launch-77-1", 12345
+    if made_by == "a link":
+        left.symlink_to(tmp_path / "mine")
+        os.lchown(left, other, other)
+    elif made_by == "a folder":
+        shutil.copytree(tmp_path / "mine", left)
+        os.chown(left, other, other)
+    else:
+        (left / "deep" / "er").mkdir(parents=True)
+        (left / "deep" / "er" / "file").touch()
+        (left / "deep" / "link").symlink_to(tmp_path / "mine")
+        (left / "link").symlink_to(kept)
+    job_dir.remove_left(77, {"TMPDIR": str(parent)})
+    assert kept.exists()
+    assert os.path.lexists(left) == (made_by != "a link inside")
+    assert made_by != "a folder" or (left / "below" / "precious").exists()
 
 
 # Bad input
