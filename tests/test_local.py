@@ -29,9 +29,11 @@ from launcher.local.environment import environment
 from launcher.local.host import Host
 from launcher.local.lines import Lines
 from launcher.local.output import Output
+from launcher.local.printer import Printer
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
 from launcher.run import run_dir as job_dir
+from launcher.signals import Signals
 
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
@@ -79,6 +81,29 @@ def test_a_bar_goes_on_though_its_terminal_is_gone(monkeypatch):
     shown.feed(1, theirs, b"\r2/9\n")
     shown.feed(1, theirs, b"\r3/9")
     os.close(theirs)
+
+
+def test_a_script_may_empty_its_log(tmp_path, capfd):
+    """As one does that opens /dev/stdout to write."""
+    host = SimpleNamespace(number=1, runs=True, log=lambda stream: tmp_path / f"{stream}.log")
+    out, err = host.log(1), host.log(2)
+    err.touch()
+    seen = []
+
+    def printed(text):
+        seen.append(capfd.readouterr().out)
+        return "".join(seen) == text
+
+    with Signals() as signals, Printer(Output({}), signals) as printer:
+        out.write_text("what was before it\n")
+        printer.follow(host)
+        poll(lambda: printed("algo-1 | what was before it\n"))
+        out.write_text("after\nno newline")
+        printer.show("The end\n")
+        host.runs = False
+    assert printed("algo-1 | what was before it\nalgo-1 | after\nThe end\nalgo-1 | no newline\n"), (
+        seen
+    )
 
 
 # What is decided

@@ -36,6 +36,8 @@ class _Log:
 
     def print(self, size: int) -> None:
         """Print what has come until the log had that size."""
+        if self.size() < self._printed:  # a script has opened /dev/stdout to write, and emptied it
+            self._printed = 0
         while self._printed < size:
             data = os.pread(self._file.fileno(), min(_READ, size - self._printed), self._printed)
             if not data:
@@ -46,10 +48,7 @@ class _Log:
     def print_all(self) -> None:
         """Print what is there, and at the host's end also a line without its newline."""
         ends = not self._host.runs and not self._has_ended
-        size = self.size()
-        if size < self._printed:  # a script has opened /dev/stdout anew, to write: it is empty now
-            self._printed = 0
-        self.print(size)
+        self.print(self.size())
         if ends:
             self._has_ended = True
             self._feed(b"")
