@@ -502,7 +502,7 @@ def test_the_memory_is_the_cgroups_or_the_machines(tmp_path, texts, limit, whose
 def test_names_are_looked_up_within_a_limit():
     hosts = ["localhost", *(f"host-{number}.invalid" for number in range(1000))]
     began = time.monotonic()
-    found = look_network.look_up_all(hosts, 0.5)
+    found = look_network.look_up_all(hosts, str, 0.5)
     assert time.monotonic() - began < 10
     assert [name.host for name in found] == hosts
     assert found[0].addresses and not any(name.addresses for name in found[1:])
@@ -905,8 +905,9 @@ def test_made_up_hosts(fake_torch, script, tmp_path):
     done = local("--hosts", 2, "--doctor")
     assert done.stdout.endswith("A job would run on every host.\n")
     for host in ("1", "2"):
-        assert f"algo-{host} | A job would run on 127.0.0.{host}" in done.stdout
+        assert f"algo-{host} | A job would run on algo-{host}" in done.stdout
     assert "`sm-launch local` passes stops on" in done.stdout
+    assert "names      all resolve: algo-1 is 127.0.0.1\n" in done.stdout
     done = local(
         "--hosts", 1, "--doctor", "--", script("1"), "--launcher-grace", "119", "--epochs", 3
     )

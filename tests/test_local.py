@@ -1,5 +1,6 @@
 """`sm-launch local`: jobs of several hosts on this machine, as people start them."""
 
+import fcntl
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from pathlib import Path
@@ -27,8 +29,11 @@ from launcher.local.environment import environment
 from launcher.local.host import Host
 from launcher.local.lines import Lines
 from launcher.local.output import Output
+from launcher.local.printer import Printer
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
+from launcher.run import run_dir as job_dir
+from launcher.signals import Signals
 
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
@@ -76,6 +81,29 @@ def test_a_bar_goes_on_though_its_terminal_is_gone(monkeypatch):
     shown.feed(1, theirs, b"\r2/9\n")
     shown.feed(1, theirs, b"\r3/9")
     os.close(theirs)
+
+
+def test_a_script_may_empty_its_log(tmp_path, capfd):
+    """As one does that opens /dev/stdout to write."""
+    host = SimpleNamespace(number=1, runs=True, log=lambda stream: tmp_path / f"{stream}.log")
+    out, err = host.log(1), host.log(2)
+    err.touch()
+    seen = []
+
+    def printed(text):
+        seen.append(capfd.readouterr().out)
+        return "".join(seen) == text
+
+    with Signals() as signals, Printer(Output({}), signals) as printer:
+        out.write_text("what was before it\n")
+        printer.follow(host)
+        poll(lambda: printed("algo-1 | what was before it\n"))
+        out.write_text("after\nno newline")
+        printer.show("The end\n")
+        host.runs = False
+    assert printed("algo-1 | what was before it\nalgo-1 | after\nThe end\nalgo-1 | no newline\n"), (
+        seen
+    )
 
 
 # What is decided
@@ -269,6 +297,33 @@ def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("made_by", ["a link", "a folder", "a link inside"])
+def test_after_a_kill_nothing_is_removed_but_ones_own_folder(tmp_path, made_by):
+    """Anybody can make an entry of that name in /tmp."""
+    kept = tmp_path / "mine" / "below" / "precious"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    parent = tmp_path / "shared"
+    parent.mkdir()
+    left, other = parent / "sm-launch-77-1", 12345
+    if made_by == "a link":
+        left.symlink_to(tmp_path / "mine")
+        os.lchown(left, other, other)
+    elif made_by == "a folder":
+        shutil.copytree(tmp_path / "mine", left)
+        os.chown(left, other, other)
+    else:
+        (left / "deep" / "er").mkdir(parents=True)
+        (left / "deep" / "er" / "file").touch()
+        (left / "deep" / "link").symlink_to(tmp_path / "mine")
+        (left / "link").symlink_to(kept)
+    job_dir.remove_left(77, {"TMPDIR": str(parent)})
+    assert kept.exists()
+    assert os.path.lexists(left) == (made_by != "a link inside")
+    assert made_by != "a folder" or (left / "below" / "precious").exists()
+
+
 # Bad input
 
 
@@ -385,12 +440,12 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
     )
     folder = run_dir(done)
     assert "as on SageMaker, --lr 1e-3 becomes --lr 0.001.\n" in done.stderr
-    for number, host in enumerate(("algo-1", "algo-2"), 1):
+    for host in ("algo-1", "algo-2"):
         said = " ".join(lines_of(done.stdout, host))
         base = tmp_path / folder / host
         for part in (
-            'SM_HOSTS=["127.0.0.1","127.0.0.2"]',
-            f"SM_CURRENT_HOST=127.0.0.{number} ",
+            'SM_HOSTS=["algo-1","algo-2"]',
+            f"SM_CURRENT_HOST={host} ",
             f"SM_MODEL_DIR={base}/model ",
             f"SM_OUTPUT_DATA_DIR={base}/output/data ",
             f"SM_CHANNEL_TRAIN={base}/input/data/train ",
@@ -402,7 +457,7 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
         ):
             assert part in said.replace("'", "")
         assert {path.name for path in base.iterdir()} == {
-            *("input", "model", "output", "checkpoints", "code")
+            *("input", "model", "output", "checkpoints", "code", "stdout.log", "stderr.log")
         }
         assert (base / "output" / "data").is_dir()
         assert (base / "input" / "data" / "train").resolve() == tmp_path / "pictures"
@@ -410,7 +465,7 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
             path.stem: json.loads(path.read_text()) for path in (base / "input/config").iterdir()
         }
         assert set(config) == {"resourceconfig", "hyperparameters", "inputdataconfig"}
-        assert config["resourceconfig"]["current_host"] == f"127.0.0.{number}"
+        assert config["resourceconfig"]["current_host"] == host
 
 
 SHOW = """
@@ -443,7 +498,7 @@ def test_a_job_of_two_hosts(script, tmp_path):
     (folder,) = Path("runs").iterdir()
     seen = [json.loads((folder / f"algo-{n}/model/seen.json").read_text()) for n in (1, 2)]
     assert [host["RANK"] for host in seen] == ["0", "1"]
-    assert [host["SM_CURRENT_HOST"] for host in seen] == ["127.0.0.1", "127.0.0.2"]
+    assert [host["SM_CURRENT_HOST"] for host in seen] == ["algo-1", "algo-2"]
     for host in seen:
         assert (host["WORLD_SIZE"], host["argv"], host["data"]) == ("2", ["--flag"], "mine")
     cores = machine.physical_cores()
@@ -467,8 +522,9 @@ def test_why_a_job_failed_is_said_once(script):
     text = (folder / "algo-1" / "output" / "failure").read_text()
     assert text == (folder / "algo-2" / "output" / "failure").read_text()
     told = done.stdout[done.stdout.index("The job ") :]
-    assert told.count("127.0.0.2, rank 1 (local rank 0) failed with ValueError: loss is nan") == 1
+    assert told.count("algo-2, rank 1 (local rank 0) failed with ValueError: loss is nan") == 1
     assert "SageMaker would show this failure reason (algo-1, algo-2):\n" in told
+    assert "127.0.0." not in done.stderr.partition("their folders are in")[2]
     assert "  algo-1/output/failure\n" in told and told.startswith(
         "The job failed, with exit code 1,"
     )
@@ -494,7 +550,7 @@ def test_a_host_is_killed(script):
     )
     assert "launcher: algo-2 is killed (--kill algo-2@6).\n" in done.stderr
     assert "SageMaker would show this failure reason (algo-1):\n" in done.stdout
-    assert re.search(r"^  .*127\.0\.0\.2", done.stdout, re.MULTILINE)
+    assert re.search(r"^  algo-2 was lost: ", done.stdout, re.MULTILINE)
     assert not list(Path(os.environ["TMPDIR"]).glob("sm-launch-*"))
 
 
@@ -569,6 +625,103 @@ def test_the_job_does_not_outlive_it(script, tmp_path):
     assert os.listdir(os.environ["TMPDIR"]) == []
 
 
+SAVES = """
+import os, signal, sys, time
+def stop(*_):
+    for number in range(1000):
+        print("saving", number, flush=True)
+    open(os.path.join(os.environ["SM_MODEL_DIR"], "saved"), "w").close()
+    end()
+def end():
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+while True:
+    print("ready", "." * 5000, flush=True)
+    time.sleep(0.01)
+"""
+SAVED = Path("runs/saves/algo-1/model/saved")
+
+
+@pytest.fixture
+def unread(script):
+    """Start a job whose stdout is a full pipe: its process, and all processes below."""
+    started = []
+
+    def start(text):
+        process = subprocess.Popen(
+            [*LOCAL, "--hosts", "1", "--run-dir", "runs/saves", "--", script(text)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        started.append(process)
+        out = process.stdout.fileno()
+        full = fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, 4096).to_bytes(4, sys.byteorder)
+        poll(lambda: fcntl.ioctl(out, termios.FIONREAD, bytes(4)) == full)
+        job = below(process.pid)
+        assert len(job) >= 3  # launcher, torchrun, rank
+        return process, job
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def are_gone(processes):
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def end_by(process, number):
+    """Send a signal again and again; return the exit code."""
+
+    def has_ended():
+        process.send_signal(number)
+        return process.poll() is not None
+
+    poll(has_ended)
+    return process.returncode
+
+
+@torch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_whose_output_nobody_reads_can_be_stopped(unread, number):
+    process, job = unread(SAVES)
+    process.send_signal(number)
+    poll(lambda: SAVED.exists() and are_gone(job))
+    assert end_by(process, number) == 143  # the reader need not read the rest
+
+
+@torch
+def test_what_nobody_reads_at_first_is_all_there_later(unread):
+    process, job = unread(SAVES)
+    process.send_signal(signal.SIGTERM)
+    poll(lambda: are_gone(job))
+    out = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 143
+    assert [f"saving {n}" for n in range(1000)] == re.findall(r"saving \d+", out)
+    assert out.splitlines()[-1] == "  algo-1/model: saved"
+
+
+@torch
+def test_a_second_stop_kills_a_job_whose_output_nobody_reads(unread):
+    process, job = unread(SAVES.replace("sys.exit(0)", "time.sleep(600)"))
+    process.send_signal(signal.SIGINT)
+    poll(SAVED.exists)
+    process.send_signal(signal.SIGINT)
+    poll(lambda: are_gone(job))
+    assert end_by(process, signal.SIGINT) == 137
+
+
+@torch
+def test_a_rank_saves_though_local_is_killed(unread):
+    """Its prints go on: what reads them is no longer needed."""
+    process, job = unread(SAVES)
+    process.kill()
+    process.communicate()
+    poll(lambda: SAVED.exists() and are_gone(job))
+
+
 @torch
 @pytest.mark.systems
 def test_a_second_stop_kills_at_once(script):
@@ -637,5 +790,5 @@ def test_twelve_hosts(script):
         [*LOCAL, "--hosts", "12", "--", script(text)], capture_output=True, text=True, timeout=380
     )
     assert done.returncode == 0, done.stderr
-    assert lines_of(done.stdout, "algo-10") == ["rank 1 127.0.0.10"]  # sorted as strings
-    assert lines_of(done.stdout, "algo-12") == ["rank 3 127.0.0.12"]
+    assert lines_of(done.stdout, "algo-10") == ["rank 1 algo-10"]  # sorted as strings
+    assert lines_of(done.stdout, "algo-12") == ["rank 3 algo-12"]

@@ -59,6 +59,12 @@ class Name(NamedTuple):
 
     host: str
     addresses: tuple[str, ...] | None
+    is_given: bool = False  # a made-up host's address, which nobody looks up
+
+    @property
+    def is_address(self) -> bool:
+        """Whether no name has to resolve."""
+        return self.is_given or self.addresses == (self.host,)
 
 
 class PortState(enum.Enum):

@@ -79,7 +79,7 @@ def _odd_addresses(job: JobFacts, known: Sequence[Name]) -> list[Finding]:
     here = [
         name.host
         for name in known
-        if name.addresses != (name.host,) and all(map(is_loopback, name.addresses or ()))
+        if not name.is_address and all(map(is_loopback, name.addresses or ()))
     ]
     if here:
         return [
@@ -103,7 +103,7 @@ def _odd_addresses(job: JobFacts, known: Sequence[Name]) -> list[Finding]:
 
 def _own_name(job: JobFacts, network: NetworkFacts) -> list[Finding]:
     own = next((name for name in network.names if name.host == job.current_host), None)
-    if own is None or own.addresses == (own.host,):
+    if own is None or own.is_address:
         return []
     seen = f"{job.current_host}, this host's own name, is {', '.join(own.addresses or ())}"
     if not own.addresses:

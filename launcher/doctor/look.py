@@ -108,10 +108,11 @@ def _network(job: JobFacts, prepared: Prepared | None, environ: Mapping[str, str
     if prepared is None or job.nnodes < 2:
         return facts
     asked = dict.fromkeys((job.hosts[0], job.current_host, *job.hosts))
-    names = look_network.look_up_all(list(asked), _FOR_NETWORK)
+    names = look_network.look_up_all(list(asked), prepared.cluster.address, _FOR_NETWORK)
     rdzv = not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in prepared.options.given
     if job.is_first:
-        ports = look_network.ports_here(job.current_host, prepared.options, rdzv=rdzv)
+        own = prepared.cluster.address(job.current_host)
+        ports = look_network.ports_here(own, prepared.options, rdzv=rdzv)
     else:
         ports = look_network.ports_there(names[0].addresses or (), prepared.options, rdzv=rdzv)
     return facts._replace(names=names, ports=ports if job.is_first or names[0].addresses else ())

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Callable
 
 from launcher.doctor.facts import Name, Port, PortState
 from launcher.job import machine
@@ -29,8 +30,13 @@ _PLUGINS = (  # of aws-ofi-nccl: where AWS's installer and AWS's images put it
 )
 
 
-def look_up_all(hosts: Sequence[str], seconds: float) -> tuple[Name, ...]:
-    """Look names up side by side, the first ones first; no answer in time gives None."""
+def look_up_all(
+    hosts: Sequence[str], address: Callable[[str], str], seconds: float
+) -> tuple[Name, ...]:
+    """Look names up side by side, the first ones first; no answer in time gives None.
+
+    `address(host)` is what a host is looked up by.
+    """
     found: dict[str, tuple[str, ...]] = {}
     left, lock = list(reversed(hosts)), threading.Lock()
 
@@ -40,7 +46,7 @@ def look_up_all(hosts: Sequence[str], seconds: float) -> tuple[Name, ...]:
                 if not left:
                     return
                 host = left.pop()
-            addresses = (str(address[0]) for _, address in look_up(host))
+            addresses = (str(at[0]) for _, at in look_up(address(host)))
             found[host] = tuple(dict.fromkeys(addresses))
 
     deadline = time.monotonic() + seconds
@@ -56,7 +62,7 @@ def look_up_all(hosts: Sequence[str], seconds: float) -> tuple[Name, ...]:
         thread.join(max(0.0, deadline - time.monotonic()))
     with lock:
         left.clear()
-    return tuple(Name(host, found.get(host)) for host in hosts)
+    return tuple(Name(host, found.get(host), is_given=address(host) != host) for host in hosts)
 
 
 def interfaces() -> dict[str, tuple[str, ...]]:

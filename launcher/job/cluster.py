@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.job import machine
+from launcher.job.options import HOST_ADDRESSES
 from launcher.text import short
 from launcher.values import NamedTuple
 
@@ -30,6 +31,7 @@ class Cluster(NamedTuple):
     num_gpus: int  # of this host, without those that CUDA_VISIBLE_DEVICES hides
     num_neurons: int  # Neuron cores of this host
     network_interface_name: str  # "" if SageMaker names none
+    addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
 
     @property
     def nnodes(self) -> int:
@@ -40,6 +42,10 @@ class Cluster(NamedTuple):
     def node_rank(self) -> int:
         """This host's place in the sorted list."""
         return self.hosts.index(self.current_host)
+
+    def address(self, host: str) -> str:
+        """Return what a host is looked up by: its name, as a rule."""
+        return self.addresses.get(host, host)
 
     @property
     def takes_part(self) -> bool:
@@ -81,6 +87,7 @@ def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()
         num_gpus=machine.visible_gpus(gpus, environ),
         num_neurons=neurons,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
+        addresses=json.loads(environ.get(HOST_ADDRESSES, "{}")),
     )
 
 

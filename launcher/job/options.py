@@ -18,7 +18,9 @@ EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
 MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
-INTERNAL = (RUN_DIR, EXIT_BARRIER, MASTER_ADDR, INIT)
+# From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
+HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
+INTERNAL = (RUN_DIR, EXIT_BARRIER, MASTER_ADDR, INIT, HOST_ADDRESSES)
 SWITCHES = {"true": True, "false": False}
 
 

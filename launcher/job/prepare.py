@@ -130,7 +130,9 @@ def _planned(
     # The channel finds out by itself, and does not have to wait for an answer from DNS.
     alone = cluster.nnodes == 1 or _has_peers(cluster, chosen)
     if unknown and not alone and "GLOO_SOCKET_IFNAME" not in environ:
-        machine = machine._replace(own_interface=interface_of(cluster.current_host))
+        machine = machine._replace(
+            own_interface=interface_of(cluster.address(cluster.current_host))
+        )
     return make_plan(chosen, cluster, machine, environ, added=added)
 
 

@@ -7,6 +7,7 @@ The comments say what goes wrong without an option, as seen in torchrun's source
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Callable
 
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
@@ -81,10 +82,13 @@ def _values(
     values = {
         "nproc-per-node": (str(_own_nproc(options, cluster)), "nproc_per_node"),
         "rdzv-backend": ("c10d", ""),
-        "rdzv-endpoint": (endpoint_of(cluster, options), "rdzv_port"),
+        "rdzv-endpoint": (_endpoint_at(cluster, options, cluster.address), "rdzv_port"),
         "rdzv-id": (cluster.job_name, ""),
         # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
-        "local-addr": (cluster.current_host if cluster.nnodes > 1 else "localhost", ""),
+        "local-addr": (
+            cluster.address(cluster.current_host) if cluster.nnodes > 1 else "localhost",
+            "",
+        ),
         "max-restarts": (str(options.max_restarts), "max_restarts"),
     }
     if options.log_dir:
@@ -115,9 +119,13 @@ def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
 
 
 def endpoint_of(cluster: Cluster, options: Options) -> str:
-    """Return where the ranks of all hosts meet, on the first host."""
+    """Return where the ranks of all hosts meet, on the first host, by its name."""
+    return _endpoint_at(cluster, options, str)
+
+
+def _endpoint_at(cluster: Cluster, options: Options, address: Callable[[str], str]) -> str:
     if cluster.nnodes > 1:
-        return joined(cluster.hosts[0], options.rdzv_port)
+        return joined(address(cluster.hosts[0]), options.rdzv_port)
     return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
 
 

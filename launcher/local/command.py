@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import LaunchError
 from launcher.job import machine
+from launcher.job.options import HOST_ADDRESSES
 from launcher.local import folders, hyperparameters, options, report, shares
 from launcher.local.environment import environment
 from launcher.local.host import Host
 from launcher.local.loop import Loop
 from launcher.local.output import Output
+from launcher.local.printer import Printer
 from launcher.log import log, show
 from launcher.presence import Ending
 from launcher.signals import Signals
@@ -54,27 +56,30 @@ def _run_hosts(chosen: options.Choices, environ: Mapping[str, str], signals: Sig
     folders.fill(
         run_dir,
         folders.Given(
-            addresses={host: part.address for host, part in zip(chosen.hosts, parts)},
+            hosts=chosen.hosts,
             channels=chosen.channels,
             hyperparameters={**named, **passable.hyperparameters},
             network_interface_name=_LOOPBACK if _LOOPBACK in facts.interfaces else "",
         ),
     )
+    # Names sort as these addresses do, by which torchrun sorts the hosts.
+    addresses = {host: part.address for host, part in zip(chosen.hosts, parts)}
     hosts = []
     for number, (host, part) in enumerate(zip(chosen.hosts, parts), 1):
         base_dir = os.path.join(run_dir, host)
         variables = environment(environ, base_dir, f"{name}-{os.getpid()}", part, ports)
+        variables[HOST_ADDRESSES] = json.dumps(addresses)
         hosts.append(Host(number, part, variables))
-    for line in report.beginning(chosen, parts, run_dir, passable):
-        log(line)
     words = [*chosen.launcher_words, *(chosen.script_args if passable.refused else ())]
     if chosen.doctor:
         words.insert(0, "doctor")
-    output = Output(environ)
-    loop = Loop(hosts, chosen.events, words, signals, output)
-    seconds = loop.run()
-    if chosen.doctor:
-        output.show(report.end_of_doctors(hosts))
-    else:
-        output.show(report.end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
+    with Printer(Output(environ), signals) as printer:
+        for line in report.beginning(chosen, parts, run_dir, passable):
+            printer.say(line)
+        loop = Loop(hosts, chosen.events, words, signals, printer)
+        seconds = loop.run()
+        if chosen.doctor:
+            printer.show(report.end_of_doctors(hosts))
+        else:
+            printer.show(report.end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
     return Ending(report.exit_code(hosts), was_stopped=loop.was_stopped)

@@ -17,9 +17,9 @@ FAILURE = os.path.join("output", "failure")
 
 
 class Given(NamedTuple):
-    """What is the same for all hosts; `addresses` are by the hosts' names."""
+    """What is the same for all hosts."""
 
-    addresses: Mapping[str, str]
+    hosts: Sequence[str]
     channels: Mapping[str, str]
     hyperparameters: Mapping[str, str]
     network_interface_name: str
@@ -56,7 +56,7 @@ def _named(path: str) -> str:
 def fill(run_dir: str, given: Given) -> None:
     """Make each host's folders and config files. Raises LaunchError if that is not possible."""
     try:
-        for host in given.addresses:
+        for host in given.hosts:
             _fill_host(os.path.join(run_dir, host), host, given)
     except OSError as error:
         raise LaunchError(f"cannot write {error.filename} ({error.strerror}).") from None
@@ -75,7 +75,7 @@ def _fill_host(base: str, host: str, given: Given) -> None:
 
 def _config(host: str, given: Given) -> dict[str, Any]:
     """Return the contents of the three files, with the keys that SageMaker gives them."""
-    hosts = sorted(given.addresses.values())
+    hosts = sorted(given.hosts)
     group, kind = "homogeneousCluster", "local"
     members = {"instance_group_name": group, "instance_type": kind, "hosts": hosts}
     channel = {
@@ -85,7 +85,7 @@ def _config(host: str, given: Given) -> dict[str, Any]:
     }
     return {
         "resourceconfig": {
-            "current_host": given.addresses[host],
+            "current_host": host,
             "hosts": hosts,
             "network_interface_name": given.network_interface_name,
             "current_instance_type": kind,

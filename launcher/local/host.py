@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Callable
 
 from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
+from launcher.job.toolkit import BASE_DIR_VARIABLE
+from launcher.local.output import STDERR, STDOUT
 from launcher.local.shares import Share
 from launcher.processes import send, tie_to_this_process
 from launcher.run import run_dir
@@ -42,17 +44,23 @@ class Host:
         """Whether its launcher has started and not ended."""
         return self.process is not None and self.process.returncode is None
 
+    def log(self, stream: int) -> str:
+        """Return the path of the file that holds what it writes to stdout or to stderr."""
+        name = "stderr.log" if stream == STDERR else "stdout.log"
+        return os.path.join(self._environment[BASE_DIR_VARIABLE], name)
+
     def start(self, words: Sequence[str]) -> None:
         """Start its launcher. Raises LaunchError."""
         try:
-            with _on_cpus(self._share.cpus):
+            on_cpus, path = _on_cpus(self._share.cpus), self.log
+            with on_cpus, open(path(STDOUT), "ab") as out, open(path(STDERR), "ab") as err:
                 self.process = subprocess.Popen(
                     [sys.executable, _LAUNCHER, *words],
                     env=dict(self._environment),
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
+                    # Files: nobody waits for a reader of our output, or needs us to live.
+                    stdout=out,
+                    stderr=err,
                     # Or else a terminal's Ctrl-C would reach it, and its ranks, without us.
                     start_new_session=True,
                     # SIGKILL leaves us no time to stop the job, and nobody else would.

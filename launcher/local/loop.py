@@ -1,25 +1,21 @@
-"""The loop of all hosts: what is due, what they write, stops, and their ends."""
+"""The loop of all hosts: what is due, stops, and their ends. It never waits for a reader."""
 
 from __future__ import annotations
 
-import functools
-import os
-import selectors
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import IO
 
 from launcher.local import schedule
 from launcher.local.host import Host, kill_all
-from launcher.local.output import STDERR, STDOUT, Output
+from launcher.local.printer import Printer
 from launcher.local.schedule import Event, What
 from launcher.processes import Processes, reap
 from launcher.signals import Signals
 from launcher.text import signal_name
 
-_READ = 64 * 1024
 _TO_DIE = 10  # seconds that a process may take to die of SIGKILL
 
 
@@ -32,15 +28,13 @@ class Loop:
         events: Sequence[Event],
         words: Sequence[str],
         signals: Signals,
-        output: Output,
+        printer: Printer,
     ) -> None:
         self._hosts = {host.name: host for host in hosts}
         self._events = tuple(events)
         self._words = words
         self._signals = signals
-        self._output = output
-        self._selector: selectors.BaseSelector
-        self._pipes: dict[IO[bytes], tuple[int, int]] = {}  # a host's number, and STDOUT or STDERR
+        self._printer = printer
         self._stopped = False  # all of it
         self.was_stopped = False
 
@@ -48,19 +42,17 @@ class Loop:
         """Return the seconds that it took. Raises LaunchError if a launcher cannot be started."""
         below = Processes()  # what a killed launcher leaves behind becomes our child
         began = time.monotonic()
-        with selectors.DefaultSelector() as self._selector:
-            self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-            try:
-                while self._goes_on():
-                    now, self._events = schedule.due(self._events, time.monotonic() - began)
-                    for event in now:
-                        self._do(event)
-                    self._wait(began)
-            finally:
-                self._kill_the_rest(below)
-                self._drain()
-                for host in self._hosts.values():
-                    host.tidy()
+        try:
+            while self._goes_on():
+                now, self._events = schedule.due(self._events, time.monotonic() - began)
+                for event in now:
+                    self._do(event)
+                self._wait(began)
+                self._on_signals()
+        finally:
+            self._kill_the_rest(below)
+            for host in self._hosts.values():
+                host.tidy()
         return time.monotonic() - began
 
     def _goes_on(self) -> bool:
@@ -76,16 +68,16 @@ class Loop:
         timeout = None
         if self._events:
             timeout = max(0.0, began + self._events[0].at - time.monotonic())
-        for key, _ in self._selector.select(timeout):
-            key.data()
+        select.select([self._signals], [], [], timeout)
 
     def _do(self, event: Event) -> None:
         named = [self._hosts[event.host]] if event.host else list(self._hosts.values())
         if event.what is What.START:
             if not self._stopped:
-                self._start(named[0])
+                named[0].start(self._words)
+                self._printer.follow(named[0])
                 if event.at:
-                    self._output.say(f"{event.host} starts (--late {event.typed}).")
+                    self._printer.say(f"{event.host} starts (--late {event.typed}).")
             return
         there = [host for host in named if host.runs]
         if not there:
@@ -93,47 +85,24 @@ class Loop:
         names = ", ".join(host.name for host in there)
         option = f"--{event.what.value} {event.typed}"
         if event.what is What.KILL:
-            self._output.say(f"{names} is killed ({option}).")
+            self._printer.say(f"{names} is killed ({option}).")
             for host in there:
                 host.kill()
         else:
-            self._output.say(f"SIGTERM to {names} ({option}).")
+            self._printer.say(f"SIGTERM to {names} ({option}).")
             self._stop(there, everybody=not event.host)
-
-    def _start(self, host: Host) -> None:
-        host.start(self._words)
-        assert host.process
-        for fd, pipe in ((STDOUT, host.process.stdout), (STDERR, host.process.stderr)):
-            assert pipe
-            os.set_blocking(pipe.fileno(), False)
-            self._pipes[pipe] = (host.number, fd)
-            act = functools.partial(self._read, pipe)
-            self._selector.register(pipe, selectors.EVENT_READ, act)
-
-    def _read(self, pipe: IO[bytes]) -> bool:
-        """Pass on what a host has written; return whether there may be more."""
-        try:
-            data = os.read(pipe.fileno(), _READ)
-        except BlockingIOError:
-            return False
-        self._output.feed(*self._pipes[pipe], data)
-        if not data:
-            self._selector.unregister(pipe)
-            pipe.close()
-            del self._pipes[pipe]
-        return bool(data)
 
     def _on_signals(self) -> None:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 reap(*self._processes())
             elif self._stopped:
-                self._output.say(f"{signal_name(number)} after a stop: the job is killed.")
+                self._printer.say(f"{signal_name(number)} after a stop: the job is killed.")
                 for host in self._hosts.values():
                     host.kill()
             else:
                 running = [host for host in self._hosts.values() if host.runs]
-                self._output.say(
+                self._printer.say(
                     f"{signal_name(number)}: the job is stopped as SageMaker does it, "
                     "with SIGTERM to every host; once more kills it."
                 )
@@ -154,10 +123,3 @@ class Loop:
         while reap(*self._processes()) and below.all() and time.monotonic() < deadline:
             kill_all(below.all)
             time.sleep(0.02)
-
-    def _drain(self) -> None:
-        """Pass on what is left in the pipes."""
-        for pipe, (number, fd) in list(self._pipes.items()):
-            while self._read(pipe):
-                pass
-            self._output.feed(number, fd, b"")

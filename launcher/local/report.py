@@ -82,7 +82,7 @@ def end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: boo
     if code:
         word = "was stopped" if was_stopped and not reasons else "failed"
         how = f"{word}, with exit code {code},"
-    where = f"Its files, in {run_dir}:" if lines else f"It left no files in {run_dir}."
+    where = f"Its files, in {run_dir}:" if lines else f"It left no files but its logs in {run_dir}."
     lines.insert(0, f"The job {how} after {seconds:.0f} s. {where}")
     for reason, names in reasons.items():
         lines.append(f"SageMaker would show this failure reason ({', '.join(names)}):")

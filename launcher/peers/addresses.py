@@ -17,9 +17,13 @@ _BACKLOG = 1 << 12  # the kernel makes it net.core.somaxconn at most (listen(2))
 
 
 class LookUps:
-    """Looks names up side by side, each in a thread that calls tell(host, resolves) at its end."""
+    """Looks names up side by side, each in a thread that calls tell(host, resolves) at its end.
 
-    def __init__(self, tell: Callable[[str, bool], None]) -> None:
+    `address(host)` is what a host is looked up by.
+    """
+
+    def __init__(self, address: Callable[[str], str], tell: Callable[[str, bool], None]) -> None:
+        self._address = address
         self._tell = tell
         self._running: set[str] = set()
 
@@ -36,7 +40,7 @@ class LookUps:
                     self._running.discard(host)
 
     def _run(self, host: str) -> None:
-        resolves = bool(look_up(host))
+        resolves = bool(look_up(self._address(host)))
         self._running.discard(host)
         self._tell(host, resolves)
 

@@ -121,7 +121,7 @@ def _reached(job: Job, wait: float, over: threading.Event) -> socket.socket | Un
     if over.wait(wait):
         return Unreachable("this launcher has ended")
     why = f"the name {job.first} does not resolve"
-    for family, address in look_up(job.first, job.port):
+    for family, address in look_up(job.address(job.first), job.port):
         try:
             return _connected(family, address)
         except ConnectionRefusedError:

@@ -31,6 +31,11 @@ class Job(NamedTuple):
     port: int
     start_timeout: int
     fingerprint: Mapping[str, Any]
+    addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
+
+    def address(self, host: str) -> str:
+        """Return what a host is looked up by: its name, as a rule."""
+        return self.addresses.get(host, host)
 
     @property
     def first(self) -> str:

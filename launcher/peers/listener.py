@@ -45,7 +45,7 @@ class Listener:
         self._full = full
         self._sockets: list[socket.socket] = []
         self._is_paused = True
-        self._own, self._name_leads_here = own_addresses(job.current_host)
+        self._own, self._name_leads_here = own_addresses(job.address(job.current_host))
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         used = len(os.listdir("/proc/self/fd")) - 1 + _DESCRIPTORS  # 1: of the listing itself
         self._needs = used + len(job.others)

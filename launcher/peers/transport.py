@@ -55,7 +55,8 @@ def open_channel(
 ) -> Iterator[Channel]:
     """Open this host's end of the channel; `fingerprint` as in agreement.job_of."""
     who = (cluster.current_host, cluster.hosts, cluster.job_name)
-    channel = Channel(agreement.job_of(*who, port, start_timeout, fingerprint))
+    job = agreement.job_of(*who, port, start_timeout, fingerprint)
+    channel = Channel(job._replace(addresses=cluster.addresses))
     try:
         yield channel
     finally:
@@ -224,7 +225,7 @@ class Channel:
         if self._look_ups is None:
             from launcher.peers.addresses import LookUps
 
-            self._look_ups = LookUps(self._on_answer)
+            self._look_ups = LookUps(self._job.address, self._on_answer)
         self._look_ups.ask(action.hosts)
 
     def _on_answer(self, host: str, resolves: bool) -> None:
