@@ -12,7 +12,7 @@ from launcher.errors import LaunchError
 from launcher.job import arguments
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
-from launcher.log import flush, log, show
+from launcher.log import log, show
 from launcher.presence import Ending, Presence
 from launcher.result.failure_file import write_failure
 from launcher.run import supervisor
@@ -59,7 +59,6 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             ending = Ending(error.exit_code)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
-        flush()
         presence.ends(ending)
         return ending.exit_code
 

@@ -6,6 +6,7 @@ so that a stop, a failure and the end never wait for a reader.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import os
 import select
@@ -38,6 +39,7 @@ class _Writer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
+                atexit.register(flush)
 
     def flush(self, seconds: float) -> None:
         with self._changed:
@@ -72,7 +74,7 @@ def log(message: str) -> None:
 
 
 def flush() -> None:
-    """Wait until all lines are written, but no longer than a second."""
+    """Wait until all lines are written, but no longer than a second; Python does so at its end."""
     _WRITER.flush(_TO_READ)
 
 

@@ -1,6 +1,7 @@
 """The processes of a job: start, find, signal and reap them.
 
-The launcher is a subreaper: what the job's processes leave behind becomes its child.
+The launcher is a subreaper: what the job's processes leave behind becomes its child, beside what an
+entry point had started before it executed the launcher.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, AtSignal, LaunchError
 
-if TYPE_CHECKING:
+try:
     import psutil
+except ImportError as error:  # or its part in C does not load
+    _PSUTIL_ERROR = str(error)
+else:
+    _PSUTIL_ERROR = ""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
@@ -112,32 +118,84 @@ def send(process: psutil.Process | int, number: int) -> bool:
     return True
 
 
-class Processes:
-    """All processes below this one but those that it had before (as a shell has, before exec)."""
+def require_psutil() -> None:
+    """Raise LaunchError if psutil cannot be used, which a job's end needs."""
+    if _PSUTIL_ERROR:
+        raise LaunchError(
+            f"psutil cannot be imported by {sys.executable} ({_PSUTIL_ERROR}); install it there."
+        )
 
-    def __init__(self) -> None:
-        self._not_ours: set[int] = set()
-        if reap():
-            self._not_ours = {process.pid for process in self.all()}
+
+def tree(pid: int) -> list[psutil.Process]:
+    """Return a process and all below it, each behind its parent; none if it is gone.
+
+    psutil's own children() raises an error if /proc shows only one's own processes (hidepid=1).
+    """
+    children = _children()
+    try:
+        found = [psutil.Process(pid)]
+    except psutil.Error:
+        return []
+    for process in found:  # which grows meanwhile
+        found += children[process.pid]
+    return found
+
+
+def _children() -> Mapping[int, list[psutil.Process]]:
+    """Return all processes, by the pids of their parents."""
+    children: dict[int, list[psutil.Process]] = defaultdict(list)
+    for process in psutil.process_iter(["ppid"], ad_value=None):
+        children[process.info["ppid"]].append(process)
+    return children
+
+
+class Processes:
+    """The processes of a job, among all below this one.
+
+    Those are the job's that descend from torchrun whenever one looks, that are in its session or a
+    rank's, or that have the job's mark in their environment from birth; and what descends from
+    them. What an entry point started before it executed the launcher has none of these.
+
+    `mark` is that variable's name and value.
+    """
+
+    def __init__(self, mark: tuple[str, str]) -> None:
+        self._mark = mark
+        self._known: set[psutil.Process] = set()
+        self._sessions: set[int] = set()
         if sys.platform == "linux":
             import ctypes
 
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
+    def add(self, *leaders: int) -> None:
+        """Take the sessions that these lead, torchrun's and ranks', for the job's."""
+        self._sessions.update(leaders)
+
     def all(self) -> list[psutil.Process]:
         """Return every process of the job, torchrun and orphans too."""
-        import psutil  # 15 ms of CPU that a job which leaves nothing behind need not spend
+        children = _children()
+        todo = [(process, False) for process in children[os.getpid()]]
+        found = []
+        for process, parent_is_ours in todo:  # which grows meanwhile
+            is_ours = parent_is_ours or self._is_ours(process)
+            todo += [(child, is_ours) for child in children[process.pid]]
+            if is_ours:
+                found.append(process)
+        self._known.update(found)
+        return found
 
-        children = psutil.Process().children(recursive=True)
-        return [process for process in children if process.pid not in self._not_ours]
+    def _is_ours(self, process: psutil.Process) -> bool:
+        if process in self._known or session(process.pid) in self._sessions:
+            return True
+        name, value = self._mark
+        with contextlib.suppress(psutil.Error, OSError):
+            return bool(process.environ().get(name) == value)
+        return False  # it is gone, or another user's
 
     def left_behind(self, torchrun: int) -> list[psutil.Process]:
         """Return what ranks that have ended have started: what is neither torchrun nor below it."""
-        import psutil
-
-        spared = {torchrun}
-        with contextlib.suppress(psutil.Error):
-            spared |= {child.pid for child in psutil.Process(torchrun).children(recursive=True)}
+        spared = {process.pid for process in tree(torchrun)}
         return [process for process in self.all() if process.pid not in spared]
 
     def of_group(self, pid: int) -> list[psutil.Process]:

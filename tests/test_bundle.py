@@ -131,7 +131,7 @@ def test_python_without_psutil(script, one_file, pretend_torch, tmp_path):
     pretend_torch("2.13.0")
     script("")
     done = launch(sys.executable, "-S", one_file, "--train-script", "script.py", code=2)
-    assert done.stderr.startswith("launcher: psutil is not installed for ")
+    assert done.stderr.startswith("launcher: psutil cannot be imported by ")
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
     assert (tmp_path / "output" / "failure").read_text() == done.stderr
 

@@ -165,11 +165,17 @@ def test_missing_torch_is_exit_127(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_missing_psutil_is_reported_before_anything_starts():
+@pytest.mark.parametrize("why", ["No module named 'psutil'", "libc.musl: cannot open"])
+def test_a_psutil_that_cannot_be_used_is_reported_before_anything_starts(script, tmp_path, why):
+    """It is not installed, or its part in C does not load."""
     bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]
-    done = launch(*DRY, command=bare)
+    path = os.environ.get("PYTHONPATH", "")
+    if "musl" in why:
+        script(f"raise ImportError({why!r})", "psutil.py")
+        path = f"{tmp_path}:{path}"
+    done = launch(*DRY, command=bare, PYTHONPATH=path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "psutil is not installed for " in done.stderr
+    assert f"psutil cannot be imported by {sys.executable} ({why})" in done.stderr
 
 
 @pytest.mark.parametrize("stdout", [">&-", "> /dev/full", "| true"])

@@ -314,6 +314,7 @@ def test_after_a_kill_nothing_is_removed_but_ones_own_folder(tmp_path, made_by):
         shutil.copytree(tmp_path / "mine", left)
         os.chown(left, other, other)
     else:
+        left.mkdir(0o700)
         (left / "deep" / "er").mkdir(parents=True)
         (left / "deep" / "er" / "file").touch()
         (left / "deep" / "link").symlink_to(tmp_path / "mine")

@@ -18,6 +18,7 @@ from launcher.job import cgroups
 from launcher.job.cgroups import read_text
 from launcher.log import log
 from launcher.names import look_up
+from launcher.processes import require_psutil
 from launcher.text import is_loopback
 from launcher.values import NamedTuple
 
@@ -42,9 +43,7 @@ def read_machine() -> Machine:
     Raises LaunchError if torch or its torchrun (exit code 127) or psutil (2) is not installed.
     """
     version = torch_version()
-    if importlib.machinery.PathFinder.find_spec("psutil") is None:
-        # It is imported only at the job's end, and only if processes are left (processes.py).
-        raise LaunchError(f"psutil is not installed for {sys.executable}; install it there.")
+    require_psutil()
     return Machine(
         python=sys.executable,
         torch_version=version,
@@ -212,7 +211,7 @@ def interface_of(host: str) -> str:
     addresses = {address for address in found if not is_loopback(address)}
     if not addresses:
         return ""
-    import psutil  # 15 ms of CPU that hosts with SageMaker's interface need not spend
+    import psutil  # not at the top: read_machine says what is wrong with it
 
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address in addresses for entry in entries):

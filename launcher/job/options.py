@@ -12,15 +12,17 @@ from launcher.text import PREFIX
 from launcher.values import NamedTuple
 
 # Internal variables, not options. For torchrun and the ranks (run/): the folder of their socket,
-# how long torchrun's exit barrier waits, and what they take for the first host's address.
+# what tells their processes from others, how long torchrun's exit barrier waits, and what they take
+# for the first host's address.
 RUN_DIR = "LAUNCHER_RUN_DIR"
+JOB_MARK = "LAUNCHER_JOB_MARK"
 EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
 MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-INTERNAL = (RUN_DIR, EXIT_BARRIER, MASTER_ADDR, INIT, HOST_ADDRESSES)
+INTERNAL = (RUN_DIR, JOB_MARK, EXIT_BARRIER, MASTER_ADDR, INIT, HOST_ADDRESSES)
 SWITCHES = {"true": True, "false": False}
 
 

@@ -51,6 +51,7 @@ def _run_hosts(chosen: options.Choices, environ: Mapping[str, str], signals: Sig
     ports = shares.free_ports(2)
     passable = hyperparameters.of_arguments(chosen.script_args)
     name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
+    job_name = f"{name}-{os.getpid()}"
     run_dir = folders.make_run_dir(chosen.run_dir or os.path.join("runs", name), chosen.hosts[0])
     named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
     folders.fill(
@@ -67,7 +68,7 @@ def _run_hosts(chosen: options.Choices, environ: Mapping[str, str], signals: Sig
     hosts = []
     for number, (host, part) in enumerate(zip(chosen.hosts, parts), 1):
         base_dir = os.path.join(run_dir, host)
-        variables = environment(environ, base_dir, f"{name}-{os.getpid()}", part, ports)
+        variables = environment(environ, base_dir, job_name, part, ports)
         variables[HOST_ADDRESSES] = json.dumps(addresses)
         hosts.append(Host(number, part, variables))
     words = [*chosen.launcher_words, *(chosen.script_args if passable.refused else ())]
@@ -76,7 +77,8 @@ def _run_hosts(chosen: options.Choices, environ: Mapping[str, str], signals: Sig
     with Printer(Output(environ), signals) as printer:
         for line in report.beginning(chosen, parts, run_dir, passable):
             printer.say(line)
-        loop = Loop(hosts, chosen.events, words, signals, printer)
+        mark = ("TRAINING_JOB_NAME", job_name)
+        loop = Loop(hosts, chosen.events, words, signals, printer, mark)
         seconds = loop.run()
         if chosen.doctor:
             printer.show(report.end_of_doctors(hosts))

@@ -16,7 +16,7 @@ from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
 from launcher.job.toolkit import BASE_DIR_VARIABLE
 from launcher.local.output import STDERR, STDOUT
 from launcher.local.shares import Share
-from launcher.processes import send, tie_to_this_process
+from launcher.processes import send, tie_to_this_process, tree
 from launcher.run import run_dir
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Host:
     def kill(self) -> None:
         """Kill all of its processes, none of which is to see another one die first."""
         if self.process and self.runs:
-            kill_all(functools.partial(_with_children, self.process.pid))
+            kill_all(functools.partial(tree, self.process.pid))
 
     def tidy(self) -> None:
         """Remove what it could not remove itself, if it was killed."""
@@ -114,12 +114,3 @@ def kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
         found = bool(new)
     for process in held.values():
         send(process, signal.SIGKILL)
-
-
-def _with_children(pid: int) -> list[psutil.Process]:
-    import psutil  # 15 ms that most jobs need not spend
-
-    with contextlib.suppress(psutil.Error):
-        top = psutil.Process(pid)
-        return [top, *top.children(recursive=True)]
-    return []

@@ -20,7 +20,10 @@ _TO_DIE = 10  # seconds that a process may take to die of SIGKILL
 
 
 class Loop:
-    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop."""
+    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop.
+
+    `mark` is a variable of their environment, and its value, that no other job has.
+    """
 
     def __init__(
         self,
@@ -29,18 +32,20 @@ class Loop:
         words: Sequence[str],
         signals: Signals,
         printer: Printer,
+        mark: tuple[str, str],
     ) -> None:
         self._hosts = {host.name: host for host in hosts}
         self._events = tuple(events)
         self._words = words
         self._signals = signals
         self._printer = printer
+        self._mark = mark
         self._stopped = False  # all of it
         self.was_stopped = False
 
     def run(self) -> float:
         """Return the seconds that it took. Raises LaunchError if a launcher cannot be started."""
-        below = Processes()  # what a killed launcher leaves behind becomes our child
+        below = Processes(self._mark)  # what a killed launcher leaves behind becomes our child
         began = time.monotonic()
         try:
             while self._goes_on():

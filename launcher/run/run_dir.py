@@ -27,8 +27,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
         parent = "/tmp"
         too_long = f"TMPDIR is too long for a socket in it ({length} bytes; expected at most 60)"
         log(f"{too_long}: {parent} is used instead.")
-    name = f"{_prefix(os.getpid())}{time.time_ns():x}"
-    folder = os.path.join(parent, name)
+    folder = os.path.join(parent, f"{_prefix(os.getpid())}{time.time_ns():x}")
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
@@ -38,7 +37,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     try:
         yield folder
     finally:
-        _remove(parent, name)
+        _remove(folder)
 
 
 def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
@@ -66,7 +65,7 @@ def remove_left(pid: int, environ: Mapping[str, str]) -> None:
         with contextlib.suppress(OSError):
             for name in os.listdir(parent):
                 if name.startswith(_prefix(pid)):
-                    _remove(parent, name)
+                    _remove(os.path.join(parent, name))
 
 
 def _parent(environ: Mapping[str, str]) -> str:
@@ -77,36 +76,32 @@ def _prefix(pid: int) -> str:
     return f"sm-launch-{pid}-"
 
 
-def _remove(parent: str, name: str) -> None:
+def _remove(folder: str) -> None:
     """Remove a folder of this user's with all that is in it, as far as that can be.
 
-    By descriptors, and never through a link: in /tmp anybody can make an entry of that name, and
-    replace one of their own at any time. shutil.rmtree takes 2.4 ms to import, and looks at no
-    owner.
+    In /tmp anybody can make an entry of that name, and replace it by a link at any time; so what is
+    removed is what has been looked at, and that nobody else may write to. It takes two descriptors,
+    since a launcher may have few left; shutil.rmtree takes one for each level.
     """
-    with contextlib.suppress(OSError), _opened(parent) as above:
-        with _opened(name, os.O_NOFOLLOW, above) as top:
-            if os.fstat(top).st_uid != os.geteuid():
-                return
-            for _, folders, files, folder in os.fwalk(".", topdown=False, dir_fd=top):
-                for entry in (*files, *folders):
-                    _remove_entry(entry, folder)
-        os.rmdir(name, dir_fd=above)
-
-
-def _remove_entry(name: str, folder: int) -> None:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError):
+        top = os.open(folder, flags)
         try:
-            os.unlink(name, dir_fd=folder)
-        except (IsADirectoryError, PermissionError):  # macOS says the latter of a folder
-            os.rmdir(name, dir_fd=folder)
+            seen = os.fstat(top)
+            if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+                return
+            _empty(f"/proc/self/fd/{top}")
+        finally:
+            os.close(top)
+        os.rmdir(folder)
 
 
-@contextlib.contextmanager
-def _opened(path: str, flags: int = 0, parent: int | None = None) -> Iterator[int]:
-    """Open a folder. Raises OSError."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=parent)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
+def _empty(folder: str) -> None:
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in (*files, *folders):
+            path = os.path.join(parent, name)
+            with contextlib.suppress(OSError):
+                if os.path.isdir(path) and not os.path.islink(path):
+                    os.rmdir(path)
+                else:
+                    os.remove(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import selectors
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from launcher.errors import LaunchError
 from launcher.events import AllJoined, Log
-from launcher.job.options import EXIT_BARRIER, RUN_DIR
+from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import reached_at
 from launcher.log import log
@@ -194,11 +195,14 @@ class _Supervisor:
         self._reports = Reports(folder, self._selector, self._step, plan.runner)
         self._stack.callback(self._reports.close)
         environment[RUN_DIR] = folder
+        mark = os.path.basename(folder)  # no other launcher's
+        environment[JOB_MARK] = mark
         if self._channel:
             environment.setdefault(EXIT_BARRIER, _NEVER)
-        self._processes = Processes()
+        self._processes = Processes((JOB_MARK, mark))
         argv = unpacked(plan.argv, folder)
         self._torchrun = start(argv, environment, new_session=True, tied=bool(plan.runner))
+        self._processes.add(self._torchrun.pid)
         if self._channel:
             self._channel.give_back_limit(self._torchrun.pid)
 
@@ -230,7 +234,8 @@ class _Supervisor:
     def _look(self, action: events.Look) -> None:
         assert self._torchrun
         left: list[psutil.Process] = []
-        if reap(self._torchrun):  # there are children; psutil takes 15 ms to import
+        self._processes.add(*self._host.run.ranks)
+        if reap(self._torchrun):  # there are children
             try:
                 left = self._processes.all()
             except OSError:  # no descriptor is left for /proc: ranks have them
