@@ -86,9 +86,12 @@ image:
 bundle:
 	$(PYTHON) bundle/build.py dist/launcher.py
 
+# What pip does not bring, and this machine lacks: one line, before anything is installed.
+needs-%:
+	@PYTHON=$(PYTHON) sh tests/needs.sh $*
+
 # In more processes than two cores: many tests mostly wait.
-test: $(WITH_TORCH) $(TO_TEST)
-	sh tests/cluster/install-engine.sh
+test: needs-test $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest -n 4 --dist loadgroup
 
 # Jobs in the simulator (tests/simulation), on all cores: JOBS of them from SEED on; or one again,
@@ -104,21 +107,17 @@ test-fast: $(TO_TEST)
 	$(BIN)/pytest -m "not torch and not more and not systems" --ignore tests/simulation
 
 # The tests with real containers alone.
-test-cluster: $(WITH_TORCH) $(TO_TEST)
-	sh tests/cluster/install-engine.sh
+test-cluster: needs-test-cluster $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest tests/cluster
 
 # Jobs broken in every way, and how long their hosts took to end (docs/faults.md), with the bounds
 # of seconds that `make test` is not held to; and the other cases that it leaves out. MATRIX_OF=
 # torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
-matrix: $(WITH_TORCH) $(TO_TEST)
-	sh tests/cluster/install-engine.sh
+matrix: needs-matrix $(WITH_TORCH) $(TO_TEST)
 	$(BIN)/pytest -p no:randomly -m "row or more" $(if $(MATRIX_OF),tests/cluster/test_faults.py)
 
 # The slow cases, above all of the systems in docs/systems.md.
-test-systems: $(WITH_TORCH) $(TO_TEST) sdks
-	sh tests/cluster/install-engine.sh
-	sh tests/cluster/install-compose.sh
+test-systems: needs-test-systems $(WITH_TORCH) $(TO_TEST) sdks
 	$(BIN)/pytest -n 4 --dist loadgroup -m systems
 	$(MAKE) test-bundle
 

@@ -45,7 +45,7 @@ signal.pthread_sigmask(signal.SIG_SETMASK, ())
 # What SageMaker, torchrun, MPI and the launcher itself put into an environment.
 OURS = ("SM_", "SAGEMAKER_", "PET_", "LAUNCHER_", "MASTER_", "TORCHELASTIC_", "OMPI_", "NCCL_")
 EXACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TRAINING_JOB_NAME", "CUDA_VISIBLE_DEVICES")
-EXACT += ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CURRENT_HOST")
+EXACT += ("LOGLEVEL", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CURRENT_HOST")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -134,6 +134,9 @@ WRONG = [
     ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, "remove distribution= from the estimator"),
     ({"SAGEMAKER_BASE_DIR": "/nowhere"}, DRY, "/nowhere/input/config does not exist"),
     ({"PET_MODULE": "1"}, DRY, "PET_MODULE is '1'"),
+    ({"LOGLEVEL": "info"}, DRY, "LOGLEVEL is 'info'; expected INFO, DEBUG"),
+    ({"PET_MONITOR_INTERVAL": "abc"}, DRY, "PET_MONITOR_INTERVAL is 'abc'; expected seconds"),
+    ({"PET_RDZV_BACKEND": "etcd"}, DRY, "PET_RDZV_BACKEND is 'etcd'; expected c10d"),
 ]
 
 

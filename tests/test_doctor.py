@@ -716,6 +716,9 @@ def test_a_job_that_would_not_start(fake_torch, tmp_path):
         ((), {"TMPDIR": "/proc"}, "cannot make a folder in /proc"),
         ((), {"SAGEMAKER_BASE_DIR": "/nowhere"}, "/nowhere/input/config does not exist"),
         (("--launcher-grace",), {}, "--launcher-grace"),
+        ((), {"LOGLEVEL": "info"}, "LOGLEVEL is 'info'; expected INFO, DEBUG"),
+        ((), {"PET_MONITOR_INTERVAL": "abc"}, "PET_MONITOR_INTERVAL is 'abc'; expected seconds"),
+        ((), {"PET_RDZV_BACKEND": "etcd"}, "PET_RDZV_BACKEND is 'etcd'; expected c10d"),
     ],
 )
 def test_a_mistake_is_a_problem_without_a_traceback(fake_torch, args, environ, words):
@@ -934,6 +937,27 @@ def test_the_real_torch():
     seen = found(doctor("--json"))
     assert f"torch {torch.__version__} " in seen["torch"][0][1]
     assert ("gloo" in seen["backends"][0][1]) is torch.distributed.is_gloo_available()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--bogus", "unrecognized arguments: --bogus"),
+        ("--monitor-interval=x", "argument --monitor-interval/--monitor_interval: invalid float"),
+        ("--role x other.py", "unrecognized arguments: other.py"),
+        ("--help", "its arguments ask for its help, not for a job"),
+        ("--role x --tee 3", ""),
+    ],
+)
+def test_torchruns_own_parser_is_asked(script, arguments, says):
+    words = ("--train-script", script(""), f"--launcher-torchrun-args={arguments}")
+    done = doctor("--json", *words, code=2 if says else 0)
+    ((level, text),) = found(done)["job"]
+    assert level == ("problem" if says else "ok")
+    if says:
+        assert text.startswith(f"torchrun would fail: {says}")
+        assert text.endswith(" -> correct --launcher-torchrun-args")
 
 
 def test_the_page_names_every_check_and_field():

@@ -197,7 +197,66 @@ def test_the_workflow_uses_githubs_own_actions_by_major_version():
         assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/none@v0")), step
 
 
-def test_ci_refuses_a_part_that_it_does_not_have():
-    done = subprocess.run([REPO / ".ci" / "run", "tset"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(".ci/run: there is no part 'tset'; expected check, ")
+# What a machine has before anything is installed on it, as far as make and its scripts need it.
+BASICS = ("basename", "bash", "dirname", "env", "find", "id", "make", "sed", "sh", "tr")
+NEEDED = {
+    "test-cluster": ("git", "cc", "python3-venv", "python3-dev", "docker.io"),
+    "test": ("git", "cc", "python3-venv", "python3-dev", "docker.io", "mpirun"),
+    "matrix": ("git", "cc", "python3-venv", "python3-dev", "docker.io", "mpirun"),
+    "test-systems": ("cc", "docker.io", "mpirun", "openssl", "docker-compose"),
+}
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Return a machine's PATH: the basics, and an apt-get and a sudo that leave a note."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in BASICS:
+        (folder / name).symlink_to(shutil.which(name))
+    for name in ("apt-get", "sudo"):
+        (folder / name).write_text(f"#!/bin/sh\n: > {tmp_path}/installed\nexit 1\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_ci_refuses_a_part_that_it_does_not_have_before_anything_else(bare):
+    command = [REPO / ".ci" / "run", "check", "tset"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": str(bare)})
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(".ci/run: there is no part 'tset'; expected check, ")
+    assert not (bare.parent / "installed").exists()
+
+
+@pytest.mark.parametrize("target", NEEDED)
+def test_make_says_in_one_line_what_the_tests_need_and_installs_nothing(bare, clone, target):
+    command = ["make", target, "VENV=none", "PYTHON=none"]
+    done = subprocess.run(
+        command, cwd=clone, capture_output=True, text=True, env={"PATH": str(bare)}
+    )
+    assert done.returncode == 2 and not done.stdout
+    line, makes_own = done.stderr.splitlines()
+    assert line.startswith(f"make {target} needs ") and makes_own.startswith("make: *** ")
+    assert all(word in line for word in (*NEEDED[target], ": apt-get install ", ".ci/run"))
+    assert not (bare.parent / "installed").exists() and not (clone / "none").exists()
+
+
+def needs(folder, *arguments):
+    command = ["sh", REPO / "tests" / "needs.sh", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={"PATH": str(folder), "PYTHON": "python"}
+    )
+
+
+def test_what_is_there_is_not_asked_for(bare):
+    for name in ("git", "cc", "python", "docker", "dockerd", "mpirun", "openssl", "ip"):
+        (bare / name).symlink_to(shutil.which("true"))
+    for target in NEEDED:
+        done = needs(bare, target)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (bare / "cc").unlink()
+    done = needs(bare, "test-cluster")
+    text = "make test-cluster needs cc: apt-get install gcc libc6-dev (.ci/run installs it, too).\n"
+    assert (done.returncode, done.stderr) == (1, text)
+    assert needs(bare, "--packages", "test-cluster").stdout == "gcc libc6-dev\n"

@@ -121,6 +121,7 @@ class TorchFacts(NamedTuple):
     devices: int | None = None  # that CUDA found; None: did not answer
     cuda_problem: str = ""
     nccl: str = ""
+    refused: str = ""  # why torchrun would not take the arguments that a user has for it
 
 
 class Folder(NamedTuple):

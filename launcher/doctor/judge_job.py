@@ -137,6 +137,9 @@ def _plan(facts: Facts) -> Finding:
     job = facts.job
     if job.error:
         return problem("job", job.error.rstrip("."), "")  # the launcher's message says what to do
+    if facts.torch.refused:
+        to_do = f"correct {flag('torchrun_args')}"
+        return problem("job", f"torchrun would fail: {facts.torch.refused}", to_do)
     summary = job.summary.rstrip(".")
     if not job.names_script:
         return ok("job", f"no script is named, so only this host was checked; {summary}")

@@ -9,13 +9,14 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.child import Answer, Child
 from launcher.doctor import look_job, look_machine, look_network, tasks
 from launcher.doctor.facts import DeviceFacts, Facts, JobFacts, NetworkFacts, TorchFacts
 from launcher.job import machine
+from launcher.job.plan import AGENT, LaunchPlan
 from launcher.job.prepare import Prepared
 from launcher.signals import Signals
 
@@ -34,13 +35,20 @@ def look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> F
 
 def _look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Facts:
     running = tasks.Tasks(signals)
-    with _children(environ) as children:
-        for name, child in children.items():
-            seconds = _FOR_TORCH if name == "torch" else _FOR_DEVICES
+    with contextlib.ExitStack() as stack:
+
+        def ask(name: str, seconds: float, *command: str) -> None:
+            child = Child(command, environ)
+            stack.callback(child.kill)  # if it has not ended
             running.start(name, functools.partial(child.answer, seconds))
-        running.wait([name for name in children if name != "torch"], _FOR_DEVICES + 2)
+
+        nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
+        if nvidia_smi:
+            ask("nvidia-smi", _FOR_DEVICES, nvidia_smi, *_QUERY)
+            running.wait(["nvidia-smi"], _FOR_DEVICES + 2)
         devices = _devices(running.result("nvidia-smi", None))
         job, prepared = _job(running, argv, environ, devices)
+        ask("torch", _FOR_TORCH, sys.executable, "-c", _program(), *_torchruns_words(prepared))
         log_dir = prepared.options.log_dir if prepared else ""
         at_machine = functools.partial(
             look_machine.look_at_machine, environ, log_dir, on_sagemaker=job.on_sagemaker
@@ -62,19 +70,15 @@ def _look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> 
         )
 
 
-@contextlib.contextmanager
-def _children(environ: Mapping[str, str]) -> Iterator[dict[str, Child]]:
-    """Start the programs that are asked; kill at the end what has not ended."""
-    commands = {"torch": (sys.executable, "-c", _program())}
-    nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if nvidia_smi:
-        commands["nvidia-smi"] = (nvidia_smi, *_QUERY)
-    children = {name: Child(command, environ) for name, command in commands.items()}
-    try:
-        yield children
-    finally:
-        for child in children.values():
-            child.kill()
+def _torchruns_words(prepared: Prepared | None) -> tuple[str, ...]:
+    """Return the arguments of the job's torchrun if the user has some for it, which it may refuse.
+
+    All others are the launcher's own.
+    """
+    if prepared is None or not isinstance(prepared.plan, LaunchPlan):
+        return ()
+    words = prepared.plan.argv
+    return words[words.index(AGENT) + 1 :] if prepared.options.torchrun_args else ()
 
 
 def _program() -> str:

@@ -5,11 +5,35 @@ the launcher's. What may hang comes last: a line that was printed counts.
 """
 
 import json
+import sys
+from typing import Any, NoReturn
 
 
 def say(**found: object) -> None:
     """Print what was found."""
     print("\n" + json.dumps(found), flush=True)
+
+
+class Refused(Exception):
+    """torchrun does not take its arguments."""
+
+
+def refused(words: list[str]) -> str:
+    """Return why torchrun would not take these arguments, "" if it would (as run/agent.py)."""
+    from torch.distributed import run
+
+    def refuse(message: str) -> NoReturn:
+        raise Refused(message)
+
+    parser: Any = run.get_args_parser()
+    parser.error = refuse
+    parser.print_help = lambda *_: None
+    parser.exit = lambda *_: refuse("its arguments ask for its help, not for a job")
+    try:
+        script = parser.parse_args(words).training_script
+    except Refused as error:
+        return str(error)
+    return "" if script == words[words.index("--") + 1] else f"unrecognized arguments: {script}"
 
 
 def look_at_torch() -> None:
@@ -32,6 +56,8 @@ def look_at_torch() -> None:
         for name in ("nccl", "gloo", "mpi")
     }
     say(backends=[name for name, there in have.items() if there])
+    if sys.argv[1:]:
+        say(refused=refused(sys.argv[1:]))
     if have["nccl"]:
         say(nccl=".".join(map(str, torch.cuda.nccl.version())))
     if not cuda:

@@ -6,6 +6,8 @@ The comments say what goes wrong without an option, as seen in torchrun's source
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Callable
 
@@ -15,16 +17,68 @@ from launcher.job.machine import Machine
 from launcher.job.options import Options, names, whole
 from launcher.text import flag, short
 
+_WHOLE = re.compile("[0-9]{1,9}").fullmatch
+_STREAMS = re.compile("[0-3]|[0-9]:[0-3](,[0-9]:[0-3])*").fullmatch
+_LEVELS = ("INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTSET")
+
+
+def _is_interval(text: str) -> bool:
+    return 0 < float(text) < math.inf
+
+
+# What torchrun would end with, a second after its start and mostly with a traceback: variable,
+# what tells that it takes a value (or raises ValueError), what was expected.
+_CHECKS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "LOGLEVEL": (_LEVELS.__contains__, f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}, in capitals"),
+    "PET_LOCAL_RANKS_FILTER": (
+        re.compile("([0-9]+(,[0-9]+)*)?").fullmatch,
+        "ranks of a host with commas between, such as 0,1",
+    ),
+    "PET_MASTER_PORT": (_WHOLE, "a whole number"),
+    "PET_MAX_RESTARTS": (_WHOLE, "a whole number"),
+    "PET_MONITOR_INTERVAL": (_is_interval, "seconds above 0, such as 0.5"),
+    "PET_NODE_RANK": (_WHOLE, "a whole number"),
+    "PET_REDIRECTS": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
+    "PET_SHUTDOWN_TIMEOUT": (_WHOLE, "a whole number of seconds"),
+    "PET_STANDALONE": (_WHOLE, "0 or 1"),
+    "PET_TEE": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
+    "PET_VIRTUAL_LOCAL_RANK": (_WHOLE, "0 or 1"),
+}
+# An empty one of these counts as unset, and an option of ours wins over it.
+_REPLACED = {"PET_MAX_RESTARTS": "max_restarts", "PET_SHUTDOWN_TIMEOUT": "grace"}
+
 
 def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
     """Raise LaunchError for settings of torchrun's, or ports, that cannot work with this job."""
+    _refuse_values(options, environ)
     _refuse_modes(options, cluster, environ)
+    _refuse_backend(cluster, environ)
     if options.rdzv_port == options.peer_port:
         raise LaunchError(
             f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
             "expected two different ports."
         )
     _refuse_elastic(options, cluster, environ)
+
+
+def _refuse_values(options: Options, environ: Mapping[str, str]) -> None:
+    for variable, (takes, expected) in _CHECKS.items():
+        text, field = environ.get(variable), _REPLACED.get(variable)
+        if text is None or (field and (not text or field in options.given)):
+            continue
+        try:
+            is_taken = bool(takes(text))
+        except ValueError:
+            is_taken = False
+        if not is_taken:
+            raise LaunchError(f"{variable} is {short(text)}; expected {expected}.")
+
+
+def _refuse_backend(cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Refuse a rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank."""
+    backend = environ.get("PET_RDZV_BACKEND") or "c10d"
+    if backend != "c10d" and (backend, cluster.nnodes) != ("static", 1):
+        raise LaunchError(f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or it unset.")
 
 
 def _refuse_modes(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
@@ -168,5 +222,5 @@ def grace(options: Options, environ: Mapping[str, str]) -> int:
             try:
                 return whole(0, 86400)(environ[variable])
             except (KeyError, ValueError):
-                pass  # not set, or for torchrun to refuse
+                pass  # not set, or not what torchrun uses
     return options.grace
