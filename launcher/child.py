@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 
 from launcher.processes import tie_to_this_process
+from launcher.signals import Signals
 from launcher.values import NamedTuple
 
 _TO_DIE = 1  # seconds
+_LOOK = 0.1  # seconds, until somebody who wants us to stop is heard
 
 
 class Answer(NamedTuple):
@@ -22,6 +25,7 @@ class Answer(NamedTuple):
     problem: str
     was_started: bool = True
     is_late: bool = False
+    was_stopped: bool = False
 
 
 class Child:
@@ -44,17 +48,28 @@ class Child:
         except (OSError, subprocess.SubprocessError) as error:
             self._error = getattr(error, "strerror", None) or str(error)
 
-    def answer(self, seconds: float) -> Answer:
-        """Return what it says within so many seconds; kill it if it has not ended by then."""
+    def answer(self, seconds: float, signals: Signals | None = None) -> Answer:
+        """Return what it says within so many seconds; kill it if it has not ended by then.
+
+        Or if a stop is among the signals, which stays there.
+        """
         if self._process is None:
             problem = f"{self._path} cannot be started ({self._error})"
             return Answer("", "", problem, was_started=False)
-        try:
-            out, err = self._process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired as error:
-            self.kill()
-            late = f"it did not end within {seconds:.0f} s"
-            return Answer(_text(error.output), _text(error.stderr), late, is_late=True)
+        by = time.monotonic() + seconds
+        while True:
+            try:
+                left = by - time.monotonic()
+                out, err = self._process.communicate(timeout=min(left, _LOOK) if signals else left)
+                break
+            except subprocess.TimeoutExpired as error:
+                if signals and signals.stop():
+                    self.kill()
+                    return Answer("", "", "a stop came", was_stopped=True)
+                if time.monotonic() >= by:
+                    self.kill()
+                    late = f"it did not end within {seconds:.0f} s"
+                    return Answer(_text(error.output), _text(error.stderr), late, is_late=True)
         code, problem = self._process.returncode, ""
         if code:
             problem = f"it ended with exit code {code}"

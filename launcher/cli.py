@@ -64,11 +64,13 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
-    prepared = prepare(argv, environ)
+    prepared = prepare(argv, environ, signals)
     if prepared is None:
         return Ending(0)
     plan = prepared.plan
-    if isinstance(plan, LaunchPlan):
+    if signals.stop() and not prepared.options.dry_run:
+        pass  # what was planned, perhaps without devices, is not going to be started
+    elif isinstance(plan, LaunchPlan):
         for line in plan.lines():
             log(line)
         if prepared.options.dry_run:

@@ -32,6 +32,7 @@ class Signals:
         }
         # A mask is inherited too: we have our parent's, and the ranks would have ours.
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
+        self._seen = b""  # by `stop`, and not taken yet
 
     def __enter__(self) -> Signals:
         return self
@@ -56,7 +57,16 @@ class Signals:
 
     def take(self) -> bytes:
         """Return the numbers of the signals that came since the last call, one in each byte."""
+        seen, self._seen = self._seen, b""
         try:
-            return self._reader.recv(4096)
+            return seen + self._reader.recv(4096)
         except BlockingIOError:
-            return b""
+            return seen
+
+    def stop(self) -> int:
+        """Return the number of the first stop that came and was not taken yet; 0 if none did.
+
+        The descriptor no longer shows what this has seen: take it before waiting for more.
+        """
+        self._seen = self.take()
+        return next((number for number in self._seen if number in STOPS), 0)

@@ -184,6 +184,27 @@ def test_the_log_folder(start, script, tmp_path):
     assert "hello" in host.out
 
 
+def test_hyperparameters_as_long_as_sagemaker_allows(start, script, tmp_path):
+    """Linux takes no variable of 128 KiB, and some repeat all of them, as JSON."""
+    values = {f"key{number}": '\u00e9"' * 1200 for number in range(60)}
+    config = tmp_path / "ml" / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text(json.dumps(values))
+    (config / "resourceconfig.json").write_text('{"current_host": "a", "hosts": ["a"]}')
+    (config / "inputdataconfig.json").write_text("{}")
+    path = script(
+        "import json, os, sys\n"
+        "variables = {n: v for n, v in os.environ.items() if n.startswith('SM_HP_')}\n"
+        "json.dump([variables, sys.argv[1:]], open('seen', 'w'))\n"
+    )
+    host = start("--train-script", path, SAGEMAKER_BASE_DIR=str(tmp_path / "ml"))
+    assert host.wait() == 0, host.log()[:2000]
+    variables, arguments = json.loads((tmp_path / "seen").read_text())
+    assert variables == {f"SM_HP_{key.upper()}": value for key, value in values.items()}
+    assert sorted(arguments[1::2]) == list(values.values())
+    assert "128 KiB: SM_HPS, SM_TRAINING_ENV, SM_USER_ARGS; SM_HP_NAME has each" in host.err
+
+
 # How a job fails
 
 FAIL = """

@@ -77,7 +77,10 @@ def test_a_stop_reaches_the_ranks_though_nobody_reads_the_log(start, script, ful
 
 @pytest.mark.torch
 def test_a_failure_ends_all_hosts_though_nobody_reads_the_log(start_two, script, full_pipe):
-    hosts = start_two("--train-script", script(ON_TWO_HOSTS), command=full_pipe.command())
+    hosts = start_two(
+        *("--train-script", script(ON_TWO_HOSTS), "--launcher-failure-grace", "3"),
+        command=full_pipe.command(),
+    )
     for host in hosts:
         host.wait_for("runs")
     open("now", "w").close()

@@ -16,6 +16,7 @@ from typing import Any
 from launcher.errors import LaunchError
 from launcher.job import machine
 from launcher.job.options import HOST_ADDRESSES
+from launcher.signals import Signals
 from launcher.text import short
 from launcher.values import NamedTuple
 
@@ -53,9 +54,14 @@ class Cluster(NamedTuple):
         return self.current_host in self.hosts
 
 
-def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()) -> Cluster:
+def read_cluster(
+    environ: Mapping[str, str],
+    instance_groups: Sequence[str] = (),
+    signals: Signals | None = None,
+) -> Cluster:
     """Return the cluster that the environment describes, limited to some instance groups.
 
+    A stop among the signals ends the wait for the drivers of its devices; then it has none.
     Raises LaunchError, which names the variable, if the description is invalid.
     """
     if "SM_HOSTS" in environ:
@@ -76,10 +82,10 @@ def read_cluster(environ: Mapping[str, str], instance_groups: Sequence[str] = ()
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
     gpus = count("SM_NUM_GPUS", environ)
     if gpus is None:
-        gpus = len(machine.gpus(environ))
+        gpus = len(machine.gpus(environ, signals))
     neurons = count("SM_NUM_NEURONS", environ)
     if neurons is None:
-        neurons = machine.count_neuron_cores(instance_type, environ)
+        neurons = machine.count_neuron_cores(instance_type, environ, signals)
     return Cluster(
         hosts=tuple(sorted(hosts)),
         current_host=current_host,

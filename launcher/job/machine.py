@@ -19,6 +19,7 @@ from launcher.job.cgroups import read_text
 from launcher.log import log
 from launcher.names import look_up
 from launcher.processes import require_psutil
+from launcher.signals import Signals
 from launcher.text import is_loopback
 from launcher.values import NamedTuple
 
@@ -83,9 +84,12 @@ def torch_version() -> tuple[int, int]:
     return (int(match[1]), int(match[2]))
 
 
-def gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return the lines of `nvidia-smi -L`, one for each GPU, as the toolkit counts them."""
-    lines = _ask("nvidia-smi", "-L", environ).splitlines()
+def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
+    """Return the lines of `nvidia-smi -L`, one for each GPU, as the toolkit counts them.
+
+    A driver may hang for ever; a stop among the signals ends the wait, and then there are none.
+    """
+    lines = _ask("nvidia-smi", "-L", environ, signals).splitlines()
     return [line for line in lines if line.startswith("GPU ")]
 
 
@@ -107,11 +111,16 @@ def visible_gpus(count: int, environ: Mapping[str, str]) -> int:
     return seen
 
 
-def count_neuron_cores(instance_type: str, environ: Mapping[str, str]) -> int:
-    """Return the Neuron cores of this host as the toolkit counts them, with `neuron-ls -j`."""
+def count_neuron_cores(
+    instance_type: str, environ: Mapping[str, str], signals: Signals | None = None
+) -> int:
+    """Return the Neuron cores of this host as the toolkit counts them, with `neuron-ls -j`.
+
+    A stop among the signals ends the wait, as in `gpus`.
+    """
     if "trn2.48xlarge" in instance_type:
         return 64  # neuron-ls lists 128 physical cores there; a process uses them in pairs
-    answer = _ask("neuron-ls", "-j", environ)
+    answer = _ask("neuron-ls", "-j", environ, signals)
     try:
         return sum(int(device.get("nc_count", 0)) for device in json.loads(answer or "[]"))
     except (ValueError, TypeError, AttributeError):
@@ -119,16 +128,18 @@ def count_neuron_cores(instance_type: str, environ: Mapping[str, str]) -> int:
         return 0
 
 
-def _ask(command: str, option: str, environ: Mapping[str, str]) -> str:
-    """Return what a command of the device driver prints; "" if it is missing or fails."""
+def _ask(command: str, option: str, environ: Mapping[str, str], signals: Signals | None) -> str:
+    """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
     import shutil  # 2.4 ms, with what it imports
 
     from launcher.child import Child
 
     path = shutil.which(command, path=environ.get("PATH"))
-    if path is None:
+    if path is None or (signals and signals.stop()):
         return ""
-    answer = Child([path, option], environ).answer(_ASK_TIMEOUT)
+    answer = Child([path, option], environ).answer(_ASK_TIMEOUT, signals)
+    if answer.was_stopped:
+        return ""
     if answer.problem:
         # Nobody should train on a CPU at the price of a GPU without being told.
         why = f"{command} {option} failed ({answer.problem})"

@@ -15,6 +15,7 @@ from launcher.job.machine import interface_of, read_machine
 from launcher.job.options import Options
 from launcher.job.plan import LaunchPlan, at_address, make_plan
 from launcher.log import log
+from launcher.signals import Signals
 from launcher.text import port_is_taken
 from launcher.values import NamedTuple
 
@@ -32,9 +33,12 @@ class Prepared(NamedTuple):
         return _has_peers(self.cluster, self.options)
 
 
-def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Prepared | None:
+def prepare(
+    argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
+) -> Prepared | None:
     """Return what to start and how; None if this host takes no part in the job.
 
+    If a stop is among the signals it is not waited for drivers that hang: nothing will be started.
     Raises LaunchError if it is not even clear which hosts the job has.
     """
     _refuse_nesting(environ)
@@ -45,11 +49,13 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Prepared | None:
             "the current folder has been removed; change to one that exists."
         ) from None
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
-    argv, made = _from_config(config, argv, environ)
+    argv, made = _from_config(config, argv, environ, signals)
+    left_out = toolkit.too_long(made)
+    made = {name: value for name, value in made.items() if name not in left_out}
     chosen = arguments.parse(argv, environ)
     seen = _with_groups({**made, **environ}, chosen, environ)
     try:
-        cluster = read_cluster(seen, chosen.instance_groups)
+        cluster = read_cluster(seen, chosen.instance_groups, signals)
     except LaunchError as error:
         if config is None:
             raise
@@ -68,6 +74,9 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str]) -> Prepared | None:
     # Logged only now, so that an error is the only line.
     for variable in chosen.unknown_twins:
         log(f"warning: {variable} is not a launcher option; see --launcher-help.")
+    if left_out:
+        names = ", ".join(left_out)
+        log(f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them.")
     if "SM_HOSTS" not in seen:
         log("neither SM_HOSTS nor SageMaker's config files exist: this host is alone.")
     return Prepared(cluster, chosen, plan)
@@ -85,7 +94,10 @@ def reached_at(
 
 
 def _from_config(
-    config: toolkit.TrainingConfig | None, argv: Sequence[str], environ: Mapping[str, str]
+    config: toolkit.TrainingConfig | None,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    signals: Signals | None,
 ) -> tuple[Sequence[str], dict[str, str]]:
     """Return the arguments and the `SM_*` variables that SageMaker's toolkit would have made."""
     if config is None:
@@ -94,7 +106,7 @@ def _from_config(
     argv = [] if list(argv) == ["train"] else argv
     try:
         argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
-        return argv, toolkit.to_env_vars(config, environ)
+        return argv, toolkit.to_env_vars(config, environ, signals)
     except RecursionError:
         raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
 

@@ -15,6 +15,7 @@ from typing import Any
 from launcher.errors import LaunchError
 from launcher.job import machine
 from launcher.job.cluster import count
+from launcher.signals import Signals
 from launcher.text import short
 from launcher.values import NamedTuple
 
@@ -32,6 +33,7 @@ _CONSUMED_KEYS = (
     "sagemaker_job_name",
     "sagemaker_s3_output",
 )
+_LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
 
 
 class TrainingConfig(NamedTuple):
@@ -135,14 +137,20 @@ def to_cmd_args(hyperparameters: Mapping[str, Any]) -> list[str]:
     return args
 
 
-def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, str]:
+def to_env_vars(
+    config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None = None
+) -> dict[str, str]:
     """Return the variables that the toolkit would have made from these files.
 
     `SM_*` as its Environment names them, except those that only its own distributions use, and
     SAGEMAKER_JOB_NAME if the SDK named the job.
     Raises LaunchError if the instance groups of resourceconfig.json are invalid.
     """
-    both = {**_hosts_and_devices(config, environ), **_program(config, environ), **_folders(config)}
+    both = {
+        **_hosts_and_devices(config, environ, signals),
+        **_program(config, environ),
+        **_folders(config),
+    }
     framework_params = {
         key: value
         for key, value in config.framework_params.items()
@@ -175,10 +183,24 @@ def to_env_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str,
     return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
 
 
+def too_long(variables: Mapping[str, str]) -> list[str]:
+    """Return which of them the kernel takes no process with, of those that repeat other ones.
+
+    SageMaker allows more than that in hyperparameters.
+    """
+    return [
+        name
+        for name in ("SM_HPS", "SM_TRAINING_ENV", "SM_USER_ARGS")
+        if len(f"{name}={variables.get(name)}".encode("utf-8", "surrogatepass")) >= _LONGEST
+    ]
+
+
 # What has the same name as a variable and in SM_TRAINING_ENV:
 
 
-def _hosts_and_devices(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, Any]:
+def _hosts_and_devices(
+    config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
+) -> dict[str, Any]:
     resources = config.resource_config
     groups = instance_groups(resources)
     current_group = resources.get("current_group_name", "homogeneousCluster")
@@ -197,8 +219,8 @@ def _hosts_and_devices(config: TrainingConfig, environ: Mapping[str, str]) -> di
         "distribution_instance_groups": distribution_groups,
         "network_interface_name": resources.get("network_interface_name", "eth0"),
         "num_cpus": count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
-        "num_gpus": len(machine.gpus(environ)) if gpus is None else gpus,
-        "num_neurons": machine.count_neuron_cores(str(instance_type), environ),
+        "num_gpus": len(machine.gpus(environ, signals)) if gpus is None else gpus,
+        "num_neurons": machine.count_neuron_cores(str(instance_type), environ, signals),
     }
 
 

@@ -20,6 +20,7 @@ from launcher.local.printer import Printer
 from launcher.log import log, show
 from launcher.presence import Ending
 from launcher.signals import Signals
+from launcher.text import signal_name
 
 _LOOPBACK = "lo"
 
@@ -47,7 +48,10 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> E
 
 def _run_hosts(chosen: options.Choices, environ: Mapping[str, str], signals: Signals) -> Ending:
     facts = machine.read_machine()
-    parts = shares.shares(len(chosen.hosts), environ)
+    parts = shares.shares(len(chosen.hosts), environ, signals)
+    if number := signals.stop():  # while the driver was asked for GPUs
+        log(f"{signal_name(number)}: nothing was started.")
+        return Ending(128 + number, was_stopped=True)
     ports = shares.free_ports(2)
     passable = hyperparameters.of_arguments(chosen.script_args)
     name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -101,7 +101,9 @@ class Loop:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 reap(*self._processes())
-            elif self._stopped:
+                continue
+            self._printer.hurry()
+            if self._stopped:
                 self._printer.say(f"{signal_name(number)} after a stop: the job is killed.")
                 for host in self._hosts.values():
                     host.kill()

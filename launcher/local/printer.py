@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Callable
 
@@ -15,6 +17,7 @@ from launcher.local.output import STDERR, STDOUT, Output
 from launcher.signals import Signals
 
 _READ = 64 * 1024
+_PATIENCE = 5  # seconds
 _POLL = 0.02  # seconds; a look at all logs of two hosts takes 10 microseconds
 
 
@@ -25,7 +28,7 @@ class _Log:
         self._host = host
         self._feed = functools.partial(output.feed, host.number, stream)
         self._file = open(host.log(stream), "rb", buffering=0)  # noqa: SIM115 (to the very end)
-        self._printed = 0
+        self.printed = 0
         self._has_ended = False
 
     def size(self) -> int:
@@ -36,13 +39,13 @@ class _Log:
 
     def print(self, size: int) -> None:
         """Print what has come until the log had that size."""
-        if self.size() < self._printed:  # a script has opened /dev/stdout to write, and emptied it
-            self._printed = 0
-        while self._printed < size:
-            data = os.pread(self._file.fileno(), min(_READ, size - self._printed), self._printed)
+        if self.size() < self.printed:  # a script has opened /dev/stdout to write, and emptied it
+            self.printed = 0
+        while self.printed < size:
+            data = os.pread(self._file.fileno(), min(_READ, size - self.printed), self.printed)
             if not data:
                 return
-            self._printed += len(data)
+            self.printed += len(data)
             self._feed(data)
 
     def print_all(self) -> None:
@@ -57,7 +60,7 @@ class _Log:
 class Printer:
     """Follows logs, from `follow` to the end of `with`, which waits until all is printed.
 
-    A stop ends that wait: whoever reads need not do so.
+    Whoever reads need not do so: a stop ends that wait, and after `hurry` it takes a reader.
     """
 
     def __init__(self, output: Output, signals: Signals) -> None:
@@ -67,6 +70,7 @@ class Printer:
         self._ours: collections.deque[tuple[Sequence[tuple[_Log, int]], Callable[[], None]]]
         self._ours = collections.deque()
         self._is_over = threading.Event()
+        self._patience = math.inf
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Printer:
@@ -75,10 +79,17 @@ class Printer:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        while self._thread.is_alive():
+        printed, since = -1, time.monotonic()
+        while self._thread.is_alive() and time.monotonic() < since + self._patience:
+            if printed != (now := sum(log.printed for log in self._logs)):
+                printed, since = now, time.monotonic()
             self._thread.join(_POLL)
             if any(number in STOPS for number in self._signals.take()):
                 return
+
+    def hurry(self) -> None:
+        """Wait no more for whoever has read nothing for 5 s: the job was stopped."""
+        self._patience = _PATIENCE
 
     def follow(self, host: Host) -> None:
         """Print from now on what a host writes."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from launcher.errors import LaunchError
 from launcher.job import machine
+from launcher.signals import Signals
 from launcher.values import NamedTuple
 
 _T = TypeVar("_T")
@@ -26,14 +27,14 @@ class Share(NamedTuple):
     gpus: tuple[str, ...] | None  # UUIDs; None: this machine has none
 
 
-def shares(count: int, environ: Mapping[str, str]) -> list[Share]:
+def shares(count: int, environ: Mapping[str, str], signals: Signals | None = None) -> list[Share]:
     """Divide this machine among so many hosts, all equal, as SageMaker's are.
 
     Raises LaunchError if there are not so many loopback addresses.
     """
     found = addresses(count)
     cores = divided(machine.physical_cores(), count) or [()] * count
-    seen = gpus(environ)
+    seen = gpus(environ, signals)
     parts = divided(seen, count) if len(seen) >= count else [()] * count
     return [
         Share(
@@ -90,12 +91,12 @@ def free_ports(count: int) -> list[int]:
     raise LaunchError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free; end what has them.")
 
 
-def gpus(environ: Mapping[str, str]) -> list[str]:
+def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
     """Return the UUIDs of this machine's GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
 
     A host sees its GPUs by their UUIDs: by their numbers, the second host's would not begin at 0.
     """
-    lines = machine.gpus(environ)
+    lines = machine.gpus(environ, signals)
     found = [
         match[1] for match in (re.search(r"UUID: (GPU-[\w-]+)", line) for line in lines) if match
     ]

@@ -421,6 +421,66 @@ def test_a_stop_while_another_host_is_missing(fault, host):
     fault.ends(143, None, 5, lost=tuple(name for name in fault.job if name != host))
 
 
+# What is around the launcher
+
+
+FULL_PIPE = "mkfifo /full; exec 3<>/full; head -c 65536 /dev/zero >&3; exec 2>/full"
+
+
+@ours_alone
+@pytest.mark.parametrize("what", ["a stop", more("a rank fails")])
+def test_nobody_reads_stderr_and(fault, what):
+    plan = {0: SAVE, 1: SAVE if what == "a stop" else RAISE}
+    # Python hangs with its traceback, so the rank that raised is killed at the end of this.
+    fault.prepare(plan, launcher_failure_grace=4)
+    for host in fault.job.values():
+        host.will_first(FULL_PIPE)
+    fault.start()
+    fault.strike()
+    fault.job["algo-1"].wait_for("does it\n")
+    if what == "a stop":
+        fault.job["algo-2"].wait_for("does it\n")
+        fault.happens()
+        fault.job["algo-2"].send(15)
+        fault.ends(143, None, 5 + 3)
+        assert fault.job.logs().count("saved\n") == 2
+    else:
+        fault.ends(1, LAST + "failed with ValueError: loss is nan\n", 4 + 5)
+
+
+@ours_alone
+def test_a_stop_while_a_loop_of_the_entry_point_goes_on(fault):
+    fault.prepare({0: SAVE, 1: SAVE})
+    for host in fault.job.values():
+        host.will_first("while true; do sleep 0.2; done &")
+    fault.start()
+    fault.strike()
+    for host in fault.job.values():
+        host.wait_for("does it\n")
+    fault.happens()
+    fault.job["algo-2"].send(15)
+    fault.ends(143, None, 5 + 3)
+    assert fault.job.logs().count("saved\n") == 2 and "left behind" not in fault.job.logs()
+
+
+DRIVER = """
+mkdir /driver; export PATH=/driver:$PATH
+printf '#!/bin/sh\\ntrap "" TERM\\necho it hangs >/proc/1/fd/1\\nsleep 600\\n' >/driver/nvidia-smi
+chmod +x /driver/nvidia-smi
+"""
+
+
+@ours_alone
+def test_a_stop_while_nvidia_smi_hangs(fault):
+    fault.prepare()
+    fault.job["algo-2"].will_first(DRIVER)
+    fault.job.start()
+    fault.job["algo-2"].wait_for("it hangs\n")
+    fault.happens()
+    fault.job["algo-2"].send(15)
+    fault.ends(143, None, 3)
+
+
 # Success is together
 
 
