@@ -8,10 +8,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from launcher.processes import tie_to_this_process
 from launcher.signals import Signals
-from launcher.values import NamedTuple
 
 _TO_DIE = 1  # seconds
 _LOOK = 0.1  # seconds, until somebody who wants us to stop is heard

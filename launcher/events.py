@@ -5,10 +5,9 @@ peers/other.py agree with the other hosts. run/host.py lets what one of them tel
 Times are in seconds on the clock time.monotonic(), infinite if nothing is due.
 """
 
-from typing import Union
+from typing import NamedTuple, Union
 
 from launcher.result.causes import Failure, Result
-from launcher.values import NamedTuple
 
 
 class Time(NamedTuple):

@@ -15,11 +15,11 @@ import selectors
 import socket
 import struct
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from launcher.job.options import INIT
 from launcher.log import log
 from launcher.processes import status
-from launcher.values import NamedTuple
 
 _BACKLOG = 128  # connections that wait to be accepted
 

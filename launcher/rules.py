@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any, Callable, Generic, Protocol, TypeVar
-
-from launcher.values import NamedTuple
+from typing import Any, Callable, Generic, NamedTuple, Protocol, TypeVar
 
 
 class PhaseEnum(Enum):

@@ -11,7 +11,7 @@ PACKAGE = REPO / "launcher"
 # Not part of the package but a folder for the ranks' sys.path, with what they import from it.
 COMPAT = PACKAGE / "compat"
 # From the top down: a module imports from its own floor and from those below. What is not named
-# here is ground: text, errors, log, names, rules, values, signals, processes, protocol.
+# here is ground: text, errors, log, names, rules, signals, processes, protocol.
 FLOORS = [
     ("launcher.__main__",),
     ("launcher.cli",),
@@ -42,7 +42,6 @@ PURE = [
     "launcher.text",
     "launcher.errors",
     "launcher.rules",
-    "launcher.values",
     "launcher.events",
     "launcher.run.state",
     "launcher.run.ranks",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-
-from launcher.values import NamedTuple
+from typing import NamedTuple
 
 LOG_DIR = "--launcher-log-dir"  # what a folder is used for
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from launcher.text import counted, some_of
-from launcher.values import NamedTuple
 
 
 class Level(enum.Enum):

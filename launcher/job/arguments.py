@@ -9,12 +9,11 @@ change somebody's hyperparameters. The command line wins over the environment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
 from launcher.text import PREFIX, flag, printable, shortened
-from launcher.values import NamedTuple
 
 _SCRIPT, _MODULE = "--train-script", "--train-module"
 

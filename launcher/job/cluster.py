@@ -11,14 +11,13 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job import machine
 from launcher.job.options import HOST_ADDRESSES
 from launcher.signals import Signals
 from launcher.text import short
-from launcher.values import NamedTuple
 
 ALONE = "localhost"
 

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
 from launcher.job import cgroups
@@ -21,7 +22,6 @@ from launcher.names import look_up
 from launcher.processes import require_psutil
 from launcher.signals import Signals
 from launcher.text import is_loopback
-from launcher.values import NamedTuple
 
 # Seconds. nvidia-smi has been seen to hang on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60

@@ -6,10 +6,9 @@ Every `--launcher-NAME` has a twin `LAUNCHER_NAME` in the environment, for an es
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from launcher.text import PREFIX
-from launcher.values import NamedTuple
 
 # Internal variables, not options. For torchrun and the ranks (run/): the folder of their socket,
 # what tells their processes from others, how long torchrun's exit barrier waits, and what they take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher import __version__
 from launcher.archive import ARCHIVE, PACKAGE
@@ -15,7 +15,6 @@ from launcher.job.machine import Machine
 from launcher.job.options import MASTER_ADDR, Options
 from launcher.job.tuning import tuned
 from launcher.text import counted, flag, plural, some_of
-from launcher.values import NamedTuple
 
 AGENT = os.path.join(PACKAGE, "run", "agent.py")
 RANK = os.path.join(PACKAGE, "run", "rank.py")

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job import arguments, target, toolkit
@@ -17,7 +18,6 @@ from launcher.job.plan import LaunchPlan, at_address, make_plan
 from launcher.log import log
 from launcher.signals import Signals
 from launcher.text import port_is_taken
-from launcher.values import NamedTuple
 
 
 class Prepared(NamedTuple):

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job import machine
 from launcher.job.cluster import count
 from launcher.signals import Signals
 from launcher.text import short
-from launcher.values import NamedTuple
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from launcher.job.cluster import Cluster
 from launcher.job.machine import Machine
-from launcher.values import NamedTuple
 
 
 class _Setting(NamedTuple):

@@ -6,10 +6,9 @@ import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.values import NamedTuple
 
 _INPUT, _CONFIG = "input", os.path.join("input", "config")
 MODEL, OUTPUT, CHECKPOINTS = "model", os.path.join("output", "data"), "checkpoints"

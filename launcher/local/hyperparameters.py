@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from launcher.job import toolkit
-from launcher.values import NamedTuple
 
 _NUMBER = r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
 

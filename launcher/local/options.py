@@ -6,14 +6,13 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from launcher.errors import LaunchError
 from launcher.job import arguments, target
 from launcher.job.options import OPTIONS, Options, whole
 from launcher.local import schedule
 from launcher.text import flag
-from launcher.values import NamedTuple
 
 _MOST_HOSTS = 100
 _HELP = ("-h", "--help")

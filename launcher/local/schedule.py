@@ -6,9 +6,9 @@ import enum
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.values import NamedTuple
 
 
 class What(enum.Enum):

@@ -6,12 +6,11 @@ import random
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from launcher.errors import LaunchError
 from launcher.job import machine
 from launcher.signals import Signals
-from launcher.values import NamedTuple
 
 _T = TypeVar("_T")
 # Below Linux's ephemeral ports (ip(7), ip_local_port_range): the kernel gives them to nobody.

@@ -7,10 +7,9 @@ number that no other one has had. Times and waits are in seconds. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.result.causes import Failure
-from launcher.values import NamedTuple
 
 # All in seconds.
 LINE_EVERY = 30  # between two lines on who is missing

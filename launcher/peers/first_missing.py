@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from launcher.peers.events import LINE_EVERY, Job, LookUp
 from launcher.peers.messages import missing_words
 from launcher.text import some_of
-from launcher.values import NamedTuple
 
 _TO_LOOK_UP = 2  # s for names, before a line has to say whether they resolve
 

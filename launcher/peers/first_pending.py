@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.peers.events import Accept, Close, Connected, Listen, Send, StopListening
 from launcher.peers.messages import LATER
-from launcher.values import NamedTuple
 
 # All in seconds.
 _TO_SAY_HELLO = 4  # for a connection

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import EXIT_USAGE
 from launcher.events import Decided, Left
@@ -17,7 +17,6 @@ from launcher.peers.first_missing import Reminder
 from launcher.peers.first_pending import PendingConnections
 from launcher.result.causes import Cause, Failure, Result
 from launcher.rules import PhaseEnum, Rules
-from launcher.values import NamedTuple
 
 _RECENT = 5  # s that a restart may be the cause of a secondary failure
 _PATIENCE = f"{Cause.OWN.patience:g} to {Cause.SECONDARY.patience:g} s, by the cause"

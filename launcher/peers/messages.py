@@ -35,7 +35,7 @@ characters as Python writes them. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from launcher.errors import STOPS
 from launcher.events import Stop, Succeeded
@@ -43,7 +43,6 @@ from launcher.peers.events import Job
 from launcher.result.causes import Cause, Failure, Result, stopped
 from launcher.result.failure_text import LIMIT
 from launcher.text import NAMED, counted, printable
-from launcher.values import NamedTuple
 
 _LINE = 700  # characters of a reason
 # What the first host sends beside `refused`, `missing` and `result`.

@@ -6,13 +6,12 @@ The rules are in other_greeting.py and other_following.py. Pure.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.events import Decided, Left, Stop
 from launcher.peers.events import TO_LEAVE, Job
 from launcher.result.causes import Failure, Result
 from launcher.rules import PhaseEnum, Rules
-from launcher.values import NamedTuple
 
 # Seconds for the first host to welcome this one, or refuse it.
 TO_ANSWER = 10

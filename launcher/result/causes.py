@@ -6,9 +6,9 @@ import enum
 import math
 import signal
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from launcher.result import raised
-from launcher.values import NamedTuple
 
 # Failures within this many seconds happened at once, as far as anybody can tell.
 _MOMENT = 1.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from launcher.text import shortened
-from launcher.values import NamedTuple
 
 # What only collectives say of a connection to another rank, wherever it is raised: methods of C++,
 # such as work.wait(), have no frame of their own. From torch 2.13; gloo's as in

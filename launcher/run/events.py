@@ -7,12 +7,11 @@ state machines of a host share are in launcher/events.py.
 import enum
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from launcher.errors import AtSignal
 from launcher.result.causes import Failure, RankFailure
 from launcher.result.raised import Link
-from launcher.values import NamedTuple
 
 
 class Why(str, enum.Enum):

@@ -7,12 +7,11 @@ supervisor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.events import AllJoined, Decided, Left, Log, Tell, Time
 from launcher.run import machine
 from launcher.run.state import Actions, Phase, State
-from launcher.values import NamedTuple
 
 if TYPE_CHECKING:
     from launcher.peers import agreement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Iterable, Mapping
-from typing import Union
+from typing import NamedTuple, Union
 
 from launcher.errors import AtSignal
 from launcher.result.causes import RankFailure
@@ -18,7 +18,6 @@ from launcher.run.events import (
     RankSaid,
     RankStarted,
 )
-from launcher.values import NamedTuple
 
 Said = Union[RankStarted, RankSaid, RankIsFinal, RankGone, ExitCodes]
 News = Union[RankStarted, RankFailed, RankEnded]

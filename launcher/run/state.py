@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.events import Log, Tell
 from launcher.result.causes import SECONDARY_PATIENCE, Failure, Result
@@ -18,7 +18,6 @@ from launcher.run.events import (
 )
 from launcher.run.ranks import Rank, Ranks
 from launcher.text import lasted
-from launcher.values import NamedTuple
 
 # All in seconds. torchrun kills what ignores a stop when the grace is over; so much later we do.
 MARGIN = 5.0

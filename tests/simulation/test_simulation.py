@@ -5,6 +5,7 @@ What a failing test prints replays it: `make simulate PLAN='Plan(...)'`.
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -89,7 +90,7 @@ def test_a_plan_gives_the_same_job_again() -> None:
 def test_a_verbose_job_says_every_step_and_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log has the phases of every machine, one after the other, to the end."""
     quiet = Job(FAILS_AND_STOPS, trace=True).run()
-    monkeypatch.setitem(state.Job._field_defaults, "verbose", True)  # type: ignore[attr-defined]
+    monkeypatch.setattr(state, "Job", functools.partial(state.Job, verbose=True))
     verbose = Job(FAILS_AND_STOPS, trace=True).run()
     log = r"^ *\S+ +(\S+) .* log: \d+\.\d{3} s: "
     step = re.compile(log + r"(run|hosts) (\w+?)(?: to (\w+))? on \w")
