@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import os
 import select
 import sys
 import threading
+from collections.abc import Iterator
 
 from launcher.text import printable
 
@@ -37,9 +39,18 @@ class _Writer:
             self._lines.append(line)
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-                atexit.register(flush)
+                self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads in this container
+            while self._lines and select.select([], [2], [], 0)[1]:
+                _write(self._lines.popleft())
+            return
+        self._thread = thread
+        atexit.register(flush)
 
     def flush(self, seconds: float) -> None:
         with self._changed:
@@ -65,12 +76,27 @@ class _Writer:
 
 
 _WRITER = _Writer()
+_kept: list[str] | None = None
 
 
 def log(message: str) -> None:
     """Have one line written to stderr. A closed, full or unread stderr must not cost the job."""
-    if sys.stderr is not None:  # or else 2 may be the number of a file of ours
+    if _kept is not None:
+        _kept.append(printable(message))
+    elif sys.stderr is not None:  # or else 2 may be the number of a file of ours
         _WRITER.add(_encoded(message))
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[list[str]]:
+    """Have all that is logged meanwhile, by any thread, kept in a list and not written."""
+    global _kept
+    lines: list[str] = []
+    _kept = lines
+    try:
+        yield lines
+    finally:
+        _kept = None
 
 
 def flush() -> None:

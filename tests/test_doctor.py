@@ -673,6 +673,13 @@ def test_a_host_alone(fake_torch, tmp_path):
     assert imported.exists()
 
 
+def test_what_a_job_would_log_is_in_the_report_alone(fake_torch):
+    fake_torch()
+    done = doctor(LAUNCHER_GRCE="3")
+    assert "ok       settings   neither SM_HOSTS nor SageMaker's config files exist" in done.stdout
+    assert done.stderr == ""
+
+
 def test_torch_is_imported_in_a_child_alone(fake_torch):
     imported = fake_torch()
     process = subprocess.Popen([*LAUNCHER, "doctor"], stdout=subprocess.DEVNULL)

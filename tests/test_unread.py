@@ -116,3 +116,13 @@ def test_lines_that_nobody_reads_are_counted(full_pipe, tmp_path):
     assert lines[:1000] == [f"launcher: line {number}" for number in range(1000)]
     lost = "launcher: 2000 lines of this log were not written: nobody read it."
     assert lines[1000:] == [lost, "launcher: the last line"]
+
+
+def test_a_launcher_that_can_start_no_thread_says_so_all_the_same():
+    """As where a container's limit on processes is used up: here no stack has room for one."""
+    limits = 'ulimit -s 4000000 && ulimit -v 2500000 && exec "$@"'
+    command = ["sh", "-c", limits, "sh", *LAUNCHER, "--train-script", "missing.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("launcher: --train-script missing.py: there is neither ")
+    assert done.stderr.count("\n") == 1

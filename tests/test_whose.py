@@ -81,6 +81,30 @@ def test_what_has_left_its_rank_is_the_jobs(start, script, how):
     assert host.leftovers() == []
 
 
+LEAVES_AND_FAILS_ONCE = """
+import os, subprocess, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    twice = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+    with open("left", "w") as file:
+        subprocess.run([sys.executable, "-c", twice], env={}, stdout=file)
+    sys.exit(9)
+"""
+
+
+def test_what_has_left_a_rank_of_the_last_attempt_is_the_jobs(start, script):
+    """With an emptied environment: only the session of its rank, which has ended, tells."""
+    options = ("--train-script", script(LEAVES_AND_FAILS_ONCE), "--launcher-max-restarts", "1")
+    host = start(*options)
+    assert host.wait() == 0, host.log()
+    with open("left") as file:
+        pid = int(file.read())
+    ended = not psutil.pid_exists(pid)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)  # it has no environment by which the test would find it
+    assert ended, host.log()
+    assert f"ending process {pid}, which the last attempt left behind" in host.err
+
+
 HIDDEN = """\
 #!/bin/sh
 mount -t proc -o hidepid=1 proc /proc

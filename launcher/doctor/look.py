@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import io
 import json
 import shutil
 import sys
@@ -18,6 +17,7 @@ from launcher.doctor.facts import DeviceFacts, Facts, JobFacts, NetworkFacts, To
 from launcher.job import machine
 from launcher.job.plan import AGENT, LaunchPlan
 from launcher.job.prepare import Prepared
+from launcher.log import kept
 from launcher.signals import Signals
 
 # Seconds. The first import of torch from a new disk can take most of a minute.
@@ -27,9 +27,8 @@ _QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 
 def look(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Facts:
     """Return what was seen, with what a job would log. Raises tasks.Stopped."""
-    with contextlib.redirect_stderr(io.StringIO()) as log:
+    with kept() as said:
         facts = _look(argv, environ, signals)
-    said = [line.partition("launcher: ")[2] or line for line in log.getvalue().splitlines()]
     return facts._replace(job=facts.job._replace(said=(*said, *facts.job.said)))
 
 

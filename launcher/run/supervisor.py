@@ -169,6 +169,11 @@ class _Supervisor:
                 reap(self._torchrun)
                 self._step(events.ChildEnded())
 
+    def _told(self, event: Any) -> None:
+        if isinstance(event, events.RankStarted):
+            self._processes.add(event.pid)  # also for what is left of it when ranks have restarted
+        self._step(event)
+
     def _on_peers(self) -> None:
         assert self._channel
         for event in self._channel.events():
@@ -192,7 +197,7 @@ class _Supervisor:
             plan = reached_at(plan, action.own_address, action.name_leads_here, environment)
             environment.update(plan.environment)
         folder = self._stack.enter_context(run_dir(self._environ))
-        self._reports = Reports(folder, self._selector, self._step, plan.runner)
+        self._reports = Reports(folder, self._selector, self._told, plan.runner)
         self._stack.callback(self._reports.close)
         environment[RUN_DIR] = folder
         mark = os.path.basename(folder)  # no other launcher's
@@ -234,7 +239,6 @@ class _Supervisor:
     def _look(self, action: events.Look) -> None:
         assert self._torchrun
         left: list[psutil.Process] = []
-        self._processes.add(*self._host.run.ranks)
         if reap(self._torchrun):  # there are children
             try:
                 left = self._processes.all()
