@@ -32,6 +32,7 @@ _CONSUMED_KEYS = (
     "sagemaker_job_name",
     "sagemaker_s3_output",
 )
+_REPEAT_OTHERS = ("SM_HPS", "SM_TRAINING_ENV", "SM_USER_ARGS")
 _LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
 
 
@@ -189,7 +190,7 @@ def too_long(variables: Mapping[str, str]) -> list[str]:
     """
     return [
         name
-        for name in ("SM_HPS", "SM_TRAINING_ENV", "SM_USER_ARGS")
+        for name in _REPEAT_OTHERS
         if len(f"{name}={variables.get(name)}".encode("utf-8", "surrogatepass")) >= _LONGEST
     ]
 
