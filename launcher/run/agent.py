@@ -66,8 +66,10 @@ class Unread:
             if isinstance(text, threading.Event):
                 text.set()
                 continue
-            with contextlib.suppress(OSError, ValueError):  # full, closed
-                os.write(2, text.encode(errors="backslashreplace"))
+            data = text.encode(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # full, closed
+                while data:
+                    data = data[os.write(2, data) :]
 
 
 class Launcher:
