@@ -137,11 +137,11 @@ def tree(pid: int) -> list[psutil.Process]:
     except psutil.Error:
         return []
     for process in found:  # which grows meanwhile
-        found += children[process.pid]
+        found += children.pop(process.pid, ())  # once, whatever pids were used again meanwhile
     return found
 
 
-def _children() -> Mapping[int, list[psutil.Process]]:
+def _children() -> dict[int, list[psutil.Process]]:
     """Return all processes, by the pids of their parents."""
     children: dict[int, list[psutil.Process]] = defaultdict(list)
     for process in psutil.process_iter(["ppid"], ad_value=None):
@@ -175,11 +175,11 @@ class Processes:
     def all(self) -> list[psutil.Process]:
         """Return every process of the job, torchrun and orphans too."""
         children = _children()
-        todo = [(process, False) for process in children[os.getpid()]]
+        todo = [(process, False) for process in children.pop(os.getpid(), ())]
         found = []
         for process, parent_is_ours in todo:  # which grows meanwhile
             is_ours = parent_is_ours or self._is_ours(process)
-            todo += [(child, is_ours) for child in children[process.pid]]
+            todo += [(child, is_ours) for child in children.pop(process.pid, ())]
             if is_ours:
                 found.append(process)
         self._known.update(found)

@@ -11,12 +11,12 @@ from launcher.errors import LaunchError
 from launcher.run.run_dir import run_dir
 
 
-def test_a_tmpdir_that_is_too_long_is_named(tmp_path, capsys):
+def test_a_tmpdir_that_is_too_long_is_named(tmp_path, logged):
     folder = tmp_path / ("x" * 60)
     folder.mkdir()
     with run_dir({"TMPDIR": str(folder)}) as made:
         assert made.startswith("/tmp/sm-launch-")
-    assert "TMPDIR is too long for a socket in it (" in capsys.readouterr().err
+    assert "TMPDIR is too long for a socket in it (" in logged()
     refused = pytest.raises(LaunchError, match=r"cannot make a folder in /proc .* at most 60 bytes")
     with refused, run_dir({"TMPDIR": "/proc"}):
         pass

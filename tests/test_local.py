@@ -29,11 +29,9 @@ from launcher.local.environment import environment
 from launcher.local.host import Host
 from launcher.local.lines import Lines
 from launcher.local.output import Output
-from launcher.local.printer import Printer
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
 from launcher.run import run_dir as job_dir
-from launcher.signals import Signals
 
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
@@ -83,27 +81,19 @@ def test_a_bar_goes_on_though_its_terminal_is_gone(monkeypatch):
     os.close(theirs)
 
 
-def test_a_script_may_empty_its_log(tmp_path, capfd):
-    """As one does that opens /dev/stdout to write."""
-    host = SimpleNamespace(number=1, runs=True, log=lambda stream: tmp_path / f"{stream}.log")
-    out, err = host.log(1), host.log(2)
-    err.touch()
-    seen = []
-
-    def printed(text):
-        seen.append(capfd.readouterr().out)
-        return "".join(seen) == text
-
-    with Signals() as signals, Printer(Output({}), signals) as printer:
-        out.write_text("what was before it\n")
-        printer.follow(host)
-        poll(lambda: printed("algo-1 | what was before it\n"))
-        out.write_text("after\nno newline")
-        printer.show("The end\n")
-        host.runs = False
-    assert printed("algo-1 | what was before it\nalgo-1 | after\nThe end\nalgo-1 | no newline\n"), (
-        seen
+@torch
+def test_nothing_is_lost_of_a_script_that_opens_its_stdout_by_name(script, tmp_path):
+    """As many shell scripts do; stdout is a pipe, as on SageMaker."""
+    path = script(
+        "import subprocess\n"
+        "print('before', flush=True)\n"
+        "subprocess.run('echo between > /dev/stdout', shell=True)\n"
+        "print('after', flush=True)\n"
     )
+    done = completed(*LOCAL, "--hosts", "1", "--run-dir", "runs/named", "--", path)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("algo-1 | ")]
+    assert lines == ["algo-1 | before", "algo-1 | between", "algo-1 | after"]
+    assert Path("runs/named/algo-1/stdout.log").read_text() == "before\nbetween\nafter\n"
 
 
 # What is decided

@@ -17,9 +17,16 @@ from launcher.job.machine import Machine
 from launcher.job.options import Options, names, whole
 from launcher.text import flag, short
 
-_WHOLE = re.compile("[0-9]{1,9}").fullmatch
 _STREAMS = re.compile("[0-3]|[0-9]:[0-3](,[0-9]:[0-3])*").fullmatch
 _LEVELS = ("INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTSET")
+
+
+def _is_whole(text: str) -> bool:
+    return bool(str(int(text)))
+
+
+def _is_count(text: str) -> bool:
+    return int(text) >= 0
 
 
 def _is_interval(text: str) -> bool:
@@ -31,18 +38,18 @@ def _is_interval(text: str) -> bool:
 _CHECKS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "LOGLEVEL": (_LEVELS.__contains__, f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}, in capitals"),
     "PET_LOCAL_RANKS_FILTER": (
-        re.compile("([0-9]+(,[0-9]+)*)?").fullmatch,
+        re.compile(" *([0-9]+ *(, *[0-9]+ *)*)?").fullmatch,
         "ranks of a host with commas between, such as 0,1",
     ),
-    "PET_MASTER_PORT": (_WHOLE, "a whole number"),
-    "PET_MAX_RESTARTS": (_WHOLE, "a whole number"),
+    "PET_MASTER_PORT": (_is_whole, "a whole number"),
+    "PET_MAX_RESTARTS": (_is_count, "a whole number"),
     "PET_MONITOR_INTERVAL": (_is_interval, "seconds above 0, such as 0.5"),
-    "PET_NODE_RANK": (_WHOLE, "a whole number"),
+    "PET_NODE_RANK": (_is_whole, "a whole number"),
     "PET_REDIRECTS": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
-    "PET_SHUTDOWN_TIMEOUT": (_WHOLE, "a whole number of seconds"),
-    "PET_STANDALONE": (_WHOLE, "0 or 1"),
+    "PET_SHUTDOWN_TIMEOUT": (_is_whole, "a whole number of seconds"),
+    "PET_STANDALONE": (_is_whole, "0 or 1"),
     "PET_TEE": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
-    "PET_VIRTUAL_LOCAL_RANK": (_WHOLE, "0 or 1"),
+    "PET_VIRTUAL_LOCAL_RANK": (_is_whole, "0 or 1"),
 }
 # An empty one of these counts as unset, and an option of ours wins over it.
 _REPLACED = {"PET_MAX_RESTARTS": "max_restarts", "PET_SHUTDOWN_TIMEOUT": "grace"}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Callable
+from typing import IO, TYPE_CHECKING, Callable
 
 from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
@@ -26,11 +26,15 @@ _LAUNCHER = ARCHIVE or os.path.join(PACKAGE, "__main__.py")
 
 
 class Host:
-    """Attributes: `number`, N of algo-N; `process`, its launcher, None until it starts."""
+    """Attributes: `number`, N of algo-N; `process`, its launcher, None until it starts.
+
+    `drains` write its logs, until the last of its processes has ended.
+    """
 
     def __init__(self, number: int, share: Share, environment: Mapping[str, str]) -> None:
         self.number = number
         self.process: subprocess.Popen[bytes] | None = None
+        self.drains: list[subprocess.Popen[bytes]] = []
         self._share = share
         self._environment = environment
 
@@ -52,13 +56,11 @@ class Host:
     def start(self, words: Sequence[str]) -> None:
         """Start its launcher. Raises LaunchError."""
         try:
-            on_cpus, path = _on_cpus(self._share.cpus), self.log
-            with on_cpus, open(path(STDOUT), "ab") as out, open(path(STDERR), "ab") as err:
+            with _on_cpus(self._share.cpus), self._drain(STDOUT) as out, self._drain(STDERR) as err:
                 self.process = subprocess.Popen(
                     [sys.executable, _LAUNCHER, *words],
                     env=dict(self._environment),
                     stdin=subprocess.DEVNULL,
-                    # Files: nobody waits for a reader of our output, or needs us to live.
                     stdout=out,
                     stderr=err,
                     # Or else a terminal's Ctrl-C would reach it, and its ranks, without us.
@@ -71,6 +73,24 @@ class Host:
                 f"cannot start the launcher of {self.name}: {error.strerror}.",
                 exit_code=EXIT_CANNOT_EXECUTE,
             ) from None
+
+    def _drain(self, stream: int) -> IO[bytes]:
+        """Return a pipe to its log, as on SageMaker: a file could be emptied (`> /dev/stdout`).
+
+        What reads it lives as long as somebody writes, and takes all: nobody waits for a reader of
+        our output, or needs us to live, or fails because the disk is full.
+        """
+        with open(self.log(stream), "ab") as log:
+            drain = subprocess.Popen(
+                ["sh", "-c", "cat || exec cat >/dev/null"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.drains.append(drain)
+        assert drain.stdin
+        return drain.stdin
 
     def stop(self) -> None:
         """Stop it as SageMaker would: SIGTERM to its launcher."""

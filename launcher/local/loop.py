@@ -16,6 +16,7 @@ from launcher.processes import Processes, reap
 from launcher.signals import Signals
 from launcher.text import signal_name
 
+_TO_WRITE = 2  # seconds
 _TO_DIE = 10  # seconds that a process may take to die of SIGKILL
 
 
@@ -56,6 +57,7 @@ class Loop:
                 self._on_signals()
         finally:
             self._kill_the_rest(below)
+            self._wait_for_logs()
             for host in self._hosts.values():
                 host.tidy()
         return time.monotonic() - began
@@ -122,7 +124,19 @@ class Loop:
             host.stop()
 
     def _processes(self) -> list[subprocess.Popen[bytes]]:
-        return [host.process for host in self._hosts.values() if host.process]
+        hosts = self._hosts.values()
+        return [
+            *(host.process for host in hosts if host.process),
+            *(drain for host in hosts for drain in host.drains),
+        ]
+
+    def _wait_for_logs(self) -> None:
+        """Wait until the logs hold all; not long for what is not the job's, and still writes."""
+        deadline = time.monotonic() + _TO_WRITE
+        while reap(*self._processes()) and time.monotonic() < deadline:
+            if all(process.returncode is not None for process in self._processes()):
+                return
+            time.sleep(0.005)
 
     def _kill_the_rest(self, below: Processes) -> None:
         """Kill what runs without its launcher, or because of an error of our own."""

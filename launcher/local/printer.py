@@ -39,8 +39,6 @@ class _Log:
 
     def print(self, size: int) -> None:
         """Print what has come until the log had that size."""
-        if self.size() < self.printed:  # a script has opened /dev/stdout to write, and emptied it
-            self.printed = 0
         while self.printed < size:
             data = os.pread(self._file.fileno(), min(_READ, size - self.printed), self.printed)
             if not data:

@@ -14,6 +14,7 @@ import ctypes
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Unread:
-    """torchrun's stderr, which nobody may be reading: its main thread never waits for a reader.
+    """torchrun's stderr, which nobody may be reading: torchrun never waits for a reader.
 
     It logs that it was told to end before it acts on it.
     """
@@ -36,22 +37,28 @@ class Unread:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._texts: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._lost = 0
         threading.Thread(target=self._run, daemon=True).start()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Have a text written; one of another thread, which --tee has, is written here."""
-        if threading.current_thread() is not threading.main_thread():
+        """Have a text written; what --tee copies is written here and now, for none to be lost."""
+        if _is_tail():
             return int(self._stream.write(text))
-        if self._texts.qsize() < 1000:
+        if self._texts.qsize() >= 1000:
+            self._lost += 1
+        elif self._lost:
+            self._texts.put(f"{self._lost} lines of torchrun's log were not written.\n{text}")
+            self._lost = 0
+        else:
             self._texts.put(text)
         return len(text)
 
     def flush(self) -> None:
-        """Wait for nobody, but what other threads write comes at once, as without us."""
-        if threading.current_thread() is not threading.main_thread():
+        """Wait for nobody, but what --tee copies comes at once, as without us."""
+        if _is_tail():
             self._stream.flush()
 
     def end(self) -> None:
@@ -67,9 +74,18 @@ class Unread:
                 text.set()
                 continue
             data = text.encode(errors="backslashreplace")
-            with contextlib.suppress(OSError):  # full, closed
-                while data:
+            while data:
+                try:
                     data = data[os.write(2, data) :]
+                except BlockingIOError:
+                    select.select([], [2], [])
+                except OSError:  # full, closed
+                    break
+
+
+def _is_tail() -> bool:
+    """Tell whether a thread of torch's TailLog asks, which has time to wait for a reader."""
+    return threading.current_thread().name.startswith("TailLog")
 
 
 class Launcher:
