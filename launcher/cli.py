@@ -68,16 +68,18 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     if prepared is None:
         return Ending(0)
     plan = prepared.plan
-    if signals.stop() and not prepared.options.dry_run:
-        pass  # what was planned, perhaps without devices, is not going to be started
-    elif isinstance(plan, LaunchPlan):
-        for line in plan.lines():
-            log(line)
-        if prepared.options.dry_run:
-            show(plan.command())
-            return Ending(0)
-    elif not prepared.has_peers:
-        raise plan
+    # After a stop nothing will be started of what was planned, perhaps without devices.
+    if not signals.stop():
+        if isinstance(plan, LaunchPlan):
+            for line in plan.lines():
+                log(line)
+            if prepared.options.dry_run:
+                show(plan.command())
+                return Ending(0)
+        elif not prepared.has_peers:
+            raise plan
+    elif prepared.options.dry_run:
+        return Ending(128 + signals.stop(), was_stopped=True)
     return _report(_run(prepared, environ, signals), environ)
 
 

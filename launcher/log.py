@@ -46,15 +46,25 @@ class _Writer:
         try:
             thread.start()
         except RuntimeError:  # no more threads in this container
-            while self._lines and select.select([], [2], [], 0)[1]:
-                _write(self._lines.popleft())
+            self._write_ready()
             return
         self._thread = thread
         atexit.register(flush)
 
+    def _write_ready(self) -> None:
+        """Write what nobody has to be waited for; a pipe that is ready takes so many bytes."""
+        while self._lines and select.select([], [2], [], 0)[1]:
+            line = self._lines.popleft()
+            _write(line[: select.PIPE_BUF])
+            if line[select.PIPE_BUF :]:
+                self._lines.appendleft(line[select.PIPE_BUF :])
+
     def flush(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._lines, seconds)
+            if self._thread is None:
+                self._write_ready()
+            else:
+                self._changed.wait_for(lambda: not self._lines, seconds)
 
     def _run(self) -> None:
         while True:

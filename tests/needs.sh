@@ -7,6 +7,7 @@ set -eu
 form=line
 if [ "$1" = --packages ]; then form=packages && shift; fi
 tests=$1 missing="" packages=""
+engine="a container engine that answers (or dockerd, as root)"
 
 need() { # WHAT, and the packages that have it
     missing="$missing${missing:+, }$1"
@@ -35,8 +36,7 @@ case $tests in
 test | test-cluster | matrix | test-systems)
     # debootstrap makes a base image where none can be pulled.
     engine_can_be_started || engine_answers ||
-        need "a container engine that answers (or dockerd, as root)" \
-            docker.io debootstrap iptables ca-certificates
+        need "$engine" docker.io debootstrap iptables ca-certificates
     ;;
 esac
 case $tests in
@@ -52,7 +52,9 @@ if [ $form = packages ]; then
     echo "$packages"
 elif [ -n "$missing" ]; then
     instead=""
-    [ "$tests" != test ] || instead="; or make test-without-containers"
+    if [ "$tests" = test ] && [ "$missing" = "$engine" ]; then
+        instead="; or make test-without-containers"
+    fi
     echo "make $tests needs $missing: apt-get install $packages (.ci/run installs it, too)$instead." >&2
     exit 1
 fi

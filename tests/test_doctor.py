@@ -917,7 +917,7 @@ def test_made_up_hosts(fake_torch, script, tmp_path):
     for host in ("1", "2"):
         assert f"algo-{host} | A job would run on algo-{host}" in done.stdout
     assert "`sm-launch local` passes stops on" in done.stdout
-    assert "names      all resolve: algo-1 is 127.0.0.1\n" in done.stdout
+    assert "names      all are given: algo-1 is 127.0.0.1\n" in done.stdout
     done = local(
         "--hosts", 1, "--doctor", "--", script("1"), "--launcher-grace", "119", "--epochs", 3
     )

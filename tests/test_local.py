@@ -687,9 +687,9 @@ def test_a_job_whose_output_nobody_reads_can_be_stopped(unread, number):
 def test_what_nobody_reads_at_first_is_all_there_later(unread):
     process, job = unread(SAVES)
     process.send_signal(signal.SIGTERM)
-    poll(lambda: are_gone(job))
+    poll(SAVED.exists)
     out = process.communicate(timeout=60)[0].decode()
-    assert process.returncode == 143
+    assert process.returncode == 143 and are_gone(job)
     assert [f"saving {n}" for n in range(1000)] == re.findall(r"saving \d+", out)
     assert out.splitlines()[-1] == "  algo-1/model: saved"
 

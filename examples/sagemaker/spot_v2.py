@@ -14,6 +14,7 @@ import argparse
 import os
 import shutil
 import tempfile
+import uuid
 
 from sagemaker.local import LocalSession
 from sagemaker.pytorch import PyTorch
@@ -62,6 +63,7 @@ if args.local:
     os.mkdir(f"{run}/launcher")
     launcher = "file://" + shutil.copy("src/launcher.py", f"{run}/launcher")
 else:  # into the bucket that src goes to
-    launcher = estimator.sagemaker_session.upload_data("src/launcher.py", key_prefix="launcher")
+    prefix = f"launcher-{uuid.uuid4()}"  # of this job alone: nobody else's upload takes its place
+    launcher = estimator.sagemaker_session.upload_data("src/launcher.py", key_prefix=prefix)
 channels = {name: f"{args.data}/{name}" for name in ("train", "val")}
 estimator.fit({**channels, "launcher": os.path.dirname(launcher)})

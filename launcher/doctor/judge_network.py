@@ -70,7 +70,8 @@ def _names(job: JobFacts, network: NetworkFacts) -> list[Finding]:
     found += _odd_addresses(job, known)
     if not found and known:
         shown = [f"{name.host} is {(name.addresses or ('',))[0]}" for name in known]
-        found.append(ok("names", f"all resolve: {listed(shown)}"))
+        verb = "are given" if all(name.is_given for name in known) else "resolve"
+        found.append(ok("names", f"all {verb}: {listed(shown)}"))
     return [*found, *_own_name(job, network)]
 
 

@@ -22,7 +22,8 @@ _LEVELS = ("INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NO
 
 
 def _is_whole(text: str) -> bool:
-    return bool(str(int(text)))
+    int(text)
+    return True
 
 
 def _is_count(text: str) -> bool:

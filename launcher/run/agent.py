@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -31,7 +31,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Unread:
     """torchrun's stderr, which nobody may be reading: torchrun never waits for a reader.
 
-    It logs that it was told to end before it acts on it.
+    It logs that it was told to end before it acts on it. What torch's C++ writes by itself does not
+    come here.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -55,6 +56,11 @@ class Unread:
         else:
             self._texts.put(text)
         return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Have texts written."""
+        for text in texts:
+            self.write(text)
 
     def flush(self) -> None:
         """Wait for nobody, but what --tee copies comes at once, as without us."""

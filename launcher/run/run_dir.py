@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -90,7 +91,7 @@ def _remove(folder: str) -> None:
             seen = os.fstat(top)
             if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
                 return
-            _empty(f"/proc/self/fd/{top}")
+            _empty(f"/proc/self/fd/{top}" if sys.platform == "linux" else folder)
         finally:
             os.close(top)
         os.rmdir(folder)

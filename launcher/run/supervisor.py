@@ -239,7 +239,7 @@ class _Supervisor:
     def _look(self, action: events.Look) -> None:
         assert self._torchrun
         left: list[psutil.Process] = []
-        if reap(self._torchrun):  # there are children
+        if reap(self._torchrun):
             try:
                 left = self._processes.all()
             except OSError:  # no descriptor is left for /proc: ranks have them
