@@ -12,12 +12,15 @@ from launcher.errors import LaunchError
 from launcher.job import arguments
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
+from launcher.job.torchrun import max_restarts
 from launcher.log import log, show
+from launcher.peers.messages import Job
 from launcher.presence import Ending, Presence
-from launcher.result.failure_file import write_failure
+from launcher.result.failure import write_failure
 from launcher.run import supervisor
-from launcher.run.state import Job, State
+from launcher.run.state import State
 from launcher.signals import Signals
+from launcher.system import System
 from launcher.text import signal_name
 
 
@@ -90,25 +93,28 @@ def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> St
     job = Job(
         current_host=cluster.current_host,
         hosts=cluster.hosts,
+        name=cluster.job_name,
         endpoint=planned.rdzv_endpoint if planned else "",
+        max_restarts=max_restarts(chosen, environ),
         grace=planned.grace if planned else chosen.grace,
         failure_grace=chosen.failure_grace,
-        has_peers=prepared.has_peers,
+        start_timeout=chosen.start_timeout,
+        peer_port=chosen.peer_port if prepared.has_peers else 0,
+        fingerprint=planned.fingerprint if planned else {},
+        addresses=cluster.addresses,
         verbose=chosen.verbose,
     )
-    if not job.has_peers:
-        return supervisor.run(job, plan, environ, signals)
-    from launcher.peers.transport import open_channel  # one host does not need it
-
-    fingerprint = planned.fingerprint if planned else {}
-    with open_channel(cluster, chosen.peer_port, chosen.start_timeout, fingerprint) as channel:
-        return supervisor.run(job, plan, environ, signals, channel)
+    with System(signals) as system:
+        return supervisor.run(job, plan, environ, system)
 
 
 def _report(end: State, environ: Mapping[str, str]) -> Ending:
     """Say how the job ended, for people and for SageMaker, and how long its parts took."""
-    host, result, took = end.job.current_host, end.result, end.took(time.monotonic())
+    host, result = end.job.current_host, end.result
     assert result
+    took = end.times.took(
+        time.monotonic(), joins=bool(end.job.peer_port), has_stopped=bool(result.stop_signal)
+    )
     if result.exit_code == 0:
         log(f"{host}: every rank succeeded; {took}.")
     elif result.stop_signal:

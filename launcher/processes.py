@@ -75,34 +75,33 @@ def tie_to_this_process() -> Callable[[], None] | None:
     return tie
 
 
-def signal_torchrun(leader: int, torchrun: int, number: int) -> None:
-    """Send a signal to torchrun: to it alone, whatever the program does that runs it.
+def reaped() -> tuple[list[tuple[int, int]], bool]:
+    """Reap all children that have ended, adopted ones too.
 
-    `leader` is the child that `start` returned, torchrun or that program; it must not have been
-    reaped. If torchrun does not run (0), or if it and all that runs it is to be killed, the signal
-    goes to the leader's whole group; ranks have groups of their own.
+    Return their pids with their exit codes, and whether any children are left.
     """
-    if torchrun and (torchrun == leader or number != signal.SIGKILL):
-        send(torchrun, number)
-    else:
-        os.killpg(leader, number)
-
-
-def reap(*started: subprocess.Popen[bytes]) -> bool:
-    """Reap all children that have ended, adopted ones too; return whether any are left.
-
-    Sets `returncode` of those that `start` returned; Popen itself no longer can.
-    """
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return False
+            return ended, False
         if pid == 0:
-            return True
+            return ended, True
+        ended.append((pid, os.waitstatus_to_exitcode(status)))
+
+
+def reap(*started: subprocess.Popen[bytes]) -> bool:
+    """Reap all children that have ended; return whether any are left.
+
+    Sets `returncode` of those that `start` returned; Popen itself no longer can.
+    """
+    ended, are_left = reaped()
+    for pid, returncode in ended:
         for child in started:
             if child.pid == pid:
-                child.returncode = os.waitstatus_to_exitcode(status)
+                child.returncode = returncode
+    return are_left
 
 
 def send(process: psutil.Process | int, number: int) -> bool:
@@ -194,7 +193,10 @@ class Processes:
         return False  # it is gone, or another user's
 
     def left_behind(self, torchrun: int) -> list[psutil.Process]:
-        """Return what ranks that have ended have started: what is neither torchrun nor below it."""
+        """Return what ranks that have ended have started: what is neither torchrun nor below it.
+
+        Zombies are not among them: they have ended.
+        """
         spared = {process.pid for process in tree(torchrun)}
         return [process for process in self.all() if process.pid not in spared]
 

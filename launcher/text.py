@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from typing import NamedTuple
 
 PREFIX = "--launcher-"
 NAMED = 8  # hosts that one message names; it counts the others
 _NAMES_LIMIT = 600  # characters that their names may take, of the failure file's 1,024
+
+
+class Log(NamedTuple):
+    """An action of a state machine: write one line to the log."""
+
+    line: str
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -12,7 +12,7 @@ from launcher.errors import EXIT_USAGE
 from launcher.job import arguments
 from launcher.log import log, show
 from launcher.presence import Ending
-from launcher.result.failure_file import write_failure
+from launcher.result.failure import write_failure
 from launcher.signals import Signals
 from launcher.text import signal_name
 

@@ -17,8 +17,8 @@ from launcher.job import cgroups, machine, toolkit
 from launcher.job.cgroups import read_text
 from launcher.job.options import INIT
 from launcher.processes import status
-from launcher.result.failure_file import output_dir
-from launcher.run.run_dir import run_dir, unpacked
+from launcher.result.failure import output_dir
+from launcher.run_dir import run_dir, unpacked
 
 _MOST_ANCESTORS = 50
 _SHM = "/dev/shm"

@@ -15,8 +15,7 @@ from launcher.doctor.facts import Name, Port, PortState
 from launcher.job import machine
 from launcher.job.options import Options
 from launcher.names import look_up
-from launcher.peers.addresses import listen
-from launcher.peers.listener import own_addresses
+from launcher.system import listen, own_addresses
 from launcher.text import flag
 
 _THREADS = 32

@@ -11,17 +11,18 @@ from typing import Any, Callable, NamedTuple
 from launcher.text import PREFIX
 
 # Internal variables, not options. For torchrun and the ranks (run/): the folder of their socket,
-# what tells their processes from others, how long torchrun's exit barrier waits, and what they take
-# for the first host's address.
+# what tells their processes from others, the attempt's number, how long torchrun's exit barrier
+# waits, and what they take for the first host's address.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 JOB_MARK = "LAUNCHER_JOB_MARK"
+ATTEMPT = "LAUNCHER_ATTEMPT"
 EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
 MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-INTERNAL = (RUN_DIR, JOB_MARK, EXIT_BARRIER, MASTER_ADDR, INIT, HOST_ADDRESSES)
+INTERNAL = (RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, INIT, HOST_ADDRESSES)
 SWITCHES = {"true": True, "false": False}
 
 
@@ -155,7 +156,9 @@ OPTIONS = {
     "instance_groups": Option(
         _SIZE, "A,B", _names, "instance groups that take part, in a heterogeneous cluster"
     ),
-    "max_restarts": Option(_SIZE, "N", whole(0, 1000), "torchrun's restarts"),
+    "max_restarts": Option(
+        _SIZE, "N", whole(0, 1000), "how often all ranks start again after one has failed"
+    ),
     "rdzv_port": Option(_MEET, "PORT", whole(1, 65535), "port of the c10d store on the first host"),
     "peer_port": Option(
         _MEET,
@@ -179,7 +182,7 @@ OPTIONS = {
         _END,
         "SECONDS",
         whole(0, 86400),
-        "from a rank's failure to SIGKILL: for that rank, and then again for the others",
+        "from a failure, or a restart, to SIGKILL for the ranks and what they left behind",
     ),
     "bools": Option(
         _REACH,

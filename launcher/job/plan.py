@@ -12,7 +12,7 @@ from launcher.errors import LaunchError
 from launcher.job import torchrun
 from launcher.job.cluster import Cluster
 from launcher.job.machine import Machine
-from launcher.job.options import MASTER_ADDR, Options
+from launcher.job.options import ATTEMPT, MASTER_ADDR, Options, names
 from launcher.job.tuning import tuned
 from launcher.text import counted, flag, plural, some_of
 
@@ -189,6 +189,26 @@ def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool
     return plan._replace(
         argv=argv, environment={**plan.environment, **added}, remarks=(*plan.remarks, remark)
     )
+
+
+def for_attempt(
+    plan: LaunchPlan, environ: Mapping[str, str], attempt: int
+) -> tuple[LaunchPlan, dict[str, str]]:
+    """Return the plan and the environment of an attempt: from the second on JOB-2, JOB-3, ...
+
+    Each has a rendezvous of its own, in which nothing of the one before is left. (No slash:
+    torchrun makes a folder of it.)
+    """
+    environment = {**environ, ATTEMPT: str(attempt)}
+    if attempt == 1:
+        return plan, environment
+    suffix, argv = f"-{attempt}", list(plan.argv)
+    for index in range(argv.index("--")):
+        if names(argv[index], "--rdzv-id"):
+            argv[index if "=" in argv[index] else index + 1] += suffix
+    if environment.get("PET_RDZV_ID"):
+        environment["PET_RDZV_ID"] += suffix
+    return plan._replace(argv=tuple(argv)), environment
 
 
 def _check_text(plan: LaunchPlan) -> None:

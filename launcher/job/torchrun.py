@@ -223,6 +223,12 @@ def _own_nproc(options: Options, cluster: Cluster) -> int:
     return options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
 
 
+def max_restarts(options: Options, environ: Mapping[str, str]) -> int:
+    """Return how often ranks may be started again; torchrun's own variable counts too."""
+    text = environ.get("PET_MAX_RESTARTS")
+    return int(text) if text and "max_restarts" not in options.given else options.max_restarts
+
+
 def grace(options: Options, environ: Mapping[str, str]) -> int:
     """Return the seconds between a stop and SIGKILL; torchrun's own variables count too."""
     if "grace" not in options.given:

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Callable
 
+from launcher import run_dir
 from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
 from launcher.job.toolkit import BASE_DIR_VARIABLE
 from launcher.local.output import STDERR, STDOUT
 from launcher.local.shares import Share
 from launcher.processes import send, tie_to_this_process, tree
-from launcher.run import run_dir
 
 if TYPE_CHECKING:
     import psutil

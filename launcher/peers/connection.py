@@ -1,32 +1,24 @@
-"""One TCP connection between two launchers: how it is made, read and written; none of it blocks.
-
-Every other host makes its connection to the first one in a thread: a look-up may take long.
-"""
+"""One TCP connection between two launchers: how it is read and written; none of it blocks."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import threading
-from typing import Any, Callable
+from typing import Any
 
-from launcher.errors import LaunchError
-from launcher.names import SocketAddress, look_up
-from launcher.peers.events import Job, Unreachable
 from launcher.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
-_TO_CONNECT = 4  # s for an address to take a connection
 
 
 class Connection:
-    """One end of a connection; `closed_by` is why it is closed ("": it is not).
+    """One end; `host` is who is at the other, "" while that is not known.
 
-    Raises OSError if the connection is already closed.
+    `closed_by` is why it is closed ("": it is not). Raises OSError if it is closed already.
     """
 
-    def __init__(self, number: int, connection: socket.socket) -> None:
-        self.number = number
+    def __init__(self, connection: socket.socket) -> None:
+        self.host = ""
         self.closed_by = ""
         self._socket = connection
         self._lines = Lines(LINE_LIMIT)
@@ -86,58 +78,10 @@ class Connection:
 
     def close(self) -> None:
         """Close it; what was sent before still arrives."""
+        self.closed_by = self.closed_by or "this launcher has closed it"
         self._socket.close()
 
 
 def _plain(address: str) -> str:
     """Return an IPv4 address as such, which a socket for both gives within IPv6."""
     return address.removeprefix("::ffff:")
-
-
-def reach(job: Job, wait: float, over: threading.Event, happened: Callable[[Any], None]) -> None:
-    """Connect after so many seconds, in a thread; it calls happened(connection or Unreachable).
-
-    Once `over` is set, nobody is told any more. Raises LaunchError if no thread can be started.
-    """
-
-    def run() -> None:
-        what: Any = Unreachable("it cannot be reached")
-        try:
-            what = _reached(job, wait, over)
-        finally:
-            if not over.is_set():
-                happened(what)
-            elif isinstance(what, socket.socket):
-                what.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:  # ulimit -u, or the cgroup's pids.max
-        raise LaunchError(f"cannot start a thread ({error}); raise ulimit -u.") from None
-
-
-def _reached(job: Job, wait: float, over: threading.Event) -> socket.socket | Unreachable:
-    if over.wait(wait):
-        return Unreachable("this launcher has ended")
-    why = f"the name {job.first} does not resolve"
-    for family, address in look_up(job.address(job.first), job.port):
-        try:
-            return _connected(family, address)
-        except ConnectionRefusedError:
-            why = "nothing listens there"
-        except OSError:
-            why = "it does not answer"
-    return Unreachable(why)
-
-
-def _connected(family: socket.AddressFamily, address: SocketAddress) -> socket.socket:
-    """Return a connection to an address. Raises OSError."""
-    connection = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(_TO_CONNECT)
-        connection.connect(address)
-    except OSError:
-        connection.close()
-        raise
-    return connection

@@ -1,100 +1,116 @@
-"""Where the first host takes connections, and how many it can have."""
+"""Where the coordinator takes connections until all hosts have joined, and how many it can have.
+
+A connection is pending until it has said whose it is. What breaks a rule is closed, and changes
+nothing for the others.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import math
 import os
-import resource
 import socket
 from collections.abc import Sized
-from selectors import EVENT_READ, BaseSelector
-from typing import Callable
+from selectors import EVENT_READ
+from typing import Any, Callable
 
-from launcher.names import is_literal
-from launcher.peers import addresses
-from launcher.peers.events import CannotListen, Job, Listening, TooFewFiles
-from launcher.text import is_loopback
+from launcher.peers.connection import Connection
+from launcher.peers.coordinator import CannotListen, TooFewFiles
+from launcher.peers.messages import Hello, Job, Later, from_stranger, to_wire
+from launcher.protocol import encoded
+from launcher.system import System
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
 _AT_ONCE = 100  # connections that are accepted before anything else has its turn
 _DESCRIPTORS = 14  # for what is opened later: look-ups, the start of torchrun, ranks
 _NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
-_OWN_NAME = 0.2  # s for a look-up of this host's own name, which seldom takes any longer
+# All in seconds.
+_TO_SAY_HELLO = 4  # for a connection
+_PAUSE = 0.05  # before connections are taken again, if there was no room
+_RETRY = 1  # between two tries to listen
+_TO_LISTEN = 3  # for another program to give the port back; others need that long to see it, too
 
 
 class Listener:
-    """Listens until it is closed; `take(connection)` is called for each that has come.
+    """Calls arrived(connection, hello, what it has said behind that), and tell(event).
 
-    It pauses, and calls `full()`, if there is no room for more `connections` than there are, or
-    no descriptor is left. It raises this process's limit on open files, if it has to.
+    `connections` are those of hosts, which count for the room that there is.
     """
 
     def __init__(
         self,
         job: Job,
-        selector: BaseSelector,
+        system: System,
         connections: Sized,
-        take: Callable[[socket.socket], object],
-        full: Callable[[], None],
+        arrived: Callable[[Connection, Hello, list[dict[str, Any]]], None],
+        tell: Callable[[Any], None],
     ) -> None:
-        self._port = job.port
-        self._selector = selector
-        self._connections = connections
-        self._take = take
-        self._full = full
+        self._job, self._system = job, system
+        self._connections, self._arrived, self._tell = connections, arrived, tell
         self._sockets: list[socket.socket] = []
+        self._pending: dict[Connection, float] = {}  # until when each may say hello
         self._is_paused = True
-        self._own, self._name_leads_here = own_addresses(job.address(job.current_host))
-        self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = len(os.listdir("/proc/self/fd")) - 1 + _DESCRIPTORS  # 1: of the listing itself
-        self._needs = used + len(job.others)
-        self._files = self._make_room(self._needs + PENDING)
-        self._room = max(1, self._files - used)
+        self.name_leads_here = True
+        needs = len(job.members) + _DESCRIPTORS
+        files, used = system.make_room(needs + PENDING)
+        self._room = max(1, files - used - _DESCRIPTORS)
+        self._shortage = TooFewFiles(files, used + needs) if files < used + needs else None
+        self._listen_by = system.now() + min(_TO_LISTEN, job.start_timeout)
+        self._listen_at = system.now()
+        self._resume_at = math.inf
 
-    def _make_room(self, wanted: int) -> int:
-        """Return how many descriptors this process can have."""
-        soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in self._limit)
-        files = min(wanted, hard)
-        if files > soft:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, self._limit[1]))
-        return files
+    def due(self) -> float:
+        """Return when `tick` is due; infinite: never."""
+        hello_by = next(iter(self._pending.values()), math.inf)
+        return min(self._listen_at, self._resume_at, hello_by)
 
-    def give_back_limit(self, pid: int) -> None:
-        """Give a child the limit on open files that this process had before."""
-        with contextlib.suppress(OSError):  # it has ended
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, self._limit)
+    def tick(self) -> None:
+        """Do what is due."""
+        now = self._system.now()
+        if now >= self._listen_at:
+            self._listen(now)
+        if now >= self._resume_at:
+            for connection in list(self._pending):
+                connection.send(encoded(to_wire(Later())))
+                self._drop(connection)
+            self._resume()
+        for connection, by in list(self._pending.items()):
+            if now >= by:
+                self._drop(connection)
 
-    @property
-    def shortage(self) -> TooFewFiles | None:
-        """TooFewFiles if this process cannot have enough descriptors, else None."""
-        return TooFewFiles(self._files, self._needs) if self._files < self._needs else None
+    def close(self) -> None:
+        """Listen no longer; close pending connections."""
+        self._pause()
+        self._listen_at = self._resume_at = math.inf
+        for listening in self._sockets:
+            listening.close()
+        self._sockets = []
+        for connection in list(self._pending):
+            self._drop(connection)
 
-    def listen(self) -> Listening | CannotListen:
-        """Listen on the address of this host's name; if it has none such, on all of its own."""
+    def _listen(self, now: float) -> None:
+        job = self._job
+        self._listen_at = math.inf
         try:
-            try:
-                self._sockets = addresses.listen(self._own, self._port)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE or not self._own:
-                    raise
-                # The name resolves to a proxy's address, or to an outdated one.
-                self._name_leads_here = False
-                self._sockets = addresses.listen([], self._port)
+            address = job.address(job.current_host)
+            self._sockets, self.name_leads_here = self._system.listen(address, job.peer_port)
         except OSError as error:
-            why = os.strerror(error.errno or 0)
-            return CannotListen(why, taken=error.errno == errno.EADDRINUSE)
+            self._listen_at = now + _RETRY
+            if error.errno != errno.EADDRINUSE or now >= self._listen_by:
+                self._tell(CannotListen(os.strerror(error.errno or 0)))
+            return
         for listening in self._sockets:
             listening.setblocking(False)
-        self.resume()
-        return Listening(self._name_leads_here)
+        self._resume()
+        if self._shortage:
+            self._tell(self._shortage)
 
-    def resume(self) -> None:
-        """Take connections again."""
+    def _resume(self) -> None:
+        self._resume_at = math.inf
         if self._is_paused:
             self._is_paused = False
             for listening in self._sockets:
-                self._selector.register(
+                self._system.selector.register(
                     listening, EVENT_READ, lambda to=listening: self._accept(to)
                 )
 
@@ -102,41 +118,52 @@ class Listener:
         if not self._is_paused:
             self._is_paused = True
             for listening in self._sockets:
-                self._selector.unregister(listening)
+                self._system.selector.unregister(listening)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_AT_ONCE):
             if self._is_paused:
-                return  # since another of the sockets found no room
-            if len(self._connections) >= self._room:
+                return  # since another of the sockets found no room, or all have joined
+            if len(self._connections) + len(self._pending) >= self._room:
                 break
             try:
-                connection, _ = listening.accept()
+                accepted, _ = listening.accept()
             except OSError as error:
                 if error.errno in _NO_MORE:
                     break
                 return  # none are left, or one that has ended already (accept(2))
-            self._take(connection)
+            try:
+                connection = Connection(accepted)
+            except OSError:
+                accepted.close()
+                continue
+            self._pending[connection] = self._system.now() + _TO_SAY_HELLO
+            self._system.selector.register(
+                connection, EVENT_READ, lambda of=connection: self._read(of)
+            )
+            self._read(connection)  # its hello is mostly here, too
         else:
             return
         self._pause()
-        self._full()
+        self._resume_at = self._system.now() + _PAUSE
 
-    def close(self) -> None:
-        """Listen no longer."""
-        self._pause()
-        for listening in self._sockets:
-            listening.close()
-        self._sockets = []
+    def _read(self, connection: Connection) -> None:
+        if connection not in self._pending:
+            return
+        messages = connection.read()
+        if connection.closed_by:
+            self._drop(connection)
+        elif messages:
+            try:
+                hello = from_stranger(messages[0])
+            except (KeyError, ValueError):
+                self._drop(connection)  # not from a launcher
+                return
+            del self._pending[connection]
+            self._system.selector.unregister(connection)
+            self._arrived(connection, hello, messages[1:])
 
-
-def own_addresses(host: str) -> tuple[list[str], bool]:
-    """Return what to listen on, [] for all addresses, and whether the host's name has an address.
-
-    A host's own name may lead nobody else to it, as Debian's 127.0.1.1 in /etc/hosts, or have no
-    address on this host alone.
-    """
-    if is_literal(host):
-        return [host], True
-    own = addresses.look_up_within(host, _OWN_NAME)
-    return [] if any(map(is_loopback, own)) else own, bool(own)
+    def _drop(self, connection: Connection) -> None:
+        del self._pending[connection]
+        self._system.selector.unregister(connection)
+        connection.close()

@@ -1,113 +1,267 @@
-"""The launchers of one job talk: they start together, end together, and give one reason.
+"""What the launchers of one job tell each other: these events are what goes over the wire.
 
-Each host's launcher keeps one TCP connection to that of the first host (`--launcher-peer-port`),
-which decides for all. What is sent is lines of JSON, each at most 64 KiB, in this order:
+Each host's launcher keeps one TCP connection to that of the first host, the coordinator
+(`--launcher-peer-port`), which decides for all; the others are members. A message is a line of
+JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 
-    a host                                        the first host
-    {"hello": {"job", "host", "fingerprint"}}
-                                                  {"welcome": true}   joined; wait for the others
-                                                  {"refused": why}    not of this job; hangs up
-                                                  {"later": true}     no room now; hangs up
-                                                  {"missing": [[host, resolves], ...], "more": n}
-                                                                      who is not here, every 30 s
-                                                  {"all joined": true}  start torchrun
-    {"failure": {"cause", "exit_code", "text"}}   what failed here
-    {"stop": 15}       a person or SageMaker stops this host
-    {"succeeded": true}  all ranks of this host succeeded
-                                                  {"result": {"exit_code", "text", "stop_signal"}}
-                                                                      how all hosts end, and why
+    a member                        the coordinator
+    Hello                           Welcome, or Refused or Later, and hangs up
+                                    Missing, every 30 s; Start of attempt 1 when all have joined
+    Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
+    NoRanks                         NoRanksLeft: torchrun's store may go
+    Cleared                         Start of the next attempt, when all hosts have said it
+                                    End: how the job ends, the same on every host
 
-The fingerprint is what must agree between hosts; a difference is a result, too. A host that cannot
-start has none, and sends its failure right behind its hello. A connection that ends before the
-result is a lost host, and so is one whose other end answers no packet for 14 s (TCP keep-alive,
-tcp(7)): nothing is sent while a job runs. Once all have joined nobody else can connect; before, a
-connection that breaks a rule is closed, and changes nothing for the others. The protocol has no
-authentication: it is meant for the job's own network. first.py and other.py are the two ends.
-
-Which failure becomes the result: the best cause (causes.Cause). The first host waits a moment for
-a better one than it has.
-
-The functions here check what comes in: whoever knows the job's name may have sent it. Each returns
-what a message holds, or raises ValueError if it is not valid. Texts are cut, and show control
-characters as Python writes them. Pure.
+A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
+failure right behind its hello. A connection that ends before the end of the job is a lost host, and
+so is one whose other end answers no packet for 14 s (TCP keep-alive, tcp(7)): nothing is sent while
+ranks run. Once all have joined nobody else can connect. The protocol has no authentication: it is
+meant for the job's own network. Whoever knows the job's name may have sent what comes in, so it is
+checked here: texts are cut, and show control characters as Python writes them. Pure.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from launcher.errors import STOPS
-from launcher.events import Stop, Succeeded
-from launcher.peers.events import Job
-from launcher.result.causes import Cause, Failure, Result, stopped
-from launcher.result.failure_text import LIMIT
+from launcher.result.causes import LIMIT, Cause, Failure, Result, stopped
 from launcher.text import NAMED, counted, printable
 
 _LINE = 700  # characters of a reason
-# What the first host sends beside `refused`, `missing` and `result`.
-WELCOME = {"welcome": True}
-LATER = {"later": True}
-ALL_JOINED = {"all joined": True}
-
-Message = Mapping[str, Any]
+_VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
 
 
-# What a host says
+class Job(NamedTuple):
+    """What does not change: the job, and which of its hosts this one is. Times in seconds.
+
+    `fingerprint` maps what must agree between hosts, in words for a message, to its values here: a
+    text or a list of texts. It is empty if this host cannot start. `peer_port` is the coordinator's
+    port, 0 if this host's launcher talks to no other: it is alone, or is to be.
+    """
+
+    current_host: str
+    hosts: tuple[str, ...]
+    name: str = ""
+    endpoint: str = ""  # where torchruns meet
+    max_restarts: int = 0
+    grace: float = 110  # that a stop leaves the ranks
+    failure_grace: float = 30  # that a failure, or a restart, leaves them
+    start_timeout: float = 900
+    peer_port: int = 0
+    fingerprint: Mapping[str, Any] = {}
+    addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
+    verbose: bool = False
+
+    @property
+    def coordinator(self) -> str:
+        """The host that decides for all."""
+        return self.hosts[0] if self.peer_port else self.current_host
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The other hosts that talk to the coordinator."""
+        return self.hosts[1:] if self.peer_port else ()
+
+    @property
+    def torchrun_restarts(self) -> bool:
+        """Whether restarts are torchrun's: the launchers of several hosts do not talk."""
+        return len(self.hosts) > 1 and not self.peer_port
+
+    def address(self, host: str) -> str:
+        """Return what a host is looked up by: its name, as a rule."""
+        return self.addresses.get(host, host)
+
+
+# What a member says.
 
 
 class Hello(NamedTuple):
-    """Who a host says it is, and what must agree: a text, or a list of texts, for each."""
+    """Who a host says it is, and what must agree."""
 
     job: str
     host: str
     fingerprint: Mapping[str, Any]
 
 
-def hello(job: Job) -> Message:
-    """Return what a host sends first."""
-    return {"hello": {"job": job.name, "host": job.current_host, "fingerprint": job.fingerprint}}
+class Failed(NamedTuple):
+    """A host has failed in an attempt."""
+
+    attempt: int
+    failure: Failure
 
 
-def hello_in(message: Message) -> Hello:
-    """Return what a host has sent first."""
-    hello = _dict(message.get("hello"))
-    fingerprint = _dict(hello.get("fingerprint"))
+class Stop(NamedTuple):
+    """A host was told to stop, by a person or the platform: all hosts stop."""
+
+    number: int
+
+
+class Succeeded(NamedTuple):
+    """All ranks of a host have ended with 0."""
+
+    attempt: int
+
+
+class NoRanks(NamedTuple):
+    """No rank of an attempt runs on a host any more: they were ended."""
+
+    attempt: int
+
+
+class Cleared(NamedTuple):
+    """Nothing of an attempt is left on a host but processes that survive SIGKILL."""
+
+    attempt: int
+    survivors: int
+
+
+# What the coordinator says.
+
+
+class Welcome(NamedTuple):
+    """This host has joined; the others are waited for."""
+
+
+class Refused(NamedTuple):
+    """This host is not one that the coordinator waits for."""
+
+    why: str
+
+
+class Later(NamedTuple):
+    """The coordinator has no room for this connection now."""
+
+
+class Missing(NamedTuple):
+    """Some of the hosts that have not joined, and how many more there are."""
+
+    hosts: tuple[str, ...]
+    more: int
+
+    @property
+    def words(self) -> str:
+        """What a message says."""
+        return counted(self.hosts, self.more)
+
+
+class Start(NamedTuple):
+    """Start the ranks of an attempt: all hosts have joined, or have cleared the one before."""
+
+    attempt: int
+
+
+class Restart(NamedTuple):
+    """End the ranks of an attempt, for another one to start; `why` is a line for the log."""
+
+    attempt: int
+    why: str
+
+
+class NoRanksLeft(NamedTuple):
+    """No rank of an attempt runs on any host."""
+
+    attempt: int
+
+
+class End(NamedTuple):
+    """How the job ends."""
+
+    result: Result
+
+
+FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared]
+FromCoordinator = Union[Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, End]
+Message = Union[Hello, FromMember, FromCoordinator]
+
+
+def hello(job: Job) -> Hello:
+    """Return what a host says first."""
+    values = {"list of hosts": list(job.hosts), **job.fingerprint} if job.fingerprint else {}
+    return Hello(job.name, job.current_host, {what: _bounded(v) for what, v in values.items()})
+
+
+def _bounded(value: Any) -> Any:
+    """Return a value to compare, or what tells it from others if it is long."""
+    text = json.dumps(value)
+    if len(text) <= _VALUE:
+        return value
+    import hashlib  # few jobs need it
+
+    length = f"{len(value)} in all" if isinstance(value, list) else f"{len(value)} characters"
+    return f"{text[:40]}... ({length}, SHA-256 {hashlib.sha256(text.encode()).hexdigest()})"
+
+
+def to_wire(message: Message) -> Mapping[str, Any]:
+    """Return the JSON object of a message."""
+    fields = message._asdict()
+    if isinstance(message, Failed):
+        failure = message.failure
+        fields["failure"] = {**failure._asdict(), "cause": failure.cause.name}
+    elif isinstance(message, End):
+        fields["result"] = message.result._asdict()
+    return {type(message).__name__: fields}
+
+
+def from_stranger(message: Mapping[str, Any]) -> Hello:
+    """Return what a host says first. Raises ValueError, or KeyError, if it is not valid."""
+    fields = _dict(message["Hello"])
+    fingerprint = _dict(fields["fingerprint"])
     for value in fingerprint.values():
         # Nothing that is nested: repr() has a limit to how deep that may be.
         if not all(isinstance(v, str) for v in (value if isinstance(value, list) else [value])):
             raise ValueError
-    job, host = hello.get("job"), hello.get("host")
-    if not isinstance(job, str) or not isinstance(host, str):
-        raise ValueError
-    return Hello(job, host, fingerprint)
+    return Hello(_str(fields["job"]), _str(fields["host"]), fingerprint)
 
 
-def told(what: Failure | Stop | Succeeded) -> Message:
-    """Return what a host sends to tell the first one."""
-    if isinstance(what, Failure):
-        failure = {"cause": what.cause.name, "exit_code": what.exit_code, "text": what.text}
-        return {"failure": failure}
-    return {"stop": what.number} if isinstance(what, Stop) else {"succeeded": True}
-
-
-def told_in(message: Message) -> Failure | Stop | Succeeded:
-    """Return what a host that has joined tells: a failure is never a success."""
-    if "failure" in message:
-        failure = _dict(message["failure"])
-        cause = failure.get("cause")
-        if not isinstance(cause, str) or cause not in Cause.__members__:
+def from_member(message: Mapping[str, Any]) -> FromMember:
+    """Return what a member says. Raises ValueError, or KeyError, if it is not valid."""
+    name, fields = _named(message)
+    if name == "Failed":
+        failure = _dict(fields["failure"])
+        if failure["cause"] not in Cause.__members__:
             raise ValueError
-        exit_code = _number(failure.get("exit_code"), range(1, 256))
-        return Failure(Cause[cause], exit_code, _text(failure.get("text")))
-    if "stop" in message:
-        return Stop(_number(message["stop"], STOPS))
-    if message.get("succeeded") is True:
-        return Succeeded()
+        code = _whole(failure["exit_code"], range(1, 256))  # a failure is never a success
+        cause, of_rank = Cause[failure["cause"]], failure["of_rank"] is True
+        return Failed(
+            _whole(fields["attempt"]), Failure(cause, code, _text(failure["text"]), of_rank)
+        )
+    if name == "Stop":
+        return Stop(_whole(fields["number"], STOPS))
+    if name == "Cleared":
+        return Cleared(_whole(fields["attempt"]), _whole(fields["survivors"]))
+    kinds: Mapping[str, type[Succeeded] | type[NoRanks]]
+    kinds = {"Succeeded": Succeeded, "NoRanks": NoRanks}
+    return kinds[name](_whole(fields["attempt"]))
+
+
+def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> FromCoordinator:
+    """Return what the coordinator says. Raises ValueError, or KeyError, if it is not valid."""
+    name, fields = _named(message)
+    if name == "Refused":
+        return Refused(_line(fields["why"]))
+    if name == "Missing":
+        missing = fields["hosts"]
+        if not isinstance(missing, list) or not 0 < len(missing) <= NAMED:
+            raise ValueError
+        if not all(isinstance(host, str) and host in hosts for host in missing):
+            raise ValueError
+        return Missing(tuple(missing), _whole(fields["more"], range(len(hosts))))
+    if name == "Restart":
+        return Restart(_whole(fields["attempt"]), _line(fields["why"]))
+    if name == "End":
+        return End(_result(_dict(fields["result"])))
+    if name in ("Start", "NoRanksLeft"):
+        attempt = _whole(fields["attempt"])
+        return Start(attempt) if name == "Start" else NoRanksLeft(attempt)
+    if name in ("Welcome", "Later"):
+        return Welcome() if name == "Welcome" else Later()
     raise ValueError
 
 
-def valid(failure: Failure, host: str) -> Failure:
+def checked(failure: Failure, host: str) -> Failure:
     """Return this host's own failure as other hosts take it: cut, and never a success."""
     exit_code = failure.exit_code if 0 < failure.exit_code < 256 else 1
     try:
@@ -116,123 +270,46 @@ def valid(failure: Failure, host: str) -> Failure:
         return failure._replace(exit_code=exit_code, text=f"{host} failed\n")
 
 
-# What the first host says
+def _named(message: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    for name, fields in message.items():
+        return name, _dict(fields)
+    raise ValueError
 
 
-class Welcome(NamedTuple):
-    """This host has joined; the others are waited for."""
-
-
-class Refused(NamedTuple):
-    """This host is not one that the first host waits for."""
-
-    why: str
-
-
-class Later(NamedTuple):
-    """The first host has no room for this connection now."""
-
-
-class Missing(NamedTuple):
-    """Who is not here yet, in words."""
-
-    hosts: str
-
-
-class AllHere(NamedTuple):
-    """All hosts have joined."""
-
-
-class Ends(NamedTuple):
-    """The first host has decided how the job ends."""
-
-    result: Result
-
-
-def result(result: Result) -> Message:
-    """Return what the first host sends when it has decided."""
-    return {"result": result._asdict()}
-
-
-def missing(resolve: Mapping[str, bool | None], more: int) -> Message:
-    """Return what the first host sends while it waits."""
-    return {"missing": list(resolve.items()), "more": more}
-
-
-FromFirst = Union[Welcome, Refused, Later, Missing, AllHere, Ends]
-
-
-def first_in(message: Message, hosts: Collection[str], *, succeeded: bool) -> FromFirst:
-    """Return what the first host says: that the job succeeded only if this host has."""
-    if "welcome" in message:
-        return Welcome()
-    if "refused" in message:
-        if not isinstance(message["refused"], str):
-            raise ValueError
-        return Refused(printable(message["refused"][:_LINE])[:_LINE])
-    if "later" in message:
-        return Later()
-    if "missing" in message:
-        return Missing(_missing_in(message, hosts))
-    if "all joined" in message:
-        return AllHere()
-    return Ends(_result_in(_dict(message.get("result")), succeeded=succeeded))
-
-
-def _result_in(result: Message, *, succeeded: bool) -> Result:
-    exit_code = _number(result.get("exit_code"), range(256))
-    stop = result.get("stop_signal")
+def _result(fields: Mapping[str, Any]) -> Result:
+    exit_code = _whole(fields["exit_code"], range(256))
     if exit_code == 0:
-        if not succeeded:
-            raise ValueError
         return Result(0)
-    if stop != 0:
-        return stopped(_number(stop, STOPS))
-    return Result(exit_code, _text(result.get("text")))
+    if fields["stop_signal"] != 0:
+        return stopped(_whole(fields["stop_signal"], STOPS))
+    return Result(exit_code, _text(fields["text"]))
 
 
-def _missing_in(message: Message, hosts: Collection[str]) -> str:
-    missing = message["missing"]
-    if not isinstance(missing, list) or not 0 < len(missing) <= NAMED:
-        raise ValueError
-    resolve: dict[str, bool | None] = {}
-    for entry in missing:
-        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise ValueError
-        host, resolves = entry
-        if host not in hosts or not (resolves is None or isinstance(resolves, bool)):
-            raise ValueError
-        resolve[host] = resolves
-    return missing_words(resolve, _number(message.get("more"), range(len(hosts))))
-
-
-def missing_words(resolve: Mapping[str, bool | None], more: int) -> str:
-    """Return who is missing, each with whether its name resolves (None: no answer yet)."""
-    how = {
-        True: "its name resolves",
-        False: "its name does not resolve",
-        None: "no answer from DNS",
-    }
-    return counted([f"{host} ({how[resolves]})" for host, resolves in resolve.items()], more)
-
-
-def _dict(value: Any) -> Message:
+def _dict(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError
     return value
 
 
-def _text(value: Any) -> str:
-    """Return a text as in the failure file, whose first line is the cause."""
+def _str(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError
-    text = printable(value[:LIMIT], keep="\n").strip("\n")[: LIMIT - 1]
+    return value
+
+
+def _line(value: Any) -> str:
+    return printable(_str(value)[:_LINE])[:_LINE]
+
+
+def _text(value: Any) -> str:
+    """Return a text as in the failure file, whose first line is the cause."""
+    text = printable(_str(value)[:LIMIT], keep="\n").strip("\n")[: LIMIT - 1]
     if not text.strip():
         raise ValueError
     return text + "\n"
 
 
-def _number(value: Any, allowed: Collection[int]) -> int:
+def _whole(value: Any, allowed: Collection[int] = range(10**6)) -> int:
     if type(value) is not int or value not in allowed:  # True is an int, too
         raise ValueError
     return value

@@ -1,4 +1,8 @@
-"""Which failure is the cause of a job's end, and with which exit code. Pure."""
+"""Why a job ends: the failures, which of them is the cause, and every exit code but success. Pure.
+
+The launcher's exit code is that of the process that is the cause, 128 + the number of a signal, or
+one of errors.py (docs/options.md, "Exit codes").
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE
 from launcher.result import raised
+from launcher.text import flag, port_is_taken, printable, shortened, signal_name
 
-# Failures within this many seconds happened at once, as far as anybody can tell.
-_MOMENT = 1.0
+LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
+# What a script misses that was written for AWS's data parallel library.
+_SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
 
 class Cause(enum.IntEnum):
@@ -20,35 +27,16 @@ class Cause(enum.IntEnum):
     OWN = 0  # a rank failed for a reason of its own, or a host cannot start
     HOST_LOST = 1
     TORCHRUN = 2  # it failed, or was killed
-    RESTARTED = 3  # a rank failed, and torchrun restarts it
-    ABORTED = 4  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
-    SECONDARY = 5  # a rank said that it heard of another's death
+    ABORTED = 3  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
+    SECONDARY = 4  # a rank said that it heard of another's death
 
     @property
     def patience(self) -> float:
-        """Seconds that the first host waits for a better cause than this one."""
+        """Seconds that the coordinator waits for a better cause than this one."""
         return _PATIENCE[self]
 
 
-# Seconds that the first host, and a torchrun, wait for a better cause than the last two.
-SECONDARY_PATIENCE = 3.0
-_PATIENCE = (0.3, 0.5, 1.0, math.inf, SECONDARY_PATIENCE, SECONDARY_PATIENCE)
-
-
-class Failure(NamedTuple):
-    """One reason for the job to fail: `text` is that of the failure file, its first line the cause.
-
-    `exit_code` is a process's, 1 to 255.
-    """
-
-    cause: Cause
-    exit_code: int
-    text: str
-
-    @property
-    def result(self) -> Result:
-        """How the job ends if this is the cause."""
-        return Result(self.exit_code, self.text)
+_PATIENCE = (0.3, 0.5, 1.0, 3.0, 3.0)
 
 
 class Result(NamedTuple):
@@ -59,17 +47,34 @@ class Result(NamedTuple):
     stop_signal: int = 0  # what a person or the platform stopped the job with
 
 
-def stopped(number: int) -> Result:
-    """Return the result of a job that was stopped by a signal."""
-    return Result(128 + number, "", number)
+class Failure(NamedTuple):
+    """One reason for the job to fail: `text` is that of the failure file, its first line the cause.
+
+    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be mended by a restart.
+    """
+
+    cause: Cause
+    exit_code: int
+    text: str
+    of_rank: bool = False
+
+    @property
+    def result(self) -> Result:
+        """How the job ends if this is the cause."""
+        return Result(self.exit_code, self.text)
+
+    @property
+    def headline(self) -> str:
+        """The first line of the text."""
+        return self.text.partition("\n")[0]
 
 
 class RankFailure(NamedTuple):
     """How one rank of this host ended; `exit_code` is negative for a signal.
 
-    `time` is in seconds since torchrun's start, infinite if only torchrun saw it. A rank
-    that `said` why it ended raised, or called sys.exit; one that did not was killed, or called
-    os._exit. `chain` is what it raised, as raised.read gives it.
+    `time` is in seconds since its torchrun's start. A rank that `said` why it ended raised, or
+    called sys.exit; one that did not was killed, or called os._exit. `chain` is what it raised, as
+    raised.read gives it.
     """
 
     rank: int
@@ -91,72 +96,106 @@ class RankFailure(NamedTuple):
     def is_secondary(self) -> bool:
         """Whether this reads like the consequence of something that failed before.
 
-        NCCL's watchdog aborts a process whose peer has died, and torchrun ends the ranks that it
-        cannot go on with by SIGTERM.
+        NCCL's watchdog aborts a process whose peer has died, and SIGTERM is how others end one.
         """
         if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
             return True
         return raised.is_secondary(self.chain)
 
 
-def in_order(
-    from_ranks: Sequence[RankFailure],
-    from_torchrun: Sequence[RankFailure],
-    closing: float = math.inf,
-) -> tuple[RankFailure, ...]:
-    """Return the failures that count, the first cause first.
+def stopped(number: int) -> Result:
+    """Return the result of a job that was stopped by a signal."""
+    return Result(128 + number, "", number)
 
-    `closing` is when torchrun began to end the others, infinite if that is not known.
 
-    What comes from ranks has times. torchrun knows exit codes, but lists the siblings that it ended
-    itself as well, and only in the order it looked.
+def headline(failure: RankFailure, host: str) -> str:
+    """Return one line that says which rank of a host failed, and with what."""
+    how = raised.headline(failure.chain)
+    if any(f"No module named {name!r}" in how for name in _SMDDP):
+        how += f" (see {flag('smddp_compat')})"
+    if not how and failure.exit_code < 0:
+        how = f"was killed by {signal_name(-failure.exit_code)}"
+        how += f"; {failure.oom}" if failure.oom else ""
+    how = how or f"ended with exit code {failure.exit_code}"
+    return printable(f"{host}, rank {failure.rank} (local rank {failure.local_rank}) {how}")
+
+
+def of_rank(failure: RankFailure, host: str) -> Failure:
+    """Return why the job fails if a rank of a host is the cause."""
+    code = failure.exit_code if failure.exit_code >= 0 else 128 - failure.exit_code
+    code = code if 0 < code < 256 else 1  # a failure is never a success
+    text = f"{shortened(headline(failure, host), 500)}\n"
+    text += f"exit code {code}, {failure.time:.0f} s after start\n"
+    lines = [printable(line) for line in raised.frames(failure.chain).splitlines()]
+    if lines:
+        text += "Traceback (most recent call last):\n"
+    # The innermost frames are the ones to keep.
+    while lines and sum(len(line) + 1 for line in lines) > LIMIT - len(text):
+        lines.pop(0)
+    while lines and not lines[0].startswith("  File "):
+        lines.pop(0)  # the rest of a frame
+    text += "".join(line + "\n" for line in lines)
+    return Failure(failure.cause, code, text, of_rank=True)
+
+
+def of_torchrun(
+    returncode: int,
+    error: str,
+    hosts: Sequence[str],
+    host: str,
+    endpoint: str,
+    seconds: float,
+    program: str = "torchrun",
+) -> Failure:
+    """Return why a host failed whose torchrun did and no rank, `seconds` after its start.
+
+    `returncode` is negative for a signal; `error` is what torchrun raised for a reason of its own.
+    `program` is torchrun, or what runs it and has failed by itself.
     """
-    codes = {failure.rank: failure.exit_code for failure in from_torchrun}
-    failures = []
-    for failure in from_ranks:
-        code = codes.pop(failure.rank, failure.exit_code)
-        # A death by signal after it has said why is no better cause (as in run/ranks.py).
-        failures.append(failure._replace(exit_code=code) if code > 0 else failure)
-    failures += [failure for failure in from_torchrun if failure.rank in codes]
-    failures.sort(key=lambda failure: failure.time)
-    # torchrun ends the others with SIGTERM at once, with SIGKILL when their grace is over. Only
-    # if nothing else is known can such a death be the first cause, or in the same moment.
-    ended = (-signal.SIGTERM, -signal.SIGKILL)
-    silent = [f for f in failures if f.exit_code not in ended and math.isinf(f.time)]
-    if failures and failures[0].exit_code in ended and silent:
-        failures.remove(silent[0])
-        failures.insert(0, silent[0])
-    if not failures:
-        return ()
-    first = failures[0].time
-    moment = -math.inf if math.isinf(first) else first + _MOMENT
-    counted = failures[:1] + [
-        failure
-        for failure in failures[1:]
-        if failure.exit_code not in ended
-        or failure.time <= closing < math.inf
-        or (failure.exit_code == -signal.SIGKILL and failure.time <= moment)
+    error = printable(" ".join(error.split())).rstrip(" :")
+    lost = error.startswith("Rendezvous")
+    if returncode < 0:
+        what = f"{host}: {program} was killed by {signal_name(-returncode)}"
+    elif "EADDRINUSE" in error or "address already in use" in error.lower():
+        what = f"{host}: {port_is_taken(endpoint)}"
+    elif lost:
+        what = (
+            f"{host}: the hosts did not all meet at {endpoint}, or one was lost "
+            "(see the other hosts' logs, and --launcher-start-timeout); "
+            f"expected {shortened(', '.join(hosts), 300)}"
+        )
+    else:
+        what = f"{host}: {program} failed"
+    if error:
+        what += f": {error}"
+    code = EXIT_HOST_LOST if returncode < 0 or lost else returncode or 1
+    if returncode == EXIT_USAGE:
+        code = EXIT_USAGE  # torchrun did not take its arguments
+    details = f"exit code {code}, {seconds:.0f} s after start"
+    text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
+    return Failure(Cause.TORCHRUN, code, text)
+
+
+def of_lost_host(host: str, how: str) -> Failure:
+    """Return the failure of a host that is lost, in the same words whoever has to find it."""
+    text = f"{host[:900]} {how}\nexit code {EXIT_HOST_LOST}\n"
+    return Failure(Cause.HOST_LOST, EXIT_HOST_LOST, text)
+
+
+def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
+    """Return the failure of a host that cannot start, or does not agree with the others."""
+    return Failure(cause, exit_code, f"{text}\n")
+
+
+def first_of(failure: Failure, count: int) -> Failure:
+    """Return the cause of a job, whose second line says how many failures were known besides."""
+    if count < 2:
+        return failure
+    first, *details = failure.text.splitlines()
+    details[:1] = [
+        f"{one}; first of {count} failures (ranks that were ended do not count)"
+        for one in details[:1]
     ]
-    better = _better_than(counted[0], counted[1:], moment, closing)
-    if better:
-        counted.remove(better)
-        counted.insert(0, better)
-    return tuple(counted)
-
-
-def _better_than(
-    first: RankFailure, later: Sequence[RankFailure], moment: float, closing: float
-) -> RankFailure | None:
-    """Return which of later failures is a better cause than a secondary one, if any is."""
-    if not first.is_secondary:
-        return None
-    for failure in later:
-        untouched = failure.time <= closing < math.inf
-        at_once = untouched or failure.time <= moment or math.isinf(failure.time)
-        # An exit code that was chosen may be that of a handler for torchrun's SIGTERM.
-        original = raised.is_own(failure.chain) or not failure.said or untouched
-        if at_once and original and not failure.is_secondary:
-            return failure
-    if first.said:
-        return next((one for one in later if not one.said and one.time <= moment), None)
-    return None
+    while len(details) > 2 and len("\n".join([first, *details])) >= LIMIT:
+        del details[2:4]  # the outermost frame
+    return failure._replace(text="\n".join([first, *details]) + "\n")

@@ -1,8 +1,7 @@
-"""Runs torch.distributed.run in a child process, and has it work with the launcher.
+"""Runs torch.distributed.run in a child process, and has it leave its ranks to the launcher.
 
-torchrun turns every failure into exit code 1; the launcher is told of each failed rank. It signals
-each rank's whole process group, so data loaders' workers die while it saves; here it signals
-the rank's own process, and asks the launcher before: a failure after that is not the cause.
+torchrun starts ranks, if the launcher lets it. It ends none: it would signal each rank's whole
+process group, so that data loaders' workers die while it saves. Nor does it restart any.
 
 Executed by path, with torchrun's arguments. Without a launcher to report to it is plain torchrun.
 """
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import queue
@@ -102,25 +102,29 @@ class Launcher:
         self._connection.connect(os.path.join(run_dir, "socket"))
         self._answers = self._connection.makefile("rb")
         self._asked = 0
-        self._send({"torchrun_pid": os.getpid()})
+        self.signalled: set[int] = set()  # pids of ranks that it has told to end
+        self.tell({"torchrun_pid": os.getpid()})
 
-    def _send(self, message: dict[str, Any]) -> None:
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a message, for which there is no answer."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def tell(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message; return its answer, an empty one if the launcher is gone."""
         self._asked += 1
+        self.tell({**message, "question": self._asked})
         with contextlib.suppress(OSError, ValueError):
-            self._send({**message, "question": self._asked})
-            while "exit_code" not in message:  # its last word: no stop is to come in a wait for us
+            while True:
                 answer = dict(json.loads(self._answers.readline()))
+                self.signalled.update(answer.get("signalled", ()))
                 if answer.get("question") == self._asked:  # and not one that a signal cut short
                     return answer
         return {}
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""
-        self.tell({"torchrun": message, "exit_code": 2})
+        self.tell({"exit_code": 2, "error": message})
         sys.exit(2)
 
 
@@ -164,75 +168,104 @@ def stops_later() -> Iterator[None]:
             os.kill(os.getpid(), late[0])
 
 
-def attach(launcher: Launcher) -> list[Any]:
-    """Have torchrun ask the launcher before it ends or restarts ranks; return its agents."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-    from torch.distributed.launcher import api  # all of it the same in torch 2.4 to 2.15
+class HeldAgent:
+    """What torchrun's agent does in another way, for the launcher to own the ranks.
+
+    As its documentation has it ("Extending the Agent"): a class of LocalElasticAgent, with
+    `launcher`; `is_host`: torchrun's store is here; and `agents`, those that there are. All that is
+    used here is the same in torch 2.4 to 2.15.
+    """
+
+    launcher: Launcher
+    is_host: bool
+    agents: list[Any]
+    # The launcher decides when ranks are restarted, each time with a new torchrun.
+    attempt = os.environ.get("LAUNCHER_ATTEMPT", "")
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # torchrun takes its store away from hosts that train 300 s longer; it has no option.
+        if exit_barrier := os.environ.get("LAUNCHER_EXIT_BARRIER"):
+            options["exit_barrier_timeout"] = float(exit_barrier)
+        super().__init__(*args, **options)
+        self._remaining_restarts: int = self._remaining_restarts - int(self.attempt or 1) + 1
+        self.agents.append(self)
+
+    def _start_workers(self, worker_group: Any) -> Any:
+        if not self.launcher.ask({"starts": True}):
+            leave(1)  # the launcher is gone
+        with stops_later():  # torchrun would forget the ranks that it has started
+            pids = super()._start_workers(worker_group)  # type: ignore[misc]
+            context = self._pcontext  # type: ignore[attr-defined]
+            context.close = functools.partial(self._end, context, context.close)
+            workers = {one.local_rank: one.global_rank for one in worker_group.workers}
+            ranks = [(pid, workers[local], local) for local, pid in pids.items()]
+            # From torch 2.5 on ranks' store is in the torchrun of group rank 0.
+            keeps_store = self.is_host or worker_group.group_rank == 0
+            self.launcher.tell({"ranks": ranks, "keeps_store": keeps_store})
+        return pids
+
+    def _end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:
+        """Wait until the launcher has ended the ranks; then have torchrun see that they have.
+
+        torchrun calls this also after a success, and several times.
+        """
+        answer: dict[str, Any] = {}
+        if not getattr(context, "was_answered", False):
+            error, message = sys.exc_info()[1], dict[str, Any](ends=exit_codes(context))
+            if type(error).__name__ == "SignalException":
+                message["signal"] = error.sigval  # type: ignore[union-attr]
+            elif error:
+                message["error"] = error_text(error)
+            if self.attempt and set(message["ends"].values()) != {0}:
+                self._stop_keep_alive()
+            answer = self.launcher.ask(message)
+            context.was_answered = True
+            if not answer:
+                self._end_ranks(context, message.get("signal") or signal.SIGTERM, timeout)
+                death_sig = signal.SIGKILL
+        close(death_sig, timeout)
+        if answer.get("leave"):
+            leave(1)
+
+    def _stop_keep_alive(self) -> None:
+        with contextlib.suppress(AttributeError):  # it would log a stack trace each 5 s
+            group = self._worker_group  # type: ignore[attr-defined]
+            group.spec.rdzv_handler._keep_alive_timer._ctx.stop_event.set()  # of a store that ends
+
+    def _end_ranks(self, context: Any, number: int, seconds: float) -> None:
+        """The launcher was killed: end the ranks that it has not told to."""
+        with stops_later():
+            for one in context.subprocess_handlers.values():
+                if one.proc.poll() is None and one.proc.pid not in self.launcher.signalled:
+                    one.proc.send_signal(number)
+            by = time.monotonic() + seconds
+            while time.monotonic() < by and None in exit_codes(context).values():
+                time.sleep(0.05)
+
+
+def attach(launcher: Launcher, *, is_host: bool) -> list[Any]:
+    """Have torchrun use our agent; return those that it makes."""
+    from torch.distributed.launcher import api
 
     agents: list[Any] = []
-    start_context, close_context = SubprocessContext._start, SubprocessContext._close
-    kill_group = subprocess_handler.SubprocessHandler.close
-
-    class Agent(api.LocalElasticAgent):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            # torchrun takes its store away from hosts that train 300 s longer; it has no option.
-            if exit_barrier := os.environ.get("LAUNCHER_EXIT_BARRIER"):
-                options["exit_barrier_timeout"] = float(exit_barrier)
-            super().__init__(*args, **options)
-            self._is_restart = False
-            agents.append(self)
-
-        def _initialize_workers(self, worker_group: Any) -> None:
-            if self._is_restart:
-                launcher.tell({"starting": True})
-            self._is_restart = True
-            super()._initialize_workers(worker_group)
-
-    def start(context: Any) -> None:
-        with stops_later():  # torchrun would forget the ranks that it has started
-            start_context(context)
-
-    def exit_codes(context: Any) -> dict[int, int | None]:
-        return {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
-
-    def close(context: Any, death_sig: signal.Signals, timeout: float = 30) -> None:
-        """Ask the launcher before ending ranks; torchrun also calls this after success."""
-        codes = exit_codes(context)
-        living = None in codes.values()
-        if living or (any(codes.values()) and not getattr(context, "was_closed", False)):
-            context.was_closed = True
-            error, message = sys.exc_info()[1], dict[str, Any](exit_codes=codes)
-            if isinstance(error, SignalException):
-                message["closing"], death_sig = "stop", error.sigval
-                with contextlib.suppress(AttributeError):  # it would log a stack trace each 5 s
-                    rendezvous = agents[-1]._worker_group.spec.rdzv_handler  # of a store that ends
-                    rendezvous._keep_alive_timer._ctx.stop_event.set()
-            elif error:
-                message.update(closing="error", torchrun=error_text(error))
-            else:  # a restart: of our ranks, or of another host's
-                failed = any(codes.values()) and not agents[-1]._remaining_restarts
-                message["closing"] = "failure" if failed else "restart"
-            with stops_later():  # with the answer, all ranks that run have been told
-                timeout = launcher.tell(message).get("timeout", timeout)
-                for one in context.subprocess_handlers.values():
-                    one.close(death_sig=death_sig)
-        close_context(context, death_sig, timeout)
-        if living:
-            launcher.tell({"exit_codes": exit_codes(context)})
-
-    def close_rank(handler: Any, death_sig: signal.Signals | None = None) -> None:
-        if death_sig == signal.SIGKILL:
-            kill_group(handler, death_sig)
-        elif not getattr(handler, "was_told", False):  # by a failure, or a restart, before a stop
-            handler.was_told = True
-            handler.proc.send_signal(death_sig or signal.SIGTERM)
-
-    api.LocalElasticAgent = Agent
-    SubprocessContext._start = start
-    SubprocessContext._close = close
-    subprocess_handler.SubprocessHandler.close = close_rank
+    own = {"launcher": launcher, "is_host": is_host, "agents": agents}
+    api.LocalElasticAgent = type("Agent", (HeldAgent, api.LocalElasticAgent), own)
     return agents
+
+
+def exit_codes(context: Any) -> dict[int, int | None]:
+    """Return how ranks ended, by local rank; None for those that run."""
+    return {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, with all that it has to say written."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, closed
+        sys.stdout.flush()
+    if isinstance(sys.stderr, Unread):
+        sys.stderr.end()
+    # All is done and told. Python itself would take torch apart first, for 0.5 s (torch 2.13).
+    os._exit(code)
 
 
 def leave_store(agent: Any, *, is_host: bool) -> None:
@@ -267,7 +300,8 @@ def run(launcher: Launcher | None) -> int:
     from torch.distributed import run as torchrun
 
     parsed = arguments(torchrun, launcher)
-    agents = [] if launcher is None else attach(launcher)
+    is_host = "is_host=1" in parsed.rdzv_conf.split(",")
+    agents = [] if launcher is None else attach(launcher, is_host=is_host)
     address = os.environ.get("LAUNCHER_MASTER_ADDR") or parsed.local_addr
     if torch.__version__ >= (2, 5):
         if address != parsed.local_addr:
@@ -276,7 +310,7 @@ def run(launcher: Launcher | None) -> int:
         socket.getfqdn = lambda name="": address
     torchrun.run(parsed)
     for agent in agents:
-        leave_store(agent, is_host="is_host=1" in parsed.rdzv_conf.split(","))
+        leave_store(agent, is_host=is_host)
     return 0
 
 
@@ -295,26 +329,23 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     tempfile.tempdir = run_dir  # with it goes the log folder that torchrun leaves behind
     try:
-        code = run(launcher)
+        run(launcher)
     except Exception as error:
-        code, kind = 1, type(error).__name__  # by name: what cannot be imported cannot be caught
-        if kind == "ChildFailedError":
-            failures: Any = error.failures.items()  # type: ignore[attr-defined]
-            ranks = [(rank, one.local_rank, one.exitcode) for rank, one in failures]
-            launcher.tell({"failures": ranks})
-        elif kind != "SignalException":  # of that the launcher knows: it sent the signal
-            launcher.tell({"torchrun": error_text(error), "exit_code": code})
+        # By name: what cannot be imported cannot be caught. Of ranks the launcher knows.
+        if type(error).__name__ not in ("ChildFailedError", "SignalException"):
+            launcher.tell({"exit_code": 1, "error": error_text(error)})
             raise
-    launcher.tell({"exit_code": code})
-    return code
+        launcher.tell({"exit_code": 1})
+        return 1
+    launcher.tell({"exit_code": 0})
+    return 0
 
 
 if __name__ == "__main__":
     # This folder's modules must not stand in for anybody's.
     sys.path[:] = [path for path in sys.path if path != HERE]
-    unread = None
     if sys.stderr is not None:
-        sys.stderr = unread = Unread(sys.stderr)  # before torch makes its loggers
+        sys.stderr = Unread(sys.stderr)  # before torch makes its loggers
     try:
         exit_code = main()
     except SystemExit as error:
@@ -322,9 +353,4 @@ if __name__ == "__main__":
     except Exception:
         traceback.print_exc()
         exit_code = 1
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, closed
-        sys.stdout.flush()
-    if unread:
-        unread.end()
-    # All is done and told. Python itself would take torch apart first, for 0.5 s (torch 2.13).
-    os._exit(exit_code)
+    leave(exit_code)

@@ -1,247 +1,294 @@
-"""Rules for the end: what is left of the job ends, and the other hosts are waited for."""
+"""How processes are ended: ranks, what they left behind, torchrun, and what runs it. Pure.
+
+There is one way for all reasons. It looks at what is known each time, not at what has changed.
+"""
 
 from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Sequence
 
-from launcher.events import Decided, Log, Succeeded, Tell, Time
-from launcher.result.causes import Failure, Result, in_order
-from launcher.result.causes import stopped as stopped_by
-from launcher.result.failure_text import of_ranks, of_torchrun
+from launcher.errors import AtSignal
+from launcher.peers.messages import Cleared, NoRanks
+from launcher.result.causes import headline, stopped
 from launcher.run.events import (
+    Actions,
     Answer,
-    ChildEnded,
+    KillRanks,
+    KillTorchrun,
     Look,
-    RankStarted,
-    Remaining,
+    SignalChild,
+    SignalGroup,
+    Signalled,
     SignalProcesses,
-    TorchrunAsks,
-    TorchrunEnded,
-    TorchrunGone,
-    TorchrunStarts,
+    SignalRanks,
+    Tell,
+)
+from launcher.run.ranks import Rank
+from launcher.run.state import (
+    AGAIN,
+    MARGIN,
+    TO_ASK,
+    TO_LEAVE_BARRIER,
+    Done,
+    Ending,
+    Restarting,
+    Running,
+    State,
+    Step,
+    Torchrun,
+    Waiting,
     Why,
 )
-from launcher.run.ranks import with_times
-from launcher.run.state import MARGIN, P, State, Step, enter, tell_certain, when
-
-_AGAIN = 1.0  # seconds, until what was killed is looked for again
-
-_RUNS = (P.RUNNING, P.FAILING, P.HOLDING, P.ENDING, P.STOPPING, P.RESTARTING, P.CLEARING, P.KILLING)
+from launcher.text import Log
 
 
-# Torchrun ends.
+class _Clock:
+    """The time, and the next time at which something has to be looked at again."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.due = math.inf
+
+    def has_come(self, at: float) -> bool:
+        """Tell whether a time has come, and wait for it if not."""
+        if self.now >= at:
+            return True
+        self.due = min(self.due, at)
+        return False
 
 
-@when(*_RUNS, on=TorchrunEnded, to=(P.DRAINING,))
-def _torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
-    """Tell the other hosts why if it failed; look for what the ranks left behind."""
-    state, actions = tell_certain(state, now, everything=True)
-    by = state.leftovers_by
-    # Ranks that still run may not have been told to end yet.
-    untold = not state.closing or any(rank.pid not in state.told for rank in state.alive)
-    hear_now = untold and not (state.stop_signal or state.phase is P.KILLING)
-    state = state._replace(
-        returncode=event.returncode,
-        ended=now,
-        torchrun_error=event.error or state.torchrun_error,
-        leftovers_by=now + state.job.failure_grace if hear_now or math.isinf(by) else by,
-        killed_at=math.inf,
-    )
-    if event.returncode and not state.stop_signal:
-        failure = _failure(state, event, now)
-        state = state._replace(failure=failure)
-        if state.result is None:
-            actions += (Tell(failure),)
-    return enter(state, P.DRAINING), (*actions, Look())
+def advance(state: State, ending: Ending, now: float) -> Step:
+    """Do all that can be done now to end processes; go on when nothing is left."""
+    clock = _Clock(now)
+    ending, actions = _end_ranks(state, ending, clock)
+    if not state.alive and not state.torchrun.may_have_ranks:
+        if math.isinf(ending.no_ranks_since):
+            ending = ending._replace(no_ranks_since=now)
+            actions += (Look(),)
+            if ending.why is not Why.SUCCESS:
+                actions += (Tell(NoRanks(state.attempt)),)
+        ending, more = _end_left(state, ending, clock)
+        actions += more
+    gives_up = clock.has_come(ending.killed_at + MARGIN)
+    torchrun, ending, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
+    ending, program = _end_program(state, ending, clock)
+    actions += more + program
+    state = state._replace(torchrun=torchrun, phase=ending._replace(due=clock.due))
+    survivors = len(state.alive) + len(ending.left or ())
+    child_killed_at = ending.program_killed_at if state.runner else torchrun.killed_at
+    gone = torchrun.child_has_ended or clock.has_come(child_killed_at + MARGIN)
+    if gone and ending.left is not None and (gives_up or not survivors):
+        survivors += not torchrun.child_has_ended
+        state, more = _nothing_is_left(state, ending, survivors, now)
+        return state, actions + more
+    again = state.job.torchrun_restarts and ending.why is Why.RESTART
+    if again and torchrun.asks and ending.left == () and not state.alive:
+        state = state._replace(phase=Running(), torchrun=torchrun._replace(asks=False))
+        return state, (*actions, Answer())
+    return state, actions
 
 
-def _failure(state: State, event: TorchrunEnded, now: float) -> Failure:
-    job, seconds = state.job, now - state.started
-    from_ranks = [failure for pid in state.failed if (failure := state.ranks[pid].failure)]
-    from_torchrun = () if state.closing is Why.ERROR else with_times(event.failures, state.ranks)
-    closed = state.closing_at - state.started
-    if state.closing is Why.STOP and event.program != "torchrun":
-        # The kernel has stopped torchrun (agent.py), since that program was killed.
-        from_ranks = [failure for failure in from_ranks if failure.time < closed]
-    failures = in_order(from_ranks, from_torchrun, closed)
-    if failures:
-        return of_ranks(failures, job.current_host, seconds)
-    error = state.torchrun_error
-    return of_torchrun(
-        event.returncode, error, job.hosts, job.current_host, job.endpoint, seconds, event.program
-    )
+def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
+    """Tell each rank's own process once, and kill its group when its time is over.
+
+    A rank that has said what it raised is ending by itself, and only a stop is told to it.
+    """
+    actions: Actions = ()
+    if ending.why is Why.SUCCESS or not state.alive:
+        return ending, ()
+    stops = ending.why is Why.STOP
+    new = [rank.pid for rank in state.alive if rank.pid not in ending.told]
+    to_tell = [pid for pid in new if stops or not state.ranks[pid].failure]
+    if ending.why is Why.INTERRUPT:
+        to_tell = []
+    if to_tell:
+        grace = state.job.grace if stops else state.job.failure_grace
+        by = max(ending.by, clock.now + grace)  # also for ranks that started after the others
+        ending = ending._replace(told=ending.told | set(to_tell), by=by)
+        actions = (SignalRanks(tuple(to_tell), ending.number),)
+    if not clock.has_come(ending.by) or not clock.has_come(ending.kill_again_at):
+        return ending, actions
+    if math.isinf(ending.killed_at):
+        actions += tuple(Log(line) for line in _hanging(state, ending))
+        ending = ending._replace(killed_at=clock.now)
+    ending = ending._replace(kill_again_at=clock.now + AGAIN)
+    clock.has_come(ending.kill_again_at)
+    return ending, (*actions, KillRanks(tuple(rank.pid for rank in state.alive)))
 
 
-# What ranks left behind.
+def _hanging(state: State, ending: Ending) -> list[str]:
+    """Return why ranks are killed."""
+    if ending.why is Why.INTERRUPT:
+        return []
+    lines = []
+    for rank in state.alive:
+        if rank.failure and rank.counts:
+            grace = f"{state.job.failure_grace:g}"
+            lines.append(
+                f"rank {rank.rank} has failed but still runs {grace} s later: killing it with "
+                "SIGKILL (--launcher-failure-grace sets its time to end)."
+            )
+    others = len(state.alive) - len(lines)
+    if others:
+        lines.append(f"{others} ranks still run at the end of their grace: killing them.")
+    return lines
 
 
-@when(P.DRAINING, P.CLEARING, on=ChildEnded)
-def _child_ended(state: State, event: ChildEnded, now: float) -> Step:
-    """Look again for what is left."""
-    return state, (Look(behind=state.phase is P.CLEARING),)
+def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
+    """Say it if a rank failed while it saved; what died unsaved may have started what can save."""
+    number = ending.number
+    if ending.why is not Why.STOP or rank.pid not in ending.told:
+        return ()
+    if rank.exit_code == -number:
+        # Python's own handler of SIGINT saves nothing.
+        if rank.at_signal is not AtSignal.HANDLES or number == signal.SIGINT:
+            return (SignalGroup(rank.pid, number),)
+    elif rank.failure and rank.exit_code not in (0, 128 + number):
+        return (Log(f"while stopping: {headline(rank.failure, state.job.current_host)}."),)
+    return ()
 
 
-@when(P.DRAINING, on=RankStarted)
-def _started_while_draining(state: State, event: RankStarted, now: float) -> Step:
-    """Look for what is left: a rank that torchrun started just before its end is told to end."""
-    return state, (Look(),)
+def ranks_signalled(state: State, event: Signalled) -> Step:
+    """Pass Ctrl-C on to what a rank has started, if the rank itself ignores it.
+
+    os.system ignores it while it waits for another program, which should get it.
+    """
+    noted = {
+        pid: rank._replace(at_signal=event.at_signal.get(pid, rank.at_signal))
+        for pid, rank in state.ranks.items()
+    }
+    state = state._replace(ranks=noted)
+    if not isinstance(state.phase, Ending) or state.phase.why is not Why.STOP:
+        return state, ()
+    number = state.phase.number
+    if number not in (signal.SIGINT, signal.SIGQUIT):
+        return state, ()
+    ignoring = [pid for pid, what in event.at_signal.items() if what is AtSignal.IGNORES]
+    return state, tuple(SignalGroup(pid, number) for pid in ignoring)
 
 
-@when(P.DRAINING, P.CLEARING, P.KILLING, on=Time)
-def _look_again(state: State, event: Time, now: float) -> Step:
-    """Look again for what is left."""
-    return state._replace(deadline=math.inf), (Look(behind=state.phase is P.CLEARING),)
-
-
-@when(P.DRAINING, on=Remaining, to=(P.WAITING, P.DONE))
-def _drain(state: State, event: Remaining, now: float) -> Step:
-    """End what is left with SIGTERM, and with SIGKILL when its time is over; then go on.
+def _end_left(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
+    """End what ranks left behind with SIGTERM, and with SIGKILL when its time is over.
 
     After a stop, what ranks have left (an upload, say) has the rest of the grace, and SIGTERM comes
     only near its end.
     """
-    left = [pid for pid, _ in event.processes]
+    left = ending.left
     if not left:
-        return _drained(state)
-    by = state.leftovers_by
-    if now >= state.killed_at + MARGIN:
-        state, actions = _drained(state)
-        line = (
-            f"{len(left)} processes of the job have survived SIGKILL for {MARGIN:g} s "
-            "(stuck in the kernel); leaving them."
+        return ending, ()
+    if clock.has_come(ending.by):
+        if not clock.has_come(ending.kill_again_at):
+            return ending, ()
+        killed_at = min(ending.killed_at, clock.now)
+        ending = ending._replace(killed_at=killed_at, kill_again_at=clock.now + AGAIN)
+        clock.has_come(ending.kill_again_at)
+        return ending, (SignalProcesses(left, signal.SIGKILL), Look())
+    tell_at = -math.inf
+    if ending.why is Why.STOP:
+        tell_at = ending.by - min(MARGIN, state.job.grace / 4)
+    if not clock.has_come(tell_at):
+        if ending.left_said:
+            return ending, ()
+        seconds = ending.by - clock.now
+        line = f"{len(left)} processes that ranks left behind have {seconds:.0f} s to end."
+        return ending._replace(left_said=True), (Log(line),)
+    new = tuple(pid for pid in left if pid not in ending.told)
+    if not new:
+        return ending, ()
+    whose = "the last attempt" if ending.why is Why.RESTART else "the job"
+    lines = tuple(Log(f"ending process {pid}, which {whose} left behind.") for pid in new)
+    ending = ending._replace(told=ending.told | set(new))
+    return ending, (*lines, SignalProcesses(new, signal.SIGTERM))
+
+
+def _end_torchrun(
+    state: State, ending: Ending, clock: _Clock, *, gives_up: bool
+) -> tuple[Torchrun, Ending, Actions]:
+    """Answer torchrun when no rank runs, and kill it if it does not go on by itself."""
+    torchrun = state.torchrun
+    if torchrun.has_ended or torchrun.killed_at < math.inf or (state.runner and not torchrun.runs):
+        return torchrun, ending, ()
+    killed = torchrun._replace(killed_at=clock.now)
+    if ending.why is Why.SUCCESS:
+        torchrun, actions = _end_in_barrier(state, ending, clock)
+        return torchrun, ending, actions
+    kill = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
+    if ending.why is Why.INTERRUPT or (gives_up and state.alive) or not torchrun.leave:
+        return killed, ending, (KillTorchrun(),)
+    if torchrun.may_have_ranks:
+        if clock.has_come(ending.since + MARGIN):
+            kill = "torchrun does not say which ranks it has started: killing it with SIGKILL."
+            return killed, ending, (Log(kill), KillTorchrun())
+        return torchrun, ending, ()
+    restarts_itself = state.job.torchrun_restarts and ending.why is Why.RESTART
+    if math.isinf(ending.no_ranks_since) or (restarts_itself and torchrun.asks):
+        return torchrun, ending, ()
+    if torchrun.keeps_store and not state.no_ranks_left:
+        # Ranks of other hosts may have been stopped, and have the grace of that.
+        longest = max(state.job.grace, state.job.failure_grace)
+        if not clock.has_come(max(ending.by, ending.since + longest) + MARGIN):
+            return torchrun, ending, ()
+    if torchrun.in_barrier:
+        return killed, ending, (KillTorchrun(),)
+    if torchrun.asks:
+        clock.has_come(clock.now + TO_ASK)
+        answered = ending._replace(answered_at=clock.now)
+        return torchrun._replace(asks=False), answered, (Answer(leave=True),)
+    since = ending.no_ranks_since if math.isinf(ending.answered_at) else ending.answered_at
+    if clock.has_come(since + TO_ASK):
+        return killed, ending, (Log(kill), KillTorchrun())
+    return torchrun, ending, ()
+
+
+def _end_in_barrier(state: State, ending: Ending, clock: _Clock) -> tuple[Torchrun, Actions]:
+    """Let torchrun go to its barrier after a success, where it waits for the other hosts'."""
+    torchrun = state.torchrun
+    is_held = not state.job.torchrun_restarts  # or else its own time-out counts
+    if is_held and clock.has_come(ending.decided_at + TO_LEAVE_BARRIER):
+        line = Log("all hosts have succeeded, but torchrun does not end: killing it with SIGKILL.")
+        return torchrun._replace(killed_at=clock.now), (line, KillTorchrun())
+    if torchrun.asks:
+        return torchrun._replace(asks=False, in_barrier=True), (Answer(),)
+    return torchrun, ()
+
+
+def _end_program(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
+    """Have the program that runs torchrun end: it may work before torchrun runs, and after it.
+
+    If this end has ended torchrun, the program has the failure grace to end by itself.
+    """
+    torchrun = state.torchrun
+    works = not torchrun.runs or torchrun.has_ended
+    if not state.runner or torchrun.child_has_ended or ending.why is Why.SUCCESS or not works:
+        return ending, ()
+    by = ending.by
+    if torchrun.has_ended and torchrun.ended_at >= ending.since:
+        by = max(by, torchrun.ended_at + state.job.failure_grace)
+    if ending.program_killed_at < math.inf:
+        return ending, ()
+    if ending.why is Why.INTERRUPT or clock.has_come(by):
+        return ending._replace(program_killed_at=clock.now), (SignalChild(signal.SIGKILL),)
+    if ending.program_told or (torchrun.has_ended and torchrun.ended_at >= ending.since):
+        return ending, ()
+    return ending._replace(program_told=True), (SignalChild(ending.number),)
+
+
+def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -> Step:
+    """Go on: nothing runs that could be ended."""
+    lines: Actions = ()
+    if survivors:
+        lines = (
+            Log(
+                f"{survivors} processes of the job have survived SIGKILL for {MARGIN:g} s "
+                "(stuck in the kernel); leaving them."
+            ),
         )
-        return state, (Log(line), *actions)
-    if now >= by:
-        return _kill_left(state, left, now)
-    tell_at = by - min(MARGIN, state.job.grace / 4) if state.stop_signal else now
-    ranks = {rank.pid for rank in state.alive}
-    if now < tell_at:
-        # Ranks that run, and have not been told: torchrun was killed before it could do so.
-        untold = [pid for pid in left if pid in ranks - state.told]
-        state, actions = _tell(state, untold, "which the job left behind")
-        line = f"{len(left)} processes that ranks left behind have {by - now:.0f} s to end."
-        lines = (Log(line),) if math.isinf(state.deadline) and not actions else ()
-        return state._replace(deadline=tell_at), (*lines, *actions)
-    # Ranks, and not what those have started that still run.
-    to_tell = [pid for pid, leader in event.processes if pid == leader or leader not in ranks]
-    state, actions = _tell(state, to_tell, "which the job left behind")
-    return state._replace(deadline=by), actions
-
-
-def _tell(state: State, pids: Sequence[int], what: str) -> Step:
-    """Have processes end that have not been told to."""
-    new = [pid for pid in pids if pid not in state.told]
-    lines = tuple(Log(f"ending process {pid}, {what}.") for pid in new)
-    actions = (*lines, SignalProcesses(new, signal.SIGTERM)) if new else ()
-    return state._replace(told=state.told | frozenset(new)), actions
-
-
-def _kill_left(state: State, pids: Sequence[int], now: float) -> Step:
-    """Kill what is left; again in a second, should it last."""
-    state = state._replace(deadline=now + _AGAIN, killed_at=min(state.killed_at, now))
-    return state, (SignalProcesses(pids, signal.SIGKILL),)
-
-
-def _drained(state: State) -> Step:
-    """Say so if the ranks of this host have succeeded; then wait for the other hosts."""
-    if not state.job.has_peers:
-        result = Result(0)
-        if state.failure:
-            result = state.failure.result
-        elif state.returncode and state.stop_signal:
-            result = stopped_by(state.stop_signal)
-        return enter(state, P.DONE, result=result), ()
-    actions = (Tell(Succeeded()),) if state.returncode == 0 else ()
-    return enter(state, P.WAITING if state.result is None else P.DONE), actions
-
-
-@when(P.WAITING, on=Decided, to=(P.DONE,))
-def _decided_while_waiting(state: State, event: Decided, now: float) -> Step:
-    """End with the job's result."""
-    return enter(state, P.DONE), ()
-
-
-# Before ranks start again.
-
-
-@when(P.RUNNING, P.FAILING, P.RESTARTING, on=TorchrunStarts, to=(P.CLEARING,))
-def _torchrun_starts(state: State, event: TorchrunStarts, now: float) -> Step:
-    """Look for what the last attempt left behind, before new ranks start."""
-    by = now + state.job.failure_grace
-    state = enter(state, P.CLEARING, leftovers_by=by, told=frozenset())
-    state = state._replace(ranks={}, failed=(), untold=(), certain_by=math.inf)
-    return state, (Look(behind=True),)
-
-
-# Torchrun ends, but not what runs it.
-
-
-@when(P.RUNNING, P.RESTARTING, P.CLEARING, on=TorchrunGone, to=(P.CLEARING, P.ENDING))
-@when(P.FAILING, P.HOLDING, on=TorchrunGone, to=(P.ENDING,))
-def _torchrun_gone(state: State, event: TorchrunGone, now: float) -> Step:
-    """End what it left behind: the program that runs it waits for the end of all output."""
-    by = now + state.job.failure_grace
-    if event.returncode == 0:
-        return enter(state, P.CLEARING, leftovers_by=by, ranks={}), (Look(behind=True),)
-    # Ranks that still run have lost a torchrun that was killed: how they end is not the cause.
-    closing_at, error = min(state.closing_at, now), event.error or state.torchrun_error
-    state = state._replace(torchrun_error=error)
-    state = enter(state, P.ENDING, by, leftovers_by=by, closing=Why.ERROR, closing_at=closing_at)
-    state, actions = tell_certain(state, now, everything=True)
-    if event.says_why and state.result is None:
-        actions += (Tell(_failure(state, TorchrunEnded(event.returncode, (), event.error), now)),)
-    return state, (*actions, Look(behind=True))
-
-
-@when(P.ENDING, on=TorchrunGone)
-def _gone_while_ending(state: State, event: TorchrunGone, now: float) -> Step:
-    """End what it left behind: the program that runs it waits for the end of all output."""
-    return state, (Look(behind=True),)
-
-
-@when(P.ENDING, on=Remaining)
-def _end_left(state: State, event: Remaining, now: float) -> Step:
-    """End what is left with SIGTERM; once its time is over it is killed."""
-    return _tell(state, [pid for pid, _ in event.processes], "which the job left behind")
-
-
-@when(P.CLEARING, on=Remaining, to=(P.RUNNING,))
-def _clear(state: State, event: Remaining, now: float) -> Step:
-    """End what is left with SIGTERM, and with SIGKILL when its time is over; then go on."""
-    left = [pid for pid, _ in event.processes]
-    by = state.leftovers_by
-    if not left or now >= state.killed_at + MARGIN:
-        state = enter(state, P.RUNNING, leftovers_by=math.inf, killed_at=math.inf)
-        return state._replace(closing=None, closing_at=math.inf), (Answer(),)
-    if now >= by:
-        return _kill_left(state, left, now)
-    state, actions = _tell(state, left, "which the last attempt left behind")
-    return state._replace(deadline=by), actions
-
-
-# Killing all of the job.
-
-
-@when(P.KILLING, on=Remaining)
-def _kill(state: State, event: Remaining, now: float) -> Step:
-    """Kill all that is left; look again in a second."""
-    left = [pid for pid, _ in event.processes]
-    state = state._replace(deadline=now + _AGAIN, leftovers_by=now + _AGAIN)
-    line = f"killing {len(left)} processes of the job with SIGKILL."
-    lines = () if state.told else (Log(line),)
-    state = state._replace(told=frozenset(left))
-    return state, (*lines, SignalProcesses(left, signal.SIGKILL))
-
-
-@when(P.KILLING, on=TorchrunAsks)
-def _asks_while_killing(state: State, event: TorchrunAsks, now: float) -> Step:
-    """Let torchrun go on: it is being killed, too."""
-    return state, (Answer(),)
-
-
-@when(P.KILLING, on=TorchrunStarts)
-def _starts_while_killing(state: State, event: TorchrunStarts, now: float) -> Step:
-    """Let torchrun wait: it is being killed, too."""
-    return state, ()
+    state = state._replace(times=state.times._replace(ended=now))
+    if ending.why is Why.INTERRUPT:
+        result = state.result or stopped(signal.SIGINT)
+        return state._replace(phase=Done(), result=result), lines
+    if ending.why is Why.RESTART and state.result is None:
+        cleared = Tell(Cleared(state.attempt, survivors))
+        return state._replace(phase=Restarting()), (*lines, cleared)
+    return state._replace(phase=Done() if state.result else Waiting()), lines

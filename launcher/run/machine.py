@@ -1,71 +1,483 @@
 """What becomes of this host's torchrun and ranks: an event and the time in, actions out.
 
-The rules are in joining.py, failing.py, stopping.py and ending.py; each says in which phases it
-holds, for which event, and to which phases it may lead (docs/how-it-works.md prints them). Nothing
-is run here.
+    state, actions = step(state, event, now)
+
+torchrun starts ranks; it ends none and restarts none. Its agent (agent.py) asks before it starts
+them, and before it would end them it waits until they have ended. They end here, in the phase
+Ending, for whatever reason. Times are on the clock time.monotonic(), waits in seconds. Pure.
 """
 
 from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Sequence
 from typing import Any
 
-from launcher.events import Decided, Time
-from launcher.run import ending, failing, joining, ranks, stopping
-from launcher.run.events import (
-    ExitCodes,
-    RankGone,
-    RankIsFinal,
-    RankSaid,
-    RankStarted,
-    Signal,
-    ThirdInterrupt,
+from launcher.errors import EXIT_HOST_LOST
+from launcher.peers.coordinator import AllKnow
+from launcher.peers.messages import (
+    Cleared,
+    End,
+    Failed,
+    Job,
+    NoRanks,
+    NoRanksLeft,
+    Restart,
+    Start,
+    Stop,
+    Succeeded,
 )
-from launcher.run.state import RULES, Actions, Job, State, Step, tell_certain
+from launcher.result.causes import Failure, Result, headline, of_rank, of_torchrun, stopped
+from launcher.run import ranks
+from launcher.run.ending import advance, ended_while_ending, ranks_signalled
+from launcher.run.events import (
+    Actions,
+    Answer,
+    AsksToEnd,
+    AsksToStart,
+    CannotStart,
+    ChildEnded,
+    Look,
+    OrphanEnded,
+    RankEnded,
+    RankRuns,
+    RankSaid,
+    RanksStarted,
+    Remaining,
+    Signal,
+    Signalled,
+    StartTorchrun,
+    Tell,
+    TorchrunEnded,
+    TorchrunRuns,
+)
+from launcher.run.state import (
+    INTERRUPTS,
+    IS_A_STOP,
+    MARGIN,
+    TO_BE_CERTAIN,
+    TO_TELL,
+    WITHIN,
+    Done,
+    Ending,
+    Failing,
+    Joining,
+    Leaving,
+    Restarting,
+    Running,
+    State,
+    Step,
+    Times,
+    Torchrun,
+    Waiting,
+    Why,
+)
+from launcher.text import Log, signal_name
 
-RULE_FILES = (joining, failing, stopping, ending)  # they register their rules with RULES
-_SAID = (RankStarted, RankSaid, RankIsFinal, RankGone, ExitCodes)
-_INTERRUPTS, _WITHIN = 3, 2.0  # that many, within so many seconds
 
-
-def begin(job: Job, now: float = 0.0) -> State:
-    """Return the state of a host that has not joined yet."""
-    return State(job, {}, began=now)
+def begin(job: Job, runner: str, now: float) -> State:
+    """Return the state at the launcher's start."""
+    return State(job, Times(now), runner)
 
 
 def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while all ranks run."""
-    return min(state.deadline, state.certain_by)
+    phase = state.phase
+    if isinstance(phase, Running):
+        return min(phase.told_by, state.count_at)
+    if isinstance(phase, Failing):
+        return min(phase.by, state.count_at)
+    if isinstance(phase, Leaving):
+        return phase.by
+    return phase.due if isinstance(phase, Ending) else math.inf
 
 
 def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
-    if isinstance(event, _SAID):
-        known, news = ranks.take_in(state.ranks, event, now - state.started)
-        if isinstance(event, RankStarted) and math.isinf(state.trains_since):
-            state = state._replace(trains_since=now)
-        return _steps(state._replace(ranks=known), news, now)
-    if isinstance(event, Time):
-        state, certain = tell_certain(state, now)
-        if now < state.deadline:
-            return state, certain
-        state, actions = RULES.step(state, event, now)
-        return state, certain + actions
-    if isinstance(event, Signal) and event.number == signal.SIGINT:
-        recent = [at for at in state.interrupts if now - at < _WITHIN]
+    if isinstance(event, (RankRuns, RankSaid, RankEnded)):
+        return rank_reports(state, event, now)
+    if isinstance(event, RanksStarted):
+        return ranks_started(state, event, now)
+    if isinstance(event, Signal):
+        return signalled(state, event.number, now)
+    if isinstance(event, Start):
+        return started(state, event, now)
+    if isinstance(event, End):
+        return ended(state, event.result, now)
+    if isinstance(event, Restart):
+        return restarted(state, event, now)
+    if isinstance(event, AsksToStart):
+        return asks_to_start(state, now)
+    if isinstance(event, AsksToEnd):
+        return asks_to_end(state, event, now)
+    if isinstance(event, TorchrunRuns):
+        return _go_on(state._replace(torchrun=state.torchrun._replace(runs=True)), now)
+    if isinstance(event, TorchrunEnded):
+        return torchrun_ended(state, event, now)
+    if isinstance(event, ChildEnded):
+        return child_ended(state, event, now)
+    if isinstance(event, Signalled):
+        return ranks_signalled(state, event)
+    if isinstance(event, Remaining):
+        return remaining(state, event, now)
+    if isinstance(event, OrphanEnded):
+        return state, (Look(),) if isinstance(state.phase, Ending) else ()
+    if isinstance(event, NoRanksLeft):
+        known = event.attempt == state.attempt
+        return _go_on(state._replace(no_ranks_left=state.no_ranks_left or known), now)
+    if isinstance(event, CannotStart):
+        return cannot_start(state, event, now)
+    if isinstance(event, AllKnow):
+        return all_know(state)
+    return time_is_up(state, now)
+
+
+# What the coordinator says.
+
+
+def started(state: State, event: Start, now: float) -> Step:
+    """Start torchrun for an attempt."""
+    if not isinstance(state.phase, (Joining, Restarting)):
+        return state, ()  # a stop came first
+    times = state.times
+    times = times._replace(started=min(times.started, now), attempt=now, closes=math.inf)
+    state = state._replace(
+        phase=Running(),
+        attempt=event.attempt,
+        times=times,
+        ranks={},
+        torchrun=Torchrun(),
+        no_ranks_left=False,
+    )
+    return state, (StartTorchrun(event.attempt),)
+
+
+def ended(state: State, result: Result, now: float) -> Step:
+    """End the ranks: the job was stopped, has failed, or has succeeded."""
+    phase = state.phase
+    if state.result is not None:
+        return state, ()
+    state = state._replace(result=result)
+    if isinstance(phase, Joining):
+        return state._replace(phase=Leaving(now + TO_TELL)), ()
+    if isinstance(phase, (Restarting, Waiting)):
+        return state._replace(phase=Done()), (Tell(NoRanks(state.attempt)),)
+    if isinstance(phase, (Leaving, Done)):
+        return state, ()
+    if result.stop_signal:
+        return _stop(state, result.stop_signal, now)
+    if result.exit_code == 0:
+        by = now + state.job.failure_grace
+        ending = phase if isinstance(phase, Ending) else Ending(Why.SUCCESS, now, by)
+        return advance(state, ending._replace(decided_at=now), now)
+    if isinstance(phase, Ending):
+        if phase.why in (Why.SUCCESS, Why.RESTART):
+            return advance(state, _instead(phase, Why.FAILURE, now, state.job.failure_grace), now)
+        return state, ()
+    headline = result.text.partition("\n")[0]
+    line = Log(f"ending the ranks of {state.job.current_host}: {headline}")
+    state, actions = _end(state, Why.FAILURE, state.job.failure_grace, now)
+    return state, (line, *actions)
+
+
+def restarted(state: State, event: Restart, now: float) -> Step:
+    """End the ranks, for all hosts to start them again."""
+    phase, line = state.phase, Log(event.why)
+    if event.attempt != state.attempt:
+        return state, ()
+    if isinstance(phase, Running) and phase.told_to_end:
+        state, actions = _fail(state, _told_to_end(state, phase, now), now)
+    elif isinstance(phase, (Running, Failing)):
+        state, actions = _end(state, Why.RESTART, state.job.failure_grace, now)
+    elif isinstance(phase, Waiting):
+        cleared = Tell(NoRanks(state.attempt)), Tell(Cleared(state.attempt, 0))
+        state, actions = state._replace(phase=Restarting()), cleared
+    elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
+        phase = _instead(phase, Why.RESTART, now, state.job.failure_grace)
+        state, actions = advance(state, phase, now)
+    else:
+        return state, ()  # a stop has come, which the coordinator is about to hear of
+    return state, (line, *actions)
+
+
+def _instead(ending: Ending, why: Why, now: float, grace: float) -> Ending:
+    """Return how processes are ended now, after they were for another reason.
+
+    What was told to end is not told again, and keeps the later deadline for a stop alone. A host
+    that had succeeded has told nobody yet that no rank runs here.
+    """
+    if ending.why is Why.SUCCESS:
+        return Ending(why, now, now + grace, told=ending.told, left=ending.left)
+    if why is not Why.STOP:
+        return ending._replace(why=why)
+    return ending._replace(
+        why=why, by=max(ending.by, now + grace), killed_at=math.inf, kill_again_at=-math.inf
+    )
+
+
+def all_know(state: State) -> Step:
+    """End, if nothing was started here: no other host has to be told any more."""
+    return (_leave(state), ()) if isinstance(state.phase, Leaving) else (state, ())
+
+
+def _leave(state: State) -> State:
+    own = state.failure.result if state.failure else None
+    return state._replace(phase=Done(), result=state.result or own)
+
+
+# Before torchrun runs, and signals.
+
+
+def cannot_start(state: State, event: CannotStart, now: float) -> Step:
+    """Tell the other hosts why this one cannot start torchrun."""
+    state = state._replace(phase=Leaving(now + TO_TELL), failure=event.failure)
+    return state, (Tell(Failed(state.attempt, event.failure)),)
+
+
+def signalled(state: State, number: int, now: float) -> Step:
+    """Stop all hosts: each rank gets the signal once, and has its grace to save."""
+    if number == signal.SIGINT:
+        recent = [at for at in state.interrupts if now - at < WITHIN]
         state = state._replace(interrupts=(*recent, now))
-        if len(state.interrupts) >= _INTERRUPTS:
-            event = ThirdInterrupt()
-    if isinstance(event, Decided) and state.result is None:
-        state = state._replace(result=event.result)
-    return RULES.step(state, event, now)
+        if len(state.interrupts) >= INTERRUPTS:
+            return _interrupted(state, now)
+    phase, stop = state.phase, Tell(Stop(number))
+    if state.result is None and isinstance(phase, (Joining, Leaving, Restarting)):
+        return state, (stop,)
+    if state.result is None and isinstance(phase, Running):
+        state, actions = _stop(state, number, now)
+        return state, (stop, *actions)
+    if state.result is None and isinstance(phase, Ending) and phase.why is Why.RESTART:
+        state, actions = _stop(state, number, now)
+        return state, (stop, *actions)
+    succeeded = isinstance(phase, Waiting) or (
+        isinstance(phase, Ending) and phase.why is Why.SUCCESS
+    )
+    name = signal_name(number)
+    if succeeded and state.job.torchrun_restarts:
+        return _stop(state, number, now)  # torchrun's barrier may last for minutes
+    if state.result is None and succeeded and state.has_succeeded:
+        line = f"{name} while the other hosts go on: stopping them."
+        return state, (Log(line), stop) if state.job.members else (stop,)
+    line = f"{name}: the job is already ending."
+    if isinstance(phase, Ending) and phase.why is Why.STOP:
+        line = f"{name} again: the ranks are already stopping and keep their time to save."
+    elif isinstance(phase, Failing) and state.result is None:
+        return state, (Log(line), stop)  # which counts if ranks are to be restarted
+    return state, (Log(line),)
 
 
-def _steps(state: State, events: Sequence[Any], now: float) -> Step:
-    done: Actions = ()
-    for event in events:
-        state, actions = RULES.step(state, event, now)
-        done += actions
-    return state, done
+def _interrupted(state: State, now: float) -> Step:
+    """Kill all that runs, at once; the other hosts cannot be waited for."""
+    if isinstance(state.phase, (Running, Failing, Ending)):
+        line = Log("SIGINT for the third time within 2 s: killing the job at once.")
+        phase = state.phase if isinstance(state.phase, Ending) else Ending(Why.STOP, now, now)
+        state, actions = advance(state, phase._replace(why=Why.INTERRUPT, by=now), now)
+        return state, (line, *actions)
+    line = Log("SIGINT for the third time within 2 s: ending at once.")
+    return _leave(state._replace(result=state.result or stopped(signal.SIGINT))), (line,)
+
+
+def _stop(state: State, number: int, now: float) -> Step:
+    """Pass a stop on to the ranks; those that were told to end already keep the later deadline."""
+    grace, host, phase = state.job.grace, state.job.current_host, state.phase
+    if isinstance(phase, Ending):
+        if phase.why in (Why.STOP, Why.INTERRUPT):
+            return state, ()
+        phase = _instead(phase, Why.STOP, now, grace)._replace(number=number)
+    else:
+        phase = Ending(Why.STOP, now, now + grace, number)
+    line = f"{signal_name(number)}: stopping; the ranks of {host} have {grace:g} s to save."
+    state, actions = advance(_closing(state, now), phase, now)
+    return state, (Log(line), *actions)
+
+
+# Torchrun.
+
+
+def asks_to_start(state: State, now: float) -> Step:
+    """Let torchrun start the ranks, unless they are to end: then it is killed."""
+    if isinstance(state.phase, Running):
+        torchrun = state.torchrun
+        torchrun = torchrun._replace(leave=torchrun.leave + 1, has_started_ranks=False)
+        return state._replace(torchrun=torchrun, ranks={}), (Answer(),)
+    return _go_on(state, now)
+
+
+def ranks_started(state: State, event: RanksStarted, now: float) -> Step:
+    """Note the ranks; what they have reported before is kept."""
+    known = {pid: ranks.Rank(pid, rank, local) for pid, rank, local in event.ranks}
+    torchrun = state.torchrun._replace(has_started_ranks=True, keeps_store=event.keeps_store)
+    state = state._replace(ranks={**known, **state.ranks}, torchrun=torchrun)
+    return _go_on(state, now)
+
+
+def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
+    """Have torchrun wait until its ranks have ended; if they were not to end, this host fails."""
+    state = state._replace(torchrun=state.torchrun._replace(asks=True))
+    if not isinstance(state.phase, Running) or state.has_succeeded:
+        return _go_on(state, now)
+    if event.error:
+        return _fail(state, _of_torchrun(state, 1, event.error, now), now)
+    if event.number:
+        return state._replace(phase=Running(event.number, now + IS_A_STOP)), ()
+    if state.job.torchrun_restarts:
+        return _end(state, Why.RESTART, state.job.failure_grace, now)
+    if any(rank.failure for rank in state.ranks.values()):
+        return state, ()  # which counts soon
+    error = "it was about to end its ranks for a reason of its own"
+    return _fail(state, _of_torchrun(state, 1, error, now), now)
+
+
+def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
+    """Fail if torchrun ended before it was to."""
+    torchrun = state.torchrun._replace(asks=False, ended_at=now)
+    state, counted = _count(state._replace(torchrun=torchrun), now, everything=True)
+    phase, has_failed = state.phase, event.returncode != 0 or not state.has_succeeded
+    goes_well = isinstance(phase, Running) or (
+        isinstance(phase, Ending) and phase.why is Why.SUCCESS and not state.result
+    )
+    if has_failed and goes_well:
+        failure = _of_torchrun(state, event.returncode, event.error, now)
+        state, actions = _fail(state, failure, now)
+    else:
+        state, actions = _go_on(state, now)
+    return state, counted + actions
+
+
+def child_ended(state: State, event: ChildEnded, now: float) -> Step:
+    """Go on if that was torchrun; a program that runs it may fail by itself."""
+    state = state._replace(torchrun=state.torchrun._replace(child_has_ended=True))
+    phase, code = state.phase, event.returncode
+    goes_well = isinstance(phase, Running) or (
+        isinstance(phase, Ending) and phase.why is Why.SUCCESS
+    )
+    if not state.runner or not goes_well:
+        return _look_again(state, now)
+    if code == 0 and state.torchrun.has_ended and state.has_succeeded:
+        state, actions = _look_again(state, now)
+        return state, (Tell(Succeeded(state.attempt)), *actions)
+    error = "" if code else "it did not run torchrun to its end"
+    return _fail(state, _of_torchrun(state, code or 1, error, now, state.runner), now)
+
+
+def _look_again(state: State, now: float) -> Step:
+    """Look what is left, now that torchrun is gone."""
+    if not isinstance(state.phase, Ending):
+        return state, ()
+    state, actions = advance(state, state.phase._replace(left=None), now)
+    return state, (*actions, Look())
+
+
+def _of_torchrun(
+    state: State, returncode: int, error: str, now: float, program: str = "torchrun"
+) -> Failure:
+    job, seconds = state.job, now - state.times.attempt
+    where = (job.hosts, job.current_host, job.endpoint)
+    return of_torchrun(returncode, error, *where, seconds, program)
+
+
+def _told_to_end(state: State, running: Running, now: float) -> Failure:
+    by = f"it was sent {signal_name(running.told_to_end)}, not by the launcher"
+    return _of_torchrun(state, EXIT_HOST_LOST, by, now)
+
+
+# Ranks.
+
+
+def rank_reports(state: State, event: ranks.Report, now: float) -> Step:
+    """Note what is known of a rank; its failure may count, or its success complete this host's."""
+    if isinstance(event, RankRuns) and math.isinf(state.times.trains):
+        state = state._replace(times=state.times._replace(trains=now))
+    before = state.ranks.get(event.pid)
+    was_known = before is not None and before.exit_code is not None
+    state = state._replace(ranks=ranks.updated(state.ranks, event, now - state.times.attempt))
+    rank = state.ranks.get(event.pid)
+    actions: Actions = ()
+    if isinstance(state.phase, Ending) and rank and rank.exit_code is not None and not was_known:
+        actions = ended_while_ending(state, state.phase, rank)
+    state, counted = _count(state, now)
+    actions += counted
+    state, more = _go_on(state, now)
+    return state, actions + more
+
+
+def _count(state: State, now: float, *, everything: bool = False) -> Step:
+    """Tell the coordinator of the ranks whose failures count now."""
+    if not isinstance(state.phase, (Running, Failing)):
+        return state, ()
+    began, job = state.times.attempt, state.job
+    patience = -math.inf if everything else TO_BE_CERTAIN
+    counting, wait = ranks.to_count(state.ranks, now - began, patience)
+    actions: Actions = ()
+    for rank in counting:
+        known = {**state.ranks, rank.pid: rank._replace(counts=True)}
+        state = state._replace(ranks=known)
+        assert rank.failure
+        if job.torchrun_restarts and state.torchrun.leave <= job.max_restarts:
+            line = f"{headline(rank.failure, job.current_host)}; torchrun restarts it."
+            actions += (Log(line),)
+            continue
+        state, more = _fail(state, of_rank(rank.failure, job.current_host), now)
+        actions += more
+    return state._replace(count_at=began + wait), actions
+
+
+def _fail(state: State, failure: Failure, now: float) -> Step:
+    """Tell the coordinator of a failure, which counts; it decides what follows."""
+    phase = state.phase
+    tell: Actions = (Tell(Failed(state.attempt, failure)),)
+    if isinstance(phase, Running) and phase.told_to_end and failure.of_rank:
+        # There is no restart after somebody else has ended torchrun.
+        tell += (Tell(Failed(state.attempt, _told_to_end(state, phase, now))),)
+    if not isinstance(phase, Failing):
+        by = now + failure.cause.patience + MARGIN
+        state = state._replace(phase=Failing(by))
+    return state, tell
+
+
+# Ending.
+
+
+def time_is_up(state: State, now: float) -> Step:
+    """Do what is due."""
+    phase = state.phase
+    if isinstance(phase, Leaving) and now >= phase.by:
+        return _leave(state), ()
+    if isinstance(phase, Running) and now >= phase.told_by:
+        return _fail(state, _told_to_end(state, phase, now), now)
+    if isinstance(phase, Failing) and now >= phase.by:
+        return _end(state, Why.FAILURE, state.job.failure_grace, now)
+    state, actions = _count(state, now)
+    state, more = _go_on(state, now)
+    return state, actions + more
+
+
+def _end(state: State, why: Why, grace: float, now: float) -> Step:
+    state = state if why is Why.SUCCESS else _closing(state, now)
+    return advance(state, Ending(why, now, now + grace), now)
+
+
+def _closing(state: State, now: float) -> State:
+    times = state.times
+    times = times._replace(closes=min(times.closes, now))
+    return state._replace(times=times, count_at=math.inf)
+
+
+def _go_on(state: State, now: float) -> Step:
+    """Go on with what has begun: an end, or the success of this host."""
+    if isinstance(state.phase, Ending):
+        return advance(state, state.phase, now)
+    if isinstance(state.phase, Running) and state.has_succeeded:
+        state, actions = _end(state, Why.SUCCESS, state.job.failure_grace, now)
+        if not state.runner:
+            actions = (Tell(Succeeded(state.attempt)), *actions)
+        return state, actions
+    return state, ()
+
+
+def remaining(state: State, event: Remaining, now: float) -> Step:
+    """Note what ranks have left behind."""
+    if not isinstance(state.phase, Ending):
+        return state, ()
+    return advance(state, state.phase._replace(left=tuple(event.pids)), now)

@@ -6,8 +6,9 @@ Executed by torchrun in place of the script: `python rank.py script PATH ARGUMEN
 `python PATH ARGUMENT ...`. What torchrun cannot tell is which exception ended a rank
 (torch.distributed.elastic asks for `@record` around main for that), and when.
 
-The connection to the launcher stays open, so its end is the first news of a rank that was killed
-without a word. It ends, too, if the script closes all descriptors, or replaces its process.
+The connection to the launcher stays open: where the kernel cannot tell the launcher of a process's
+end, the connection's end does. It also ends if the script closes all descriptors, or replaces its
+process.
 """
 
 from __future__ import annotations
@@ -27,59 +28,54 @@ from typing import Any, Callable
 Send = Callable[[dict[str, Any]], None]
 
 
-def connect() -> Send:
-    """Tell the launcher that this rank is there; return the way to tell it more.
+class Launcher:
+    """The launcher whose socket is in a folder. Raises OSError if it is gone.
 
-    Without a launcher, or with one that is gone, nothing is sent: that is its loss, and
-    must not be the script's.
+    That is its loss, and must not be the script's: what cannot be sent is not.
     """
+
+    def __init__(self, run_dir: str) -> None:
+        self._pid = os.getpid()
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(5)
+        self._connection.connect(os.path.join(run_dir, "socket"))
+        self._identity = self._status()
+        # Forked data loaders must not hold the connection when this process is gone.
+        os.register_at_fork(after_in_child=self._leave)
+
+    def _status(self) -> tuple[int, int]:
+        status = os.fstat(self._connection.fileno())
+        return status.st_dev, status.st_ino
+
+    def _is_ours(self) -> bool:
+        """Tell whether the descriptor is what it was: a script may close all that it sees."""
+        return self._status() == self._identity
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, but not from a fork of the script's that came back here."""
+        with contextlib.suppress(OSError):
+            if os.getpid() == self._pid and self._is_ours():
+                text = json.dumps(message, ensure_ascii=False) + "\n"
+                self._connection.sendall(text.encode("utf-8", "surrogatepass"))  # as json has it
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._is_ours():
+                self._connection.close()
+
+
+def connect() -> Send:
+    """Tell the launcher that this rank is there; return the way to tell it more."""
     run_dir = os.environ.pop("LAUNCHER_RUN_DIR", None)
     if run_dir is None:
         return lambda message: None
-    pid = os.getpid()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(5)
-
-    def send(message: dict[str, Any]) -> None:
-        if os.getpid() != pid:
-            return  # a fork of the script's that came back here
-        try:
-            if still_ours():
-                text = json.dumps(message, ensure_ascii=False) + "\n"
-                connection.sendall(text.encode("utf-8", "surrogatepass"))  # as json.loads has it
-        except OSError:
-            pass
-
-    def still_ours() -> bool:
-        """Tell whether the descriptor is what it was: a script may close all that it sees."""
-        status = os.fstat(connection.fileno())
-        return (status.st_dev, status.st_ino) == identity
-
-    def leave() -> None:
-        with contextlib.suppress(OSError):
-            if still_ours():
-                connection.close()
-
     try:
-        connection.connect(os.path.join(run_dir, "socket"))
+        launcher = Launcher(run_dir)
     except OSError:
         return lambda message: None
-    status = os.fstat(connection.fileno())
-    identity = (status.st_dev, status.st_ino)
-    environ = os.environ
-    send(
-        {
-            "rank": int(environ["RANK"]),
-            "local_rank": int(environ["LOCAL_RANK"]),
-            "pid": pid,
-            "max_restarts": int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)),
-            "restart": int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        }
-    )
-    # Forked data loaders must not hold the connection when this process is gone, nor may it
-    # be closed before: not by this module's end, hence the reference in `send`.
-    os.register_at_fork(after_in_child=leave)
-    return send
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    launcher.send({"rank": rank, "local_rank": local_rank, "pid": os.getpid()})
+    return launcher.send
 
 
 def script_code(main: types.ModuleType, path: str) -> types.CodeType:
@@ -159,11 +155,8 @@ def beside(name: str) -> types.ModuleType:
     return module
 
 
-def wrap_hook(send: Send, describe: types.ModuleType) -> None:
-    """Have the traceback shown without this file's frames, by whichever hook there is now.
-
-    A hook that returns leaves Python to end with the code that was told: that is final.
-    """
+def wrap_hook(describe: types.ModuleType) -> None:
+    """Have the traceback shown without this file's frames, by whichever hook there is now."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         return  # deleted by the script; Python has words for that
@@ -171,7 +164,6 @@ def wrap_hook(send: Send, describe: types.ModuleType) -> None:
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
         trace = describe.own_frames(trace, __file__)
         hook(kind, error.with_traceback(trace), trace)
-        send({"final": True})
 
     sys.excepthook = show
 
@@ -191,8 +183,8 @@ def main() -> None:
     except BaseException as error:
         end = describe.end(error, __file__)
         if end["exit_code"]:
-            send({"end": {**end, "final": isinstance(error, SystemExit)}})
-        wrap_hook(send, describe)
+            send({"end": end})
+        wrap_hook(describe)
         raise
 
 

@@ -1,133 +1,140 @@
 """What the ranks of this host and its torchrun tell the launcher, while they run.
 
 Each of them connects to a Unix socket in the job's folder and sends lines of JSON. A rank (rank.py)
-says who it is as soon as it runs, and what ended it if that was an exception or sys.exit. A rank is
-gone when its process is; its connection may end earlier, when the rank replaces itself (os.execv)
-or closes all descriptors. torchrun (agent.py) says what its main raised. Before it ends ranks, or
-starts them again, it asks and waits for the answer. Its pid and its exit code are needed where
-another program runs it, which may pass on neither signals nor codes.
+says who it is before its script runs, and what ended it if that was an exception or sys.exit.
+torchrun (agent.py) asks before it starts ranks, says their pids, asks again before it would end
+them, and says what it raised. Its pid and exit code are needed where another program runs it, which
+may pass on neither signals nor codes.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-import os
 import selectors
 import signal
 import socket
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from launcher.errors import EXIT_HOST_LOST, LaunchError
-from launcher.job.machine import oom_kills
-from launcher.log import log
-from launcher.processes import exit_state
+from launcher.errors import EXIT_HOST_LOST
 from launcher.protocol import Lines, decoded, encoded, send
-from launcher.result.causes import RankFailure
 from launcher.result.raised import Link, read
 from launcher.run.events import (
-    ExitCodes,
-    RankGone,
-    RankIsFinal,
+    Answer,
+    AsksToEnd,
+    AsksToStart,
+    RankEnded,
+    RankRuns,
     RankSaid,
-    RankStarted,
-    TorchrunAsks,
+    RanksStarted,
     TorchrunEnded,
-    TorchrunGone,
-    TorchrunStarts,
-    Why,
+    TorchrunRuns,
 )
-from launcher.run.watch import Watch
+from launcher.system import System
 
 WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
-
-
-def of_both(ended: TorchrunEnded, gone: TorchrunGone | None, runner: str) -> TorchrunEnded:
-    """Return how torchrun and the program that runs it ended: as torchrun did, if that failed.
-
-    `ended` is how that program did; `gone` how torchrun did, None if it has not.
-    """
-    # If that program is killed, the kernel stops torchrun, which has no more to say (agent.py).
-    was_stopped = ended.returncode < 0 and not (ended.failures or (gone and gone.says_why))
-    if gone and gone.returncode and not was_stopped:
-        return ended._replace(returncode=gone.returncode)
-    if ended.returncode:
-        return ended._replace(program=runner)
-    if gone is None:
-        error = "it did not run torchrun to its end"
-        return ended._replace(returncode=1, error=error, program=runner)
-    return ended
+# Seconds between two looks at a process that cannot be waited for: at first, and after a while.
+_SOON, _MOST = 0.01, 1.0
 
 
 class Reports:
-    """The receiving end; calls tell(event) for each thing that is said (run/events.py).
+    """The receiving end; calls tell(event) for each thing that is said (events.py).
 
-    `runner` is the program that runs torchrun, if it does not run by itself; `torchrun` its pid,
-    0 while it does not run. Raises LaunchError if no socket can be made in run_dir.
+    `runner` is the program that runs torchrun, if it does not run by itself; `torchrun` is
+    torchrun's pid, 0 while it does not run. Raises LaunchError if there can be no socket in folder.
     """
 
     def __init__(
-        self,
-        run_dir: str,
-        selector: selectors.BaseSelector,
-        tell: Callable[[Any], None],
-        runner: str = "",
+        self, folder: str, system: System, tell: Callable[[Any], None], runner: str = ""
     ) -> None:
         self.torchrun = 0
+        self._system, self._tell, self._runner = system, tell, runner
         self._torchrun_at: socket.socket | None = None
-        self._exit_code: int | None = None  # torchrun's, once it has ended
-        self._runner = runner
-        self._selector = selector
-        self._tell = tell
-        self._watch = Watch(selector, self._gone)
-        self._oom_kills = oom_kills()
-        self._error = ""  # what torchrun raised for a reason of its own
-        self._failures: list[RankFailure] = []  # that torchrun named at its end
+        self._question: Any = None
+        self._said_at_end: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
         self._pids: dict[socket.socket, int] = {}  # of ranks that have said who they are
+        self._local: dict[int, int] = {}  # pids of ranks by local rank
+        self._watched: set[int] = set()  # of these, whose ends the kernel tells
+        self._looks: dict[int, float] = {}  # pids to look at again, after so many seconds
+        self._look_at = 0.0
+        self._ends: deque[Any] = deque()  # to be told when all is read that was said before
+        self._oom_kills = system.oom_kills()
         self._connections: set[socket.socket] = set()
-        self._asking: tuple[socket.socket, Any] | None = None  # torchrun, and its question
         self._is_full = False  # no descriptor is left for another connection
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
-        try:
-            self._listener.bind(os.path.join(run_dir, "socket"))
-        except OSError as error:
-            self._listener.close()
-            raise LaunchError(f"cannot make a socket in {run_dir}: {error}; set TMPDIR.") from None
-        self._listener.listen(128)
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listener = system.listen_in(folder)
+        system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def begin_attempt(self) -> None:
+        """Forget the torchrun and the ranks of the attempt before, of which nothing is left."""
+        self._said_at_end = (None, "")
+        self._local.clear()
+        self._watched.clear()
+        self._looks.clear()
 
     def close(self) -> None:
         """Close every socket."""
         self._listener.close()
         for connection in self._connections:
             connection.close()
-        self._watch.close()
+
+    # What is due.
+
+    @property
+    def has_more(self) -> bool:
+        """Whether ends are to be told once nothing else is to be read."""
+        return bool(self._ends)
 
     def timeout(self) -> float | None:
         """Return in how many seconds `look` is due; None: never, as while all ranks run."""
-        return self._watch.timeout()
+        if self._ends:
+            return 0
+        return min(self._looks.values(), default=None)
 
-    def look(self) -> None:
-        """See which of the ranks that cannot be waited for are gone."""
-        self._watch.look()
+    def look(self, *, is_quiet: bool) -> None:
+        """Tell of ends once nothing else is to be read; look at what cannot be waited for."""
+        if self._looks and self._system.now() >= self._look_at:
+            for pid, seconds in list(self._looks.items()):
+                self._looks[pid] = min(2 * seconds, _MOST)
+                if self._has_ended(pid):
+                    del self._looks[pid]
+            self._look_at = self._system.now() + (self.timeout() or 0)
+        while is_quiet and self._ends:
+            self._tell(self._ends.popleft())
 
-    def answer(self, timeout: float | None) -> None:
-        """Let torchrun go on, with so many seconds for the ranks to end (None: its own)."""
-        if self._asking:
-            self._reply(*self._asking, {} if timeout is None else {"timeout": timeout})
-            self._asking = None
+    def ended(self, pid: int, exit_code: int) -> None:
+        """A child has been reaped: a rank that torchrun left, or what is not of interest here."""
+        if pid in self._local.values():
+            self._note_end(pid, exit_code)
 
-    def ended(self, returncode: int) -> TorchrunEnded:
-        """Return how torchrun ended, with what it has said."""
-        ended = TorchrunEnded(returncode, tuple(self._failures), self._error)
-        if not self._runner:
-            return ended
-        known = self._exit_code is not None
-        gone = TorchrunGone(self._exit_code or 0, self._error) if known else None
-        return of_both(ended, gone, self._runner)
+    def child_ended(self, event: Any) -> None:
+        """Have an event told once all is read that was said before."""
+        self._ends.append(event)
+
+    def last_word(self) -> str:
+        """Return what torchrun raised for a reason of its own, "" if it did not."""
+        return self._said_at_end[1]
+
+    # Torchrun is told.
+
+    def answer(self, action: Answer) -> None:
+        """Let torchrun go on."""
+        self._reply({"question": self._question, "leave": action.leave})
+
+    def tell_signalled(self, pids: Iterable[int]) -> None:
+        """Tell torchrun's agent which ranks are told to end, in case this process is killed."""
+        self._reply({"signalled": list(pids)})
+
+    def _reply(self, message: Mapping[str, Any]) -> None:
+        if self._torchrun_at:
+            try:
+                send(self._torchrun_at, encoded(message))
+            except OSError:
+                pass  # it was killed while it waited
+
+    # Connections.
 
     def _accept(self) -> None:
         try:
@@ -135,13 +142,13 @@ class Reports:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 # On the first of 1,000 hosts. They wait in the kernel until one has hung up.
-                self._selector.unregister(self._listener)
+                self._system.selector.unregister(self._listener)
                 self._is_full = True
             return
         connection.setblocking(False)
         self._connections.add(connection)
         act = functools.partial(self._receive, connection, Lines(_LINE_LIMIT))
-        self._selector.register(connection, selectors.EVENT_READ, act)
+        self._system.selector.register(connection, selectors.EVENT_READ, act)
 
     def _receive(self, connection: socket.socket, lines: Lines) -> None:
         try:
@@ -151,100 +158,105 @@ class Reports:
             data, complete = b"", []
         for line in complete:
             try:
-                events = self._heard(connection, decoded(line))
+                self._heard(connection, decoded(line))
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-                log(f"ignoring an invalid message from a rank: {line[:200]!r}")
-                continue
-            for event in events:
-                self._tell(event)
+                self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
         if not data:
             self._hung_up(connection)
 
     def _hung_up(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
+        self._system.selector.unregister(connection)
         self._connections.remove(connection)
         connection.close()
         if self._is_full:
             self._is_full = False
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        if self._asking and self._asking[0] is connection:
-            self._asking = None
+            self._system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
         pid = self._pids.pop(connection, None)
-        if pid is not None:
-            self._watch.add(pid)
+        # Its process may go on: it may replace itself (os.execv), or close all descriptors.
+        if pid is not None and pid not in self._watched and not self._has_ended(pid):
+            self._looks[pid] = _SOON
+            self._look_at = self._system.now() + _SOON
         if connection is self._torchrun_at:
+            self._torchrun_at = None
             self._torchrun_gone()
 
     def _torchrun_gone(self) -> None:
         pid, self.torchrun = self.torchrun, 0
         if not self._runner:
             return  # its process is ours: we see how it ends
-        if self._exit_code is None:
-            self._exit_code = exit_state(pid)[1]  # if what runs it has not reaped it yet
-            if not self._exit_code:
-                self._exit_code, self._error = EXIT_HOST_LOST, WITHOUT_A_CODE
-        self._tell(TorchrunGone(self._exit_code, self._error))
+        code, error = self._said_at_end
+        if code is None:
+            code = self._system.exit_state(pid)[1]  # if what runs it has not reaped it yet
+            if not code:
+                code, error = EXIT_HOST_LOST, WITHOUT_A_CODE
+        self._tell(TorchrunEnded(code, error))
 
-    def _gone(self, pid: int, exit_code: int | None) -> None:
-        self._tell(RankGone(pid, exit_code, self._oom(exit_code)))
+    # What is said.
 
-    def _heard(self, connection: socket.socket, message: Mapping[str, Any]) -> list[Any]:
-        """Return what a message says; raises one of several errors if it is not valid."""
+    def _heard(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        """Tell what a message says; raises one of several errors if it is not valid."""
         if "pid" in message:
-            started = RankStarted(*(int(message[field]) for field in RankStarted._fields))
-            self._pids[connection] = started.pid
-            return [started]
-        if "end" in message:
+            pid, rank, local = (int(message[name]) for name in ("pid", "rank", "local_rank"))
+            self._pids[connection] = pid
+            self._started(pid, local)
+            self._tell(RankRuns(pid, rank, local))
+        elif "end" in message:
             end = message["end"]
             chain = read([Link(**link) for link in end["chain"]])
-            said = (int(end["exit_code"]), chain, bool(end["final"]))
-            return [RankSaid(self._pids[connection], *said)]
-        if "final" in message:
-            return [RankIsFinal(self._pids[connection])]
-        return self._heard_from_torchrun(connection, message)
-
-    def _heard_from_torchrun(
-        self, connection: socket.socket, message: Mapping[str, Any]
-    ) -> list[Any]:
-        if "torchrun_pid" in message:
-            self._torchrun_at, self._exit_code = connection, None
+            self._tell(RankSaid(self._pids[connection], int(end["exit_code"]), chain))
+        elif "torchrun_pid" in message:
+            self._torchrun_at = connection
             self.torchrun = int(message["torchrun_pid"])
-            return []
-        if "exit_code" in message:
-            self._exit_code = int(message["exit_code"])
-        if "failures" in message:
-            failures = [RankFailure(int(a), int(b), int(c)) for a, b, c in message["failures"]]
-            self._failures = [one._replace(oom=self._oom(one.exit_code)) for one in failures]
-        if "torchrun" in message:
-            self._error = str(message["torchrun"])
-        events: list[Any] = []
-        codes = message.get("exit_codes", {}).items()
-        reaped = {int(local_rank): int(code) for local_rank, code in codes if code is not None}
-        if reaped:
-            killed = -signal.SIGKILL in reaped.values()
-            events.append(ExitCodes(reaped, self._oom(-signal.SIGKILL if killed else 0)))
-        question = message.get("question")
-        if "closing" in message:
-            events.append(TorchrunAsks(Why(message["closing"]), self._error))
-        elif "starting" in message:
-            events.append(TorchrunStarts())
-        else:
-            self._reply(connection, question, {})
-            return events
-        self._asking = connection, question
-        return events
+            self._tell(TorchrunRuns())
+        elif connection is self._torchrun_at:
+            self._heard_from_torchrun(message)
 
-    def _reply(self, connection: socket.socket, question: Any, answer: Mapping[str, Any]) -> None:
-        try:
-            send(connection, encoded({"question": question, **answer}))
-        except OSError:
-            pass  # it was killed while it waited
+    def _heard_from_torchrun(self, message: Mapping[str, Any]) -> None:
+        self._question = message.get("question")
+        if "starts" in message:
+            self._local.clear()
+            self._tell(AsksToStart())
+        elif "ranks" in message:
+            ranks = [(int(pid), int(rank), int(local)) for pid, rank, local in message["ranks"]]
+            for pid, _, local in ranks:
+                self._started(pid, local)
+            self._tell(RanksStarted(ranks, bool(message["keeps_store"])))
+        elif "ends" in message:
+            for local, code in message["ends"].items():
+                if code is not None and int(local) in self._local:
+                    self._note_end(self._local[int(local)], int(code))
+            number, error = int(message.get("signal") or 0), str(message.get("error") or "")
+            self._ends.append(AsksToEnd(number, error))
+        elif "exit_code" in message:
+            self._said_at_end = int(message["exit_code"]), str(message.get("error") or "")
+
+    # Ranks' processes.
+
+    def _started(self, pid: int, local_rank: int) -> None:
+        if self._local.get(local_rank) != pid:
+            self._local[local_rank] = pid
+            if self._system.watch(pid, self._ended):
+                self._watched.add(pid)
+
+    def _ended(self, pid: int) -> None:
+        if not self._has_ended(pid):
+            self._note_end(pid, None)
+
+    def _has_ended(self, pid: int) -> bool:
+        has_ended, exit_code = self._system.exit_state(pid)
+        if has_ended or exit_code:
+            self._note_end(pid, exit_code)
+            return True
+        return False  # it is ending well, or goes on without its connection
+
+    def _note_end(self, pid: int, exit_code: int | None) -> None:
+        self._ends.append(RankEnded(pid, exit_code, self._oom(exit_code)))
 
     def _oom(self, exit_code: int | None) -> str:
         """Return whether an out-of-memory kill was recorded since the start, for a SIGKILL."""
         if exit_code != -signal.SIGKILL:
             return ""
-        for where, count in oom_kills().items():
+        for where, count in self._system.oom_kills().items():
             if count > self._oom_kills.get(where, count):
                 return f"out of memory: {where} counted a kill (oom_kill)"
         return "no out-of-memory kill was recorded"

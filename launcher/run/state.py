@@ -1,194 +1,179 @@
-"""The state of this host's run, and what rules of several files do with it. Pure."""
+"""What is known of this host's run: the phase it is in, its torchrun, its ranks. Pure.
+
+Times are on the clock time.monotonic(), infinite if not known; waits in seconds.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
 import signal
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Union
 
-from launcher.events import Log, Tell
-from launcher.result.causes import SECONDARY_PATIENCE, Failure, Result
-from launcher.result.failure_text import of_ranks
-from launcher.rules import PhaseEnum, Rules
-from launcher.run.events import (
-    Answer,
-    SignalTorchrun,
-    Why,
-)
-from launcher.run.ranks import Rank, Ranks
+from launcher.peers.messages import Job
+from launcher.result.causes import Failure, Result
+from launcher.run.events import Actions
+from launcher.run.ranks import NONE, Rank, Ranks
 from launcher.text import lasted
 
-# All in seconds. torchrun kills what ignores a stop when the grace is over; so much later we do.
-MARGIN = 5.0
-# For a sys.excepthook to choose a rank's exit code, before the other hosts are told without it.
-TO_BE_CERTAIN = 2.5
-_WORTH_SAYING = 1.0  # what the end took
+# All in seconds.
+TO_BE_CERTAIN = 2.5  # for a rank that said what it raised to end, until its failure counts
+MARGIN = 5.0  # for what should take a moment
+TO_ASK = 2.0  # for torchrun, after its last rank's end; and to end after the answer
+TO_LEAVE_BARRIER = 15.0  # for torchrun, once all hosts have succeeded
+TO_TELL = 3.0  # for a host that starts nothing, to tell the others
+IS_A_STOP = 1.0  # a stop within this time after somebody else told torchrun to end
+AGAIN = 1.0  # until what was killed is killed again
+INTERRUPTS, WITHIN = 3, 2.0  # that many, within so many seconds
 
 
-class Phase(PhaseEnum):
-    """What this host is doing; the deadline of a state is that of its phase."""
+class Why(enum.Enum):
+    """Why processes are being ended."""
 
-    JOINING = "joining", "This host waits until all hosts have joined."
-    LEAVING = "leaving", "This host starts nothing, and tells the other hosts why."
-    RUNNING = "running", "torchrun and the ranks run."
-    FAILING = (
-        "failing",
-        "A rank has failed; torchrun has not seen it end yet.",
-        f"failure grace for the rank to end, then as long (at least {MARGIN:g} s) for torchrun",
-    )
-    HOLDING = (
-        "holding",
-        "torchrun waits before it ends the ranks: a better cause may come.",
-        f"{SECONDARY_PATIENCE:g} s",
-    )
-    ENDING = (
-        "ending",
-        "torchrun ends the ranks: one failed here or on another host, or torchrun cannot go on.",
-        f"up to {MARGIN:g} s for torchrun to ask, then failure grace",
-    )
-    STOPPING = (
-        "stopping",
-        "The ranks save.",
-        f"up to {MARGIN:g} s for torchrun to ask, then grace and {MARGIN:g} s; "
-        f"{MARGIN:g} s once no rank runs",
-    )
-    RESTARTING = "restarting", "torchrun ends the ranks, to start them again."
-    CLEARING = (
-        "clearing",
-        "torchrun starts the ranks again once what the last attempt left behind has ended.",
-        f"failure grace, then {MARGIN:g} s of SIGKILL",
-    )
-    KILLING = "killing", "All processes of the job are killed.", "1 s, again and again"
-    DRAINING = (
-        "draining",
-        "torchrun has ended; what the ranks left behind is being ended.",
-        f"failure grace, or what a stop's grace has left; then {MARGIN:g} s of SIGKILL",
-    )
-    WAITING = "waiting", "Nothing is left on this host; the other hosts go on."
-    DONE = "done", "The launcher reports the job's result and ends."
+    SUCCESS = "all ranks of this host have succeeded"
+    STOP = "the job was stopped"
+    FAILURE = "the job has failed"
+    RESTART = "all ranks are started again"
+    INTERRUPT = "the third Ctrl-C"
 
 
-P = Phase
-RULES: Rules[State] = Rules()
-when = RULES.when
+# Phases.
 
 
-class Job(NamedTuple):
-    """What does not change; times in seconds."""
+class Joining(NamedTuple):
+    """This host waits until all hosts have joined."""
 
-    current_host: str
-    hosts: Sequence[str]
-    endpoint: str  # where torchruns meet
-    grace: float  # that a stop leaves the ranks
-    failure_grace: float  # for a failed rank to end, and then for the others
-    has_peers: bool  # the launchers of several hosts talk
-    verbose: bool = False  # log each step
+
+class Leaving(NamedTuple):
+    """This host starts nothing; the others are told why, for at most 3 s."""
+
+    by: float
+
+
+class Running(NamedTuple):
+    """torchrun runs, and starts ranks, which run."""
+
+    told_to_end: int = 0  # the signal that torchrun got from somebody else, 0 if it did not
+    told_by: float = math.inf  # until then that may be part of a stop
+
+
+class Failing(NamedTuple):
+    """This host has failed. The coordinator decides what follows; without a word the ranks end."""
+
+    by: float
+
+
+class Ending(NamedTuple):
+    """Processes are being ended: ranks, what they left behind, torchrun, and what runs it."""
+
+    why: Why
+    since: float
+    by: float  # when ranks and what they left behind are killed
+    number: int = signal.SIGTERM  # what ranks get
+    told: frozenset[int] = frozenset()  # processes that were told to end
+    no_ranks_since: float = math.inf
+    left: tuple[int, ...] | None = None  # processes that ranks left behind; None: not looked
+    killed_at: float = math.inf  # when ranks or what they left behind were killed first
+    kill_again_at: float = -math.inf
+    left_said: bool = False  # that what ranks left behind has time
+    answered_at: float = math.inf
+    program_told: bool = False
+    program_killed_at: float = math.inf
+    decided_at: float = math.inf  # that all hosts have succeeded
+    due: float = math.inf  # when to look at all of this again
+
+
+class Restarting(NamedTuple):
+    """Nothing of the last attempt is left here; the other hosts are waited for."""
+
+
+class Waiting(NamedTuple):
+    """Nothing is left on this host; the other hosts go on."""
+
+
+class Done(NamedTuple):
+    """The launcher reports the job's result and ends."""
+
+
+Phase = Union[Joining, Leaving, Running, Failing, Ending, Restarting, Waiting, Done]
+
+
+class Torchrun(NamedTuple):
+    """This attempt's torchrun."""
+
+    runs: bool = False
+    leave: int = 0  # how often it got leave to start ranks, which it may have started already
+    has_started_ranks: bool = False
+    keeps_store: bool = False
+    asks: bool = False  # it waits for an answer
+    in_barrier: bool = False  # its ranks have succeeded; it waits for other hosts', and for nothing
+    killed_at: float = math.inf
+    ended_at: float = math.inf
+    child_has_ended: bool = False  # torchrun's process, or that of the program which runs it
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone, whoever runs it."""
+        return self.ended_at < math.inf
+
+    @property
+    def may_have_ranks(self) -> bool:
+        """Whether it may have started ranks that nobody knows of yet."""
+        return bool(self.leave) and not (self.has_started_ranks or self.has_ended)
+
+
+class Times(NamedTuple):
+    """When the parts of the job began on this host."""
+
+    began: float
+    started: float = math.inf  # torchrun
+    attempt: float = math.inf  # this attempt's torchrun
+    trains: float = math.inf
+    closes: float = math.inf  # when ranks were ended
+    ended: float = math.inf
+
+    def took(self, now: float, *, joins: bool, has_stopped: bool) -> str:
+        """Return in words how long each part took, until now; `joins`: other hosts do, too."""
+        parts = [("joining", min(self.started, now) - self.began)] if joins else []
+        if math.isinf(self.started):
+            return ", ".join([*(f"joining {lasted(s)}" for _, s in parts), "nothing was started"])
+        ended = min(self.ended, now)
+        first = min(self.trains, ended)
+        closed = max(first, min(self.closes, ended))
+        parts.append(("start", first - self.started))
+        if self.trains < math.inf:
+            parts.append(("training", closed - first))
+        if now - closed >= 1:
+            parts.append(("saving" if has_stopped else "ending", now - closed))
+        return ", ".join(f"{part} {lasted(seconds)}" for part, seconds in parts)
 
 
 class State(NamedTuple):
-    """All that is known of this host's run. Times are on the clock time.monotonic()."""
+    """All that is known of this host's run."""
 
     job: Job
-    ranks: Ranks  # that have started in this attempt
-    phase: Phase = Phase.JOINING
-    deadline: float = math.inf  # when the phase's time is over
-    began: float = 0.0  # when the launcher did
-    started: float = 0.0  # when torchrun was
-    trains_since: float = math.inf  # when the first rank started
-    failed: tuple[int, ...] = ()  # pids of the ranks that failed in this attempt, the first first
-    untold: tuple[int, ...] = ()  # of those, whose exit codes are not certain yet
-    certain_by: float = math.inf  # when the other hosts are told without them
-    closing: Why | None = None  # why torchrun ends the ranks
-    closing_at: float = math.inf
-    torchrun_error: str = ""  # what it raised for a reason of its own
-    stop_signal: int = 0
-    late_stop: int = 0  # one that came after a failure, which may be taken back
+    times: Times
+    runner: str = ""  # the program that runs torchrun, if one does
+    phase: Phase = Joining()
+    attempt: int = 0
+    ranks: Ranks = NONE  # of this attempt
+    torchrun: Torchrun = Torchrun()
+    no_ranks_left: bool = False  # of this attempt, on any host
     interrupts: tuple[float, ...] = ()  # when SIGINT came
-    leftovers_by: float = math.inf  # when what ranks left behind is killed
-    killed_at: float = math.inf  # when SIGKILL was sent first, to that or to torchrun
-    told: frozenset[int] = frozenset()  # pids of processes that were told to end
-    returncode: int | None = None  # torchrun's
-    ended: float = math.inf  # when torchrun had
-    failure: Failure | None = None  # why this host failed
-    result: Result | None = None  # how all hosts end, or this one if it is alone
+    count_at: float = math.inf  # when a rank's failure may count
+    failure: Failure | None = None  # why this host cannot start
+    result: Result | None = None  # how all hosts end
 
     @property
     def alive(self) -> list[Rank]:
         """The ranks that run."""
         return [rank for rank in self.ranks.values() if rank.runs]
 
-    def took(self, now: float) -> str:
-        """Return in words how long each part of the job took on this host, until now."""
-        ended = min(self.ended, now)
-        first = min(self.trains_since, ended)
-        closed = max(first, min(self.closing_at, ended))
-        parts = [("joining", (self.started or now) - self.began)] if self.job.has_peers else []
-        if self.started:
-            parts.append(("start", first - self.started))
-        if self.trains_since < math.inf:
-            parts.append(("training", closed - first))
-        if self.started and now - closed >= _WORTH_SAYING:
-            parts.append(("saving" if self.stop_signal else "ending", now - closed))
-        said = [f"{part} {lasted(seconds)}" for part, seconds in parts]
-        return ", ".join(said if self.started else [*said, "nothing was started"])
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all ranks of this attempt have ended with 0."""
+        known = self.torchrun.has_started_ranks and bool(self.ranks)
+        return known and all(rank.exit_code == 0 for rank in self.ranks.values())
 
 
-Actions = tuple[Any, ...]
 Step = tuple[State, Actions]
-
-
-# What rules of several files do.
-
-
-def enter(state: State, phase: Phase, deadline: float = math.inf, **changes: Any) -> State:
-    """Return the state in a phase, whose time is over at the deadline."""
-    return state._replace(phase=phase, deadline=deadline, **changes)
-
-
-def end_ranks(state: State, why: Why, now: float, error: str = "") -> Step:
-    """Answer torchrun: from now on ranks end because it ends them, within their grace."""
-    error = error or state.torchrun_error
-    state = answered(state)._replace(closing=why, closing_at=now, torchrun_error=error)
-    if why is Why.RESTART:
-        return enter(state, P.RESTARTING), (Answer(),)
-    by = now + state.job.failure_grace
-    actions: Actions = (Answer(state.job.failure_grace + MARGIN),)
-    return enter(state, P.ENDING, by, leftovers_by=by), actions
-
-
-def answered(state: State) -> State:
-    """Return the state when torchrun tells the ranks to end, which it does once."""
-    return state._replace(told=state.told | {rank.pid for rank in state.alive})
-
-
-def tell_certain(state: State, now: float, *, everything: bool = False) -> Step:
-    """Tell the other hosts of the ranks that failed, once their exit codes are certain."""
-    everything = everything or now >= state.certain_by
-    actions: Actions = ()
-    untold = []
-    for pid in state.untold:
-        rank = state.ranks[pid]
-        if rank.exit_code is None and not everything:
-            untold.append(pid)
-        elif state.result is None and rank.failure:
-            seconds = now - state.started
-            actions += (Tell(of_ranks([rank.failure], state.job.current_host, seconds)),)
-    by = state.certain_by if untold else math.inf
-    return state._replace(untold=tuple(untold), certain_by=by), actions
-
-
-def to_pass_on(grace: float) -> float:
-    """Return how many seconds torchrun has to ask, once it was told to end ranks with a grace.
-
-    It may hang, or wait for the store of a lost host; then the launcher signals the ranks itself,
-    and they have the rest of their grace.
-    """
-    return max(1.0, min(MARGIN, grace / 2))
-
-
-def kill_torchrun(state: State, now: float) -> Step:
-    """Kill a torchrun that no rank runs below; what they left behind may have time yet."""
-    line = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
-    state = state._replace(deadline=now + MARGIN)
-    return state, (Log(line), SignalTorchrun(signal.SIGKILL))

@@ -1,8 +1,8 @@
-"""The loop of one host: turns what happens into events, and carries out what the rules decide.
+"""The loop of one host: turns what happens into events, and carries out what is decided.
 
 torchrun runs in a session of its own with the launcher's stdin, stdout and stderr. One loop waits
 for its end, for signals, for what the ranks report and for the other hosts; nothing polls while a
-job runs.
+job runs. Everything outside it is reached through System.
 """
 
 from __future__ import annotations
@@ -12,247 +12,215 @@ import math
 import os
 import selectors
 import signal
-import subprocess
-import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from collections.abc import Generator, Mapping
+from typing import Any
 
+from launcher.decisions import described
 from launcher.errors import LaunchError
-from launcher.events import AllJoined, Log
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR
-from launcher.job.plan import LaunchPlan
+from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
-from launcher.log import log
-from launcher.processes import Processes, reap, response, send, session, signal_torchrun, start
-from launcher.result.causes import Cause, Failure
-from launcher.run import events, host, machine
-from launcher.run.host import Host
+from launcher.peers.channel import Channel
+from launcher.peers.messages import Job
+from launcher.result.causes import of_host
+from launcher.run import events, machine
 from launcher.run.reports import Reports
-from launcher.run.run_dir import run_dir, unpacked
-from launcher.run.state import Job, State
-from launcher.signals import Signals
-
-if TYPE_CHECKING:
-    import psutil
-
-    from launcher.peers.transport import Channel  # one host needs none, nor the 7 ms to import it
+from launcher.run.state import Done, State
+from launcher.run_dir import unpacked
+from launcher.system import System
+from launcher.text import Log
 
 # No host leaves one that still trains, however long it does. In seconds; torch counts 2**31 ms at
 # most.
 _NEVER = str(20 * 86400)
+Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 def run(
-    job: Job,
-    plan: LaunchPlan | LaunchError,
-    environ: Mapping[str, str],
-    signals: Signals,
-    channel: Channel | None = None,
+    job: Job, plan: LaunchPlan | LaunchError, environ: Mapping[str, str], system: System
 ) -> State:
     """Run this host's share of the job to its end; return the state at the end, with its result.
 
     `plan` is what to start, or why it cannot be started, which the other hosts are told. Raises
-    LaunchError if torchrun cannot be started on a host that is alone (exit code 126, 127 or 2), and
-    if the channel between hosts cannot be used.
+    LaunchError if no thread can be started for the connection to the other hosts.
     """
-    with contextlib.ExitStack() as stack:
-        return _Supervisor(job, plan, environ, signals, channel, stack).run()
+    supervisor = Supervisor(job, plan, environ, system)
+    turns = supervisor.turns()
+    with contextlib.suppress(StopIteration):
+        timeout = next(turns)
+        while True:
+            timeout = turns.send(system.selector.select(timeout))
+    return supervisor.state
 
 
-class _Supervisor:
-    """The effects: what is open and running. What is known and decided is in `_host`."""
+class Supervisor:
+    """The effects: what is open and running. What is known and decided is in `state`."""
 
     def __init__(
         self,
         job: Job,
         plan: LaunchPlan | LaunchError,
         environ: Mapping[str, str],
-        signals: Signals,
-        channel: Channel | None,
-        stack: contextlib.ExitStack,
+        system: System,
     ) -> None:
-        self._host = Host(machine.begin(job, time.monotonic()))
-        self._plan = plan
-        self._environ = environ
-        self._signals = signals
-        self._channel = channel
-        self._stack = stack
-        self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
-        self._torchrun: subprocess.Popen[bytes] | None = None
+        runner = plan.runner if isinstance(plan, LaunchPlan) else ""
+        self.state = machine.begin(job, runner, system.now())
+        self._plan, self._environ, self._system = plan, environ, system
+        self._channel = Channel(job, system, self._step)
+        self._stack = contextlib.ExitStack()
+        self._folder = ""
         self._reports: Reports | None = None
-        self._processes: Processes
-        self._found: dict[int, psutil.Process] = {}  # when they were looked for last
-        self._carry_out: dict[type, Callable[[Any], None]] = {
-            Log: lambda action: log(action.line),
-            events.Start: self._start,
-            events.SignalTorchrun: self._signal_torchrun,
-            events.SignalProcesses: self._signal_processes,
-            events.SignalGroup: self._signal_group,
-            events.NoteResponses: self._note_responses,
-            events.Answer: self._answer,
-            events.Look: self._look,
-        }
+        self._child = 0
 
-    def run(self) -> State:
-        """Wait and act until this host has nothing left to do."""
+    def turns(self) -> Generator[float | None, Ready, None]:
+        """Wait and act until this host has nothing left to do.
+
+        Yields how long to wait at most, None for ever; is sent what the selector found ready.
+        """
         try:
             self._begin()
-            while not self._host.is_done:
-                self._wait()
-        except LaunchError:
-            # If this host cannot start, that counts, and not an error in telling it.
-            failure = self._host.run.failure
-            if failure is None or self._torchrun:
-                raise
-            return self._host.run._replace(result=failure.result)
+            while not isinstance(self.state.phase, Done):
+                ready = yield self._timeout()
+                # Signals last: what happened before a stop has come before it.
+                for key, _ in sorted(ready, key=lambda one: one[0].data == self._on_signals):
+                    key.data()
+                if self._reports:
+                    self._reports.look(is_quiet=not ready)
+                    if self._reports.has_more:
+                        continue  # what has happened comes before what is due
+                now = self._system.now()
+                if now >= machine.due(self.state):
+                    self._step(events.Time())
+                if now >= self._channel.due():
+                    self._channel.tick()
         finally:
-            self._kill_torchrun()
-        return self._host.run
+            if not isinstance(self.state.phase, Done):
+                self._system.kill_all()  # the launcher itself has failed
+            self._channel.close()
+            if self._reports:
+                self._reports.close()
+            self._stack.close()
 
     def _begin(self) -> None:
-        if self._channel:
-            self._selector.register(self._channel, selectors.EVENT_READ, self._on_peers)
-            peers, actions = self._channel.begin()
-            self._host = self._host._replace(peers=peers)
-            self._do(actions)
+        self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
         self._on_signals()  # a stop that came before anything was started
+        if not isinstance(self.state.phase, Done):
+            self._channel.begin()
         if isinstance(self._plan, LaunchError):
             self._cannot_start(self._plan)
-        elif not self._channel:
-            self._step(AllJoined(""))
-
-    def _wait(self) -> None:
-        """Act on what happens until something is due."""
-        has_ended = self._torchrun is not None and self._torchrun.returncode is not None
-        end_is_untold = has_ended and self._host.run.returncode is None
-        ready = self._selector.select(0 if end_is_untold else self._timeout())
-        for key, _ in ready:
-            key.data()
-        if self._reports:
-            self._reports.look()
-        if end_is_untold and not ready and self._reports and self._torchrun:
-            # Everything that was sent before has been read.
-            self._step(self._reports.ended(self._torchrun.returncode))
-        now = time.monotonic()
-        if now >= host.due(self._host):
-            self._after(*host.tick(self._host, now))
 
     def _timeout(self) -> float | None:
-        seconds = max(0.0, host.due(self._host) - time.monotonic())
+        due = min(machine.due(self.state), self._channel.due())
+        seconds = max(0.0, due - self._system.now())
         look = self._reports.timeout() if self._reports else None
         seconds = seconds if look is None else min(seconds, look)
         return None if math.isinf(seconds) else seconds
 
     def _step(self, event: Any) -> None:
-        self._after(*host.step(self._host, event, time.monotonic()))
-
-    def _after(self, after: Host, actions: list[Any]) -> None:
-        self._host = after
-        self._do(actions)
-
-    def _do(self, actions: Sequence[Any]) -> None:
+        before, now = self.state, self._system.now()
+        self.state, actions = machine.step(before, event, now)
+        if before.job.verbose:
+            began = before.times.began
+            line = described("run", before, event, self.state, actions, now - began)
+            if line:
+                self._system.log(line)
         for action in actions:
-            act = self._carry_out.get(type(action))
-            if act:
-                act(action)
-            elif self._channel:
-                self._channel.carry_out(action)
-
-    # What happens
+            self._do(action)
 
     def _on_signals(self) -> None:
-        for number in self._signals.take():
+        if self._reports:
+            self._reports.look(is_quiet=True)
+        for number in self._system.signals.take():
             if number != signal.SIGCHLD:
                 self._step(events.Signal(number))
-            elif self._torchrun:
-                reap(self._torchrun)
-                self._step(events.ChildEnded())
+            elif self._child and self._reports:
+                for pid, exit_code in self._system.reap():
+                    self._reaped(pid, exit_code, self._reports)
 
-    def _told(self, event: Any) -> None:
-        if isinstance(event, events.RankStarted):
-            self._processes.add(event.pid)  # also for what is left of it when ranks have restarted
-        self._step(event)
+    def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
+        if pid != self._child:
+            reports.ended(pid, exit_code)
+            reports.child_ended(events.OrphanEnded())
+            return
+        if not self.state.runner:
+            reports.child_ended(events.TorchrunEnded(exit_code, reports.last_word()))
+        reports.child_ended(events.ChildEnded(exit_code))
 
-    def _on_peers(self) -> None:
-        assert self._channel
-        for event in self._channel.events():
-            self._after(*host.hear(self._host, event, time.monotonic()))
+    # What is done.
 
-    # What is done
+    def _do(self, action: Any) -> None:
+        system = self._system
+        if isinstance(action, Log):
+            system.log(action.line)
+        elif isinstance(action, events.Tell):
+            self._channel.say(action.message)
+        elif isinstance(action, events.StartTorchrun):
+            try:
+                self._start_torchrun(action.attempt)
+            except LaunchError as error:
+                self._cannot_start(error)
+        elif isinstance(action, events.Answer):
+            if self._reports:
+                self._reports.answer(action)
+        elif isinstance(action, events.SignalRanks):
+            self._signal_ranks(action)
+        elif isinstance(action, events.SignalGroup):
+            system.send_members(action.pid, action.number)
+        elif isinstance(action, events.SignalChild):
+            system.send_group(self._child, action.number)
+        elif isinstance(action, events.KillTorchrun):
+            torchrun = self._reports.torchrun if self._reports and self.state.runner else 0
+            system.send(torchrun or self._child, signal.SIGKILL)
+        elif isinstance(action, events.KillRanks):
+            for pid in action.pids:
+                system.send_group(pid, signal.SIGKILL)
+        elif isinstance(action, events.SignalProcesses):
+            for pid in action.pids:
+                system.send_found(pid, action.number)
+        elif isinstance(action, events.Look):
+            self._step(events.Remaining(tuple(self._look())))
 
-    def _start(self, action: events.Start) -> None:
-        try:
-            self._start_torchrun(action)
-        except LaunchError as error:
-            if not self._channel:
-                raise
-            self._cannot_start(error)
-
-    def _start_torchrun(self, action: events.Start) -> None:
+    def _start_torchrun(self, attempt: int) -> None:
         plan = self._plan
-        assert isinstance(plan, LaunchPlan)
+        if isinstance(plan, LaunchError):
+            return  # which is about to be told
         environment = {**self._environ, **plan.environment}
-        if action.own_address:
-            plan = reached_at(plan, action.own_address, action.name_leads_here, environment)
+        if self._channel.own_address:
+            leads_here = self._channel.name_leads_here
+            plan = reached_at(plan, self._channel.own_address, leads_here, environment)
             environment.update(plan.environment)
-        folder = self._stack.enter_context(run_dir(self._environ))
-        self._reports = Reports(folder, self._selector, self._told, plan.runner)
-        self._stack.callback(self._reports.close)
-        environment[RUN_DIR] = folder
-        mark = os.path.basename(folder)  # no other launcher's
-        environment[JOB_MARK] = mark
-        if self._channel:
+        if not self._reports:
+            self._folder = self._stack.enter_context(self._system.folder(self._environ))
+            self._reports = Reports(self._folder, self._system, self._step, plan.runner)
+        self._reports.begin_attempt()
+        mark = os.path.basename(self._folder)  # no other launcher's
+        environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
+        if not self.state.job.torchrun_restarts:
+            plan, environment = for_attempt(plan, environment, attempt)
+        if self.state.job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
-        self._processes = Processes((JOB_MARK, mark))
-        argv = unpacked(plan.argv, folder)
-        self._torchrun = start(argv, environment, new_session=True, tied=bool(plan.runner))
-        self._processes.add(self._torchrun.pid)
-        if self._channel:
-            self._channel.give_back_limit(self._torchrun.pid)
+        argv = unpacked(plan.argv, self._folder)
+        self._child = self._system.start(
+            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner)
+        )
+
+    def _look(self) -> list[int]:
+        try:
+            return self._system.look(self._child)
+        except OSError:  # no descriptor is left for /proc: ranks have them
+            if self._reports:
+                self._reports.close()
+            return self._system.look(self._child)
 
     def _cannot_start(self, error: LaunchError) -> None:
-        text = f"launcher: {self._host.run.job.current_host}: {error}\n"
-        self._step(events.CannotStart(Failure(Cause.OWN, error.exit_code, text)))
+        job = self.state.job
+        text = f"launcher: {job.current_host}: {error}" if job.members else f"launcher: {error}"
+        self._step(events.CannotStart(of_host(text, error.exit_code)))
 
-    def _signal_torchrun(self, action: events.SignalTorchrun) -> None:
-        if self._torchrun and self._torchrun.returncode is None and self._reports:
-            signal_torchrun(self._torchrun.pid, self._reports.torchrun, action.number)
-
-    def _signal_processes(self, action: events.SignalProcesses) -> None:
-        for pid in action.pids:
-            send(self._found.get(pid, pid), action.number)
-
-    def _signal_group(self, action: events.SignalGroup) -> None:
-        for process in self._processes.of_group(action.pid):
-            send(process, action.number)
-
-    def _note_responses(self, action: events.NoteResponses) -> None:
-        ranks = self._host.run.alive
-        at_stop = {rank.pid: response(rank.pid, action.number) for rank in ranks}
-        self._step(events.Responses(at_stop))
-
-    def _answer(self, action: events.Answer) -> None:
+    def _signal_ranks(self, action: events.SignalRanks) -> None:
         if self._reports:
-            self._reports.answer(action.timeout)
-
-    def _look(self, action: events.Look) -> None:
-        assert self._torchrun
-        left: list[psutil.Process] = []
-        if reap(self._torchrun):
-            try:
-                left = self._processes.all()
-            except OSError:  # no descriptor is left for /proc: ranks have them
-                if self._reports:
-                    self._reports.close()
-                left = self._processes.all()
-            if action.behind:
-                left = self._processes.left_behind(self._torchrun.pid)
-        self._found = {process.pid: process for process in left}
-        self._step(events.Remaining([(pid, session(pid)) for pid in self._found]))
-
-    def _kill_torchrun(self) -> None:
-        """Kill the job if the launcher itself has failed."""
-        if self._torchrun and not self._host.is_done:
-            for process in self._processes.all():
-                send(process, signal.SIGKILL)
+            self._reports.tell_signalled(action.pids)
+        at_signal = {pid: self._system.response(pid, action.number) for pid in action.pids}
+        for pid in action.pids:
+            self._system.send(pid, action.number)
+        self._step(events.Signalled(at_signal))

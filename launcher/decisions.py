@@ -1,4 +1,4 @@
-"""What --launcher-verbose logs of each step of a host's two state machines. Pure."""
+"""What --launcher-verbose logs of each step of a state machine. Pure."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from launcher.events import Log, Time
-from launcher.text import short, shortened
+from launcher.text import Log, short, shortened
 
 _LONGEST = 80  # characters of one value
 
 
-def line(machine: str, before: Any, event: Any, after: Any, actions: Any, seconds: float) -> str:
+def described(
+    machine: str, before: Any, event: Any, after: Any, actions: Any, seconds: float
+) -> str:
     """Return what a step did, `seconds` after the launcher's start; "" if it changed nothing.
 
-    "3.214 s: run RUNNING to DRAINING on torchrun ended (returncode 0): look".
+    "3.214 s: run Running to Ending (failure) on end (...): signal ranks (pids 71, number 15)".
     """
+    was, is_ = _named_phase(before.phase), _named_phase(after.phase)
     if after == before and not actions:
         return ""
-    if isinstance(event, Time) and after.phase is before.phase and not actions:
+    if type(event).__name__ == "Time" and was == is_ and not actions:
         return ""  # what is due next has changed, no more
-    to = "" if after.phase is before.phase else f" to {after.phase.name}"
+    to = "" if was == is_ else f" to {is_}"
     done = ", ".join(words(action) for action in actions if not isinstance(action, Log))
     then = f": {done}" if done else ""
-    return f"{seconds:.3f} s: {machine} {before.phase.name}{to} on {words(event)}{then}"
+    return f"{seconds:.3f} s: {machine} {was}{to} on {words(event)}{then}"
+
+
+def _named_phase(phase: Any) -> str:
+    why = getattr(phase, "why", None)
+    return type(phase).__name__ + (f" ({words(why)})" if why else "")
 
 
 def words(value: Any) -> str:
-    """Return an event, an action or one of its values as people read it: `rank gone (pid 71)`."""
+    """Return an event, an action or one of its values as people read it: `rank ended (pid 71)`."""
     fields = getattr(value, "_fields", None)
     if fields is not None:
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(value).__name__).lower()

@@ -1,0 +1,186 @@
+"""This host's part of the job's agreement, and its connections to the other hosts' launchers.
+
+    channel = Channel(job, system, tell)
+    channel.begin()
+
+What happens is given to the coordinator's state machine, or a member's; what they decide is done
+here, but for what they tell this host's own run: that is told by tell(message).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from selectors import EVENT_READ
+from typing import Any, Callable, Union
+
+from launcher.decisions import described
+from launcher.peers import coordinator, member
+from launcher.peers.connection import Connection
+from launcher.peers.coordinator import Lost, Said, Time
+from launcher.peers.listener import Listener
+from launcher.peers.messages import (
+    FromMember,
+    Hello,
+    Job,
+    Message,
+    from_coordinator,
+    from_member,
+    to_wire,
+)
+from launcher.protocol import encoded
+from launcher.system import System
+from launcher.text import Log
+
+State = Union[coordinator.State, member.State]
+
+
+class Channel:
+    """This host's connections, and where it listens, if it does."""
+
+    def __init__(self, job: Job, system: System, tell: Callable[[Any], None]) -> None:
+        self._job, self._system, self._tell = job, system, tell
+        self._coordinates = job.coordinator == job.current_host
+        self._machine: Any = coordinator if self._coordinates else member
+        self._connections: dict[str, Connection] = {}  # by host
+        self._arrived: dict[int, Connection] = {}  # that have said hello just now
+        self._listener: Listener | None = None
+        self._began = system.now()
+        self.own_address = ""  # at which other hosts have reached this one, or it them
+        self.state: State
+        self.state, self._first = self._machine.begin(job, self._began)
+
+    @property
+    def name_leads_here(self) -> bool:
+        """Whether this host can be found by its own name, as far as it knows."""
+        return self._listener is None or self._listener.name_leads_here
+
+    def begin(self) -> None:
+        """Join the other hosts, or begin alone."""
+        self._do(self._first)
+
+    def due(self) -> float:
+        """Return when `tick` is due; infinite: never, as while ranks run."""
+        due: float = self._machine.due(self.state)
+        return min(due, self._listener.due()) if self._listener else due
+
+    def tick(self) -> None:
+        """Do what is due."""
+        if self._listener:
+            self._listener.tick()
+        if self._system.now() >= self._machine.due(self.state):
+            self.happens(Time())
+
+    def say(self, message: FromMember) -> None:
+        """Have this host say something to the coordinator, which may be here."""
+        self.happens(Said(self._job.current_host, message))
+
+    def happens(self, event: Any) -> None:
+        """Take an event in, and do what is decided."""
+        before, now = self.state, self._system.now()
+        self.state, actions = self._machine.step(before, event, now)
+        if self._job.verbose:
+            line = described("hosts", before, event, self.state, actions, now - self._began)
+            if line:
+                self._system.log(line)
+        self._do(actions)
+
+    def close(self) -> None:
+        """Close all connections; what was sent before still arrives."""
+        if self._listener:
+            self._listener.close()
+        for host in list(self._connections):
+            self._drop(host)
+
+    # What is done.
+
+    def _do(self, actions: tuple[Any, ...]) -> None:
+        for action in actions:
+            if isinstance(action, coordinator.Tell):
+                self._tell(action.message)
+            elif isinstance(action, Log):
+                self._system.log(action.line)
+            elif isinstance(action, coordinator.Send):
+                self._send(action.hosts, action.message)
+            elif isinstance(action, coordinator.Admit):
+                self._admit(self._arrived.pop(action.conn), action.host)
+            elif isinstance(action, coordinator.Refuse):
+                connection = self._arrived.pop(action.conn)
+                connection.send(encoded(to_wire(action.message)))
+                connection.close()
+            elif isinstance(action, coordinator.Listen):
+                self._listener = Listener(
+                    *(self._job, self._system, self._connections, self._arrives, self.happens)
+                )
+                self._listener.tick()
+            elif isinstance(action, coordinator.StopListening):
+                if self._listener:
+                    self._listener.close()
+            elif isinstance(action, member.Say):
+                self._send((self._job.coordinator,), action.message)
+            elif isinstance(action, member.Connect):
+                address = self._job.address(self._job.coordinator)
+                port, then = self._job.peer_port, self._connected
+                self._system.connect(address, port, action.wait, then)
+            elif isinstance(action, coordinator.HangUp):
+                self._drop(action.host)
+
+    def _send(self, hosts: Sequence[str], message: Message) -> None:
+        line = encoded(to_wire(message))
+        for host in hosts:
+            if host in self._connections:
+                self._connections[host].send(line)
+
+    def _admit(self, connection: Connection, host: str) -> None:
+        connection.host = host
+        self._connections[host] = connection
+        self.own_address = connection.own_address
+        self._system.selector.register(connection, EVENT_READ, lambda: self._read(connection))
+
+    def _drop(self, host: str) -> None:
+        connection = self._connections.pop(host, None)
+        if connection:
+            self._system.selector.unregister(connection)
+            connection.close()
+
+    # What happens on connections.
+
+    def _arrives(self, connection: Connection, hello: Hello, more: list[dict[str, Any]]) -> None:
+        conn = id(connection)
+        self._arrived[conn] = connection
+        self.happens(coordinator.Arrived(conn, connection.address, hello))
+        if connection.host:
+            self._hear(connection, more)
+
+    def _connected(self, what: socket.socket | str) -> None:
+        try:
+            connection = Connection(what) if not isinstance(what, str) else None
+        except OSError:
+            connection, what = None, "it does not answer"
+        if connection:
+            self._admit(connection, self._job.coordinator)
+            self.happens(member.Connected())
+        else:
+            self.happens(member.Unreachable(str(what)))
+
+    def _read(self, connection: Connection) -> None:
+        if connection.closed_by:
+            return  # by what came before it
+        self._hear(connection, connection.read())
+        if connection.closed_by and self._connections.get(connection.host) is connection:
+            self._drop(connection.host)
+            self.happens(Lost(connection.host, connection.closed_by))
+
+    def _hear(self, connection: Connection, messages: list[dict[str, Any]]) -> None:
+        host = connection.host
+        for message in messages:
+            if self._connections.get(host) is not connection:
+                return  # it was closed by what came before it
+            try:
+                if self._coordinates:
+                    said: Any = from_member(message)
+                else:
+                    said = from_coordinator(message, self._job.hosts)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                continue  # what is not valid is ignored
+            self.happens(Said(host, said))

@@ -1,0 +1,470 @@
+"""The host that decides for all: who has joined, what must agree, which failure counts, restarts.
+
+    state, actions = step(state, event, now)
+
+What it tells all hosts also reaches this host's own run, as an action Tell. A host that is alone
+coordinates itself. Times are on the clock time.monotonic(), waits in seconds. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Union
+
+from launcher.peers.messages import (
+    Cleared,
+    End,
+    Failed,
+    FromCoordinator,
+    FromMember,
+    Hello,
+    Job,
+    Missing,
+    NoRanks,
+    NoRanksLeft,
+    Refused,
+    Restart,
+    Start,
+    Stop,
+    Succeeded,
+    Welcome,
+    checked,
+    hello,
+)
+from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
+from launcher.text import Log, flag, lasted, short, some_of
+
+LINE_EVERY = 30  # s between two lines on who is missing
+_REFUSALS = 20  # that the log shows
+
+
+# Events.
+
+
+class Arrived(NamedTuple):
+    """A connection from `address` has said whose it is."""
+
+    conn: int
+    address: str
+    hello: Hello
+
+
+class Said(NamedTuple):
+    """A host that has joined, or this one, says something."""
+
+    host: str
+    message: FromMember
+
+
+class Lost(NamedTuple):
+    """The connection to a host that has joined has ended."""
+
+    host: str
+    why: str
+
+
+class CannotListen(NamedTuple):
+    """This host cannot take connections, nor will it be able to."""
+
+    why: str
+
+
+class TooFewFiles(NamedTuple):
+    """This process can have `files` descriptors, but needs more for all hosts' connections."""
+
+    files: int
+    needs: int
+
+
+class Time(NamedTuple):
+    """Something is due."""
+
+
+# Actions.
+
+
+class Listen(NamedTuple):
+    """Take connections: of hosts, until all have joined."""
+
+
+class StopListening(NamedTuple):
+    """Take no more connections."""
+
+
+class Admit(NamedTuple):
+    """Take a connection for a host's."""
+
+    conn: int
+    host: str
+
+
+class Refuse(NamedTuple):
+    """Say why a connection is not taken, and hang up."""
+
+    conn: int
+    message: Refused
+
+
+class HangUp(NamedTuple):
+    """Close the connection of a host, or to it; what was sent before still arrives."""
+
+    host: str
+
+
+class Send(NamedTuple):
+    """Send a message to some hosts."""
+
+    hosts: tuple[str, ...]
+    message: FromCoordinator
+
+
+class Tell(NamedTuple):
+    """Tell this host's own run."""
+
+    message: Any
+
+
+class AllKnow(NamedTuple):
+    """Told to this host's run: no other host has to be told how the job ends any more."""
+
+
+# Phases.
+
+
+class Joining(NamedTuple):
+    """Hosts join; what must agree is compared."""
+
+    start_by: float
+    line_at: float
+
+
+class Running(NamedTuple):
+    """All hosts have joined and run an attempt."""
+
+    succeeded: frozenset[str] = frozenset()
+
+
+class Failing(NamedTuple):
+    """A host has failed or is lost; a better cause may come until `by`."""
+
+    by: float
+    failure: Failure  # the best cause that is known
+    failures: int  # of ranks
+    may_restart: bool
+    succeeded: frozenset[str]
+
+
+class Restarting(NamedTuple):
+    """Hosts end this attempt's ranks, for the next one to start when all have."""
+
+    failure: Failure
+    cleared: frozenset[str] = frozenset()
+
+
+class Ended(NamedTuple):
+    """All hosts that have joined have been told how the job ends."""
+
+    result: Result
+
+
+Phase = Union[Joining, Running, Failing, Restarting, Ended]
+
+
+class State(NamedTuple):
+    """All that is known."""
+
+    job: Job
+    phase: Phase
+    hello: Hello  # what this host would say
+    attempt: int = 0  # 0: not all hosts have joined yet
+    attempt_since: float = 0.0
+    members: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
+    arrived: frozenset[str] = frozenset()  # that have joined, or know how the job ends
+    no_ranks: frozenset[str] = frozenset()  # hosts on which no rank of this attempt runs
+    headlines: tuple[str, ...] = ()  # of the attempts that have failed
+    refused: int = 0  # connections
+
+
+Step = tuple[State, tuple[Any, ...]]
+
+
+def begin(job: Job, now: float) -> Step:
+    """Return the state at the launcher's start, and the actions to carry out."""
+    state = State(job, Joining(now + job.start_timeout, now + LINE_EVERY), hello(job))
+    if not job.members:
+        return _start(state, 1, now)
+    if not job.fingerprint:
+        state = _expect_why(state, job.current_host, now)
+    return state, (Listen(),)
+
+
+def due(state: State) -> float:
+    """Return when the event Time is due; infinite: never, as while ranks run."""
+    if isinstance(state.phase, Joining):
+        return min(state.phase.start_by, state.phase.line_at)
+    return state.phase.by if isinstance(state.phase, Failing) else math.inf
+
+
+def step(state: State, event: Any, now: float) -> Step:
+    """Return the state after an event, and the actions to carry out."""
+    if isinstance(event, Said):
+        if isinstance(event.message, Failed):
+            return host_failed(state, event.host, event.message, now)
+        if isinstance(event.message, Stop):
+            return host_stopped(state, event.message, now)
+        if isinstance(event.message, Succeeded):
+            return host_succeeded(state, event.host, event.message)
+        if isinstance(event.message, NoRanks):
+            return no_ranks(state, event.host, event.message.attempt)
+        return host_cleared(state, event.host, event.message, now)
+    if isinstance(event, Lost):
+        return host_lost(state, event, now)
+    if isinstance(event, Arrived):
+        return host_arrived(state, event, now)
+    if isinstance(event, CannotListen):
+        return cannot_listen(state, event)
+    if isinstance(event, TooFewFiles):
+        return too_few_files(state, event)
+    return time_is_up(state, now)
+
+
+# Until all have joined.
+
+
+def host_arrived(state: State, event: Arrived, now: float) -> Step:
+    """Let a host of this job join; start once all have, end the job if they do not agree."""
+    job, theirs = state.job, event.hello
+    why = _why_not(state, theirs)
+    if why:
+        state = state._replace(refused=state.refused + 1)
+        line = f"refused a connection from {event.address} to port {job.peer_port}: {why}."
+        refuse = Refuse(event.conn, Refused(why))
+        return state, (Log(line), refuse) if state.refused <= _REFUSALS else (refuse,)
+    state = state._replace(arrived=state.arrived | {theirs.host})
+    actions = (Admit(event.conn, theirs.host), Send((theirs.host,), Welcome()))
+    if isinstance(state.phase, Ended):
+        end = Send((theirs.host,), End(state.phase.result))
+        return state, (*actions, end, HangUp(theirs.host), *_if_all_know(state))
+    state = state._replace(members={**state.members, theirs.host: event.address})
+    if not theirs.fingerprint:
+        return _expect_why(state, theirs.host, now), actions
+    difference = _difference(state, theirs)
+    if difference:
+        state, more = _end(state, of_host(difference).result)
+    elif isinstance(state.phase, Joining) and len(state.members) == len(job.members):
+        state, more = _start(state, 1, now)
+        more = (*more, StopListening())
+    else:
+        more = ()
+    return state, actions + more
+
+
+def _why_not(state: State, theirs: Hello) -> str:
+    """Return why a host is refused, "" if it is not."""
+    if theirs.job != state.job.name:
+        return f"this is job {state.job.name}, not {short(theirs.job, 60)}"
+    if theirs.host not in state.job.members:
+        return f"{short(theirs.host, 60)} is not another host of this job"
+    if theirs.host in state.members:
+        return f"{theirs.host} has joined already, from {state.members[theirs.host]}"
+    return "all hosts have joined" if state.attempt else ""
+
+
+def _difference(state: State, theirs: Hello) -> str:
+    """Return what must agree between that host and this one, but does not; "" if it does."""
+    for what, value in state.hello.fingerprint.items():
+        other = theirs.fingerprint.get(what)
+        if other != value:
+            return (
+                f"launcher: {state.job.current_host} and {theirs.host} differ in their {what}: "
+                f"{short(value)} and {short(other)}; expected the same on every host."
+            )
+    return ""
+
+
+def _expect_why(state: State, host: str, now: float) -> State:
+    """Wait for what a host that cannot start is about to say: a better cause than this one."""
+    why = of_host(f"{host} cannot start, and did not say why", cause=Cause.SECONDARY)
+    return _note(state, why, now)
+
+
+def cannot_listen(state: State, event: CannotListen) -> Step:
+    """End the job on this host, unless it has ended already."""
+    if isinstance(state.phase, Ended):
+        return state, ()
+    text = (
+        f"{state.job.current_host} cannot listen on port {state.job.peer_port} for the launchers "
+        f"of the other hosts ({event.why}); choose another with {flag('peer_port')}, the same one "
+        "on every host."
+    )
+    state, actions = _end(state, of_host(f"launcher: {text}").result)
+    return state, (*actions, Tell(AllKnow()))  # there is nobody whom it could tell
+
+
+def too_few_files(state: State, event: TooFewFiles) -> Step:
+    """End all hosts: this one cannot hold a connection to each."""
+    if isinstance(state.phase, Ended):
+        return state, ()
+    text = (
+        f"launcher: {state.job.current_host} can have {event.files} files open (ulimit -n), but "
+        f"the connections of {len(state.job.hosts)} hosts need {event.needs}; raise that limit, or "
+        f"do without these connections with {flag('peers')} false."
+    )
+    return _end(state, of_host(text).result)
+
+
+def time_is_up(state: State, now: float) -> Step:
+    """Say who is missing, end the job without them, or decide since no better cause has come."""
+    phase, job = state.phase, state.job
+    if isinstance(phase, Failing) and now >= phase.by:
+        return _decide(state, phase, now)
+    if not isinstance(phase, Joining) or now < due(state):
+        return state, ()
+    absent = [host for host in job.members if host not in state.members]
+    named = tuple(some_of(absent))
+    missing = Missing(named, len(absent) - len(named))
+    if now >= phase.start_by:
+        how = f"did not arrive within {job.start_timeout:g} s"
+        return _end(state, of_lost_host(missing.words, how).result)
+    state = state._replace(phase=phase._replace(line_at=now + LINE_EVERY))
+    return state, (Log(f"waiting for {missing.words}."), Send(tuple(state.members), missing))
+
+
+# While ranks run.
+
+
+def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
+    """Wait for a better cause, 0.3 s to 3 s by the cause."""
+    phase = state.phase
+    if event.attempt != state.attempt or isinstance(phase, Ended):
+        return state, ()  # of an attempt that is over
+    if isinstance(phase, Restarting):
+        # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
+        return (state, ()) if event.failure.of_rank else _end(state, phase.failure.result)
+    return _note(state, checked(event.failure, host), now), ()
+
+
+def host_lost(state: State, event: Lost, now: float) -> Step:
+    """Wait 0.5 s for a better cause than a lost host; without it there is no restart."""
+    members = {host: at for host, at in state.members.items() if host != event.host}
+    state = state._replace(members=members)
+    failure = of_lost_host(event.host, f"was lost: {event.why}")
+    if isinstance(state.phase, Ended):
+        return _if_no_ranks(state)
+    if isinstance(state.phase, Restarting):
+        state, actions = _end(state, failure.result)
+        state, more = _if_no_ranks(state)
+        return state, actions + more
+    return _note(state, failure, now), ()
+
+
+def _note(state: State, failure: Failure, now: float) -> State:
+    """Note a failure, and by when a better cause has to come."""
+    phase, by = state.phase, now + failure.cause.patience
+    if isinstance(phase, Failing):
+        better = failure if failure.cause < phase.failure.cause else phase.failure
+        may_restart = phase.may_restart and failure.of_rank
+        failures = phase.failures + failure.of_rank
+        phase = Failing(min(phase.by, by), better, failures, may_restart, phase.succeeded)
+    else:
+        succeeded = phase.succeeded if isinstance(phase, Running) else frozenset()
+        phase = Failing(by, failure, int(failure.of_rank), failure.of_rank, succeeded)
+    return state._replace(phase=phase)
+
+
+def _decide(state: State, failing: Failing, now: float) -> Step:
+    """Restart if every failure is one of ranks, and restarts are left; else end the job."""
+    count = failing.failures if failing.failure.of_rank else 1
+    failure = first_of(failing.failure, count)
+    if not _restarts(state, failing):
+        return _end(state, failure.result)
+    attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_since
+    why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline}"
+    before = state.headlines.count(failure.headline)
+    if before:
+        why += f", for the {_ordinal(before + 1)} time, {lasted(took)} after its start"
+    headlines = (*state.headlines, failure.headline)
+    state = state._replace(phase=Restarting(failure), headlines=headlines)
+    return _tell_all(state, Restart(attempt, f"{why}; restarting all ranks."))
+
+
+def _restarts(state: State, failing: Failing) -> bool:
+    job = state.job
+    is_left = 1 <= state.attempt <= job.max_restarts
+    return failing.may_restart and is_left and not job.torchrun_restarts
+
+
+def _ordinal(number: int) -> str:
+    words = {2: "second", 3: "third"}
+    return words.get(number, f"{number}th")
+
+
+def host_stopped(state: State, event: Stop, now: float) -> Step:
+    """Stop all hosts, unless a failure came first that is not to be mended by a restart."""
+    phase = state.phase
+    if isinstance(phase, Ended) or (isinstance(phase, Failing) and not _restarts(state, phase)):
+        return state, ()
+    return _end(state, stopped(event.number))
+
+
+def host_succeeded(state: State, host: str, event: Succeeded) -> Step:
+    """Count the host: the job has succeeded when all hosts have."""
+    phase = state.phase
+    if event.attempt != state.attempt or not isinstance(phase, (Running, Failing)):
+        return state, ()
+    succeeded = phase.succeeded | {host}
+    has_failed = isinstance(phase, Failing) and phase.failures
+    if len(succeeded) == len(state.job.members) + 1 and not has_failed:
+        return _end(state, Result(0))
+    return state._replace(phase=phase._replace(succeeded=succeeded)), ()
+
+
+def no_ranks(state: State, host: str, attempt: int) -> Step:
+    """Once no rank runs on any host, let the torchrun go that keeps their store."""
+    if attempt != state.attempt:
+        return state, ()
+    return _if_no_ranks(state._replace(no_ranks=state.no_ranks | {host}))
+
+
+def _if_no_ranks(state: State) -> Step:
+    """Tell all hosts that no rank is left, if so; what runs on hosts that are lost is not known."""
+    if {state.job.current_host, *state.members} - state.no_ranks:
+        return state, ()
+    return _tell_all(state, NoRanksLeft(state.attempt))
+
+
+def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
+    """Start the next attempt when nothing of this one is left on any host."""
+    phase = state.phase
+    if event.attempt != state.attempt or not isinstance(phase, Restarting):
+        return state, ()
+    if event.survivors:  # they hold what the next attempt needs: a GPU, a port
+        return _end(state, phase.failure.result)
+    cleared = phase.cleared | {host}
+    if len(cleared) < len(state.job.members) + 1:
+        return state._replace(phase=Restarting(phase.failure, cleared)), ()
+    return _start(state, state.attempt + 1, now)
+
+
+def _start(state: State, attempt: int, now: float) -> Step:
+    state = state._replace(
+        phase=Running(), attempt=attempt, attempt_since=now, no_ranks=frozenset()
+    )
+    return _tell_all(state, Start(attempt))
+
+
+def _end(state: State, result: Result) -> Step:
+    state = state._replace(phase=Ended(result))
+    state, actions = _tell_all(state, End(result))
+    return state, (*actions, *_if_all_know(state))
+
+
+def _if_all_know(state: State) -> tuple[Any, ...]:
+    return (Tell(AllKnow()),) if len(state.arrived) == len(state.job.members) else ()
+
+
+def _tell_all(state: State, message: FromCoordinator) -> Step:
+    """Tell all hosts that have joined, and this one."""
+    send = (Send(tuple(state.members), message),) if state.members else ()
+    return state, (*send, Tell(message))

@@ -1,0 +1,242 @@
+"""Every other host than the coordinator: it joins, tells, and is told how the job goes on.
+
+    state, actions = step(state, event, now)
+
+Times are on the clock time.monotonic(), waits in seconds. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Union
+
+from launcher.errors import EXIT_HOST_LOST
+from launcher.peers.coordinator import LINE_EVERY, AllKnow, HangUp, Lost, Said, Tell
+from launcher.peers.messages import (
+    End,
+    Failed,
+    Job,
+    Later,
+    Message,
+    Missing,
+    NoRanksLeft,
+    Refused,
+    Start,
+    Stop,
+    Succeeded,
+    Welcome,
+    checked,
+    hello,
+)
+from launcher.result.causes import Result, of_host, of_lost_host, stopped
+from launcher.text import Log, flag
+
+# All in seconds.
+TO_ANSWER = 10  # for the coordinator to welcome this host, or refuse it
+RETRY = 0.02  # between two tries to reach the coordinator: at first,
+RETRY_MOST = 1.0  # and after a while
+
+# Events: Said, Lost (coordinator.py), of the coordinator; Said of this host itself; and these.
+
+
+class Connected(NamedTuple):
+    """There is a connection to the coordinator."""
+
+
+class Unreachable(NamedTuple):
+    """The coordinator could not be connected to."""
+
+    trouble: str
+
+
+# Actions: Tell; and these.
+
+
+class Connect(NamedTuple):
+    """Connect to the coordinator after a wait: `Connected` or `Unreachable` tells how that went."""
+
+    wait: float
+
+
+class Say(NamedTuple):
+    """Send the coordinator a message."""
+
+    message: Message
+
+
+# Phases.
+
+
+class Connecting(NamedTuple):
+    """This host tries to reach the coordinator."""
+
+    trouble: str = "DNS has not answered for its name"
+
+
+class Greeting(NamedTuple):
+    """This host has said who it is; it waits for the coordinator's answer."""
+
+    answer_by: float
+
+
+class Joining(NamedTuple):
+    """The coordinator has welcomed this host; other hosts are missing."""
+
+
+class Running(NamedTuple):
+    """All hosts have joined and run."""
+
+
+class Ended(NamedTuple):
+    """This host knows how the job ends."""
+
+
+Phase = Union[Connecting, Greeting, Joining, Running, Ended]
+
+
+class State(NamedTuple):
+    """All that is known."""
+
+    job: Job
+    phase: Phase
+    began: float
+    line_at: float
+    to_say: tuple[
+        Message, ...
+    ] = ()  # with each hello, until the coordinator has welcomed this host
+    succeeded: int = 0  # the attempt in which all ranks of this host have succeeded
+    stop_signal: int = 0  # that this host was sent
+
+
+Step = tuple[State, tuple[Any, ...]]
+
+
+def begin(job: Job, now: float) -> Step:
+    """Return the state at the launcher's start, and the actions to carry out."""
+    return State(job, Connecting(), now, now + LINE_EVERY), (Connect(0),)
+
+
+def due(state: State) -> float:
+    """Return when the event Time is due; infinite: never, as while ranks run."""
+    if not isinstance(state.phase, (Connecting, Greeting)):
+        return math.inf  # once welcome, only the coordinator's time-outs count
+    start_by = state.began + state.job.start_timeout
+    answer_by = state.phase.answer_by if isinstance(state.phase, Greeting) else math.inf
+    return min(state.line_at, start_by, answer_by)
+
+
+def step(state: State, event: Any, now: float) -> Step:
+    """Return the state after an event, and the actions to carry out."""
+    if isinstance(event, Said):
+        if event.host == state.job.current_host:
+            return this_host_says(state, event.message)
+        return coordinator_says(state, event.message)
+    if isinstance(event, Lost):
+        return coordinator_lost(state, event)
+    if isinstance(event, Connected):
+        return connected(state, now)
+    if isinstance(event, Unreachable):
+        return unreachable(state, event, now)
+    return time_is_up(state, now)
+
+
+def unreachable(state: State, event: Unreachable, now: float) -> Step:
+    """Try again after a while, which grows from 0.02 s to 1 s."""
+    wait = min(RETRY_MOST, max(RETRY, (now - state.began) / 8))
+    if not isinstance(state.phase, Connecting):
+        return state, ()
+    return state._replace(phase=Connecting(event.trouble)), (Connect(wait),)
+
+
+def connected(state: State, now: float) -> Step:
+    """Say who this host is, and what it has to tell."""
+    state = state._replace(phase=Greeting(now + TO_ANSWER))
+    return state, tuple(Say(message) for message in (hello(state.job), *state.to_say))
+
+
+def coordinator_says(state: State, message: Any) -> Step:
+    """Follow the coordinator; that the job has succeeded is true only if this host has."""
+    if isinstance(message, NoRanksLeft):
+        return state, (Tell(message),)  # also after the end
+    if isinstance(state.phase, Ended):
+        return state, ()
+    if isinstance(message, Welcome):
+        told = any(isinstance(said, Stop) for said in state.to_say)
+        state = state._replace(phase=Joining(), to_say=())
+        return state, (Tell(AllKnow()),) if told else ()
+    if isinstance(message, Later):
+        state = state._replace(phase=Connecting("it has no room for more connections"))
+        return state, (HangUp(state.job.coordinator), Connect(RETRY_MOST))
+    if isinstance(message, Refused):
+        job = state.job
+        text = f"the launcher of {job.coordinator} refused {job.current_host}: {message.why}."
+        return _end(state, of_host(f"launcher: {text}").result)
+    if isinstance(message, Missing):
+        return state, (Log(f"waiting for {message.words}."),)
+    if isinstance(message, Start):
+        state = state._replace(phase=Running(), succeeded=0)
+    elif isinstance(message, End):
+        if message.result.exit_code == 0 and not state.succeeded:
+            return state, ()
+        return _end(state, message.result)
+    return state, (Tell(message),)
+
+
+def coordinator_lost(state: State, event: Lost) -> Step:
+    """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
+    job = state.job
+    if isinstance(state.phase, Ended):
+        return state, ()
+    if isinstance(state.phase, Greeting):
+        return _not_a_launcher(state)
+    if state.stop_signal:
+        return _end(state, stopped(state.stop_signal))  # which came first
+    return _end(state, of_lost_host(job.coordinator, f"was lost: {event.why}").result)
+
+
+def _not_a_launcher(state: State) -> Step:
+    text = (
+        f"what answers on port {state.job.peer_port} of {state.job.coordinator} is not this job's "
+        f"launcher; choose another with {flag('peer_port')}, the same one on every host."
+    )
+    return _end(state, of_host(f"launcher: {text}", EXIT_HOST_LOST).result)
+
+
+def this_host_says(state: State, message: Message) -> Step:
+    """Tell the coordinator, which decides; before it knows this host, a stop is decided here."""
+    if isinstance(message, Failed):
+        message = message._replace(failure=checked(message.failure, state.job.current_host))
+    if isinstance(message, Succeeded):
+        state = state._replace(succeeded=message.attempt)
+    if isinstance(message, Stop):
+        state = state._replace(stop_signal=message.number)
+    if isinstance(state.phase, Ended):
+        return state, (Say(message),)
+    if isinstance(state.phase, (Joining, Running)):
+        return state, (Say(message),)
+    failed_before = any(isinstance(said, Failed) for said in state.to_say)
+    state = state._replace(to_say=(*state.to_say, message))
+    say = (Say(message),) if isinstance(state.phase, Greeting) else ()
+    if isinstance(message, Stop) and not failed_before:
+        return state, (*say, Tell(End(stopped(message.number))))
+    return state, say
+
+
+def time_is_up(state: State, now: float) -> Step:
+    """Log every 30 s what is missing; end if no answer comes in time."""
+    job, phase = state.job, state.phase
+    if now < due(state):
+        return state, ()
+    if isinstance(phase, Greeting) and now >= phase.answer_by:
+        return _not_a_launcher(state)
+    trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
+    if now >= state.began + job.start_timeout:
+        how = f"did not arrive within {job.start_timeout:g} s ({trouble})"
+        return _end(state, of_lost_host(job.coordinator, how).result)
+    line = Log(f"waiting for {job.coordinator} ({trouble}).")
+    return state._replace(line_at=now + LINE_EVERY), (line,)
+
+
+def _end(state: State, result: Result) -> Step:
+    """Have this host end with a result: there is nobody else whom it has to tell."""
+    return state._replace(phase=Ended()), (Tell(End(result)), Tell(AllKnow()))
