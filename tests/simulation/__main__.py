@@ -13,7 +13,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from simulation import mistakes, mistakes_with_ranks
+from simulation import mistakes
 from simulation.facts import broken
 from simulation.job import Job
 from simulation.plan import read
@@ -21,7 +21,7 @@ from simulation.planting import MISTAKES, planted
 from simulation.search import report, search
 
 OF_A_SEED = 1000  # jobs
-FILES = (mistakes, mistakes_with_ranks)  # which have registered what they plant
+FILE = mistakes  # which has registered what it plants
 
 
 def replay(text: str) -> int:
@@ -35,8 +35,8 @@ def replay(text: str) -> int:
 
 def one(seed: int, jobs: int) -> tuple[int, str]:
     """Run the jobs of one seed; return how many were run, and what was found."""
-    found, count = search(seed, jobs)
-    return count, report(found, seed) if found else ""
+    found = search(seed, jobs)
+    return (found.jobs, report(found, seed)) if found else (jobs, "")
 
 
 def many(jobs: int, seed: int, processes: int) -> int:
@@ -68,13 +68,10 @@ def how_soon(jobs: int) -> int:
     """Plant each mistake, and print how many jobs it takes to find it, and by which promise."""
     missed = 0
     for what, plant in MISTAKES.items():
-        found, before = None, 0
-        while not found and before < jobs:
-            with planted(plant):
-                found, count = search(before // OF_A_SEED, OF_A_SEED, shrink=False)
-            before += 0 if found else count
+        with planted(plant):
+            found = search(0, jobs)
         missed += not found
-        by = f"{before + found.jobs} | {found.broken[0].promise}" if found else "not found |"
+        by = f"{found.jobs} | {found.broken[0].promise}" if found else "not found |"
         print(f"| {what} | {by} |", flush=True)
     return 1 if missed else 0
 

@@ -23,6 +23,8 @@ LOSSES = (
 )  # fmt: skip
 ORPHANS_RANKS = (What.TORCHRUN_KILLED, What.RUNNER_KILLED)
 RANK_FAILURES = tuple(What)[: tuple(What).index(What.HANGS)]
+HANGS = (What.TORCHRUN_HANGS, What.TORCHRUN_HANGS_STARTING)
+OF_TORCHRUN = (What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.RUNNER_KILLED, *HANGS)
 MISCONFIGURED = (
     What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START, What.PORT_TAKEN, What.TOO_FEW_FILES,
     What.NO_TORCHRUN, What.TORCHRUN_FAILS, What.RUNNER_FAILS,
@@ -83,11 +85,3 @@ def lost(watch: Watch) -> set[Machine]:
 def impostors(watch: Watch) -> bool:
     """Tell whether somebody connects who knows the job's hosts, and is none of them."""
     return any(f.what is What.STRANGER and f.amount >= IMPOSTORS for f in watch.job.plan.faults)
-
-
-def is_deaf(watch: Watch, machine: Machine) -> bool:
-    """Tell whether a host's torchrun may not hear: it hangs, or waits for a store out of reach."""
-    out_of_reach = has(watch, What.CUT, What.HOST_VANISHES)
-    if any(one.machine is watch.job.machines[0] for one in out_of_reach):
-        return True
-    return any(one.machine is machine for one in has(watch, What.TORCHRUN_HANGS, *LOSSES))

@@ -15,7 +15,7 @@ from simulation.ranks import Rank
 from simulation.runner import Runner
 from simulation.store import Store
 from simulation.strangers import Stranger
-from simulation.torchrun import Torchrun
+from simulation.torchrun import Doing, Torchrun
 from simulation.watch import Watch
 
 LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
@@ -40,23 +40,14 @@ class Job:
         self.machines: list[Machine] = []
         self.machines += [Machine(self, number) for number in range(plan.hosts)]
         self.network = Network(self)
-        self.store = Store(self)
+        self.stores: dict[int, Store] = {}  # by attempt
+        self.processes: dict[int, Process] = {}  # all that were ever started
         self._pid = 100
-        self._conn = 0
 
     def next_pid(self) -> int:
         """Return a pid that no other process of the job has had."""
         self._pid += 1
         return self._pid
-
-    def next_conn(self) -> int:
-        """Return a number for an end of a connection."""
-        self._conn += 1
-        return self._conn
-
-    def machine(self, name: str) -> Machine:
-        """Return a host by its name."""
-        return self.machines[self.names.index(name)]
 
     def run(self) -> Watch:
         """Let everything happen; return what was seen."""
@@ -76,7 +67,7 @@ class Job:
             at = late.get(machine.number, self.random.uniform(0, 0.5))
             if at < LONGEST:
                 self.clock.at(at, self._start_launcher, machine)
-        with self.watch.over_rules():
+        with self.watch.over_steps():
             self.clock.run(LONGEST)
         return self.watch
 
@@ -94,17 +85,30 @@ class Job:
         machine.launcher = Launcher(self, machine)
         machine.launcher.begin()
 
-    def start_torchrun(self, machine: Machine) -> Process | None:
+    def start_torchrun(self, machine: Machine, attempt: int) -> Process | None:
         """Start a host's torchrun, or what runs it; None where that cannot be executed."""
         if self.of(machine, What.NO_TORCHRUN):
             return None
         refuses = ""
         if self.of(machine, What.TORCHRUN_FAILS):
             refuses = "RuntimeError: the device is gone"
-        self.watch.torchrun_starts(machine)
+        self.watch.torchrun_starts(machine, attempt)
+        if attempt not in self.stores:
+            self.stores[attempt] = Store(self)
+        store, launcher = self.stores[attempt], machine.launcher
+        assert launcher
         if self.plan.runner is None:
-            return Torchrun(machine, self.store, refuses)
-        return Runner(machine, lambda: Torchrun(machine, self.store, refuses))
+            launcher.torchrun = Torchrun(machine, store, attempt, refuses)
+        else:
+            launcher.torchrun = Runner(machine, lambda: Torchrun(machine, store, attempt, refuses))
+        return launcher.torchrun
+
+    def lose_store(self, machine: Machine) -> None:
+        """A machine is gone, or out of reach: so is what its torchruns keep."""
+        for store in self.stores.values():
+            for torchrun in (store.host, store.keeper):
+                if torchrun and torchrun.machine is machine:
+                    store.ends(torchrun)
 
     # Faults
 
@@ -133,6 +137,17 @@ class Job:
             self.watch.fault(fault, machine)
             machine.torchrun.hangs = True
 
+    def _hang_in_start(self, fault: Fault, machine: Machine) -> None:
+        torchrun = machine.torchrun
+        if torchrun and torchrun.runs and torchrun.doing in (Doing.MEETING, Doing.BOOTING):
+            self.watch.fault(fault, machine)
+            torchrun.hangs_in_start = True
+
+    def _tell_torchrun(self, fault: Fault, machine: Machine) -> None:
+        if machine.torchrun and machine.torchrun.runs:
+            self.watch.fault(fault, machine)
+            machine.torchrun.signal(signal.SIGTERM)
+
     def _kill_launcher(self, fault: Fault, machine: Machine) -> None:
         if machine.launcher and machine.launcher.runs:
             self.watch.fault(fault, machine)
@@ -150,25 +165,21 @@ class Job:
         if fault.what is What.HOST_VANISHES:
             self.network.give_up(machine)
         machine.has_started = False
-        if machine.number == 0:
-            self.store.breaks()
+        self.lose_store(machine)
 
     def _cut(self, fault: Fault, machine: Machine) -> None:
         if machine.is_up and not machine.is_cut:
             self.watch.fault(fault, machine)
             machine.is_cut = True
             self.network.give_up(machine)
-            if machine.number == 0:
-                self.store.breaks()
-            elif machine.torchrun:
-                self.store.breaks_for(machine.torchrun)
+            self.lose_store(machine)
+            if machine.number and machine.torchrun:
+                machine.torchrun.store.breaks_for(machine.torchrun)
 
     def _break_connection(self, fault: Fault, machine: Machine) -> None:
-        launcher = machine.launcher
-        for end in list(launcher.ends.values()) if launcher and machine.number else ():
-            if end.is_open:
-                self.watch.fault(fault, machine)
-                self.network.break_(end, fault.what)
+        for end in self.network.of(machine) if machine.number else ():
+            self.watch.fault(fault, machine)
+            self.network.break_(end, fault.what)
 
     def _stop(self, fault: Fault, machine: Machine) -> None:
         every = fault.what is What.STOP_ALL
@@ -185,13 +196,15 @@ class Job:
             machine.launcher.signal(number)
 
     def _connect_stranger(self, fault: Fault, machine: Machine) -> None:
-        for _ in range(70 if int(fault.amount) == 0 else 1):
-            Stranger(self, int(fault.amount), machine)
+        for number in range(300 if int(fault.amount) == 0 else 1):
+            self.clock.after(0.1 * (number // 100), Stranger, self, int(fault.amount), machine)
 
 
 _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.TORCHRUN_KILLED: Job._kill_torchrun,
     What.TORCHRUN_HANGS: Job._hang_torchrun,
+    What.TORCHRUN_HANGS_STARTING: Job._hang_in_start,
+    What.TORCHRUN_TOLD: Job._tell_torchrun,
     What.RUNNER_KILLED: Job._kill_runner,
     What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,

@@ -1,181 +1,152 @@
-"""A simulated launcher: the real state machines of one host, and what takes the supervisor's place.
-
-Like launcher/run/supervisor.py and launcher/peers/transport.py it turns what happens into events,
-and carries actions out. It holds no policy.
-"""
+"""A simulated host's launcher: the real loop, on a simulated System."""
 
 from __future__ import annotations
 
 import math
 import signal
-from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launcher.errors import EXIT_USAGE
-from launcher.events import AllJoined, Time
-from launcher.peers import agreement
-from launcher.result.causes import Cause, Failure, Result
-from launcher.run import events as own
-from launcher.run import host as hosts
-from launcher.run import machine as run_machine
-from launcher.run import state
-from simulation.effects import DO
+from launcher.errors import LaunchError
+from launcher.job.cluster import Cluster
+from launcher.job.neuron import COMPILE
+from launcher.job.plan import LaunchPlan
+from launcher.peers.messages import Job as HostsJob
+from launcher.result.causes import Result
+from launcher.run.state import State
+from launcher.run.supervisor import Supervisor
 from simulation.machine import Machine, Process
-from simulation.network import End
 from simulation.plan import What
+from simulation.system import System
 
 if TYPE_CHECKING:
     from simulation.job import Job
 
 PORT = 29401
 FINGERPRINT = {"script's arguments": ["--lr", "0.1"]}
-_REACHES = (0.0005, 0.01)  # seconds that a connection takes, where it comes to be
-_NO_ANSWER = 4.0  # seconds, until one that does not is given up
-_TOO_MANY = 3000  # ticks of one launcher: a timer that never stops
+_TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that never stops
+
+
+def job_of(job: Job, name: str, fingerprint: dict[str, list[str]]) -> HostsJob:
+    """Return the job as a host sees it."""
+    plan = job.plan
+    return HostsJob(
+        name,
+        job.names,
+        "job",
+        f"{job.names[0]}:29400",
+        plan.max_restarts,
+        plan.grace,
+        plan.failure_grace,
+        plan.start_timeout,
+        PORT if len(job.names) > 1 else 0,
+        fingerprint,
+    )
 
 
 class Launcher:
     """The launcher of one host.
 
-    Attributes: `result`, how it ended, None while it runs or if it was killed; `phase` of its run.
+    Attributes: `result`, how it ended, None while it runs or if it was killed; `stops`, the signals
+    that it was sent, and when; `stopping_since`, when it began to stop its ranks.
     """
 
     def __init__(self, job: Job, machine: Machine) -> None:
-        self.job = job
-        self.machine = machine
-        self.clock = job.clock
+        self.job, self.machine, self.clock = job, machine, job.clock
         self.runs = True
         self.result: Result | None = None
         self.started_at, self.ended_at = job.clock.now, math.inf
         self.stopping_since = math.inf
         self.torchrun: Process | None = None  # it, or the program that runs it
-        self.stops: list[tuple[float, int]] = []  # signals that it was sent, and when
-        self.ends: dict[int, End] = {}  # of connections, by number
-        self.asked = 0  # the number of torchrun's last question
+        self.stops: list[tuple[float, int]] = []
         self._wakes_at = math.inf
-        self._ticks = self._depth = 0
-        self._stands_still = False
-        self._queue: deque[tuple[Any, Any, int]] = deque()
-        plan, name, names = job.plan, machine.name, job.names
-        several = len(names) > 1
-        endpoint = f"{names[0]}:29400"
-        chosen = state.Job(name, names, endpoint, plan.grace, plan.failure_grace, several)
-        self.host = hosts.Host(run_machine.begin(chosen, self.clock.now))
+        self._is_woken = self._stands_still = False
+        self._timed = 0
+        self.system = System(job, machine, self._wake)
+        cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
+        other = {"script's arguments": ["--seed", str(machine.number)]}
+        fingerprint = {} if cannot else other if differs else FINGERPRINT
+        mine = job_of(job, machine.name, fingerprint)
+        cluster = Cluster(job.names, machine.name, "job", 0, 0, "")
+        runner = "" if job.plan.runner is None else COMPILE
+        argv = ("python", "agent.py", "--rdzv-id=job", "--", "rank.py")
+        plan: LaunchPlan | LaunchError
+        plan = LaunchPlan(argv, {}, cluster, "1", mine.endpoint, int(job.plan.grace), ())
+        plan = plan._replace(runner=runner)
+        if cannot:
+            plan = LaunchError("--train-script: there is none")
+        self.supervisor = Supervisor(mine, plan, {}, self.system)  # type: ignore[arg-type]
+        self._turns = self.supervisor.turns()
+
+    @property
+    def state(self) -> State:
+        """What is known of its run."""
+        return self.supervisor.state
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
-        if len(self.job.names) == 1:
-            self.hear(AllJoined(""))
-            return
-        cannot = self.job.of(self.machine, What.CANNOT_START)
-        differs = self.job.of(self.machine, What.DIFFERS)
-        other = {"script's arguments": ["--seed", str(self.machine.number)]}
-        fingerprint = {} if cannot else other if differs else FINGERPRINT
-        name, names = self.machine.name, self.job.names
-        timeout = int(self.job.plan.start_timeout)
-        chosen = agreement.job_of(name, names, "job", PORT, timeout, fingerprint)
-        peers, actions = agreement.begin(chosen, self.clock.now)
-        self.host = self.host._replace(peers=peers)
-        self._carry_out(actions)
-        if cannot:
-            text = f"launcher: {name}: --train-script: there is none\n"
-            self.hear(own.CannotStart(Failure(Cause.OWN, EXIT_USAGE, text)))
-
-    # Events
-
-    def hear(self, event: Any, asked: int = 0) -> None:
-        """Take in what happens on this host; torchrun's questions have numbers."""
-        self._take_in(hosts.step, event, asked)
-
-    def learn(self, event: Any) -> None:
-        """Take in the answer to an action, at once."""
-        self._step(hosts.step, event)
+        self._go_on(None)
 
     def signal(self, number: int) -> None:
         """Be sent a signal that stops a job."""
         self.stops.append((self.clock.now, number))
-        self.hear(own.Signal(number))
+        self.system.signals.add(number)
 
-    def hear_channel(self, event: Any) -> None:
-        """Take in what happens on the network."""
-        self._take_in(hosts.hear, event, 0)
+    # The loop.
 
-    def on_child_ended(self) -> None:
-        """A process has ended that is the launcher's child since its parent's end."""
-        self.hear(own.ChildEnded())
+    def _wake(self) -> None:
+        if not self._is_woken and self.runs:
+            self._is_woken = True
+            self.clock.at(self.clock.now, self._turn)
 
-    def _take_in(self, way: Any, event: Any, asked: int) -> None:
-        if self._stands_still:
-            self._queue.append((way, event, asked))
-        elif self.runs:
-            if asked:
-                self.asked = asked
-            self._step(way, event)
+    def _turn(self) -> None:
+        if self.runs and not self._stands_still:
+            self._is_woken = False
+            self._go_on(self.system.selector.ready())
 
-    def _step(self, way: Any, event: Any) -> None:
-        before = self.host
-        now = self.clock.now
-        self.host, actions = way(before, event, now)
-        self.job.watch.stepped(self, before, event, actions)
-        self._carry_out(actions)
-
-    def _carry_out(self, actions: Sequence[Any]) -> None:
-        self._depth += 1  # an action may have an answer, which has actions
-        for action in actions:
-            if self.runs:
-                DO[type(action)](self, action)
-        self._depth -= 1
-        if self._depth or not self.runs:
+    def _go_on(self, ready: object) -> None:
+        try:
+            timeout = self._turns.send(ready)  # type: ignore[arg-type]
+            turns = 0
+            while timeout == 0 and self.runs:
+                turns += 1
+                if turns > _TOO_MANY:
+                    self.job.watch.never_stops()
+                    self.die()
+                timeout = self._turns.send(self.system.selector.ready())
+        except StopIteration:
+            self._ends()
             return
-        if self.host.is_done:
-            result = self.host.run.result
-            assert result is not None
-            self.end(result)
-            return
-        due = hosts.due(self.host)
-        if due < self._wakes_at:
-            self._wakes_at = due
-            self.clock.at(due, self._wake, due)
+        wakes_at = math.inf if timeout is None else self.clock.now + timeout
+        if wakes_at != self._wakes_at:
+            self._wakes_at = wakes_at
+            if timeout is not None:
+                self.clock.at(wakes_at + 1e-6, self._times_out, wakes_at)
 
-    def _wake(self, at: float) -> None:
+    def _times_out(self, at: float) -> None:
         if at != self._wakes_at:
             return  # it was to wake earlier
         self._wakes_at = math.inf
-        if self._stands_still:
-            self._queue.append((None, Time(), 0))
-        elif self.runs:
-            self._tick()
-
-    def _tick(self) -> None:
-        self._ticks += 1
-        if self._ticks > _TOO_MANY:
+        if not self.runs:
+            return
+        self._timed += 1
+        if self._timed > _TOO_MANY:
             self.job.watch.never_stops()
             self.die()
-            return
-        if hosts.due(self.host) <= self.clock.now:
-            self._step(lambda host, _, now: hosts.tick(host, now), Time())
-        else:
-            self._wakes_at = hosts.due(self.host)
-            if self._wakes_at < math.inf:
-                self.clock.at(self._wakes_at, self._wake, self._wakes_at)
+        elif not self._is_woken:
+            self.job.watch.polls(self)
+            self._wake()
 
-    # What the plan does to it
+    # What the plan does to it.
 
     def stand_still(self, seconds: float) -> None:
         """Do nothing for a while, as on a machine that has no time for it."""
         if self.runs and not self._stands_still:
             self._stands_still = True
-            self.clock.after(seconds, self._go_on)
+            self.clock.after(seconds, self._moves)
 
-    def _go_on(self) -> None:
-        self._stands_still = False
-        waiting, self._queue = self._queue, deque()
-        for way, event, asked in waiting:
-            if way is None:
-                self._tick() if self.runs else None
-            else:
-                self._take_in(way, event, asked)
+    def _moves(self) -> None:
+        self._stands_still = self._is_woken = False
+        self._wake()
 
     def die(self, *, told: bool = True) -> None:
         """Be killed; the kernel tells the other ends and torchrun, if it is still there itself."""
@@ -184,20 +155,16 @@ class Launcher:
         self.runs = False
         self.ended_at = self.clock.now
         if told:
-            self._hang_up()
-            if self.torchrun:
-                self.torchrun.signal(signal.SIGTERM)  # PR_SET_PDEATHSIG
+            self.job.network.hang_up(self.machine)
+            for process in list(self.machine.processes.values()):
+                if process in (self.torchrun, self.machine.torchrun):
+                    process.signal(signal.SIGTERM)  # PR_SET_PDEATHSIG
+            if self.machine.torchrun:
+                self.machine.torchrun.loses_launcher()
 
-    def end(self, result: Result) -> None:
-        """End with a result."""
+    def _ends(self) -> None:
         self.runs = False
-        self.result = result
+        self.result = self.state.result
         self.ended_at = self.clock.now
-        self._hang_up()
+        self.job.network.hang_up(self.machine)
         self.job.watch.ended(self)
-
-    def _hang_up(self) -> None:
-        if self.job.network.listener is self:
-            self.job.network.stop_listening()
-        for end in self.ends.values():
-            end.close()

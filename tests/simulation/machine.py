@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from launcher.errors import AtSignal
+
 if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.launcher import Launcher
@@ -63,9 +65,11 @@ class Process:
         self.session = self.pid if leads or parent is None else parent.pid
         self.heard: list[tuple[float, int]] = []
         self.exit_code: int | None = None
+        self.reaped = False  # by its parent, which alone knows then how it ended
         self.started = self.clock.now
         self.ended: float | None = None
         machine.processes[self.pid] = self
+        machine.job.processes[self.pid] = self
 
     @property
     def runs(self) -> bool:
@@ -98,13 +102,18 @@ class Process:
             return
         self.exit_code, self.ended = exit_code, self.clock.now
         del self.machine.processes[self.pid]
-        launcher = self.machine.launcher
-        if launcher and (self.parent is None or not self.parent.runs):
-            seconds = self.job.random.uniform(0.0005, 0.004)
-            self.clock.after(seconds, launcher.on_child_ended)
         self.on_end()
+        launcher = self.machine.launcher
+        if launcher and launcher.runs:
+            launcher.system.process_ended(self.pid)
+            if self.parent is None or not self.parent.runs:
+                launcher.system.child_ended(self.pid, exit_code)
         if self.machine.runner:
             self.machine.runner.sees_end()
+
+    def response(self, number: int) -> AtSignal:
+        """Return what /proc says it does at a signal."""
+        return AtSignal.DIES
 
     def on_end(self) -> None:
         """Have others notice."""

@@ -1,7 +1,6 @@
-"""Mistakes in how a job starts and ends; mistakes_with_ranks.py has others.
+"""Mistakes that are planted one at a time, for the simulator to find.
 
-They are planted into the state machines, one at a time, for the simulator to find. Each replaces
-rules, functions or constants. (!) marks those that the launcher has once had.
+(!) marks those that a launcher has once had.
 """
 
 from __future__ import annotations
@@ -9,51 +8,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launcher.events import Tell, Time
-from launcher.peers import (
-    first,
-    first_deciding,
-    first_joining,
-    first_state,
-    messages,
-    other_greeting,
-    other_state,
-)
-from launcher.peers.events import (
-    Closed,
-    HelloFrom,
-    HostLost,
-    HostSucceeded,
-)
-from launcher.peers.messages import Ends, Later
+from launcher.peers import coordinator, member, messages
+from launcher.peers.messages import Failed, Later, Stop
 from launcher.result import causes
-from launcher.result.causes import Cause, Failure, RankFailure
-from launcher.run import failing, state, stopping
-from launcher.run.events import (
-    RankFailed,
-    TorchrunGone,
-)
-from simulation import runner
-from simulation.planting import Planter, mistake, without
+from launcher.result.causes import RankFailure, Result
+from launcher.run import ending, machine, ranks
+from launcher.run.events import SignalRanks
+from launcher.run.state import Ending, Restarting, Running, Why
+from simulation.planting import MISTAKES, Planter, mistake, without
 
-RUN, FIRST, OTHER = state.RULES, first_state.RULES, other_state.RULES
-P, F, Q = state.Phase, first_state.Phase, other_state.Phase
+__all__ = ["MISTAKES"]
 
-# How a job ends
-
-
-@mistake("(!) a rank that dies of a restart is taken for the cause")
-def _(plant: Planter) -> None:
-    plant.copy(RUN, RankFailed, P.RESTARTING, like=P.RUNNING)
-
-
-@mistake("(!) what a rank does while torchrun ends it is taken for the cause")
-def _(plant: Planter) -> None:
-    def taken(state: Any, event: Any, now: float) -> Any:
-        return plain(state._replace(closing=None), event, now)
-
-    plain = RUN.table[P.RUNNING, RankFailed].handler
-    plant.rule(RUN, P.ENDING, RankFailed, taken)
+# How a job ends.
 
 
 @mistake("(!) a secondary failure is told as the cause")
@@ -61,161 +27,380 @@ def _(plant: Planter) -> None:
     plant.set(RankFailure, "is_secondary", property(lambda failure: False))
 
 
-@mistake("(!) a torchrun that is held is not released")
+@mistake("the coordinator waits 0.1 s for a better cause than a secondary one")
 def _(plant: Planter) -> None:
-    plant.drop(RUN, Time, P.HOLDING)
-
-
-@mistake("torchrun is not held for a better cause")
-def _(plant: Planter) -> None:
-    plant.set(failing, "_wants_better_cause", lambda state: False)
-
-
-@mistake("the first host waits 0.1 s for a better cause than a secondary one")
-def _(plant: Planter) -> None:
-    plant.set(causes, "_PATIENCE", (0.3, 0.5, 1.0, math.inf, 0.1, 0.1))
+    plant.set(causes, "_PATIENCE", (0.3, 0.5, 1.0, 0.1, 0.1))
 
 
 @mistake("the worst cause is preferred")
 def _(plant: Planter) -> None:
-    def worst(state: Any) -> Failure:
-        known = [state.failure, *(seen.failure for seen in state.restarts)]
-        return max(known, key=lambda failure: failure.cause)
+    def worst(plain: Any, state: Any, failure: Any, now: float) -> Any:
+        known = getattr(state.phase, "failure", failure)
+        after = plain(state, failure, now)
+        chosen = max(known, failure, key=lambda one: one.cause)
+        return after._replace(phase=after.phase._replace(failure=chosen))
 
-    plant.set(first_deciding, "cause", worst)
+    plant.around(coordinator, "_note", worst)
 
 
-@mistake("the last failure of its own is told, not the first")
+@mistake("the last failure of its kind is told, not the first")
 def _(plant: Planter) -> None:
-    def last(state: Any, failure: Failure, now: float) -> Any:
-        state = note(state, failure, now)
-        same = state.failure and state.failure.cause is failure.cause
-        return state._replace(failure=failure) if same else state
+    def last(plain: Any, state: Any, failure: Any, now: float) -> Any:
+        after = plain(state, failure, now)
+        if after.phase.failure.cause is failure.cause:
+            return after._replace(phase=after.phase._replace(failure=failure))
+        return after
 
-    note = first_deciding.note
-    plant.set(first_deciding, "note", last)
+    plant.around(coordinator, "_note", last)
 
 
-@mistake("(!) a restart counts for 5 s to the decision, not to the failure")
+@mistake("(!) of two failures of one host the later counts as the first")
 def _(plant: Planter) -> None:
-    def late(state: Any) -> Failure:
-        known = [s.failure for s in state.restarts if state.decide_at - s.time < 5]
-        return min([state.failure, *known], key=lambda failure: failure.cause)
+    def reverse(plain: Any, known: Any, time: float, patience: float) -> Any:
+        found = [plain({pid: rank}, time, patience) for pid, rank in known.items()]
+        counting = [rank for of_one, _ in found for rank in of_one]
+        counting.sort(key=lambda rank: -rank.failure.time)
+        return counting, min((wait for _, wait in found), default=math.inf)
 
-    plant.set(first_deciding, "cause", late)
+    plant.around(ranks, "to_count", reverse)
 
 
-@mistake("a failure that torchrun restarts ends the job")
+@mistake("a failure is not told to the coordinator")
 def _(plant: Planter) -> None:
-    def ends(state: Any, failure: Failure, now: float) -> Any:
-        return note(state, failure._replace(cause=Cause.OWN), now)
+    def silent(plain: Any, state: Any, message: Any) -> Any:
+        is_told = isinstance(message, Failed) and isinstance(state.phase, member.Running)
+        return (state, ()) if is_told else plain(state, message)
 
-    note = first_deciding.note
-    plant.set(first_deciding, "note", ends)
+    plant.around(member, "this_host_says", silent)
 
 
-@mistake("a failure is not told to the first host")
+@mistake("(!) a failure counts before its exit code is certain")
 def _(plant: Planter) -> None:
-    plant.drop(OTHER, Failure, Q.JOINED)
-
-
-@mistake("(!) a failure is told before its exit code is certain")
-def _(plant: Planter) -> None:
-    plant.set(failing, "TO_BE_CERTAIN", 0.0)
+    plant.set(machine, "TO_BE_CERTAIN", 0.0)
 
 
 @mistake("a rank whose hook ends it with 0 has failed")
 def _(plant: Planter) -> None:
-    plant.set(failing, "_withdraw", lambda state, pid: state)
+    def fails(plain: Any, known: Any, time: float, patience: float) -> Any:
+        changed = {
+            pid: rank._replace(exit_code=1) if rank.failure and rank.exit_code == 0 else rank
+            for pid, rank in known.items()
+        }
+        return plain(changed, time, patience)
+
+    plant.around(ranks, "to_count", fails)
 
 
-@mistake("the other hosts do not hear what is decided")
+@mistake("members do not hear what is decided")
 def _(plant: Planter) -> None:
-    plant.drop(OTHER, Ends, Q.JOINED)
+    def alone(plain: Any, state: Any, message: Any) -> Any:
+        state, actions = plain(state, message)
+        is_end = isinstance(message, messages.End)
+        return state, actions[-1:] if is_end else actions
+
+    plant.around(coordinator, "_tell_all", alone)
 
 
 @mistake("a host that is lost is nobody's loss")
 def _(plant: Planter) -> None:
-    plant.drop(FIRST, HostLost, F.JOINED)
+    plant.nothing(coordinator, "host_lost")
 
 
-@mistake("a host goes on without the first one")
+@mistake("a host goes on without the coordinator")
 def _(plant: Planter) -> None:
-    plant.drop(OTHER, Closed, Q.JOINED)
+    plant.nothing(member, "coordinator_lost")
 
 
 @mistake("(!) that torchrun was killed is told only when the program ends that runs it")
 def _(plant: Planter) -> None:
-    plant.after(RUN, TorchrunGone, without(Tell), P.RUNNING)
+    def silent(plain: Any, state: Any, event: Any, now: float) -> Any:
+        if not state.runner:
+            return plain(state, event, now)
+        return state._replace(torchrun=state.torchrun._replace(asks=False, ended_at=now)), ()
+
+    plant.around(machine, "torchrun_ended", silent)
 
 
 @mistake("a host succeeds though the program has failed that runs its torchrun")
 def _(plant: Planter) -> None:
-    def loses(ended: Any, gone: Any, program: str) -> Any:
-        return plain(ended._replace(returncode=0), gone, program)
+    def succeeds(plain: Any, state: Any, event: Any, now: float) -> Any:
+        return plain(state, event._replace(returncode=0), now)
 
-    plain = runner.of_both
-    plant.set(runner, "of_both", loses)
+    plant.around(machine, "child_ended", succeeds)
 
 
-@mistake("a torchrun that does not hear SIGTERM is waited for")
+@mistake("somebody's SIGTERM to torchrun is not noticed")
 def _(plant: Planter) -> None:
-    for file in (failing, stopping):
-        plant.set(file, "to_pass_on", lambda grace: grace + state.MARGIN)
+    def deaf(plain: Any, state: Any, event: Any, now: float) -> Any:
+        return (state, ()) if event.number else plain(state, event, now)
+
+    plant.around(machine, "asks_to_end", deaf)
 
 
 @mistake("the job succeeds with the first host that does")
 def _(plant: Planter) -> None:
-    def all_of_them(state: Any, actions: Any, now: float) -> Any:
-        return first_state.decide(state, causes.Result(0))
-
-    plant.after(FIRST, HostSucceeded, all_of_them, F.JOINED)
+    plant.set(coordinator, "host_succeeded", lambda state, *_: coordinator._end(state, Result(0)))
 
 
-# How it starts
+@mistake("torchrun's success is not held against its ranks'")
+def _(plant: Planter) -> None:
+    plant.set(machine.State, "has_succeeded", property(lambda state: not state.alive))
+
+
+# How it starts.
 
 
 @mistake("torchrun starts with one host missing")
 def _(plant: Planter) -> None:
-    def early(state: Any, event: Any, now: float) -> Any:
-        others = (
-            state.job.others - {max(state.job.others - state.joined.keys() - {event.host})}
-            if len(state.job.others - state.joined.keys()) > 1
-            else state.job.others
-        )
-        after, actions = join(state._replace(job=state.job._replace(others=others)), event, now)
+    def early(plain: Any, state: Any, event: Any, now: float) -> Any:
+        hosts = state.job.hosts
+        fewer = state.job._replace(hosts=hosts[:-1] if len(hosts) > 2 else hosts)
+        after, actions = plain(state._replace(job=fewer), event, now)
         return after._replace(job=state.job), actions
 
-    rule = FIRST.table[F.JOINING, HelloFrom]
-    join = rule.handler
-    plant.rule(FIRST, F.JOINING, HelloFrom, early)
+    plant.around(coordinator, "host_arrived", early)
 
 
 @mistake("hosts that differ start together")
 def _(plant: Planter) -> None:
-    plant.set(first_joining, "_difference", lambda state, hello: "")
+    plant.set(coordinator, "_difference", lambda state, theirs: "")
 
 
 @mistake("(!) a host that is to come later takes it for a refusal")
 def _(plant: Planter) -> None:
-    plant.rule(OTHER, Q.GREETING, Later, lambda state, event, now: other_greeting._fail(state))
+    def refused(plain: Any, state: Any, message: Any) -> Any:
+        later = isinstance(message, Later)
+        return member._not_a_launcher(state) if later else plain(state, message)
+
+    plant.around(member, "coordinator_says", refused)
 
 
-@mistake("(!) the first host looks who is missing though all are here")
+@mistake("(!) the coordinator looks who is missing though all are here")
 def _(plant: Planter) -> None:
-    def due(state: Any) -> float:
-        return math.inf if state.phase is F.LEFT else min(plain(state), state.reminder.due)
+    def often(plain: Any, state: Any) -> float:
+        return min(plain(state), state.attempt_since + 5 if state.attempt else math.inf)
 
-    plain = first.due
-    plant.set(first, "due", due)
+    plant.around(coordinator, "due", often)
 
 
 @mistake("(!) whoever knows the job's hosts can end it with 0")
 def _(plant: Planter) -> None:
     plant.set(messages, "range", lambda *_: frozenset(range(256)))
-    plant.set(messages, "valid", lambda failure, host: failure)
+    plant.set(coordinator, "checked", lambda failure, host: failure)
 
 
 @mistake("who cannot start does not wait for those who come late")
 def _(plant: Planter) -> None:
-    plant.set(first_deciding, "TO_LEAVE", 0.0)
+    plant.set(machine, "TO_TELL", 0.0)
+
+
+# Restarts.
+
+
+@mistake("a failure that a restart would mend ends the job")
+def _(plant: Planter) -> None:
+    plant.set(coordinator, "_restarts", lambda state, failing: False)
+
+
+@mistake("restarts are never used up")
+def _(plant: Planter) -> None:
+    plant.set(coordinator, "_restarts", lambda state, failing: failing.may_restart)
+
+
+@mistake("the next attempt starts when one host has cleared this one")
+def _(plant: Planter) -> None:
+    def early(plain: Any, state: Any, host: str, event: Any, now: float) -> Any:
+        all_hosts = frozenset((*state.job.hosts,)) - {host}
+        if isinstance(state.phase, coordinator.Restarting) and event.attempt == state.attempt:
+            state = state._replace(phase=state.phase._replace(cleared=all_hosts))
+        return plain(state, host, event, now)
+
+    plant.around(coordinator, "host_cleared", early)
+
+
+@mistake("(!) a stop while ranks are restarted is lost")
+def _(plant: Planter) -> None:
+    def lost(plain: Any, state: Any, number: int, now: float) -> Any:
+        phase = state.phase
+        ends = isinstance(phase, Ending) and phase.why is Why.RESTART
+        return (state, ()) if ends or isinstance(phase, Restarting) else plain(state, number, now)
+
+    plant.around(machine, "signalled", lost)
+
+
+@mistake("the coordinator forgets a stop while hosts clear an attempt")
+def _(plant: Planter) -> None:
+    def forgets(plain: Any, state: Any, *event: Any) -> Any:
+        restarts = isinstance(state.phase, coordinator.Restarting)
+        return (state, ()) if restarts else plain(state, *event)
+
+    plant.around(coordinator, "host_stopped", forgets)
+
+
+@mistake("a host that is lost while ranks are restarted is waited for")
+def _(plant: Planter) -> None:
+    def waits(plain: Any, state: Any, event: Any, now: float) -> Any:
+        restarts = isinstance(state.phase, coordinator.Restarting)
+        return (state, ()) if restarts else plain(state, event, now)
+
+    plant.around(coordinator, "host_lost", waits)
+
+
+@mistake("(!) what ranks leave behind outlives their attempt")
+def _(plant: Planter) -> None:
+    def forgets(plain: Any, state: Any, event: Any, now: float) -> Any:
+        phase = state.phase
+        restarts = isinstance(phase, Ending) and phase.why is Why.RESTART
+        return plain(state, event._replace(pids=()) if restarts else event, now)
+
+    plant.around(machine, "remaining", forgets)
+
+
+@mistake("what happened in the last attempt is taken for this one's")
+def _(plant: Planter) -> None:
+    def keeps(plain: Any, state: Any, event: Any, now: float) -> Any:
+        after, actions = plain(state, event, now)
+        return after._replace(ranks=state.ranks, torchrun=state.torchrun), actions
+
+    plant.around(machine, "started", keeps)
+
+
+# Stops.
+
+
+@mistake("a stop is not told to the other hosts")
+def _(plant: Planter) -> None:
+    def silent(plain: Any, state: Any, number: int, now: float) -> Any:
+        after, actions = plain(state, number, now)
+        return after, without(Stop, actions) if isinstance(state.phase, Running) else actions
+
+    plant.around(machine, "signalled", silent)
+
+
+@mistake("(!) a stop hides a failure whose cause is still waited for")
+def _(plant: Planter) -> None:
+    def hides(plain: Any, state: Any, event: Any, *now: Any) -> Any:
+        if isinstance(state.phase, coordinator.Failing):
+            return coordinator._end(state, causes.stopped(event.number))
+        return plain(state, event, *now)
+
+    plant.around(coordinator, "host_stopped", hides)
+
+
+@mistake("(!) a stop leaves the failure grace, not its own")
+def _(plant: Planter) -> None:
+    def short(plain: Any, state: Any, number: int, now: float) -> Any:
+        job = state.job._replace(grace=state.job.failure_grace)
+        after, actions = plain(state._replace(job=job), number, now)
+        return after._replace(job=state.job), actions
+
+    plant.around(machine, "_stop", short)
+
+
+@mistake("ranks are not told of a stop")
+def _(plant: Planter) -> None:
+    def silent(plain: Any, state: Any, given: Any, clock: Any) -> Any:
+        after, actions = plain(state, given, clock)
+        return after, without(SignalRanks, actions)
+
+    plant.around(ending, "_end_ranks", silent)
+
+
+@mistake("(!) ranks hear SIGTERM again")
+def _(plant: Planter) -> None:
+    def again(plain: Any, state: Any, given: Any, clock: Any) -> Any:
+        return plain(state, given._replace(told=frozenset()), clock)
+
+    plant.around(ending, "_end_ranks", again)
+
+
+@mistake("(!) a rank that starts after a stop has no time to save")
+def _(plant: Planter) -> None:
+    def none(plain: Any, state: Any, given: Any, clock: Any) -> Any:
+        after, actions = plain(state, given, clock)
+        return after._replace(by=given.by), actions
+
+    plant.around(ending, "_end_ranks", none)
+
+
+@mistake("what a rank has started that dies unsaved does not hear the stop")
+def _(plant: Planter) -> None:
+    plant.set(machine, "ended_while_ending", lambda *_: ())
+
+
+@mistake("(!) what outlives its rank loses the rest of the grace")
+def _(plant: Planter) -> None:
+    def loses(plain: Any, state: Any, given: Any, clock: Any) -> Any:
+        why = given.why
+        after, actions = plain(state, given._replace(why=Why.FAILURE), clock)
+        return after._replace(why=why), actions
+
+    plant.around(ending, "_end_left", loses)
+
+
+@mistake("Ctrl-C three times is one stop")
+def _(plant: Planter) -> None:
+    plant.set(machine, "INTERRUPTS", 99)
+
+
+# Time and processes.
+
+
+@mistake("(!) the store goes before ranks that save")
+def _(plant: Planter) -> None:
+    def goes(plain: Any, state: Any, *rest: Any, **named: Any) -> Any:
+        torchrun = state.torchrun._replace(keeps_store=False)
+        return plain(state._replace(torchrun=torchrun), *rest, **named)
+
+    plant.around(ending, "_end_torchrun", goes)
+
+
+@mistake("(!) a torchrun that does not ask is waited for")
+def _(plant: Planter) -> None:
+    plant.set(ending, "TO_ASK", math.inf)
+
+
+@mistake("torchrun is not answered")
+def _(plant: Planter) -> None:
+    def silent(plain: Any, state: Any, given: Any, *rest: Any, **named: Any) -> Any:
+        if given.why is Why.SUCCESS:
+            return state.torchrun, given, ()
+        return plain(state, given, *rest, **named)
+
+    plant.around(ending, "_end_torchrun", silent)
+
+
+@mistake("(!) what ranks leave behind is given up without having been killed")
+def _(plant: Planter) -> None:
+    def gives_up(plain: Any, state: Any, given: Any, now: float) -> Any:
+        at = given.since if math.isinf(given.killed_at) else given.killed_at
+        return plain(state, given._replace(killed_at=at), now)
+
+    plant.around(ending, "advance", gives_up)
+    plant.set(machine, "advance", ending.advance)
+
+
+@mistake("what ranks leave behind is not looked for")
+def _(plant: Planter) -> None:
+    def blind(plain: Any, state: Any, event: Any, now: float) -> Any:
+        return plain(state, event._replace(pids=()), now)
+
+    plant.around(machine, "remaining", blind)
+
+
+@mistake("the ranks of a failed one have no time")
+def _(plant: Planter) -> None:
+    def none(plain: Any, state: Any, why: Any, grace: float, now: float) -> Any:
+        job = state.job._replace(failure_grace=0.0)
+        after, actions = plain(state._replace(job=job), why, 0.0, now)
+        return after._replace(job=state.job), actions
+
+    plant.around(machine, "_end", none)
+
+
+@mistake("a deadline passes, and nothing is done")
+def _(plant: Planter) -> None:
+    def passes(plain: Any, state: Any, now: float) -> Any:
+        return (state, ()) if isinstance(state.phase, Ending) else plain(state, now)
+
+    plant.around(machine, "time_is_up", passes)

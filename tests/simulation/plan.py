@@ -64,6 +64,8 @@ class What(Word):
     # Torchrun.
     TORCHRUN_KILLED = "torchrun is killed"
     TORCHRUN_HANGS = "torchrun hangs"
+    TORCHRUN_HANGS_STARTING = "torchrun hangs when it has started ranks"
+    TORCHRUN_TOLD = "somebody sends torchrun SIGTERM"
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
     # The program that runs torchrun, if the plan has one.
     RUNNER_KILLED = "torchrun's runner is killed"

@@ -6,12 +6,14 @@ Where a promise cannot hold, since what tells the hosts is broken as well, it sa
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
-from launcher.result.causes import Cause, Result
-from launcher.run.state import MARGIN
+from launcher.result.causes import Result
+from launcher.run.state import MARGIN, TO_LEAVE_BARRIER
 from simulation import promises_of_ranks
 from simulation.facts import (
+    HANGS,
     LOSSES,
     MISCONFIGURED,
     RANK_FAILURES,
@@ -40,7 +42,7 @@ def starts_together(watch: Watch) -> Iterator[str]:
     """And agree; but an impostor counts as the host whose name it has."""
     absent = [machine.name for machine in watch.job.machines if machine.launcher is None]
     differ = planned(watch, What.DIFFERS, What.CANNOT_START)
-    for at, machine in watch.started:
+    for at, machine, _ in watch.started:
         if (absent or differ) and not impostors(watch):
             yield f"{machine.name} starts torchrun at {at:.3f} s; absent: {absent}"
 
@@ -81,6 +83,8 @@ def all_say_the_same(watch: Watch) -> Iterator[str]:
     away, first = lost(watch), watch.job.machines[0]
     if not first.launcher or first in away or impostors(watch) or planned(watch, What.PORT_TAKEN):
         return
+    if planned(watch, What.TOO_FEW_FILES) and planned(watch, What.STRANGER):
+        return  # who takes the few there are
     said: dict[Result, str] = {}
     for launcher in ended(watch):
         if launcher.result and launcher.machine not in away and not _is_alone(watch, launcher):
@@ -99,22 +103,23 @@ def _is_alone(watch: Watch, launcher: Launcher) -> bool:
     return launcher.torchrun is None and (bool(launcher.stops) or planned(watch, *SLOW))
 
 
-@promise("Before the first host decides, it waits for a better cause than the one it knows")
+@promise("Before the coordinator decides, it waits for a better cause than the one it knows")
 def best_failure(watch: Watch) -> Iterator[str]:
     """Of those that it has heard of by then it takes the first of the best kind."""
-    ends = [at for at, failure in watch.failures if failure.cause is not Cause.RESTARTED]
-    if not ends or watch.decided is None or watch.decided[1].exit_code == 0:
+    if watch.decided is None:
         return
-    result = watch.decided[1]
-    known = [
-        failure
-        for at, failure in watch.failures
-        if failure.cause is not Cause.RESTARTED or any(end - at < 5 for end in ends)
-    ]
+    at, result = watch.decided
+    last = max((one.attempt for one in watch.failures), default=0)
+    known = [one.failure for one in watch.failures if one.attempt == last and one.time <= at]
+    if not known or result.exit_code == 0 or result.stop_signal:
+        return
     best = min(failure.cause for failure in known)
-    expected = next(failure.result for failure in known if failure.cause is best)
-    if result != expected and "differ" not in result.text and "arrive" not in result.text:
-        yield f"{result} in place of {expected}"
+    expected = next(failure for failure in known if failure.cause is best).headline
+    first = result.text.partition("\n")[0]
+    if first != expected and "differ" not in result.text and "arrive" not in result.text:
+        lost_later = " was lost: " in first and watch.restarts  # while ranks were restarted
+        if not lost_later:
+            yield f"{first} in place of {expected}"
 
 
 @promise("A rank's own failure counts most (it waits 0.3 s)")
@@ -123,13 +128,14 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     one = watch.faults[0] if watch.faults else None
     if one is None or one.time < 3 or watch.decided is None or watch.job.plan.max_restarts:
         return
-    if planned(watch, *SLOW, What.HANGS, What.TORCHRUN_HANGS, What.FORGIVEN, What.STOPS_READING):
+    if planned(watch, *SLOW, What.HANGS, *HANGS, What.FORGIVEN, What.STOPS_READING):
         return
     tells = one.fault.what not in LOSSES  # the first host, and not its connection
     if tells and {one.machine, watch.job.machines[0]} & lost(watch):
         return
     most = dict.fromkeys(STOPS, 0.1)
-    most |= {What.TORCHRUN_KILLED: 1.1, What.RUNNER_KILLED: 1.1, **dict.fromkeys(LOSSES, 14.6)}
+    most |= {What.TORCHRUN_KILLED: 1.1, What.RUNNER_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
+    most |= dict.fromkeys(LOSSES, 14.6)
     most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
     through = all(rank.exit_code == 0 for rank in watch.ranks)
     if watch.decided[0] > one.time + most.get(one.fault.what, math.inf) and not through:
@@ -148,19 +154,46 @@ def cause_is_true(watch: Watch) -> Iterator[str]:
             yield f"{launcher.machine.name} exits with {result.exit_code} and says: {line}"
 
 
-@promise("a failure after which torchrun restarts ranks does not end the job")
-def restarts(watch: Watch) -> Iterator[str]:
-    """If it is the only one, and no rank goes on without it."""
-    plan = watch.job.plan
-    one = watch.faults[0] if len(watch.faults) == 1 else None
-    kinds = tuple(what for what in RANK_FAILURES if what is not What.FORGIVEN)
-    if one is None or one.fault.what not in kinds or not plan.max_restarts:
+@promise("Of two failures of one host the first is told first")
+def first_of_a_host(watch: Watch) -> Iterator[str]:
+    """If what the ranks did is all that went wrong, and each was to say it in time."""
+    own = [one for one in has(watch, *RANK_FAILURES) if one.rank]
+    odd = any(one.fault.what in (What.FORGIVEN, What.LINGERS) for one in own)
+    if len(own) != len(watch.faults) or odd or planned(watch, *SLOW) or watch.decided is None:
         return
-    others = [fault for fault in plan.faults if fault.what not in (*RANK_FAILURES, What.HANGS)]
-    if not others and plan.script.at_break is not AtBreak.GOES_ON:
-        for launcher in launchers(watch):
-            if launcher.result != Result(0):
-                yield f"{launcher.machine.name} ends with {launcher.result}"
+    named = re.match(r"\S+, rank (\d+) ", watch.decided[1].text)
+    said: dict[int, float] = {}
+    for one in own:
+        assert one.rank
+        later = one.fault.amount if one.fault.what is What.RAISES else 0.0
+        said[one.rank.rank] = one.time + later
+    number = int(named.group(1)) if named else -1
+    for one in own:
+        assert one.rank
+        if number in said and said[one.rank.rank] < said[number] - 0.05:
+            mine = one.rank.rank // watch.job.plan.nproc == number // watch.job.plan.nproc
+            last = one.rank.attempt == max(attempt for *_, attempt in watch.started)
+            if mine and last and not one.rank.heard:
+                yield f"rank {number} is named, but rank {one.rank.rank} failed before"
+
+
+@promise("one failure is one restart on all hosts")
+def restarts(watch: Watch) -> Iterator[str]:
+    """And all hosts start each attempt, when nothing of the one before is left on any host."""
+    plan = watch.job.plan
+    for at, machine, attempt in watch.started:
+        before = [rank for rank in watch.ranks if rank.attempt < attempt]
+        if attempt > 1 and any(rank.ended is None or rank.ended > at for rank in before):
+            yield f"{machine.name} starts attempt {attempt} at {at:.3f} s, and ranks still run"
+    only_ranks = all(fault.what in RANK_FAILURES for fault in plan.faults)
+    failed = [one for one in watch.faults if one.fault.what is not What.FORGIVEN]
+    if not only_ranks or not failed or len(failed) > plan.max_restarts or has(watch, What.FORGIVEN):
+        return
+    for launcher in launchers(watch):
+        if launcher.result != Result(0):
+            yield f"{launcher.machine.name} ends with {launcher.result}"
+    if len(watch.restarts) > len(failed):
+        yield f"{len(watch.restarts)} restarts for {len(failed)} failures"
 
 
 @promise("SIGTERM on one host stops all of them, each with its full grace")
@@ -181,26 +214,34 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
             yield f"{launcher.machine.name} ends with {launcher.result}"
 
 
-@promise("| torchrun restarts ranks | a stop | stopped;")
+@promise("| ranks are being restarted | a stop | stopped")
 def no_stop_is_lost(watch: Watch) -> Iterator[str]:
-    """Whatever else has happened: no job succeeds whose ranks were stopped."""
-    for one in has(watch, *STOPS):
+    """Whatever else has happened: no job succeeds whose ranks were stopped, or its torchrun."""
+    told = has(watch, What.TORCHRUN_TOLD)
+    told = [one for one in told if one is watch.faults[0]]  # while nothing else ends its ranks
+    for one in [*has(watch, *STOPS), *told]:
         runners = [machine.runner for machine in watch.job.machines if machine.runner]
         all_of_it = [*watch.ranks, *runners]
-        went_on = any(process.ended and process.ended > one.time + 1 for process in all_of_it)
+        if one in told:
+            all_of_it = [rank for rank in watch.ranks if rank.machine is one.machine]
+        went_on = any(process.ended and process.ended > one.time + 1.1 for process in all_of_it)
         if went_on and not has(watch, What.FORGIVEN) and not planned(watch, *SLOW):
             for launcher in ended(watch):
                 if launcher.result == Result(0):
                     yield f"{launcher.machine.name} succeeds, but was stopped at {one.time:.3f} s"
 
 
-@promise("| a secondary failure | a stop, while the cause is waited for | with the failure |")
+@promise("| a secondary failure, and no restart is left | a stop, while the cause is waited for |")
 def failure_before_stop(watch: Watch) -> Iterator[str]:
     """As with every failure that the first host has heard of before the stop."""
     if watch.decided and watch.decided[1].stop_signal:
-        for at, failure in watch.failures:
-            if failure.cause is not Cause.RESTARTED:
-                yield f"stopped, but at {at:.3f} s the first host heard: {failure.text}"
+        known = [one for one in watch.failures if one.time < watch.decided[0]]
+        last = [one for one in known if one.attempt == known[-1].attempt]
+        attempt = max((number for *_, number in watch.started), default=0)
+        restarts = last and last[0].attempt <= watch.job.plan.max_restarts
+        all_of_ranks = all(one.failure.of_rank for one in last)
+        if last and last[0].attempt == attempt and not (restarts and all_of_ranks):
+            yield f"stopped, but at {last[0].time:.3f} s it heard: {last[0].failure.text}"
 
 
 @promise("no failure file is written")
@@ -220,8 +261,8 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     """Within all times of docs/hosts.md, added up, unless something hangs that nobody sees."""
     waits = watch.job.plan.script.at_break is AtBreak.WAITS and has(watch, What.FORGIVEN)
     for launcher in launchers(watch):
-        if launcher.runs and not has(watch, What.HANGS, What.TORCHRUN_HANGS) and not waits:
-            yield f"{launcher.machine.name} is {launcher.host.run.phase.value}"
+        if launcher.runs and not has(watch, What.HANGS, *HANGS) and not waits:
+            yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
     if watch.job.plan.hosts == 1 or odd:
         return
@@ -237,9 +278,12 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
     """Return since when a host can know how it ends, and within how many seconds it is to."""
     plan = watch.job.plan
     assert launcher.result
-    bound = 2 * plan.failure_grace + MARGIN if launcher.result.exit_code else 0
+    # What runs torchrun has the failure grace after it; ranks that start late have theirs.
+    bound = 2 * plan.failure_grace + 2 * MARGIN
+    if launcher.result.exit_code == 0:
+        bound = max(TO_LEAVE_BARRIER, plan.failure_grace + MARGIN)
     if launcher.result.stop_signal or launcher.stopping_since < math.inf:
-        bound = plan.grace + 2 * MARGIN
+        bound = plan.grace + plan.failure_grace + 2 * MARGIN
     decided = watch.decided[0] if watch.decided else launcher.ended_at
     here = (launcher.machine, watch.job.machines[0])
     away = min((one.time for one in has(watch, *LOSSES) if one.machine in here), default=math.inf)

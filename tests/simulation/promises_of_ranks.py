@@ -6,12 +6,10 @@ import math
 import signal
 from collections.abc import Iterator
 
-from launcher.run.state import MARGIN
 from simulation.facts import (
     LOSSES,
-    ORPHANS_RANKS,
+    OF_TORCHRUN,
     has,
-    is_deaf,
     launchers,
     lost,
     planned,
@@ -41,13 +39,11 @@ def hears_once(watch: Watch) -> Iterator[str]:
 
 @promise("every rank gets it once and has `--launcher-grace` to save")
 def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
-    """Within a second, or 6 where its torchrun does not hear, and has to be killed first."""
+    """Within a second, whatever torchrun does; or when it has said that it runs."""
     pauses = seconds_of(watch, What.LAUNCHER_PAUSES)
-    killed = {one.machine for one in has(watch, *ORPHANS_RANKS)}  # while it tells them
-    for rank in [rank for rank in watch.ranks if rank.machine not in killed]:
+    for rank in watch.ranks:
         launcher = launcher_of(rank.machine)
-        soon = 1 + pauses + (MARGIN if is_deaf(watch, rank.machine) else 0)
-        by = launcher.stopping_since + soon
+        by = launcher.stopping_since + 1 + pauses
         there = rank.started < launcher.stopping_since < math.inf and launcher.ended_at > by
         if there and (rank.ended is None or rank.ended > by):
             if not any(number in STOPS and at <= by for at, number in rank.heard):
@@ -73,21 +69,15 @@ def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
     """Return since when a rank is to end, None if it does not know, and how long it has."""
     launcher, plan = launcher_of(rank.machine), watch.job.plan
     heard = [at for at, number in rank.heard if number in STOPS]
-    # After a failure and a stop it depends on which of them this host has heard of first.
-    both = has(watch, *ORPHANS_RANKS) or planned(watch, What.LAUNCHER_PAUSES, What.FORGIVEN)
-    if heard and launcher.result and launcher.result.stop_signal and not both:
-        # One that has heard it late, since torchrun had not, has the rest.
-        return launcher.stopping_since if is_deaf(watch, rank.machine) else heard[0], plan.grace
-    late = planned(watch, What.LAUNCHER_PAUSES) and is_deaf(watch, rank.machine)
-    grace = 0 if late or planned(watch, What.FORGIVEN) else plan.failure_grace
-    return heard[0] if heard else rank.broken_at, grace
+    if heard and launcher.stopping_since <= heard[0]:
+        return heard[0], plan.grace
+    # One that has said what it raised is ending by itself.
+    return heard[0] if heard else rank.broken_at, plan.failure_grace
 
 
 def _may_be_unheard(watch: Watch, rank: Rank) -> bool:
-    """Tell whether it cannot be known that torchrun has told a rank nothing."""
-    paused = planned(watch, What.LAUNCHER_PAUSES) or rank.torchrun.asked > 0
-    deaf = paused and is_deaf(watch, rank.machine)
-    return bool(has(watch, *LOSSES, *ORPHANS_RANKS)) or deaf
+    """Tell whether its host was killed, or its launcher: torchrun ends its ranks then."""
+    return bool(has(watch, *LOSSES, What.RUNNER_KILLED)) or rank.secondary or rank.is_dying
 
 
 @promise("Processes that outlive their rank, such as an upload, have the rest of that time")
@@ -95,7 +85,7 @@ def uploads_go_on(watch: Watch) -> Iterator[str]:
     """And hear nothing before its last 5 s, if their rank handles the stop."""
     handles = watch.job.plan.script.at_stop in (AtStop.SAVES, AtStop.FAILS)
     thrice = any(len(launcher.stops) >= 3 for launcher in launchers(watch))
-    if not handles or thrice or has(watch, What.TORCHRUN_HANGS):
+    if not handles or thrice:
         return
     grace = watch.job.plan.grace
     for helper in watch.helpers:
@@ -114,7 +104,7 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
     for helper in watch.helpers:
         launcher, rank = launcher_of(helper.machine), helper.rank
         since = launcher.stopping_since
-        unknown = rank.broken_by or rank.secondary or not rank.is_seen
+        unknown = rank.broken_by or rank.secondary or rank.reaped
         if rank.ended is None or unknown or launcher.ended_at <= since + 2:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
@@ -130,7 +120,7 @@ def attempts_are_clean(watch: Watch) -> Iterator[str]:
         later = [
             rank.started
             for rank in watch.ranks
-            if rank.machine is helper.machine and rank.started > helper.rank.started + 1
+            if rank.machine is helper.machine and rank.attempt > helper.rank.attempt
         ]
         if later and (helper.ended is None or helper.ended > later[0]):
             yield f"process {helper.pid} runs when new ranks start, at {later[0]:.3f} s"
@@ -149,3 +139,14 @@ def third_interrupt_kills(watch: Watch) -> Iterator[str]:
             if rank.machine is one.machine and rank.started < thrice[0]:
                 if rank.ended is None or rank.ended > thrice[0] + 0.1:
                     yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}"
+
+
+@promise("The store goes last")
+def store_goes_last(watch: Watch) -> Iterator[str]:
+    """No rank loses the store while it has time, unless what keeps it was broken."""
+    if has(watch, *LOSSES, *OF_TORCHRUN) or planned(watch, What.LAUNCHER_PAUSES, What.DELAY):
+        return
+    if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
+        return
+    for at, rank in watch.lost_store:
+        yield f"rank {rank.rank} (pid {rank.pid}) loses its store at {at:.3f} s"

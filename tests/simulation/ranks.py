@@ -1,7 +1,7 @@
 """Simulated ranks: they train together, fail, hear each other's end, and save at a stop.
 
-What they tell the launcher, and when, is what launcher/run/rank.py tells: that they run, what they
-raised, and, by the end of their connection, that they are gone.
+What they tell the launcher, and when, is what launcher/run/rank.py tells: that they run, and what
+they raised.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from launcher.errors import AtSignal
 from launcher.result.raised import Link
-from launcher.run.events import AtSignal, RankGone, RankIsFinal, RankSaid, RankStarted
-from simulation.clock import Lane
 from simulation.machine import Helper, Process
+from simulation.pipe import Pipe
 from simulation.plan import AtBreak, AtStop, Fault, What
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OWN = Link("ValueError", "loss is nan")
 SECONDARY = Link("RuntimeError", "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
-NO_OOM = "no out-of-memory kill was recorded"
 
 
 class World:
@@ -70,7 +69,7 @@ class Rank(Process):
         self.world = world
         self.rank = rank
         self.local_rank = local_rank
-        self.restart = self.job.plan.max_restarts - torchrun.restarts_left
+        self.attempt = torchrun.attempt
         self.script = self.job.plan.script
         self.broken_by: Fault | None = None
         self.broken_at: float | None = None
@@ -80,9 +79,8 @@ class Rank(Process):
         self.is_ready = False  # its script runs, and has its handlers
         self.is_dying = False  # it has said why, and is about to end
         self.saves_from: float | None = None
-        self.was_told = False  # by torchrun, which does so once
-        self.is_seen = True  # how its process ended
-        self.lane = Lane(self.clock)
+        self.lost_store = False
+        self.pipe: Pipe | None = None
         world.ranks.append(self)
         self.job.watch.ranks.append(self)
         self.clock.after(self.job.random.uniform(0.05, 0.3), self._run)
@@ -93,8 +91,8 @@ class Rank(Process):
         if not self.runs or self.is_dying:
             return
         self.has_said = True
-        most = self.job.plan.max_restarts
-        self.say(RankStarted(self.rank, self.local_rank, self.pid, self.restart, most))
+        self.pipe = Pipe(self.machine)
+        self.pipe.say({"rank": self.rank, "local_rank": self.local_rank, "pid": self.pid})
         self.clock.after(self.job.random.uniform(0.01, 0.2), self._get_ready)
 
     def _get_ready(self) -> None:
@@ -137,9 +135,9 @@ class Rank(Process):
         elif what is What.LINGERS:
             self._raise(1, own, later)
         elif what is What.HOOK:
-            self._raise(42, own, later, certain=False)
+            self._raise(42, own, later)
         elif what is What.FORGIVEN:
-            self._raise(0, own, later, certain=False)
+            self._raise(0, own, later)
         elif what is What.EXITS:
             self._raise(3, (Link(message="3"),), 0.01, said=3)
         elif what is What.ENDS:
@@ -173,22 +171,16 @@ class Rank(Process):
         chain: tuple[Link, ...],
         later: float,
         *,
-        certain: bool = True,
         said: int = 1,
     ) -> None:
         """Say what was raised, and end `later` with a code, which the rank may not know itself."""
         if not self.runs:
             return
         self.is_dying = True
-        exits = not chain[0].exception
-        self.say(RankSaid(self.pid, said, chain, final=exits))
-        if certain and not exits:
-            self.clock.after(0.005, self._is_final)
+        if self.pipe:
+            links = [link._asdict() for link in chain]
+            self.pipe.say({"end": {"exit_code": said, "chain": links}})
         self.clock.after(max(later, 0.01), self.end, code)
-
-    def _is_final(self) -> None:
-        if self.runs:
-            self.say(RankIsFinal(self.pid))
 
     # Signals
 
@@ -228,22 +220,20 @@ class Rank(Process):
         else:
             self.end(0)
 
-    # What the launcher hears
-
-    def say(self, event: object) -> None:
-        """Tell the launcher, if there is one."""
-        launcher = self.machine.launcher
-        if launcher:
-            self.lane.after(self.job.random.uniform(0.0005, 0.003), launcher.hear, event)
+    def loses_store(self) -> None:
+        """The torchrun is gone that keeps the ranks' store; what it saves needs the others."""
+        if self.runs and self.is_ready:
+            self.lost_store = True
+            self.job.watch.loses_store(self)
+            self.soon_hears_break()
 
     def on_end(self) -> None:
         """Break the others' connections, and have torchrun and the launcher notice."""
         self.job.watch.quiet_from = None
         if not self.succeeds:
             self.world.breaks(self)
-        # torchrun may have reaped it before the launcher can look.
-        code = self.exit_code
-        self.is_seen = not self.torchrun.runs or code == 0 or self.job.random.random() < 0.9
-        killed = code == -signal.SIGKILL
-        self.say(RankGone(self.pid, code if self.is_seen else None, NO_OOM if killed else ""))
+        # torchrun may reap it before the launcher can look.
+        self.reaped = self.torchrun.watches() and self.job.random.random() < 0.1
+        if self.pipe:
+            self.pipe.close()
         self.torchrun.rank_ended()

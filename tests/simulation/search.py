@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import traceback
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
-
 from simulation.job import Job
-from simulation.plan import Plan, written
+from simulation.plan import Plan, Script, written
 from simulation.promises import broken
-from simulation.strategies import plans
+from simulation.strategies import drawn
 from simulation.watch import Broken
-
-
-class BrokenPromise(AssertionError):
-    """A job has not kept what the launcher promises."""
 
 
 class Found(NamedTuple):
@@ -35,39 +30,48 @@ def run(plan: Plan) -> list[Broken]:
         return [Broken("Nothing raises", traceback.format_exc())]
 
 
-def search(seed: int, jobs: int, *, shrink: bool = True) -> tuple[Found | None, int]:
-    """Run so many jobs; return the first that breaks a promise, made small, and their number."""
-    last: list[tuple[Plan, list[Broken]]] = []
-    count = 0
-    drawn = 0
-
-    def check(plan: Plan) -> None:
-        nonlocal count, drawn
-        count += 1
+def search(seed: int, jobs: int) -> Found | None:
+    """Run so many jobs; return the first that breaks a promise."""
+    by = random.Random(seed)
+    for count in range(1, jobs + 1):
+        plan = drawn(by)
         found = run(plan)
         if found:
-            drawn = drawn or count
-            last.append((plan, found))
-            raise BrokenPromise(found[0].promise)
+            return Found(plan, found, count)
+    return None
 
-    options = settings(
-        max_examples=jobs,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
-    try:
-        seeded(seed)(options(given(plans())(check)))()
-    except BrokenPromise:
-        plan, found = last[-1]
-        return Found(plan, found, drawn), count
-    return None, count
+
+def smaller(found: Found) -> Found:
+    """Make a plan as small as it can be that still breaks the same promise."""
+    promise = found.broken[0].promise
+    for plan in _simpler(found.plan):
+        still = run(plan)
+        if still and still[0].promise == promise:
+            return smaller(Found(plan, still, found.jobs))
+    return found
+
+
+def _simpler(plan: Plan) -> Iterator[Plan]:
+    """Yield plans with one thing less."""
+    faults = plan.faults
+    for index in range(len(faults)):
+        yield plan._replace(faults=faults[:index] + faults[index + 1 :])
+    used = max([fault.host for fault in faults], default=0) + 1
+    for hosts in {1, used, max(used, plan.hosts - 1)}:
+        if used <= hosts < plan.hosts:
+            yield plan._replace(hosts=hosts)
+    if plan.nproc > 1 and not any(fault.local_rank for fault in faults):
+        yield plan._replace(nproc=1)
+    for name, value in Script()._asdict().items():
+        if getattr(plan.script, name) != value:
+            yield plan._replace(script=plan.script._replace(**{name: value}))
+    if plan.max_restarts:
+        yield plan._replace(max_restarts=plan.max_restarts - 1)
 
 
 def report(found: Found, seed: int) -> str:
     """Return what people need to see: what is broken, the plan, how to replay it, and its trace."""
+    found = smaller(found)
     job = Job(found.plan, trace=True)
     try:
         job.run()

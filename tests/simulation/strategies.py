@@ -1,15 +1,10 @@
-"""Hypothesis draws plans: a few bytes, of which each chooses from a table here.
-
-So a plan costs one draw, and a counterexample shrinks: to fewer bytes, which is fewer faults, and
-to zeros, which choose what comes first in each table, the simplest.
-"""
+"""Draws plans: a few bytes, of which each chooses from a table here."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-
-from hypothesis import strategies as st
 
 from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What
 from simulation.strangers import KINDS
@@ -21,6 +16,7 @@ OF_RANKS = (
 OF_PEOPLE = (What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE)
 OF_ONE_HOST = (
     What.TORCHRUN_KILLED, What.TORCHRUN_HANGS, What.TORCHRUN_FAILS, What.NO_TORCHRUN,
+    What.TORCHRUN_TOLD, What.TORCHRUN_HANGS_STARTING,
     What.LAUNCHER_PAUSES, What.HOST_SLOW,
 )  # fmt: skip
 OF_HOSTS = (
@@ -59,18 +55,22 @@ FEW = (2, 2, 3, 4, 6)
 THEMES = (
     Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2)),
     Theme((*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST), (*STARTING, *TRAINING), hosts=(1,)),
-    # Failures and stops while torchrun restarts ranks.
-    Theme((*AT_ONCE, *AT_ONCE, What.STOP, What.STOP, What.STOP, What.TORCHRUN_KILLED,
-           What.LAUNCHER_KILLED), TRAINING, (1, 1, 2), FEW),
+    # Failures, stops and losses while ranks are restarted.
+    Theme((*AT_ONCE, *AT_ONCE, What.STOP, What.STOP, What.STOP, What.LINGERS, What.HOOK,
+           What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 2, 3),
+          (1, *FEW), (0.0, 0.0, 20.0)),
     # The start of a job, and who else connects.
     Theme((*OF_THE_START, What.STRANGER, What.STRANGER, What.STRANGER, What.HOST_LATE, What.DELAY,
            *OF_PEOPLE[:2], What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES), JOINING, hosts=(*FEW, 12)),
+    Theme((What.STRANGER, What.DELAY, What.STRANGER), JOINING[:6], hosts=FEW),
     # The end of a job, which not all hosts reach together.
     Theme((What.HOST_SLOW, What.STOP, *OF_PEOPLE, What.TORCHRUN_HANGS, What.TORCHRUN_KILLED,
            What.RAISES), TRAINING, hosts=FEW),
     # What ranks leave behind.
     Theme((What.LAUNCHER_PAUSES, What.STOP, What.RAISES, What.TORCHRUN_HANGS, What.KILLED),
           TRAINING, hosts=(1, 1, 2), uploads=(20.0, 100.0)),
+    # Two failures of one host.
+    Theme((*OF_RANKS[:6], What.RAISES, What.HOOK), TRAINING, (0,), hosts=(1, 1, 2)),
     # Causes, and what is secondary to them.
     Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
     # A program that runs torchrun.
@@ -151,6 +151,6 @@ def plan_of(chosen: bytes) -> Plan:
     return plan._replace(faults=tuple(faults))
 
 
-def plans() -> st.SearchStrategy[Plan]:
-    """Draw plans with up to five faults."""
-    return st.binary(min_size=OF_PLAN, max_size=OF_PLAN + 5 * OF_FAULT).map(plan_of)
+def drawn(by: random.Random) -> Plan:
+    """Draw a plan with up to five faults."""
+    return plan_of(by.randbytes(OF_PLAN + by.randint(0, 5) * OF_FAULT))

@@ -51,7 +51,7 @@ SCENARIOS = {
         faults=(Fault(What.RAISES, 3.0, amount=1.5),),
         seed=2,
     ),
-    "torchrun restarts a rank that ended, and the other one": ONE._replace(
+    "a rank ends, and both are restarted": ONE._replace(
         script=DIES, max_restarts=1, faults=(Fault(What.ENDS, 3.0),)
     ),
     "a stop, and ranks that save": ONE._replace(script=SAVES, faults=(Fault(What.STOP, 3.0),)),
@@ -63,6 +63,9 @@ SCENARIOS = {
     "a stop of one host of two": TWO._replace(
         script=SAVES, faults=(Fault(What.STOP, 3.0, host=1),)
     ),
+    "somebody sends torchrun SIGTERM": TWO._replace(
+        script=SAVES._replace(seconds=9), faults=(Fault(What.TORCHRUN_TOLD, 3.0, host=1),)
+    ),
     "torchrun is killed": TWO._replace(
         script=SAVES, faults=(Fault(What.TORCHRUN_KILLED, 3.0, host=1),)
     ),
@@ -72,7 +75,7 @@ SCENARIOS = {
     "the first host's launcher is killed": TWO._replace(
         script=SAVES, faults=(Fault(What.LAUNCHER_KILLED, 3.0),)
     ),
-    "torchrun restarts the ranks of two hosts": TWO._replace(
+    "the ranks of two hosts are restarted": TWO._replace(
         script=DIES, max_restarts=1, faults=(Fault(What.ENDS, 3.0, host=1),)
     ),
     "one host is through before the other": TWO._replace(
@@ -150,6 +153,9 @@ def happens(fault: Fault, host: Any) -> None:
     elif fault.what is What.TORCHRUN_KILLED:
         [torchrun] = psutil.Process(host.process.pid).children()
         torchrun.kill()
+    elif fault.what is What.TORCHRUN_TOLD:
+        [torchrun] = psutil.Process(host.process.pid).children()
+        torchrun.terminate()
 
 
 def events(file: Any) -> list[tuple[Any, str]]:

@@ -6,15 +6,14 @@ What a failing test prints replays it: `make simulate PLAN='Plan(...)'`.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import pytest
 from conftest import REPO
 
-from launcher.peers import first_state, other_state
 from launcher.result.causes import Result
-from launcher.run import state
-from simulation import mistakes, mistakes_with_ranks, watch
+from simulation import launcher, mistakes, watch
 from simulation.facts import PROMISES, broken
 from simulation.job import Job
 from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, read, written
@@ -24,20 +23,19 @@ from simulation.search import report, search
 JOBS = 500  # of one seed
 SEEDS = range(20)  # 10,000 jobs in all
 
-assert mistakes.RUN is mistakes_with_ranks.RUN  # both have registered what they plant
+assert mistakes.MISTAKES is MISTAKES  # it has registered what it plants
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_promises_are_kept(seed: int) -> None:
-    found, jobs = search(seed, JOBS)
+    found = search(seed, JOBS)
     assert found is None, report(found, seed)
-    assert jobs == JOBS
 
 
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_planted_mistake_is_found(what: str) -> None:
     with planted(MISTAKES[what]):
-        assert any(search(seed, JOBS, shrink=False)[0] for seed in SEEDS)
+        assert any(search(seed, JOBS) for seed in SEEDS[:6])
 
 
 def test_a_thousand_hosts_end_together() -> None:
@@ -59,18 +57,24 @@ def test_a_thousand_hosts_succeed() -> None:
 def test_promises_are_those_of_the_pages() -> None:
     pages = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
     text = " ".join(" ".join(page.read_text() for page in pages).split())
-    named = [*PROMISES, watch.TABLE, watch.QUIET, watch.LEFT]
+    named = [*PROMISES, watch.QUIET, watch.LEFT]
     assert [promise for promise in named if promise not in text] == []
 
 
-def test_jobs_use_nearly_all_rules() -> None:
-    watch.USED.clear()
+def test_phases_change_as_the_page_says() -> None:
+    """docs/how-it-works.md has the tables that are the transitions."""
+    page = (REPO / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    shown = set()
+    for machine in ("run", "coordinator"):
+        (table,) = re.findall(rf"<!-- {machine} -->\n(.*?)<!-- end -->", page, re.DOTALL)
+        for row in table.splitlines():
+            was, event, _, to = (re.findall(r"\w+", cell) for cell in row.strip("|").split("|"))
+            shown |= {(machine, *one) for one in itertools.product(was, event, to)}
+    watch.SEEN.clear()
     for seed in SEEDS[:6]:
         search(seed, JOBS)
-    rules = [rule for table in (state, first_state, other_state) for rule in table.RULES]
-    used = {rule for rule, _ in watch.USED}
-    unused = [f"{rule.event.__name__}: {rule.says}" for rule in rules if rule not in used]
-    assert len(unused) <= len(rules) // 8, unused
+    assert len(watch.SEEN) > 40
+    assert watch.SEEN - shown == set()
 
 
 FAILS_AND_STOPS = Plan(
@@ -90,14 +94,14 @@ def test_a_plan_gives_the_same_job_again() -> None:
 def test_a_verbose_job_says_every_step_and_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log has the phases of every machine, one after the other, to the end."""
     quiet = Job(FAILS_AND_STOPS, trace=True).run()
-    monkeypatch.setattr(state, "Job", functools.partial(state.Job, verbose=True))
+    monkeypatch.setattr(launcher, "HostsJob", functools.partial(launcher.HostsJob, verbose=True))
     verbose = Job(FAILS_AND_STOPS, trace=True).run()
     log = r"^ *\S+ +(\S+) .* log: \d+\.\d{3} s: "
-    step = re.compile(log + r"(run|hosts) (\w+?)(?: to (\w+))? on \w")
+    step = re.compile(log + r"(run|hosts) ([\w ()]+?)(?: to ([\w ()]+?))? on \w")
     steps = [found for line in verbose.trace if (found := step.search(line))]
     assert [line for line in verbose.trace if not step.search(line)] == quiet.trace
     phases: dict[tuple[str, str], str] = {}
     for host, machine, before, after in (found.groups() for found in steps):
         assert phases.setdefault((host, machine), before) == before
         phases[host, machine] = after or before
-    assert sorted(phases.values()) == ["DECIDED"] * 3 + ["DONE"] * 3
+    assert sorted(phases.values()) == ["Done"] * 3 + ["Ended"] * 3

@@ -1,51 +1,80 @@
-"""Simulated torchruns: each starts a host's ranks, watches them, and ends or restarts them.
+"""Simulated torchruns: each starts a host's ranks, watches them, and waits for the launcher.
 
-It behaves as torch.distributed.run does below launcher/run/agent.py: it asks the launcher before it
-ends ranks, and before it starts them again, and waits for the answer.
+It behaves as torch.distributed.run does below launcher/run/agent.py, and speaks as that does.
 """
 
 from __future__ import annotations
 
+import enum
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable
 
-from launcher.result.causes import RankFailure
-from launcher.run.events import TorchrunAsks, TorchrunEnded, TorchrunStarts, Why
-from simulation.machine import Machine
-from simulation.ranks import NO_OOM, Rank, World
-from simulation.talking import Doing, Talking
+from simulation.machine import Machine, Process
+from simulation.pipe import Pipe
+from simulation.ranks import Rank, World
 
 if TYPE_CHECKING:
     from simulation.store import Store
 
 # In seconds.
 BOOT = (0.5, 1.0)  # until it has imported torch
+CONNECTS = (0.02, 0.05)  # until it has connected to the launcher
 POLL = (0.001, 0.1)  # until it looks at its ranks again
-OWN_TIMEOUT = 30.0  # for ranks to end, where the launcher says no other
+OWN_TIMEOUT = 30.0  # for ranks to end, where the launcher is gone
 
 
-class Torchrun(Talking):
+class Doing(enum.Enum):
+    """What a torchrun is at."""
+
+    BOOTING = "booting"
+    MEETING = "meeting"  # it waits for the other hosts' torchruns
+    ASKING = "asking"  # whether it may start ranks
+    STARTING = "starting"  # ranks
+    RUNNING = "running"
+    WAITING = "waiting"  # until the launcher says that no rank is left
+    ENDING = "ending"  # its ranks, since the launcher was killed
+    BARRIER = "barrier"  # all its ranks have succeeded; it waits for the other hosts', and is deaf
+    LEAVING = "leaving"
+
+
+class Torchrun(Process):
     """One host's torchrun.
 
-    `refuses` is what it says, and ends with, in place of starting.
+    Attributes: `refuses`, what it says, and ends with, in place of starting; `hangs`, it does
+    nothing any more; `is_stuck`, it waits for a store that does not answer, and is as deaf.
     """
 
-    def __init__(self, machine: Machine, store: Store, refuses: str = "") -> None:
-        super().__init__(machine)
+    def __init__(self, machine: Machine, store: Store, attempt: int, refuses: str = "") -> None:
+        super().__init__(machine, machine.runner, leads=False)
         machine.torchrun = self
-        self.store = store
-        self.refuses = refuses
-        self.has_handlers = False
-        self.restarts_left = self.job.plan.max_restarts
-        self.was_closed = False  # these ranks were
-        self.why = Why.FAILURE
-        self.living = False  # ranks were, when it began to end them
-        self.number = 0  # the signal that it was sent
-        self.late = 0  # one that came while it could not act on it
-        self.error = ""
-        self._soon(BOOT, self._boot, Doing.BOOTING)
+        self.store, self.attempt, self.refuses = store, attempt, refuses
+        self.doing = Doing.BOOTING
+        self.hangs = self.is_stuck = self.has_handlers = False
+        self.hangs_in_start = False  # it will, when it has started ranks
+        self.ranks: list[Rank] = []
+        self._asked = 0
+        self._told: set[int] = set()  # pids of ranks that the launcher has signalled
+        self._late = 0  # a signal that came while it could not act on it
+        self._has_launcher = True
+        self._pipe: Pipe | None = None
+        self._go: Callable[[], None] | None = None  # what it does when it has leave
+        self._soon(CONNECTS, self._connect, Doing.BOOTING)
 
-    # Meeting
+    def _soon(self, within: tuple[float, float], act: Callable[[], None], doing: Doing) -> None:
+        """Do something in a while, if it still does what it does then."""
+        self.clock.after(self.job.random.uniform(*within), self._if_still, act, doing, self._asked)
+
+    def _if_still(self, act: Callable[[], None], doing: Doing, asked: int) -> None:
+        awake = self.runs and not self.hangs and not self.is_stuck
+        if awake and self.doing is doing and asked == self._asked:
+            act()
+
+    # Meeting.
+
+    def _connect(self) -> None:
+        self._pipe = Pipe(self.machine, self._hears)
+        self._pipe.say({"torchrun_pid": self.pid})
+        self._soon(BOOT, self._boot, Doing.BOOTING)
 
     def _boot(self) -> None:
         if self.refuses:
@@ -53,10 +82,6 @@ class Torchrun(Talking):
             return
         if self.machine.number == 0:
             self.store.host = self
-        self._meet()
-
-    def _meet(self) -> None:
-        """Wait for the other hosts' torchruns, for at most the start time-out."""
         self.doing = Doing.MEETING
         most = self.job.plan.start_timeout
         self._soon((most, most), self._meets_nobody, Doing.MEETING)
@@ -74,47 +99,49 @@ class Torchrun(Talking):
         self._fail("RendezvousTimeoutError: the hosts did not all come")
 
     def meets(self, world: World, number: int) -> None:
-        """All hosts' torchruns are here: start the ranks."""
-        self._go_on(lambda: self._start_ranks(world, number), Doing.MEETING, self.asked)
+        """All hosts' torchruns are here: ask to start the ranks."""
+        self._if_still(lambda: self._ask_to_start(world, number), Doing.MEETING, self._asked)
+
+    def _ask_to_start(self, world: World, number: int) -> None:
+        self.has_handlers = True
+        self.doing = Doing.ASKING
+        self._go = lambda: self._start_ranks(world, number)
+        self._ask({"starts": True})
 
     def _start_ranks(self, world: World, number: int) -> None:
-        self.has_handlers = True
         self.doing = Doing.STARTING
-        self.was_closed = False
         nproc = self.job.plan.nproc
         self.ranks = [Rank(self, world, number * nproc + one, one) for one in range(nproc)]
-        self._soon((0.01, 0.05), self._started, Doing.STARTING)
+        self.hangs = self.hangs_in_start
+        self._soon((0.01, 0.6), self._started, Doing.STARTING)
 
     def _started(self) -> None:
+        keeps_store = self is self.store.host or self is self.store.keeper
+        ranks = [(rank.pid, rank.rank, rank.local_rank) for rank in self.ranks]
+        self._say({"ranks": ranks, "keeps_store": keeps_store})
         self.doing = Doing.RUNNING
         self.rank_ended()
-        self.sees_waiting()
-        self._act_on_late_signal()
+        number, self._late = self._late, 0
+        if number:
+            self.on_signal(number)
 
-    # Watching
+    # Watching.
+
+    def watches(self) -> bool:
+        """Tell whether it reaps ranks that end."""
+        return self.runs and not self.hangs and not self.is_stuck and self.doing is Doing.RUNNING
 
     def rank_ended(self) -> None:
         """One of its ranks may have ended, which it sees when it looks."""
         if self.doing is Doing.RUNNING:
             self._soon(POLL, self._look, Doing.RUNNING)
-        elif self.doing is Doing.CLOSING and not self._any_runs():
-            self._soon((0.001, 0.001), self._closed, Doing.CLOSING)
+        elif self.doing is Doing.ENDING and not any(rank.runs for rank in self.ranks):
+            self._soon((0.01, 0.05), lambda: self.end(1), Doing.ENDING)
 
     def _look(self) -> None:
         codes = [rank.exit_code for rank in self.ranks]
-        if any(codes):
-            self._ask(Why.RESTART if self.restarts_left else Why.FAILURE)
-        elif None not in codes:
-            self.doing = Doing.BARRIER
-            if self.store.is_reached_by(self):
-                self.store.passes(self)
-            else:
-                self.store.breaks_for(self)
-
-    def sees_waiting(self) -> None:
-        """Another host's torchrun waits to start ranks again: all have to."""
-        if self.store.waiting and self not in self.store.waiting:
-            self._go_on(lambda: self._ask(Why.RESTART), Doing.RUNNING, self.asked)
+        if any(codes) or None not in codes:
+            self._ask_to_end()
 
     def loses_store(self) -> None:
         """Its store is gone, which it notices where it needs it."""
@@ -122,116 +149,105 @@ class Torchrun(Talking):
         if not self.runs or self.hangs:
             return
         if self.doing is Doing.RUNNING:
-            self._ask(Why.ERROR, error)
+            self._ask_to_end(error=error)
         elif self.doing is Doing.MEETING:
             self._fail(error)
         elif self.doing is Doing.BARRIER:
             self.end(0)
 
+    # The launcher.
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self._pipe:
+            self._pipe.say(message)
+
+    def _ask(self, message: dict[str, Any]) -> None:
+        self._asked += 1
+        self._say({**message, "question": self._asked})
+        if not self._has_launcher:
+            self._soon((0.001, 0.001), self._has_no_answer, self.doing)
+
+    def _ask_to_end(self, number: int = 0, error: str = "") -> None:
+        self.doing = Doing.WAITING
+        ends = {}
+        for rank in self.ranks:
+            rank.reaped = not rank.runs
+            ends[rank.local_rank] = rank.exit_code
+        self._ask({"ends": ends, "signal": number, "error": error})
+
+    def _hears(self, message: dict[str, Any]) -> None:
+        self._told.update(message.get("signalled", ()))
+        if message.get("question") != self._asked or not self.runs or self.hangs or self.is_stuck:
+            return
+        if self.doing is Doing.ASKING and self._go:
+            self._go()
+        elif self.doing is Doing.WAITING:
+            if message["leave"]:
+                self.doing = Doing.LEAVING
+                self._soon((0.005, 0.05), lambda: self.end(1), Doing.LEAVING)
+            else:
+                self.doing = Doing.BARRIER
+                if self.store.is_reached_by(self):
+                    self.store.passes(self)
+                else:
+                    self.store.breaks_for(self)
+
     def leaves_barrier(self) -> None:
         """All hosts are through."""
-        self._go_on(lambda: self.end(0), Doing.BARRIER, self.asked)
+        self._if_still(lambda: self.end(0), Doing.BARRIER, self._asked)
 
-    # Ending ranks
+    def loses_launcher(self) -> None:
+        """Its launcher was killed: there is no answer any more."""
+        self._has_launcher = False
+        if self.doing in (Doing.WAITING, Doing.ASKING):
+            self._soon((0.001, 0.001), self._has_no_answer, self.doing)
 
-    def _any_runs(self) -> bool:
-        return any(rank.runs for rank in self.ranks)
-
-    def _ask(self, why: Why, error: str = "") -> None:
-        """Ask the launcher, which decides how long the ranks have; go on without one."""
-        self.doing = Doing.ASKING
-        self.asked += 1
-        self.why, self.error = why, error or self.error
-        self.was_closed = True
-        self.living = self._any_runs()
-        self._say_codes()
-        self._say(TorchrunAsks(why, error))
-
-    def answered(self, asked: int, timeout: float | None) -> None:
-        """The launcher has answered: end the ranks, or meet the other hosts again."""
-        if self.doing is Doing.CLEARING:
-            self._go_on(self._meet, Doing.CLEARING, asked)
-        else:
-            seconds = OWN_TIMEOUT if timeout is None else timeout
-            self._go_on(lambda: self._close(seconds), Doing.ASKING, asked)
-
-    def _close(self, seconds: float) -> None:
-        """Tell each rank's own process once, and kill its group when the time is over."""
-        self.doing = Doing.CLOSING
-        number = self.number if self.why is Why.STOP else signal.SIGTERM
+    def _has_no_answer(self) -> None:
+        if self.doing is Doing.ASKING:
+            self.end(1)
+            return
+        self.doing = Doing.ENDING
         for rank in self.ranks:
-            if rank.runs and not rank.was_told:
-                rank.was_told = True
-                rank.signal(number)
-        self._soon((seconds, seconds), self._kill, Doing.CLOSING)
+            if rank.runs and rank.pid not in self._told:
+                rank.signal(signal.SIGTERM)
+        self._soon((OWN_TIMEOUT, OWN_TIMEOUT), self._kill, Doing.ENDING)
         self.rank_ended()
-        self._act_on_late_signal()
 
     def _kill(self) -> None:
         for rank in [rank for rank in self.ranks if rank.runs]:
             for process in list(self.machine.processes.values()):
                 if process.session == rank.pid:
                     process.signal(signal.SIGKILL)
+        self.end(1)
 
-    def _closed(self) -> None:
-        if self.living:
-            self._say_codes()
-        if self.why is not Why.RESTART:
-            self.end(1)
-            return
-        if any(rank.exit_code and not rank.was_told for rank in self.ranks):
-            self.restarts_left -= 1  # one that another host began costs none
-        self.doing = Doing.CLEARING
-        self.asked += 1
-        self._say(TorchrunStarts())
-
-    # Signals, and the end
+    # Signals, and the end.
 
     def on_signal(self, number: int) -> None:
-        """End the ranks, or die where there are no handlers yet."""
-        if self.hangs or self.is_stuck or self.doing is Doing.BARRIER:
-            return
+        """Ask again for a signal, or die where there are no handlers yet."""
         if not self.has_handlers:
             self.end(-number)
+        elif self.hangs or self.is_stuck:
             return
-        if self.doing in (Doing.STARTING, Doing.ASKING):
-            self.late = self.late or number  # until all ranks are started, or told to end
-            return
-        self.number = number
-        failed = any(rank.exit_code for rank in self.ranks)
-        if self._any_runs() or (failed and not self.was_closed):
-            self._ask(Why.STOP)
-        else:
-            self.end(1)
-
-    def _act_on_late_signal(self) -> None:
-        number, self.late = self.late, 0
-        if number:
-            self.on_signal(number)
+        elif self.doing is Doing.STARTING:
+            self._late = self._late or number  # until all ranks are started
+        elif self.doing in (Doing.RUNNING, Doing.WAITING):
+            self._ask_to_end(number)
+        elif self.doing is Doing.ASKING:
+            self._fail("")
 
     def _fail(self, error: str) -> None:
-        self.error = error
+        self._say({"exit_code": 1, "error": error})
         self.end(1)
 
     def on_end(self) -> None:
-        """Tell the launcher why, and lose the store for all if it is here."""
-        failures = ()
-        if self.why is Why.FAILURE and self.exit_code == 1 and not self.error:
-            failures = tuple(
-                RankFailure(rank.rank, rank.local_rank, rank.exit_code, oom=_oom(rank))
-                for rank in self.ranks
-                if rank.exit_code
-            )
-        assert self.exit_code is not None
-        error = self.error if self.exit_code == 1 else ""
-        ended = TorchrunEnded(self.exit_code, failures, error)
-        if self.machine.runner:
-            self._say(self.machine.runner.outlives(ended))
-        else:
-            self._say(ended)
-        if self.store.host is self:
-            self.store.breaks()
-
-
-def _oom(rank: Rank) -> str:
-    return NO_OOM if rank.exit_code == -signal.SIGKILL else ""
+        """Have the kernel tell the launcher, and lose the store for all if it is here."""
+        if self._pipe:
+            if self.exit_code == 0:
+                self._say({"exit_code": 0})
+            self._pipe.close()
+        launcher = self.machine.launcher
+        if launcher and launcher.runs:
+            for rank in self.ranks:
+                if rank.exit_code is not None and not rank.reaped:
+                    launcher.system.child_ended(rank.pid, rank.exit_code)
+        self.store.ends(self)

@@ -7,7 +7,16 @@ import re
 from launcher.job.neuron import COMPILE
 from launcher.result.causes import Result
 from launcher.run.reports import WITHOUT_A_CODE
-from simulation.facts import LOSSES, RANK_FAILURES, SLOW, STOPS, has, lost, planned
+from simulation.facts import (
+    LOSSES,
+    OF_TORCHRUN,
+    RANK_FAILURES,
+    SLOW,
+    STOPS,
+    has,
+    lost,
+    planned,
+)
 from simulation.plan import What
 from simulation.watch import Happened, Watch
 
@@ -36,20 +45,27 @@ def is_true(watch: Watch, result: Result) -> bool:
         return bool(watch.faults)
     if "was lost" in line:
         return planned(watch, What.LAUNCHER_PAUSES) or _was_lost(watch, host)
+    if "not by the launcher" in line:
+        return any(one.machine.name == host for one in has(watch, What.TORCHRUN_TOLD))
+    if "torchrun failed" in line and "the device" not in line and has(watch, What.TORCHRUN_TOLD):
+        return True  # it ended of it before it had ranks, or in its barrier
     if " was killed by " in line or WITHOUT_A_CODE in line or f"{COMPILE} failed" in line:
         return any(one.machine.name == host for one in has(watch, *_whose_end(line)))
-    if "is not this job's launcher" in line and watch.job.machines[0] in lost(watch):
-        return True  # it has ended before it could welcome that host
+    if "is not this job's launcher" in line:
+        if watch.job.machines[0] in lost(watch) or planned(watch, What.TOO_FEW_FILES):
+            return True  # it has ended before it could welcome that host
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
 
 
 def _whose_end(line: str) -> tuple[What, ...]:
     """Return what has ended a host's torchrun, or the program that runs it."""
     if WITHOUT_A_CODE in line:
-        return (What.TORCHRUN_KILLED, What.RUNNER_KILLED)
+        return (What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.TORCHRUN_TOLD)
     if COMPILE not in line:
-        return (What.TORCHRUN_KILLED,)
-    return (What.RUNNER_KILLED,) if " was killed by " in line else (What.RUNNER_FAILS,)
+        return (What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.RUNNER_KILLED)
+    if " was killed by " in line:
+        return (What.RUNNER_KILLED,)
+    return (What.RUNNER_FAILS, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD)  # before it could connect
 
 
 def _was_lost(watch: Watch, host: str) -> bool:
@@ -66,7 +82,7 @@ def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
         names = [(one.machine.name, one.rank.rank) for one in own if one.rank]
         told = zip(own, names)
         return any(name == (host, number) and code in exit_codes(one) for one, name in told)
-    unknown = lost(watch) or planned(watch, *SLOW, What.TORCHRUN_HANGS, What.TORCHRUN_KILLED)
+    unknown = lost(watch) or planned(watch, *SLOW, *OF_TORCHRUN)
     if unknown or watch.job.plan.max_restarts or not own:
         return True
     return not any(_can_tell(watch, one, own[0].time) for one in own)
@@ -91,6 +107,6 @@ def exit_codes(one: Happened) -> tuple[int, ...]:
     real = code if code >= 0 else 128 - code
     # What takes its time, or is ended meanwhile, is told with the code that it said.
     torchrun = one.rank.torchrun
-    slow = one.fault.amount > 2 or one.rank.heard or torchrun.hangs or torchrun.exit_code == -9
+    slow = one.fault.amount > 2 or one.rank.heard or torchrun.hangs or torchrun.heard
     said = 3 if one.fault.what is What.EXITS else 1
     return (said, real) if slow else (real,)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.events import Log, Time
-from launcher.peers import first_state
-from launcher.peers.events import HostFailed, HostLost, Send, SendAll
-from launcher.result.causes import Cause, Failure, Result
-from launcher.rules import Rules
-from launcher.run.host import Host
+from launcher.peers import coordinator
+from launcher.peers.messages import Failed, Stop
+from launcher.result.causes import Failure, Result, of_lost_host
+from launcher.run import machine as run_machine
+from launcher.run.events import Time
+from launcher.run.state import Ending, State, Why
+from launcher.text import Log
 from simulation.machine import Helper, Machine
 from simulation.plan import Fault
 from simulation.ranks import Rank
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 # Promises that are held while a job runs; the others are in promises.py.
-TABLE = "What is done in each case, phase by phase, is in [how-it-works.md]"
 QUIET = "While a job runs, nothing is sent and nothing polls"
 LEFT = "No process is left behind"
 
-USED: set[tuple[Any, Any]] = set()  # rules of the tables that any job has used, in which phase
+Transition = tuple[str, str, str, str]  # of a machine: its phase, the event, the next phase
+SEEN: set[Transition] = set()  # by any job
 
 
 class Broken(NamedTuple):
@@ -45,13 +46,20 @@ class Happened(NamedTuple):
     rank: Rank | None
 
 
+class Told(NamedTuple):
+    """A failure that the coordinator heard of, in which attempt."""
+
+    time: float
+    attempt: int
+    failure: Failure
+
+
 class Watch:
     """The facts of one job.
 
-    Attributes: `faults` that took effect, in the order of time; `failures`, what the first host
-    heard of each before it decided, and `decided`, when and what; `quiet_from`, since when all
-    ranks have trained and nothing has gone wrong, None at other times; `ticks`, how often each
-    launcher was woken by its timer.
+    Attributes: `faults` that took effect, in the order of time; `failures`, what the coordinator
+    heard of each before it decided; `decided`, when and what; `restarts`, when; `quiet_from`, since
+    when all ranks have trained and nothing has gone wrong, None at other times.
     """
 
     def __init__(self, job: Job, *, trace: bool) -> None:
@@ -60,70 +68,98 @@ class Watch:
         self.events: dict[str, list[tuple[Any, str]]] = {name: [] for name in job.names}
         self.broken: list[Broken] = []
         self.faults: list[Happened] = []
-        self.started: list[tuple[float, Machine]] = []  # torchruns
+        self.started: list[tuple[float, Machine, int]] = []  # torchruns, each with its attempt
         self.ranks: list[Rank] = []
         self.helpers: list[Helper] = []
-        self.failures: list[tuple[float, Failure]] = []
+        self.failures: list[Told] = []
         self.decided: tuple[float, Result] | None = None
+        self.restarts: list[float] = []
+        self.lost_store: list[tuple[float, Rank]] = []  # ranks whose store has gone before them
         self.quiet_from: float | None = None
-        self.launcher: Launcher | None = None  # that takes something in
 
-    # What the rules do
+    # What is decided.
 
     @contextlib.contextmanager
-    def over_rules(self) -> Iterator[None]:
-        """See every step of both state machines, and hold it against their tables."""
-        plain = Rules.step
+    def over_steps(self) -> Iterator[None]:
+        """See every step of the state machines."""
+        run, hosts = run_machine.step, coordinator.step
 
-        def step(rules: Any, state: Any, event: Any, now: float) -> Any:
-            after, actions = plain(rules, state, event, now)
-            rule = rules.rule(state.phase, type(event))
-            if rule:
-                USED.add((rule, state.phase))
-            if after.phase is not state.phase and (rule is None or after.phase not in rule.to):
-                phases = f"{state.phase.value} to {after.phase.value}"
-                self.breaks(TABLE, f"{type(event).__name__} leads from {phases}")
-            if rules is first_state.RULES and state.result is None:
-                self._first_host_hears(event, after, now)
+        def run_step(state: State, event: Any, now: float) -> Any:
+            after, actions = run(state, event, now)
+            self._stepped("run", state, event, after, actions)
             return after, actions
 
-        Rules.step = step  # type: ignore[method-assign]
+        def hosts_step(state: coordinator.State, event: Any, now: float) -> Any:
+            after, actions = hosts(state, event, now)
+            self._stepped("coordinator", state, event, after, actions)
+            self._coordinator(state, event, after, now)
+            return after, actions
+
+        run_machine.step, coordinator.step = run_step, hosts_step
         try:
             yield
         finally:
-            Rules.step = plain  # type: ignore[method-assign]
+            run_machine.step, coordinator.step = run, hosts
 
-    def _first_host_hears(self, event: Any, after: Any, now: float) -> None:
-        if isinstance(event, HostFailed):
-            self.failures.append((now, event.failure))
-        elif isinstance(event, HostLost):
-            how = f"{event.host} was lost: {event.why}\nexit code 69\n"
-            self.failures.append((now, Failure(Cause.HOST_LOST, 69, how)))
-        if after.result is not None:
-            self.decided = (now, after.result)
-
-    # What happens
-
-    def stepped(self, launcher: Launcher, before: Host, event: Any, actions: Sequence[Any]) -> None:
-        """A launcher has taken in an event."""
-        now = self.job.clock.now
-        if self.quiet_from is not None and now > self.quiet_from:
-            sends = any(isinstance(action, (Send, SendAll)) for action in actions)
-            if sends or isinstance(event, Time):
-                self.breaks(QUIET, f"{launcher.machine.name} does: {event!r}")
-        if launcher.host.run.stop_signal and not before.run.stop_signal:
-            launcher.stopping_since = now
+    def _stepped(self, which: str, before: Any, event: Any, after: Any, actions: Any) -> None:
+        was, is_ = type(before.phase).__name__, type(after.phase).__name__
+        said = getattr(event, "message", event) if which == "coordinator" else event
+        if was != is_:
+            SEEN.add((which, was, type(said).__name__, is_))
+        if which != "run":
+            return
+        name = before.job.current_host
+        launcher = self.job.machines[self.job.names.index(name)].launcher
+        assert launcher
+        stops = isinstance(after.phase, Ending) and after.phase.why is Why.STOP
+        if stops and launcher.stopping_since > self.job.clock.now:
+            launcher.stopping_since = self.job.clock.now
         if self.trace is not None:
-            phase = launcher.host.run.phase.value
-            self.events[launcher.machine.name].append((event, phase))
-            self.note(f"{event!r}", launcher.machine.name, phase)
+            self.events[name].append((event, is_))
+            if not isinstance(event, Time) or actions or was != is_:
+                self.note(f"{event!r}", name, is_)
             for action in actions:
-                line = f"log: {action.line}" if isinstance(action, Log) else repr(action)
-                self.note(f"    {line}", launcher.machine.name, phase)
+                if not isinstance(action, Log):
+                    self.note(f"    {action!r}", name, is_)
+
+    def _coordinator(self, before: Any, event: Any, after: Any, now: float) -> None:
+        ended, restarts = coordinator.Ended, coordinator.Restarting
+        if isinstance(event, coordinator.Lost) and not isinstance(before.phase, ended):
+            failure = of_lost_host(event.host, f"was lost: {event.why}")
+            self.failures.append(Told(now, before.attempt, failure))
+        if isinstance(event, coordinator.Said) and isinstance(event.message, Failed):
+            current = event.message.attempt == before.attempt
+            if current and not isinstance(before.phase, (ended, restarts)):
+                self.failures.append(Told(now, before.attempt, event.message.failure))
+        if isinstance(after.phase, ended) and self.decided is None:
+            self.decided = (now, after.phase.result)
+        if isinstance(after.phase, restarts) and not isinstance(before.phase, restarts):
+            self.restarts.append(now)
+        if isinstance(event, coordinator.Said) and isinstance(event.message, Stop):
+            self.note("the coordinator hears of a stop", before.job.current_host)
+
+    # What happens.
+
+    def sends(self, machine: Machine) -> None:
+        """A launcher sends something to another host."""
+        if self._is_quiet():
+            self.breaks(QUIET, f"{machine.name} sends something")
+
+    def polls(self, launcher: Launcher) -> None:
+        """A launcher is woken by its timer."""
+        if self._is_quiet():
+            self.breaks(QUIET, f"{launcher.machine.name} wakes up")
+
+    def _is_quiet(self) -> bool:
+        return self.quiet_from is not None and self.job.clock.now > self.quiet_from
 
     def never_stops(self) -> None:
         """A launcher's timer comes again and again."""
         self.breaks(QUIET, "a timer never stops")
+
+    def loses_store(self, rank: Rank) -> None:
+        """The torchrun has ended that keeps the store of a rank that runs."""
+        self.lost_store.append((self.job.clock.now, rank))
 
     def note(self, what: str, host: str, phase: str = "") -> None:
         """Write a line of the trace: time, host, phase, what."""
@@ -138,22 +174,22 @@ class Watch:
     def trains(self) -> None:
         """All ranks run, of one attempt."""
         if any(one.rank is None for one in self.faults):
-            return  # more than a rank has failed, which torchrun can restart
-        if any(failure.cause is not Cause.RESTARTED for _, failure in self.failures):
-            return  # the job is ending
+            return  # more than a rank has failed, which can be restarted
+        if self.failures and self.failures[-1].attempt == max(at for *_, at in self.started):
+            return  # the attempt is ending
         delays = sum(machine.delay for machine in self.job.machines)
         self.quiet_from = self.job.clock.now + 1 + 2 * delays
 
-    def torchrun_starts(self, machine: Machine) -> None:
+    def torchrun_starts(self, machine: Machine, attempt: int) -> None:
         """A launcher starts its torchrun."""
-        self.started.append((self.job.clock.now, machine))
+        self.started.append((self.job.clock.now, machine, attempt))
 
     def ended(self, launcher: Launcher) -> None:
         """A launcher has ended with a result."""
         left = [process for process in launcher.machine.processes.values() if process.runs]
         if left:
             self.breaks(LEFT, f"{launcher.machine.name} leaves {len(left)} processes behind")
-        self.note(f"ENDS {launcher.result}", launcher.machine.name, "done")
+        self.note(f"ENDS {launcher.result}", launcher.machine.name, "Done")
 
     def breaks(self, promise: str, how: str) -> None:
         """A promise is not kept."""

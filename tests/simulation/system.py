@@ -1,0 +1,358 @@
+"""The machine below a simulated launcher: the System on which the production loop runs.
+
+It has the clock, a selector with byte connections, and the table of processes; no more is simulated
+of a launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+from launcher.errors import EXIT_NOT_FOUND, AtSignal, LaunchError
+from simulation.plan import What
+
+if TYPE_CHECKING:
+    from simulation.job import Job
+    from simulation.machine import Machine
+
+_REACHES = (0.0005, 0.01)  # seconds that a connection takes, where it comes to be
+_NO_ANSWER = 4.0  # seconds, until one that does not is given up
+
+
+class Ready:
+    """Something that a selector can wait for."""
+
+    selector: Selector | None = None
+
+    def is_ready(self) -> bool:
+        """Tell whether there is something to be read."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Have the launcher see that this is ready."""
+        if self.selector:
+            self.selector.wakes(self)
+
+
+class Selector:
+    """What one launcher waits for; `wake` is called when something is ready."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._data: dict[Any, Any] = {}
+        self._ready: dict[Any, None] = {}
+
+    def register(self, what: Any, events: int, data: Any) -> None:
+        """Wait for something; the launcher's own objects hold ours in `_socket`."""
+        ours = getattr(what, "_socket", what)
+        self._data[ours] = selectors.SelectorKey(what, 0, events, data)
+        ours.selector = self
+        if ours.is_ready():
+            self.wakes(ours)
+
+    def unregister(self, what: Any) -> None:
+        """Wait for it no longer."""
+        ours = getattr(what, "_socket", what)
+        del self._data[ours]
+        ours.selector = None
+        self._ready.pop(ours, None)
+
+    def wakes(self, what: Any) -> None:
+        """Something is ready."""
+        self._ready[what] = None
+        self._wake()
+
+    def ready(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return what is ready now."""
+        found = [what for what in self._ready if what in self._data and what.is_ready()]
+        self._ready = dict.fromkeys(found)
+        return [(self._data[what], selectors.EVENT_READ) for what in found]
+
+
+class Signals(Ready):
+    """The signals that a launcher was sent."""
+
+    def __init__(self) -> None:
+        self._seen = b""
+
+    def is_ready(self) -> bool:
+        return bool(self._seen)
+
+    def add(self, number: int) -> None:
+        """Be sent a signal."""
+        self._seen += bytes([number])
+        self.wake()
+
+    def take(self) -> bytes:
+        """Return the numbers of the signals that came since the last call."""
+        seen, self._seen = self._seen, b""
+        return seen
+
+
+class Ended(Ready):
+    """A process that is watched, as a pidfd is."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+        self.has_ended = False
+
+    def is_ready(self) -> bool:
+        return self.has_ended
+
+    def ends(self) -> None:
+        """The process has ended."""
+        self.has_ended = True
+        self.wake()
+
+
+class Listener(Ready):
+    """A socket that listens; `backlog` is what has not been accepted."""
+
+    def __init__(self, close: Callable[[], None] = lambda: None) -> None:
+        self.backlog: deque[Any] = deque()
+        self._close = close
+
+    def is_ready(self) -> bool:
+        return bool(self.backlog)
+
+    def setblocking(self, flag: bool) -> None:
+        """It never blocks."""
+
+    def add(self, end: Any) -> None:
+        """Somebody connects."""
+        self.backlog.append(end)
+        self.wake()
+
+    def accept(self) -> tuple[Any, str]:
+        """Return a connection that has come."""
+        if not self.backlog:
+            raise BlockingIOError
+        return self.backlog.popleft(), ""
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._close()
+
+
+class End(Ready):
+    """The launcher's end of a connection; `hears(data)` is called with what it sends."""
+
+    def __init__(self, hears: Callable[[bytes], None], closes: Callable[[], None]) -> None:
+        self._hears, self._closes = hears, closes
+        self._data = b""
+        self._at_end: OSError | None | bool = False  # True: the other end has closed it
+
+    def is_ready(self) -> bool:
+        return bool(self._data or self._at_end)
+
+    def comes(self, data: bytes) -> None:
+        """Data has come."""
+        self._data += data
+        self.wake()
+
+    def loses(self, why: OSError | bool = True) -> None:
+        """The other end is gone."""
+        self._at_end = self._at_end or why
+        self.wake()
+
+    def recv(self, size: int) -> bytes:
+        """Read what has come."""
+        data, self._data = self._data[:size], self._data[size:]
+        if data:
+            return data
+        if isinstance(self._at_end, OSError):
+            raise self._at_end
+        if self._at_end:
+            return b""
+        raise BlockingIOError
+
+    def send(self, data: bytes) -> int:
+        """Send data."""
+        if self._at_end is not True:
+            self._hears(data)
+        return len(data)
+
+    def shutdown(self, how: int) -> None:
+        """End both directions."""
+        self.loses()
+
+    def close(self) -> None:
+        """Close it."""
+        self._closes()
+
+    def setblocking(self, flag: bool) -> None:
+        """It never blocks."""
+
+    def setsockopt(self, *_: Any) -> None:
+        """Nothing: how TCP gives up is the network's."""
+
+    def getsockname(self) -> tuple[str, int]:
+        """Return no address: no interface has to be found for it."""
+        return "", 0
+
+    def getpeername(self) -> tuple[str, int]:
+        """Return where the other end is."""
+        return "10.0.0.1", 0
+
+
+class System:
+    """The System of one simulated launcher (launcher/system.py has the real one)."""
+
+    def __init__(self, job: Job, machine: Machine, wake: Callable[[], None]) -> None:
+        self.job, self.machine = job, machine
+        self.selector = Selector(wake)
+        self.signals = Signals()
+        self.local = Listener()  # for ranks and torchrun
+        self._watched: dict[int, Ended] = {}
+        self._reapable: list[tuple[int, int]] = []
+
+    def now(self) -> float:
+        """Return the time."""
+        return self.job.clock.now
+
+    def log(self, line: str) -> None:
+        """Write a line of the trace."""
+        self.job.watch.note(f"log: {line}", self.machine.name)
+
+    # The network.
+
+    def make_room(self, wanted: int) -> tuple[int, int]:
+        """Return how many files there can be open, and are."""
+        few = self.job.of(self.machine, What.TOO_FEW_FILES)
+        return (8 if few else wanted + 8), 8
+
+    def listen(self, host: str, port: int) -> tuple[list[Any], bool]:
+        """Listen for the other hosts."""
+        if self.now() < self.job.network.taken_until:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        return [self.job.network.listen()], True
+
+    def connect(self, host: str, port: int, wait: float, then: Callable[[Any], None]) -> None:
+        """Connect to the coordinator after a wait."""
+        self.job.clock.after(wait, self._connect, then)
+
+    def _connect(self, then: Callable[[Any], None]) -> None:
+        launcher = self.machine.launcher
+        if not launcher or not launcher.runs:
+            return
+        found = self.job.network.connect(self.machine, self.job.random)
+        seconds = self.job.random.uniform(*_REACHES)
+        if found == "it does not answer":
+            seconds = _NO_ANSWER
+        call = Ended(lambda: (self.selector.unregister(call), then(found)))
+        self.selector.register(call, selectors.EVENT_READ, call.act)
+        self.job.clock.after(seconds, call.ends)
+
+    # Ranks and torchrun.
+
+    @contextlib.contextmanager
+    def folder(self, environ: Mapping[str, str]) -> Iterator[str]:
+        """Return the name of the job's folder, which nobody needs."""
+        yield "/job"
+
+    def listen_in(self, folder: str) -> Any:
+        """Listen for ranks and torchrun."""
+        return self.local
+
+    def oom_kills(self) -> dict[str, int]:
+        """Return that none was counted."""
+        return {}
+
+    # Processes.
+
+    def start(
+        self, argv: Sequence[str], environ: Mapping[str, str], mark: Any, *, tied: bool
+    ) -> int:
+        """Start torchrun, or what runs it."""
+        attempt = int(environ["LAUNCHER_ATTEMPT"])
+        child = self.job.start_torchrun(self.machine, attempt)
+        if child is None:
+            raise LaunchError("cannot execute python: no such file.", exit_code=EXIT_NOT_FOUND)
+        return child.pid
+
+    def child_ended(self, pid: int, exit_code: int) -> None:
+        """A child has ended, or a process whose parent has."""
+        self._reapable.append((pid, exit_code))
+        self.signals.add(signal.SIGCHLD)
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Return the children that have ended."""
+        ended, self._reapable = self._reapable, []
+        return ended
+
+    def watch(self, pid: int, ended: Callable[[int], None]) -> bool:
+        """Have a process's end told."""
+
+        def act() -> None:
+            self.selector.unregister(one)
+            ended(pid)
+
+        one = Ended(act)
+        self.selector.register(one, selectors.EVENT_READ, act)
+        self._watched[pid] = one
+        if pid not in self.machine.processes:
+            one.ends()
+        return True
+
+    def process_ended(self, pid: int) -> None:
+        """A process has ended."""
+        if pid in self._watched:
+            self._watched.pop(pid).ends()
+
+    def exit_state(self, pid: int) -> tuple[bool, int | None]:
+        """Return whether a process has ended, and how, unless torchrun has reaped it."""
+        process = self.job.processes[pid]
+        if process.exit_code is None:
+            return False, 0
+        if process.reaped and process.parent and process.parent.runs:
+            return True, None
+        return True, process.exit_code
+
+    def send(self, pid: int, number: int) -> None:
+        """Send a process a signal."""
+        process = self.machine.processes.get(pid)
+        if process:
+            process.signal(number)
+
+    send_found = send
+
+    def send_group(self, leader: int, number: int) -> None:
+        """Send a group a signal."""
+        for process in list(self.machine.processes.values()):
+            if process.session == leader:
+                process.signal(number)
+
+    def send_members(self, leader: int, number: int) -> None:
+        """Send what a rank has started in its group a signal."""
+        for process in list(self.machine.processes.values()):
+            if process.session == leader != process.pid:
+                process.signal(number)
+
+    def response(self, pid: int, number: int) -> AtSignal:
+        """Return what a rank does at a signal."""
+        process = self.machine.processes.get(pid)
+        return process.response(number) if process else AtSignal.DIES
+
+    def look(self, child: int) -> list[int]:
+        """Return what is neither a child nor below it."""
+        top = self.job.processes.get(child)
+        return [
+            process.pid
+            for process in self.machine.processes.values()
+            if not (top and top.runs and process.is_below(top))
+        ]
+
+    def kill_all(self) -> None:
+        """Kill all processes of the job."""
+        for process in list(self.machine.processes.values()):
+            process.signal(signal.SIGKILL)
+
+
+TIMED_OUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
