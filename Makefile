@@ -149,7 +149,7 @@ test-compat:
 		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-# The tables in docs/, from the code, and the pages as a site, in site/.
+# The tables of docs/options.md, from the code, and the pages as a site, in site/.
 docs: $(TO_TEST)
 	$(BIN)/python docs/tables.py
 	$(BIN)/mkdocs build --strict
@@ -182,6 +182,7 @@ dist: $(TO_TEST)
 # reference training is, and what memory model parallelism saves: a quarter of an hour.
 bench: $(WITH_TORCH)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/restart.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/memory.py

@@ -27,11 +27,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import prepare
-from launcher.peers import agreement, messages
+from launcher.peers.messages import Hello, Job, hello, to_wire
 from launcher.protocol import encoded
 
 SCRIPT = "import sys, time; sys.stdout.write('runs\\n'); sys.stdout.flush(); time.sleep(3600)"
@@ -117,9 +116,9 @@ def running(hosts: int, port: int, seconds: int, folder: Path) -> dict[str, floa
 class Crowd:
     """All hosts but the first, who connect at once: sockets that say hello and wait to start."""
 
-    def __init__(self, hosts: list[str], address: tuple[str, int], hello: dict[str, Any]) -> None:
+    def __init__(self, hosts: list[str], address: tuple[str, int], said: Hello) -> None:
         self._address = address
-        self._hello = hello
+        self._said = said
         self._selector = selectors.EpollSelector()
         self.connected = self.welcome = self.joined = 0.0  # when the last one was
         self.waiting = len(hosts)
@@ -142,22 +141,21 @@ class Crowd:
                 now = time.monotonic()
                 if events & selectors.EVENT_WRITE:
                     self.connected = now
-                    message = {"hello": {**self._hello, "host": key.data}}
-                    connection.sendall(encoded(message))
+                    connection.sendall(encoded(to_wire(self._said._replace(host=key.data))))
                     self._selector.modify(connection, selectors.EVENT_READ, key.data)
                     continue
                 said = connection.recv(1 << 16)
-                if b"welcome" in said:
+                if b'"Welcome"' in said:
                     self.welcome = now
-                if b"all joined" in said:
+                if b'"Start"' in said:
                     self.joined = now
                     self.waiting -= 1
                     self._selector.unregister(connection)
                     self._started.append(connection)  # it stays connected
-                elif b"welcome" not in said:
+                elif b'"Welcome"' not in said:
                     self._selector.unregister(connection)
                     connection.close()
-                    if b"later" not in said:
+                    if b'"Later"' not in said:
                         sys.exit(f"{key.data} was turned away: {said!r}")
                     self._connect(key.data)
 
@@ -185,8 +183,8 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
             if launcher.poll() is not None:
                 sys.exit((folder / "log").read_text())
         who = (cluster.current_host, cluster.hosts, cluster.job_name)
-        hello = messages.hello(agreement.job_of(*who, port + 1, 900, fingerprint))["hello"]
-        others = Crowd(names[1:], (names[0], port + 1), hello)
+        said = hello(Job(*who, peer_port=port + 1, fingerprint=fingerprint))
+        others = Crowd(names[1:], (names[0], port + 1), said)
         others.wait()
         while not has_child(Path("/proc", str(launcher.pid))):
             time.sleep(0.01)
@@ -237,7 +235,7 @@ def main() -> None:
     print("|---|---|---|---|")
     print(f"| CPU of its launcher | % of a core | {taken['cpu']:.4f} | 0.1 |")
     print(f"| its wake-ups | per s | {taken['wakes']:.2f} | 1 |")
-    print(f"| its peak memory | MiB | {taken['peak']:.1f} | 26 |")
+    print(f"| its peak memory | MiB | {taken['peak']:.1f} | 30 |")
     for limit, seen in crowds.items():
         print(f"\n| the first of {chosen.many} hosts at once, ulimit -n {limit} | unit | | bound |")
         print("|---|---|---|---|")

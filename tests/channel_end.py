@@ -1,57 +1,53 @@
-"""One host's end of the channel, with nothing to start: the real state machine and transport."""
+"""One host's end of the channel, with nothing to start: the real state machine and sockets."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 
-from launcher.events import AllJoined, Decided, Left, Log, Tell, Time
-from launcher.log import log
-from launcher.peers import agreement
-from launcher.peers.transport import open_channel
+from launcher.peers.channel import Channel
+from launcher.peers.coordinator import AllKnow
+from launcher.peers.messages import End as TheEnd
+from launcher.peers.messages import Start
+from launcher.system import System
 
 
 class End:
-    """What a host of the job knows: `joined`, `result` and `left` are what it was told, or None."""
+    """What a host of the job knows: `attempt`, `result` and `all_know` are what it was told."""
 
-    def __init__(self, cluster, port, start_timeout, fingerprint):
-        self.joined = self.result = self.left = None
+    def __init__(self, job):
+        self.attempt, self.result, self.all_know = 0, None, False
         self._stack = contextlib.ExitStack()
-        opened = open_channel(cluster, port, start_timeout, fingerprint)
-        self.channel = self._stack.enter_context(opened)
+        # Only the supervisor waits for signals.
+        self.system = self._stack.enter_context(System(signals=None))
+        self.channel = Channel(job, self.system, self._told)
+        self._stack.callback(self.channel.close)
         try:
-            self.state, actions = self.channel.begin()
-            self._do(actions)
+            self.channel.begin()
         except BaseException:
             self.close()
             raise
 
+    @property
+    def has_joined(self):
+        return self.attempt > 0
+
+    def _told(self, message):
+        if isinstance(message, Start):
+            self.attempt = message.attempt
+        elif isinstance(message, TheEnd):
+            self.result = message.result
+        elif isinstance(message, AllKnow):
+            self.all_know = True
+
     def act(self):
         """Do what is due; waits for nothing."""
-        for event in self.channel.events():
-            self.step(event)
-        if agreement.due(self.state) <= time.monotonic():
-            self.step(Time())
+        for key, _ in self.system.selector.select(0):
+            key.data()
+        if self.system.now() >= self.channel.due():
+            self.channel.tick()
 
-    def tell(self, what):
-        self.step(Tell(what))
-
-    def step(self, event):
-        self.state, actions = agreement.step(self.state, event, time.monotonic())
-        self._do(actions)
-
-    def _do(self, actions):
-        for action in actions:
-            if isinstance(action, Log):
-                log(action.line)
-            elif isinstance(action, AllJoined):
-                self.joined = action
-            elif isinstance(action, Decided):
-                self.result = action.result
-            elif isinstance(action, Left):
-                self.left = action
-            else:
-                self.channel.carry_out(action)
+    def say(self, message):
+        self.channel.say(message)
 
     def close(self):
         self._stack.close()

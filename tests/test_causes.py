@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.run.run_dir import run_dir
+from launcher.run_dir import run_dir
 
 
 def test_a_tmpdir_that_is_too_long_is_named(tmp_path, logged):

@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from launcher.result.causes import Cause, RankFailure, in_order
-from launcher.result.failure_file import output_dir, write_failure
-from launcher.result.failure_text import LIMIT, of_ranks, of_torchrun
+from launcher.result.causes import LIMIT, Cause, RankFailure, first_of, of_rank, of_torchrun
+from launcher.result.failure import output_dir, write_failure
 from launcher.result.raised import Link, read
 
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
@@ -18,10 +17,6 @@ def noted(rank, exit_code=1, time=10.0, exception="", message="", frames=""):
     return RankFailure(rank, rank, exit_code, chain, time, said=exit_code >= 0)
 
 
-def reported(rank, exit_code):
-    return RankFailure(rank, rank, exit_code)
-
-
 SECONDARY = {
     "exception": "RuntimeError",
     "message": "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1",
@@ -29,60 +24,11 @@ SECONDARY = {
 
 
 @pytest.mark.parametrize(
-    ("notes", "reports", "ranks", "code"),
-    [
-        # torchrun lists the sibling that it ended first, being of a lower rank
-        ([noted(1)], [reported(0, TERM), reported(1, 1)], [1], 1),
-        # two raised: the earlier one, whatever order they are heard in
-        ([noted(1, time=2.0), noted(0, 3, time=1.0)], [], [0, 1], 3),
-        # a rank dies of a signal, the other one's collective breaks in the same moment
-        ([noted(0, time=1.0, **SECONDARY), noted(1, SEGV, time=1.01)], [], [1, 0], SEGV),
-        # the same, where only torchrun saw the signal
-        ([noted(0, time=1.0, **SECONDARY)], [reported(0, 1), reported(1, SEGV)], [1, 0], SEGV),
-        # killed from outside, and heard of a little late
-        ([noted(0, time=1.0, **SECONDARY), noted(1, KILL, time=1.01)], [], [1, 0], KILL),
-        # NCCL's watchdog aborts the process whose peer has died
-        ([noted(0, ABRT, time=1.0), noted(1, KILL, time=1.01)], [], [1, 0], KILL),
-        ([noted(0, ABRT, time=1.0)], [], [0], ABRT),
-        # another one only said that its connection broke: the abort is the cause
-        ([noted(0, time=1.0, **SECONDARY), noted(1, ABRT, time=1.5)], [], [1, 0], ABRT),
-        # a connection that breaks by itself is the cause if nothing else is
-        ([noted(0, time=1.0, **SECONDARY)], [reported(1, TERM)], [0], 1),
-        # what happens long after is a consequence, however original
-        ([noted(0, time=1.0, **SECONDARY), noted(1, 5, time=9.0)], [], [0, 1], 1),
-        # a rank that raised and crashed on its way out failed with its exception
-        ([noted(0)], [reported(0, ABRT)], [0], 1),
-        # a rank that raised, with a hook that chose the exit code
-        ([noted(0)], [reported(0, 7)], [0], 7),
-        # ranks that torchrun ended do not count: SIGTERM at once, SIGKILL when their grace is over
-        ([noted(0), noted(1, TERM, 10.1), noted(2, KILL, 40.1)], [], [0], 1),
-        # somebody sends SIGTERM to a rank: that is the cause
-        ([noted(1, TERM, 1.0), noted(0, TERM, 1.1)], [], [1], TERM),
-        # only torchrun saw the cause, and the launcher the sibling's end
-        ([noted(0, TERM, 5.0)], [reported(0, TERM), reported(1, 7)], [1], 7),
-        ([noted(0, KILL, 35.0)], [reported(0, KILL), reported(1, 4)], [1], 4),
-        # what reads like a consequence is the cause, and the other one a handler's exit code
-        ([noted(0, time=1.0, **SECONDARY), noted(1, 5, time=1.5)], [], [0, 1], 1),
-        # unless that one raised in the same moment, or died without a word
-        ([noted(0, time=1.0, **SECONDARY), noted(1, 1, 1.5, "KeyError")], [], [1, 0], 1),
-        # only torchrun saw it
-        ([], [reported(0, 4), reported(1, TERM)], [0], 4),
-        ([], [], [], None),
-    ],
-)
-def test_the_first_cause_comes_first(notes, reports, ranks, code):
-    seen = in_order(notes, reports)
-    assert [failure.rank for failure in seen] == ranks
-    if ranks:
-        assert seen[0].exit_code == code
-
-
-@pytest.mark.parametrize(
     ("exit_code", "code"),
     [(3, 3), (255, 255), (SEGV, 139), (KILL, 137), (0, 1)],  # a failure is never a success
 )
 def test_the_exit_code_is_that_of_the_rank(exit_code, code):
-    assert of_ranks([noted(0, exit_code)], "algo-1", 12.0).exit_code == code
+    assert of_rank(noted(0, exit_code), "algo-1").exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -96,8 +42,7 @@ def test_the_exit_code_is_that_of_the_rank(exit_code, code):
     ],
 )
 def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
-    assert of_ranks([failure], "algo-1", 12.0).cause is cause
-    assert of_ranks([failure], "algo-1", 12.0, Cause.RESTARTED).cause is Cause.RESTARTED
+    assert of_rank(failure, "algo-1").cause is cause
 
 
 @pytest.mark.parametrize(
@@ -115,7 +60,7 @@ def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
     ],
 )
 def test_the_first_line_is_what_a_person_needs(failure, line):
-    _, code, text = of_ranks([failure], "algo-1", 12.0)
+    _, code, text, _ = of_rank(failure, "algo-1")
     assert text.splitlines()[0] == f"algo-1, rank 5 (local rank 5) {line}"
     assert text.splitlines()[1] == f"exit code {code}, 10 s after start"
 
@@ -123,7 +68,7 @@ def test_the_first_line_is_what_a_person_needs(failure, line):
 def test_the_innermost_frames_are_kept():
     frames = "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
     failure = noted(0, exception="ValueError", message="x" * 900 + "the end", frames=frames)
-    text = of_ranks([failure, noted(1)], "algo-1", 12.0).text
+    text = first_of(of_rank(failure, "algo-1"), 2).text
     assert LIMIT - 100 < len(text) <= LIMIT
     head, details, *shown = text.splitlines()
     assert "xxx ... xxx" in head and head.endswith("the end")

@@ -11,14 +11,14 @@ PACKAGE = REPO / "launcher"
 # Not part of the package but a folder for the ranks' sys.path, with what they import from it.
 COMPAT = PACKAGE / "compat"
 # From the top down: a module imports from its own floor and from those below. What is not named
-# here is ground: text, errors, log, names, rules, signals, processes, protocol.
+# here is ground: text, errors, log, names, signals, processes, protocol, run_dir, decisions.
 FLOORS = [
     ("launcher.__main__",),
     ("launcher.cli",),
     ("launcher.local", "launcher.doctor"),
     ("launcher.run", "launcher.init"),
     ("launcher.peers",),
-    ("launcher.result", "launcher.events"),
+    ("launcher.result", "launcher.system"),
     ("launcher.job", "launcher.presence"),
     ("launcher", "launcher.training"),
 ]
@@ -26,27 +26,24 @@ FLOORS = [
 ACTS = {
     "launcher.run.supervisor",
     "launcher.run.reports",
-    "launcher.run.run_dir",
-    "launcher.run.watch",
     "launcher.run.agent",
     "launcher.run.rank",
     "launcher.run.describe",
-    "launcher.peers.transport",
+    "launcher.peers.channel",
     "launcher.peers.connection",
     "launcher.peers.listener",
-    "launcher.peers.addresses",
-    "launcher.result.failure_file",
+    "launcher.result.failure",
 }
 # Pure wherever they are, and never missing.
 PURE = [
     "launcher.text",
     "launcher.errors",
-    "launcher.rules",
-    "launcher.events",
+    "launcher.decisions",
+    "launcher.run.machine",
     "launcher.run.state",
     "launcher.run.ranks",
-    "launcher.peers.first",
-    "launcher.peers.other",
+    "launcher.peers.coordinator",
+    "launcher.peers.member",
     "launcher.peers.messages",
     "launcher.result.causes",
     "launcher.result.raised",

@@ -22,6 +22,7 @@ from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, poll
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import run_dir as job_dir
 from launcher.errors import LaunchError
 from launcher.job import machine, toolkit
 from launcher.local import folders, hyperparameters, options, report, schedule, shares
@@ -31,7 +32,6 @@ from launcher.local.lines import Lines
 from launcher.local.output import Output
 from launcher.local.schedule import Event, What
 from launcher.local.shares import Share
-from launcher.run import run_dir as job_dir
 
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")

@@ -12,7 +12,7 @@ PACKAGE = REPO / "launcher"
 NOT_HERE = ("compat/", "doctor/", "job/help.py")
 HELP = {"help", "usage", "description", "epilog"}  # keywords whose values are help, too
 SAYS = {"log", "Log", "LaunchError", "Fail", "say"}  # calls whose first argument is a message
-ALL_SAID = ("result/failure_text.py", "local/report.py")
+ALL_SAID = ("result/causes.py", "local/report.py")
 # What is compared with the words of Python and torch.
 THEIRS = {"No module named HOLE", "address already in use", "__mp_main__."}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -11,8 +11,7 @@ import pytest
 
 from launcher.job.plan import RANK
 from launcher.result import raised
-from launcher.result.causes import RankFailure
-from launcher.result.failure_text import LIMIT, headline, of_ranks
+from launcher.result.causes import LIMIT, RankFailure, headline, of_rank
 
 SECONDARY = (
     "RuntimeError('[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1')"
@@ -256,7 +255,7 @@ def test_how_a_script_ended(rank, text, code, says, secondary, line):
     if says:
         assert headline(failure, "h").startswith(f"h, rank 0 (local rank 0) {says}")
     assert failure.is_secondary is secondary
-    written = of_ranks([failure], "algo-1", 1.0).text
+    written = of_rank(failure._replace(time=1.0), "algo-1").text
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
     assert "rank.py" not in written
     last = [row for row in raised.frames(failure.chain).splitlines() if "script.py" in row][-1:]
@@ -278,22 +277,6 @@ def test_a_message_of_any_size_is_taken_in(rank, character):
     assert code == 1 and headline(failure_of(told), "h")
     sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
     assert len(sent) < 1 << 20  # bytes, the limit of reports.py
-
-
-@pytest.mark.parametrize(
-    ("end", "code", "finals"),
-    [
-        ("raise SystemExit(3)", 3, [True]),
-        ("raise ValueError", 1, [False, True]),
-        # A hook may end the process with a code of its own.
-        ("import os, sys; sys.excepthook = lambda *_: os._exit(42); raise ValueError", 42, [False]),
-        ("import sys; sys.excepthook = lambda *_: sys.exit(7); raise ValueError", 7, [False]),
-    ],
-)
-def test_the_exit_code_is_final_when_no_hook_can_choose_another(rank, end, code, finals):
-    seen, told = rank(end)
-    assert seen == code
-    assert [message.get("end", message)["final"] for message in told] == finals
 
 
 def test_what_libraries_say_when_they_end_the_script(rank):

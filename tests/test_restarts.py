@@ -10,10 +10,8 @@ import re
 import pytest
 from conftest import poll
 
-BY_TORCHRUN = "torchrun restarts ranks by itself; the launchers are to decide restarts"
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.xfail(strict=True, raises=AssertionError, reason=BY_TORCHRUN),
 ]
 
 ONCE = """

@@ -360,7 +360,7 @@ def test_a_restarted_rank_is_no_failure(start, script):
     host = start("--train-script", path, "--launcher-max-restarts", "1")
     assert host.wait() == 0, host.log()
     assert host.out == "attempt 0\nattempt 1\n"
-    assert "rank 0 (local rank 0) ended with exit code 9; torchrun restarts it." in host.err
+    assert "rank 0 (local rank 0) ended with exit code 9; restarting all ranks." in host.err
     assert host.failure is None
 
 
@@ -624,19 +624,17 @@ def test_no_descriptor_is_left_when_torchrun_dies(start, script):
 
 EXECUTE = """
 import sys
-from launcher import errors
-from launcher.run import supervisor
-from launcher.run.state import Job
 from launcher.job.cluster import Cluster
 from launcher.job.plan import LaunchPlan
+from launcher.peers.messages import Job
+from launcher.run import supervisor
 from launcher.signals import Signals
+from launcher.system import System
 
 plan = LaunchPlan((sys.argv[1],), {}, Cluster(("h",), "h", "j", 0, 0, ""), "1", "h:1", 1, ())
-try:
-    with Signals() as signals:
-        supervisor.run(Job("h", ("h",), "h:1", 1, 1, False), plan, {}, signals)
-except errors.LaunchError as error:
-    sys.exit(f"{error} {error.exit_code}")
+with Signals() as signals, System(signals) as system:
+    result = supervisor.run(Job("h", ("h",)), plan, {}, system).result
+sys.exit(f"{result.text.strip()} {result.exit_code}")
 """
 
 

@@ -178,17 +178,17 @@ def test_a_rank_fails_once_and_is_restarted(fault):
     fault.start()
     fault.strike()
     fault.ends(0, None, 30)
-    assert fault.job.logs().count("torchrun restarts it") == 1
+    assert fault.job.logs().count("attempt 1 of 3 failed after ") == 2  # once on each host
 
 
 @pytest.mark.more
 @ours_alone
 def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarted(fault):
-    fault.prepare({0: ONCE_EACH, 1: ONCE_EACH}, launcher_max_restarts=1)
+    fault.prepare({0: ONCE_EACH, 1: ONCE_EACH}, launcher_max_restarts=2)
     fault.start()
     fault.strike()
     fault.ends(0, None, 40)
-    assert fault.job.logs().count("torchrun restarts it") == 2
+    assert fault.job.logs().count("restarting all ranks") == 4  # twice on each host
 
 
 # torchrun, a launcher, a host, or the network fails
@@ -255,8 +255,7 @@ def test_a_host_is_absent(fault):
     fault.prepare(hosts=3, launcher_start_timeout=5)
     fault.happens()
     fault.job.start("algo-1", "algo-2")
-    fault.ends(69, "algo-3 (", 5 + 5, lost=("algo-3",))
-    assert ") did not arrive within 5 s\n" in fault.job["algo-1"].failure
+    fault.ends(69, "algo-3 did not arrive within 5 s\n", 5 + 5, lost=("algo-3",))
 
 
 @pytest.mark.more

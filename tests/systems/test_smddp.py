@@ -11,8 +11,7 @@ from conftest import LAUNCHER, REPO, SYSTEMS, ports, slow
 
 from launcher.errors import LaunchError
 from launcher.job import smddp
-from launcher.result.causes import RankFailure
-from launcher.result.failure_text import headline
+from launcher.result.causes import RankFailure, headline
 from launcher.result.raised import Link
 
 CALLS = Path(__file__).with_name("smddp_calls.py")

@@ -1,0 +1,327 @@
+"""What becomes of one host's torchrun and ranks: events in, phases and actions out; no processes.
+
+What follows from two things at once, and for several hosts, is the simulator's (tests/simulation).
+"""
+
+import math
+import signal
+
+import pytest
+
+from launcher.errors import AtSignal
+from launcher.peers.messages import (
+    Cleared,
+    End,
+    Failed,
+    Job,
+    NoRanks,
+    NoRanksLeft,
+    Restart,
+    Start,
+    Stop,
+    Succeeded,
+)
+from launcher.result.causes import Result, stopped
+from launcher.result.raised import Link
+from launcher.run import machine
+from launcher.run.events import (
+    Answer,
+    AsksToEnd,
+    AsksToStart,
+    ChildEnded,
+    KillRanks,
+    KillTorchrun,
+    RankEnded,
+    RankRuns,
+    RankSaid,
+    RanksStarted,
+    Remaining,
+    Signal,
+    SignalChild,
+    SignalGroup,
+    Signalled,
+    SignalProcesses,
+    SignalRanks,
+    Tell,
+    Time,
+    TorchrunEnded,
+    TorchrunRuns,
+)
+from launcher.run.state import Done, Ending, Failing, Restarting, Running, Waiting, Why
+from launcher.text import Log
+
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
+FAILED = Result(1, "algo-2, rank 2 (local rank 0) failed\n")
+RANKS = ((71, 0, 0), (72, 1, 1))
+
+
+class Host:
+    """A host that takes events in; `done` are the actions of the last one."""
+
+    def __init__(self, runner="", **job):
+        job = {"grace": 20, "failure_grace": 10, "peer_port": 29401, **job}
+        self.state = machine.begin(Job("algo-1", ("algo-1", "algo-2"), **job), runner, 0.0)
+        self.done = []
+
+    def at(self, now, *events):
+        for event in events:
+            self.state, actions = machine.step(self.state, event, now)
+            self.done = [one for one in actions if not isinstance(one, Log)]
+            self.lines = [one.line for one in actions if isinstance(one, Log)]
+        return self
+
+    def due(self, now):
+        """Take in Time when it is due, which is now."""
+        assert machine.due(self.state) == pytest.approx(now)
+        return self.at(now, Time())
+
+    @property
+    def phase(self):
+        return type(self.state.phase)
+
+    @property
+    def why(self):
+        return self.state.phase.why
+
+    @property
+    def kills_torchrun(self):
+        return any(
+            isinstance(one, KillTorchrun) for one in self.done
+        )  # it equals any that is empty
+
+    def told(self):
+        return [one.message for one in self.done if isinstance(one, Tell)]
+
+
+def running(**job):
+    """Return a host whose two ranks run since 2 s."""
+    host = Host(**job).at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    assert host.done == [Answer()]
+    host.at(2.0, RanksStarted(RANKS, False), *(RankRuns(*rank) for rank in RANKS))
+    assert machine.due(host.state) == math.inf
+    return host
+
+
+def raised(pid=71):
+    return RankSaid(pid, 1, (Link("ValueError", "loss is nan"),))
+
+
+def test_a_failure_counts_when_its_rank_has_ended():
+    host = running().at(5.0, raised())
+    assert host.phase is Running and not host.done
+    host.at(6.0, RankEnded(71, 42))
+    (failed,) = host.told()
+    assert host.phase is Failing and failed.failure.exit_code == 42 and failed.failure.of_rank
+
+
+def test_or_two_seconds_and_a_half_after_it_was_said():
+    host = running().at(5.0, raised()).due(7.5)
+    assert host.phase is Failing and host.told()[0].failure.exit_code == 1
+    assert host.at(8.0, RankEnded(71, 0)).phase is Failing  # nothing is taken back
+
+
+def test_a_rank_that_ends_with_0_has_not_failed():
+    assert running().at(5.0, raised()).at(6.0, RankEnded(71, 0)).phase is Running
+
+
+def test_before_that_a_stop_is_a_stop():
+    host = running().at(5.0, raised()).at(6.0, Signal(TERM))
+    assert host.told() == [Stop(TERM)] and (host.phase, host.why) == (Ending, Why.STOP)
+    assert SignalRanks((71, 72), TERM) in host.done
+
+
+def test_without_a_word_from_the_coordinator_ranks_are_ended():
+    host = running().at(5.0, RankEnded(71, 3)).due(5.0 + 0.3 + 5)
+    assert (host.phase, host.why) == (Ending, Why.FAILURE)
+    assert host.done == [SignalRanks((72,), TERM)]
+
+
+def test_ranks_are_told_once_and_killed_when_their_time_is_over():
+    host = running().at(5.0, End(FAILED))
+    assert host.done == [SignalRanks((71, 72), TERM)]
+    host.at(6.0, RankEnded(71, 0))
+    assert host.done == []
+    assert host.due(15.0).done == [KillRanks((72,))]
+
+
+def test_a_rank_that_said_what_it_raised_is_not_told():
+    host = running().at(5.0, raised()).at(5.1, End(FAILED))
+    assert host.done == [SignalRanks((72,), TERM)]
+
+
+def test_a_rank_that_starts_after_the_others_has_its_whole_grace():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    host.at(2.0, RankRuns(71, 0, 0)).at(3.0, Signal(TERM))
+    assert SignalRanks((71,), TERM) in host.done
+    host.at(4.0, RanksStarted(RANKS, False))
+    assert host.done == [SignalRanks((72,), TERM)]
+    assert host.due(24.0).done == [KillRanks((71, 72))]
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_without_leave_torchrun_is_killed_at_once(connected):
+    host = Host().at(0.0, Start(1)).at(1.0, *[TorchrunRuns()] * connected, Signal(TERM))
+    assert host.kills_torchrun
+
+
+def test_a_torchrun_that_does_not_say_its_ranks_is_killed():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart()).at(2.0, Signal(TERM))
+    assert not host.kills_torchrun
+    assert host.due(7.0).kills_torchrun
+
+
+def ended(host, now, **codes):
+    """Have both ranks end, and nothing else be left."""
+    host.at(now, RankEnded(71, 0), RankEnded(72, codes.get("code", 0)))
+    return host.at(now, Remaining(()))
+
+
+def test_torchrun_is_answered_when_no_rank_runs():
+    host = running().at(5.0, End(FAILED)).at(5.0, AsksToEnd())
+    assert host.done == []
+    ended(host, 6.0)
+    assert host.state.torchrun.asks is False and host.state.phase.answered_at == 6.0
+    assert host.due(8.0).kills_torchrun  # it has not ended
+
+
+def test_a_torchrun_that_does_not_ask_is_killed():
+    host = ended(running().at(5.0, End(FAILED)), 6.0)
+    assert host.due(8.0).kills_torchrun
+
+
+def test_the_torchrun_that_keeps_the_store_goes_last():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    host.at(2.0, RanksStarted(RANKS, True)).at(5.0, End(FAILED))
+    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0))
+    assert NoRanks(1) in host.told()
+    host.at(6.1, Remaining(())).at(6.2, AsksToEnd())
+    assert host.done == []
+    assert host.at(9.0, NoRanksLeft(1)).done == [Answer(leave=True)]
+
+
+def test_a_restart_clears_the_attempt_and_waits_for_the_word():
+    host = running().at(5.0, Restart(1, "attempt 1 of 2 failed"))
+    assert host.lines == ["attempt 1 of 2 failed"] and host.why is Why.RESTART
+    host.at(5.5, AsksToEnd())
+    ended(host, 6.0)
+    host.at(6.5, TorchrunEnded(1), ChildEnded(1))
+    assert host.phase is Ending
+    host.at(6.5, Remaining(()))
+    assert host.phase is Restarting and host.told() == [Cleared(1, 0)]
+    host.at(7.0, Start(2))
+    assert host.phase is Running and not host.state.ranks and host.state.attempt == 2
+
+
+def test_a_stop_during_a_restart_leaves_the_later_deadline():
+    host = running().at(5.0, Restart(1, "")).at(6.0, Signal(TERM))
+    assert host.why is Why.STOP and host.state.phase.by == 26.0
+    assert not any(isinstance(one, SignalRanks) for one in host.done)  # they know
+
+
+def test_what_survives_sigkill_is_said():
+    host = running().at(5.0, Restart(1, ""))
+    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.0, Remaining((99,)))
+    assert host.done == [SignalProcesses((99,), TERM)]
+    host.at(7.0, TorchrunEnded(1), ChildEnded(1)).at(7.0, Remaining((99,)))
+    assert SignalProcesses((99,), KILL) in host.due(15.0).done
+    for now in (16.0, 17.0, 18.0, 19.0, 20.0):
+        host.at(now, Time())
+    assert host.told() == [Cleared(1, 1)] and "survived SIGKILL" in host.lines[0]
+
+
+def test_success_is_told_when_all_ranks_have_ended_with_0():
+    host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
+    assert host.told() == [Succeeded(1)] and host.why is Why.SUCCESS
+    assert host.at(9.1, AsksToEnd()).done == [Answer()]  # it goes on to its barrier
+    host.at(9.2, Remaining((99,)))
+    assert host.done == [SignalProcesses((99,), TERM)]  # though torchrun waits for other hosts
+    assert SignalProcesses((99,), KILL) in host.due(19.0).done
+
+
+def test_a_host_that_has_succeeded_takes_part_in_a_restart():
+    host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0)).at(9.1, AsksToEnd())
+    host.at(9.2, Remaining(())).at(12.0, Restart(1, ""))
+    assert host.kills_torchrun and host.told() == [NoRanks(1)]
+
+
+@pytest.mark.parametrize(("stop", "result"), [(True, Why.STOP), (False, None)])
+def test_sigterm_to_torchrun_by_somebody_else(stop, result):
+    host = running().at(5.0, AsksToEnd(TERM))
+    assert host.phase is Running and not host.done
+    if stop:
+        assert host.at(5.5, Signal(TERM)).why is result
+    else:
+        (failed,) = host.due(6.0).told()
+        assert "it was sent SIGTERM (signal 15), not by the launcher" in failed.failure.text
+        assert not failed.failure.of_rank  # never a restart
+
+
+def test_torchrun_is_killed_above_its_ranks():
+    host = running().at(5.0, TorchrunEnded(-9))
+    (failed,) = host.told()
+    assert host.phase is Failing and "torchrun was killed by SIGKILL" in failed.failure.text
+    assert host.at(6.0, End(FAILED)).done == [SignalRanks((71, 72), TERM)]
+
+
+def test_a_program_that_runs_torchrun_is_told_before_that_and_after():
+    host = Host(runner="compile").at(0.0, Start(1)).at(5.0, Signal(TERM))
+    assert SignalChild(TERM) in host.done and not host.kills_torchrun
+    host.at(5.0, Remaining(()))
+    assert SignalChild(KILL) in host.due(25.0).done
+    host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    host.at(2.0, RanksStarted(RANKS, False)).at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
+    assert host.told() == []  # it works on
+    host.at(9.1, TorchrunEnded(0)).at(9.1, Remaining(())).at(20.0, ChildEnded(0))
+    assert host.told() == [Succeeded(1)]
+
+
+def test_its_failure_is_the_hosts():
+    host = Host(runner="compile").at(0.0, Start(1)).at(5.0, ChildEnded(3))
+    (failed,) = host.told()
+    assert failed.failure.text.startswith("algo-1: compile failed") and not failed.failure.of_rank
+
+
+def test_the_third_interrupt_kills_all():
+    host = running().at(5.0, Signal(2)).at(5.5, Signal(2)).at(6.0, Signal(2))
+    assert host.kills_torchrun and KillRanks((71, 72)) in host.done
+    host.at(6.1, RankEnded(71, -9), RankEnded(72, -9), TorchrunEnded(-9), ChildEnded(-9))
+    assert host.at(6.1, Remaining(())).phase is Done and host.state.result == stopped(2)
+
+
+def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
+    host = running().at(5.0, Signal(2)).at(5.0, Signalled({71: AtSignal.IGNORES}))
+    assert host.done == [SignalGroup(71, 2)]
+
+
+def test_a_stop_reaches_what_a_rank_has_started_that_dies_of_it():
+    host = running().at(5.0, Signal(TERM)).at(5.0, Signalled({71: AtSignal.DIES}))
+    assert SignalGroup(71, TERM) in host.at(5.1, RankEnded(71, -TERM)).done
+
+
+def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
+    host = running().at(5.0, Signal(TERM)).at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0))
+    host.at(6.0, AsksToEnd()).at(6.0, Remaining((99,)))
+    assert host.lines == ["1 processes that ranks left behind have 19 s to end."]
+    host.at(6.1, TorchrunEnded(1), ChildEnded(1)).at(6.1, Remaining((99,)))
+    assert host.due(20.0).done == [SignalProcesses((99,), TERM)]
+    assert SignalProcesses((99,), KILL) in host.due(25.0).done
+
+
+def test_without_the_channel_torchrun_restarts_ranks_that_the_launcher_has_ended():
+    host = running(peer_port=0, max_restarts=1).at(5.0, RankEnded(71, 3))
+    assert host.told() == [] and "torchrun restarts it" in host.lines[0]
+    host.at(5.1, AsksToEnd())
+    assert host.done == [SignalRanks((72,), TERM)]
+    host.at(6.0, RankEnded(72, 0)).at(6.0, Remaining(()))
+    assert host.phase is Running and host.done == [Answer()]
+    host.at(7.0, AsksToStart()).at(8.0, RanksStarted(((81, 0, 0), (82, 1, 1)), False))
+    (failed,) = host.at(9.0, RankEnded(81, 3)).told()  # none are left
+    assert isinstance(failed, Failed)
+
+
+def test_a_host_waits_for_the_others_when_nothing_is_left_on_it():
+    host = running().at(5.0, RankEnded(71, 3)).due(10.3)
+    host.at(11.0, RankEnded(72, 0)).at(11.0, Remaining(())).at(11.1, AsksToEnd())
+    host.at(11.2, TorchrunEnded(1), ChildEnded(1)).at(11.2, Remaining(()))
+    assert host.phase is Waiting
+    assert host.at(12.0, End(FAILED)).phase is Done
