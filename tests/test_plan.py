@@ -11,7 +11,8 @@ from launcher.errors import LaunchError
 from launcher.job import arguments
 from launcher.job.cluster import Cluster
 from launcher.job.machine import Machine
-from launcher.job.plan import AGENT, RANK, at_address, make_plan
+from launcher.job.plan import AGENT, RANK, at_address, for_attempt, make_plan
+from launcher.job.torchrun import max_restarts
 
 MACHINE = Machine(
     python=sys.executable,
@@ -414,6 +415,28 @@ def test_the_log_folder_gets_the_ranks_output():
 def test_more_torchrun_arguments_come_last_and_so_win():
     argv = plan("--launcher-torchrun-args", "--role 'my role' --tee 1").argv
     assert argv[argv.index("--") - 4 : argv.index("--")] == ("--role", "my role", "--tee", "1")
+
+
+def test_each_attempt_has_a_rendezvous_of_its_own():
+    first = plan("--launcher-torchrun-args", "--rdzv_id mine")
+    assert for_attempt(first, {}, 1) == (first, {"LAUNCHER_ATTEMPT": "1"})
+    third, environment = for_attempt(first, {"PET_RDZV_ID": "theirs"}, 3)
+    assert f"--rdzv-id={TWO.job_name}-3" in third.argv
+    assert third.argv[third.argv.index("--rdzv_id") + 1] == "mine-3"
+    assert environment == {"LAUNCHER_ATTEMPT": "3", "PET_RDZV_ID": "theirs-3"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        ((), {}, 0),
+        (("--launcher-max-restarts", "2"), {"PET_MAX_RESTARTS": "3"}, 2),
+        ((), {"PET_MAX_RESTARTS": "3"}, 3),
+    ],
+)
+def test_how_often_ranks_start_again(argv, environ, expected):
+    options = arguments.parse(["--train-script", "train.py", *argv], environ)
+    assert max_restarts(options, environ) == expected
 
 
 def test_dollars_are_escaped_for_torchruns_substitution():

@@ -225,7 +225,7 @@ def _own_nproc(options: Options, cluster: Cluster) -> int:
 
 def max_restarts(options: Options, environ: Mapping[str, str]) -> int:
     """Return how often ranks may be started again; torchrun's own variable counts too."""
-    text = environ.get("PET_MAX_RESTARTS")
+    text = environ.get("PET_MAX_RESTARTS", "")
     return int(text) if text and "max_restarts" not in options.given else options.max_restarts
 
 
