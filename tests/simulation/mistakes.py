@@ -314,15 +314,6 @@ def _(plant: Planter) -> None:
     plant.around(ending, "_end_ranks", again)
 
 
-@mistake("(!) a rank that starts after a stop has no time to save")
-def _(plant: Planter) -> None:
-    def none(plain: Any, state: Any, given: Any, clock: Any) -> Any:
-        after, actions = plain(state, given, clock)
-        return after._replace(by=given.by), actions
-
-    plant.around(ending, "_end_ranks", none)
-
-
 @mistake("what a rank has started that dies unsaved does not hear the stop")
 def _(plant: Planter) -> None:
     plant.set(machine, "ended_while_ending", lambda *_: ())

@@ -34,6 +34,8 @@ STARTING = (0.7, 1.0, 1.3, 1.6, 1.8, 2.0)
 TRAINING = (2.5, 3.0, 4.0, 5.0, 7.0, 9.0, 11.0, 13.0)
 # and the others after it: most of what is of interest happens close together.
 APART = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.6, 3.2, 4.0, 5.0, 6.5, 8.0, 12.0)
+# How long some of them take.
+AMOUNTS = (0.0, 0.2, 1.0, 2.0, 4.0, 6.0, 20.0, 20.0)
 
 
 class Theme(NamedTuple):
@@ -43,10 +45,11 @@ class Theme(NamedTuple):
     moments: Sequence[float]
     restarts: Sequence[int] = (0, 0, 0, 1)
     hosts: Sequence[int] = (2, 3, *range(2, 17))
+    nproc: Sequence[int] = (1, 2)
     uploads: Sequence[float] = (0.0, 0.0, 20.0, 100.0)  # seconds that they take
-    runners: Sequence[
-        float
-    ] = ()  # seconds that what runs torchrun works after it, if something does
+    amounts: Sequence[float] = AMOUNTS
+    # Seconds that what runs torchrun works after it, if something does.
+    runners: Sequence[float] = ()
 
 
 ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
@@ -58,7 +61,7 @@ THEMES = (
     # Failures, stops and losses while ranks are restarted.
     Theme((*AT_ONCE, *AT_ONCE, What.STOP, What.STOP, What.STOP, What.LINGERS, What.HOOK,
            What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 2, 3),
-          (1, *FEW), (0.0, 0.0, 20.0)),
+          (1, *FEW), uploads=(0.0, 0.0, 20.0)),
     # The start of a job, and who else connects.
     Theme((*OF_THE_START, What.STRANGER, What.STRANGER, What.STRANGER, What.HOST_LATE, What.DELAY,
            *OF_PEOPLE[:2], What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES), JOINING, hosts=(*FEW, 12)),
@@ -70,7 +73,8 @@ THEMES = (
     Theme((What.LAUNCHER_PAUSES, What.STOP, What.RAISES, What.TORCHRUN_HANGS, What.KILLED),
           TRAINING, hosts=(1, 1, 2), uploads=(20.0, 100.0)),
     # Two failures of one host.
-    Theme((*OF_RANKS[:6], What.RAISES, What.HOOK), TRAINING, (0,), hosts=(1, 1, 2)),
+    Theme((*AT_ONCE, What.HOOK, What.HOOK, What.HOOK), TRAINING, (0,), (1, 1, 1, 2), (2,),
+          amounts=(1.0, 2.0, 4.0)),
     # Causes, and what is secondary to them.
     Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
     # A program that runs torchrun.
@@ -81,7 +85,6 @@ THEMES = (
           runners=(0.0, 5.0, 1000.0)),
 )  # fmt: skip
 
-AMOUNTS = (0.0, 0.2, 1.0, 2.0, 4.0, 6.0, 20.0, 20.0)
 DELAYS = (0.2, 1.0, 1.5)
 STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
 TAKES_AMOUNT = (
@@ -118,7 +121,7 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -
     elif what is What.DELAY:
         amount = one_of(how, DELAYS)
     elif what in TAKES_AMOUNT:
-        amount = one_of(how, AMOUNTS)
+        amount = one_of(how, theme.amounts)
     return Fault(what, at, host, local_rank if what in OF_RANKS else 0, amount)
 
 
@@ -138,7 +141,7 @@ def plan_of(chosen: bytes) -> Plan:
     )
     plan = Plan(
         hosts=one_of(data, theme.hosts),
-        nproc=one_of(data, (1, 2)),
+        nproc=one_of(data, theme.nproc),
         script=script,
         max_restarts=one_of(data, theme.restarts),
         seed=next(data, 0),

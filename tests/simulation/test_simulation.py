@@ -35,7 +35,7 @@ def test_all_promises_are_kept(seed: int) -> None:
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_planted_mistake_is_found(what: str) -> None:
     with planted(MISTAKES[what]):
-        assert any(search(seed, JOBS) for seed in SEEDS[:6])
+        assert any(search(seed, JOBS) for seed in SEEDS)
 
 
 def test_a_thousand_hosts_end_together() -> None:
