@@ -103,7 +103,9 @@ def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Act
     if ending.why is Why.INTERRUPT:
         to_tell = []
     if to_tell:
-        ending = ending._replace(told=ending.told | set(to_tell))
+        grace = state.job.grace if stops else state.job.failure_grace
+        by = max(ending.by, clock.now + grace)  # also for ranks that started after the others
+        ending = ending._replace(told=ending.told | set(to_tell), by=by)
         actions = (SignalRanks(tuple(to_tell), ending.number),)
     if not clock.has_come(ending.by) or not clock.has_come(ending.kill_again_at):
         return ending, actions

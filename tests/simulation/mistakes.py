@@ -314,6 +314,14 @@ def _(plant: Planter) -> None:
     plant.around(ending, "_end_ranks", again)
 
 
+@mistake("(!) a rank that starts after a stop has no time to save")
+def _(plant: Planter) -> None:
+    def none(plain: Any, state: Any, given: Any, clock: Any) -> Any:
+        return plain(state._replace(job=state.job._replace(grace=0.0)), given, clock)
+
+    plant.around(ending, "_end_ranks", none)
+
+
 @mistake("what a rank has started that dies unsaved does not hear the stop")
 def _(plant: Planter) -> None:
     plant.set(machine, "ended_while_ending", lambda *_: ())

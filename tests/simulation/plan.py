@@ -39,6 +39,7 @@ class AtBreak(Word):
 class Script(NamedTuple):
     """What every rank runs."""
 
+    is_python: bool = True  # or it tells the launcher nothing, and has its handlers at once
     seconds: float = 10.0  # of training
     at_stop: AtStop = AtStop.SAVES
     save: float = 0.5

@@ -104,7 +104,7 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
     for helper in watch.helpers:
         launcher, rank = launcher_of(helper.machine), helper.rank
         since = launcher.stopping_since
-        unknown = rank.broken_by or rank.secondary or rank.reaped
+        unknown = rank.broken_by or rank.secondary
         if rank.ended is None or unknown or launcher.ended_at <= since + 2:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)

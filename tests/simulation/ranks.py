@@ -90,6 +90,9 @@ class Rank(Process):
     def _run(self) -> None:
         if not self.runs or self.is_dying:
             return
+        if not self.script.is_python:
+            self._get_ready()
+            return
         self.has_said = True
         self.pipe = Pipe(self.machine)
         self.pipe.say({"rank": self.rank, "local_rank": self.local_rank, "pid": self.pid})

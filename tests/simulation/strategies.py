@@ -48,6 +48,8 @@ class Theme(NamedTuple):
     nproc: Sequence[int] = (1, 2)
     uploads: Sequence[float] = (0.0, 0.0, 20.0, 100.0)  # seconds that they take
     amounts: Sequence[float] = AMOUNTS
+    trains: Sequence[float] = (10.0, 3.0, 30.0)  # seconds
+    is_python: bool = True
     # Seconds that what runs torchrun works after it, if something does.
     runners: Sequence[float] = ()
 
@@ -69,6 +71,8 @@ THEMES = (
     # The end of a job, which not all hosts reach together.
     Theme((What.HOST_SLOW, What.STOP, *OF_PEOPLE, What.TORCHRUN_HANGS, What.TORCHRUN_KILLED,
            What.RAISES), TRAINING, hosts=FEW),
+    # Programs that tell nothing.
+    Theme(OF_PEOPLE, (*STARTING, *STARTING[2:5]), hosts=FEW, trains=(30.0,), is_python=False),
     # What ranks leave behind.
     Theme((What.LAUNCHER_PAUSES, What.STOP, What.RAISES, What.TORCHRUN_HANGS, What.KILLED),
           TRAINING, hosts=(1, 1, 2), uploads=(20.0, 100.0)),
@@ -92,7 +96,6 @@ TAKES_AMOUNT = (
     What.HOST_LATE, What.HOST_SLOW, What.PORT_TAKEN,
 )  # fmt: skip
 SAVES = (0.5, 2.0, 6.0, 30.0)
-TRAINS = (10.0, 3.0, 30.0)
 
 
 OF_PLAN, OF_FAULT = 12, 6  # bytes
@@ -131,7 +134,8 @@ def plan_of(chosen: bytes) -> Plan:
     theme = one_of(data, THEMES)
     upload = one_of(data, theme.uploads)
     script = Script(
-        seconds=one_of(data, TRAINS),
+        is_python=theme.is_python,
+        seconds=one_of(data, theme.trains),
         at_stop=one_of(data, tuple(AtStop)),
         save=one_of(data, SAVES),
         save_code=one_of(data, (0, 143)),
