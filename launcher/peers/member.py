@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Union
 
-from launcher.errors import EXIT_HOST_LOST
 from launcher.peers.coordinator import LINE_EVERY, AllKnow, HangUp, Lost, Said, Tell
 from launcher.peers.messages import (
     End,
@@ -28,8 +27,8 @@ from launcher.peers.messages import (
     checked,
     hello,
 )
-from launcher.result.causes import Result, of_host, of_lost_host, stopped
-from launcher.text import Log, flag
+from launcher.result.causes import Result, no_launcher_at, of_host, of_lost_host, stopped
+from launcher.text import Log
 
 # All in seconds.
 TO_ANSWER = 10  # for the coordinator to welcome this host, or refuse it
@@ -101,9 +100,7 @@ class State(NamedTuple):
     phase: Phase
     began: float
     line_at: float
-    to_say: tuple[
-        Message, ...
-    ] = ()  # with each hello, until the coordinator has welcomed this host
+    to_say: tuple[Message, ...] = ()  # with each hello, until the coordinator has welcomed it
     succeeded: int = 0  # the attempt in which all ranks of this host have succeeded
     stop_signal: int = 0  # that this host was sent
 
@@ -188,18 +185,10 @@ def coordinator_lost(state: State, event: Lost) -> Step:
     if isinstance(state.phase, Ended):
         return state, ()
     if isinstance(state.phase, Greeting):
-        return _not_a_launcher(state)
+        return _end(state, no_launcher_at(job.coordinator, job.peer_port).result)
     if state.stop_signal:
         return _end(state, stopped(state.stop_signal))  # which came first
     return _end(state, of_lost_host(job.coordinator, f"was lost: {event.why}").result)
-
-
-def _not_a_launcher(state: State) -> Step:
-    text = (
-        f"what answers on port {state.job.peer_port} of {state.job.coordinator} is not this job's "
-        f"launcher; choose another with {flag('peer_port')}, the same one on every host."
-    )
-    return _end(state, of_host(f"launcher: {text}", EXIT_HOST_LOST).result)
 
 
 def this_host_says(state: State, message: Message) -> Step:
@@ -228,7 +217,7 @@ def time_is_up(state: State, now: float) -> Step:
     if now < due(state):
         return state, ()
     if isinstance(phase, Greeting) and now >= phase.answer_by:
-        return _not_a_launcher(state)
+        return _end(state, no_launcher_at(job.coordinator, job.peer_port).result)
     trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
     if now >= state.began + job.start_timeout:
         how = f"did not arrive within {job.start_timeout:g} s ({trouble})"

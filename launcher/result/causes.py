@@ -139,7 +139,7 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
 
 
 def of_torchrun(
-    returncode: int,
+    returncode: int | None,
     error: str,
     hosts: Sequence[str],
     host: str,
@@ -149,12 +149,13 @@ def of_torchrun(
 ) -> Failure:
     """Return why a host failed whose torchrun did and no rank, `seconds` after its start.
 
-    `returncode` is negative for a signal; `error` is what torchrun raised for a reason of its own.
+    `returncode` is negative for a signal, None if somebody else ended it in a way that is not
+    known; `error` is what torchrun raised for a reason of its own.
     `program` is torchrun, or what runs it and has failed by itself.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
     lost = error.startswith("Rendezvous")
-    if returncode < 0:
+    if returncode is not None and returncode < 0:
         what = f"{host}: {program} was killed by {signal_name(-returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
         what = f"{host}: {port_is_taken(endpoint)}"
@@ -168,9 +169,9 @@ def of_torchrun(
         what = f"{host}: {program} failed"
     if error:
         what += f": {error}"
-    code = EXIT_HOST_LOST if returncode < 0 or lost else returncode or 1
-    if returncode == EXIT_USAGE:
-        code = EXIT_USAGE  # torchrun did not take its arguments
+    code = returncode or 1
+    if returncode is None or returncode < 0 or (lost and returncode != EXIT_USAGE):
+        code = EXIT_HOST_LOST
     details = f"exit code {code}, {seconds:.0f} s after start"
     text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
     return Failure(Cause.TORCHRUN, code, text)
@@ -185,6 +186,15 @@ def of_lost_host(host: str, how: str) -> Failure:
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
     """Return the failure of a host that cannot start, or does not agree with the others."""
     return Failure(cause, exit_code, f"{text}\n")
+
+
+def no_launcher_at(host: str, port: int) -> Failure:
+    """Return the failure of a host that finds something else where the coordinator should be."""
+    text = (
+        f"launcher: what answers on port {port} of {host} is not this job's launcher; "
+        f"choose another with {flag('peer_port')}, the same one on every host."
+    )
+    return of_host(text, EXIT_HOST_LOST)
 
 
 def first_of(failure: Failure, count: int) -> Failure:

@@ -61,7 +61,7 @@ class AsksToEnd(NamedTuple):
 class TorchrunEnded(NamedTuple):
     """Torchrun has ended, whoever runs it; all that it and its ranks said before has been heard."""
 
-    returncode: int  # negative: by this signal
+    returncode: int | None  # negative: by this signal; None: not known
     error: str = ""  # what it raised
 
 

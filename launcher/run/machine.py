@@ -13,7 +13,6 @@ import math
 import signal
 from typing import Any
 
-from launcher.errors import EXIT_HOST_LOST
 from launcher.peers.coordinator import AllKnow
 from launcher.peers.messages import (
     Cleared,
@@ -318,7 +317,7 @@ def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
     if not isinstance(state.phase, Running) or state.has_succeeded:
         return _go_on(state, now)
     if event.error:
-        return _fail(state, _of_torchrun(state, 1, event.error, now), now)
+        return _fail(state, _of_torchrun(state, 0, event.error, now), now)
     if event.number:
         return state._replace(phase=Running(event.number, now + IS_A_STOP)), ()
     if state.job.torchrun_restarts:
@@ -326,7 +325,7 @@ def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
     if any(rank.failure for rank in state.ranks.values()):
         return state, ()  # which counts soon
     error = "it was about to end its ranks for a reason of its own"
-    return _fail(state, _of_torchrun(state, 1, error, now), now)
+    return _fail(state, _of_torchrun(state, 0, error, now), now)
 
 
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
@@ -358,7 +357,7 @@ def child_ended(state: State, event: ChildEnded, now: float) -> Step:
         state, actions = _look_again(state, now)
         return state, (Tell(Succeeded(state.attempt)), *actions)
     error = "" if code else "it did not run torchrun to its end"
-    return _fail(state, _of_torchrun(state, code or 1, error, now, state.runner), now)
+    return _fail(state, _of_torchrun(state, code, error, now, state.runner), now)
 
 
 def _look_again(state: State, now: float) -> Step:
@@ -370,7 +369,7 @@ def _look_again(state: State, now: float) -> Step:
 
 
 def _of_torchrun(
-    state: State, returncode: int, error: str, now: float, program: str = "torchrun"
+    state: State, returncode: int | None, error: str, now: float, program: str = "torchrun"
 ) -> Failure:
     job, seconds = state.job, now - state.times.attempt
     where = (job.hosts, job.current_host, job.endpoint)
@@ -379,7 +378,7 @@ def _of_torchrun(
 
 def _told_to_end(state: State, running: Running, now: float) -> Failure:
     by = f"it was sent {signal_name(running.told_to_end)}, not by the launcher"
-    return _of_torchrun(state, EXIT_HOST_LOST, by, now)
+    return _of_torchrun(state, None, by, now)
 
 
 # Ranks.

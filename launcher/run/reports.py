@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from launcher.errors import EXIT_HOST_LOST
 from launcher.protocol import Lines, decoded, encoded, send
 from launcher.result.raised import Link, read
 from launcher.run.events import (
@@ -188,7 +187,7 @@ class Reports:
         if code is None:
             code = self._system.exit_state(pid)[1]  # if what runs it has not reaped it yet
             if not code:
-                code, error = EXIT_HOST_LOST, WITHOUT_A_CODE
+                code, error = None, WITHOUT_A_CODE
         self._tell(TorchrunEnded(code, error))
 
     # What is said.

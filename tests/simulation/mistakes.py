@@ -170,7 +170,7 @@ def _(plant: Planter) -> None:
 def _(plant: Planter) -> None:
     def refused(plain: Any, state: Any, message: Any) -> Any:
         later = isinstance(message, Later)
-        return member._not_a_launcher(state) if later else plain(state, message)
+        return member.coordinator_lost(state, None) if later else plain(state, message)
 
     plant.around(member, "coordinator_says", refused)
 
