@@ -39,7 +39,6 @@ class AtBreak(Word):
 class Script(NamedTuple):
     """What every rank runs."""
 
-    is_python: bool = True  # or it tells the launcher nothing, and has its handlers at once
     seconds: float = 10.0  # of training
     at_stop: AtStop = AtStop.SAVES
     save: float = 0.5
@@ -47,6 +46,7 @@ class Script(NamedTuple):
     at_break: AtBreak = AtBreak.RAISES
     upload: float = 0.0  # how long a process goes on that each rank has started; 0: there is none
     upload_ignores: bool = False  # SIGTERM
+    is_python: bool = True  # or it tells the launcher nothing, and has its handlers at once
 
 
 class What(Word):
