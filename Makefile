@@ -124,8 +124,8 @@ test-systems: needs-test-systems $(WITH_TORCH) $(TO_TEST) sdks
 # The tests of a whole launcher, of the one that `make bundle` makes.
 test-bundle: bundle $(WITH_TORCH) $(TO_TEST)
 	ONE_FILE=dist/launcher.py $(BIN)/pytest -n 4 --dist loadgroup tests/test_cli.py \
-		tests/test_init.py tests/test_local.py tests/test_run.py tests/test_stops.py \
-		tests/test_two_hosts.py
+		tests/test_init.py tests/test_local.py tests/test_restarts.py tests/test_run.py \
+		tests/test_stops.py tests/test_two_hosts.py
 
 # Two versions of SageMaker's Python SDK, which cannot share an environment.
 SDK_V2 := .venv-sdk-v2/sagemaker-2.257.7

@@ -27,9 +27,9 @@ def run() -> int:
     sys.path.sort(key=lambda path: path not in (library, os.path.join(library, "lib-dynload")))
     import signal
 
-    # A Ctrl-C before there is anything to stop ends this process without a traceback.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A stop that comes now is kept until stops are noted (signals.py).
+    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     from launcher.cli import main
 
     return main()

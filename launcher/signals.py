@@ -31,7 +31,7 @@ class Signals:
             if number in _ALWAYS or signal.getsignal(number) != signal.SIG_IGN
         }
         # A mask is inherited too: we have our parent's, and the ranks would have ours.
-        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOPS, signal.SIGCHLD))
         self._seen = b""  # by `stop`, and not taken yet
 
     def __enter__(self) -> Signals:

@@ -208,6 +208,7 @@ def test_a_users_rdzv_conf_is_added_to_ours():
         (("--launcher-torchrun-args", "--stand"), {}, "each would train by itself"),
         ((), {"PET_NNODES": "1:2"}, "PET_NNODES is '1:2'; expected it unset, or 2: "),
         ((), {"PET_NNODES": "3"}, "PET_NNODES is '3'; expected it unset, or 2: "),
+        ((), {"PET_RDZV_ID": "jobs/one"}, "PET_RDZV_ID is 'jobs/one'; expected a name without"),
         ((), {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'"),
         ((), {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is 'many'"),
         ((), {"PET_NPROC_PER_NODE": "9" * 5000}, "PET_NPROC_PER_NODE is '999"),

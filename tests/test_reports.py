@@ -101,16 +101,16 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
         for message in (
             {"starts": True, "question": 1},
             {"ranks": [[pid, 7, 0]], "keeps_store": True},
-            {"ends": {"0": 42}, "question": 2},
+            {"ends": {"0": 42}, "tees": True, "question": 2},
         ):
             torchrun.sendall(json.dumps(message).encode() + b"\n")
-        reports.act_until(lambda: AsksToEnd() in reports.told)
+        reports.act_until(lambda: len(reports.told) == 5)
         assert reports.told[:3] == [
             TorchrunRuns(),
             AsksToStart(),
             RanksStarted([(pid, 7, 0)], True),
         ]
-        assert reports.told[-2:] == [RankEnded(pid, 42), AsksToEnd()]
+        assert reports.told[-2:] == [RankEnded(pid, 42), AsksToEnd(0, "", True)]
         reports.tell_signalled([pid])
         reports.answer(Answer(leave=True))
         answer = b'{"signalled": [%d]}\n{"question": 2, "leave": true}\n' % pid

@@ -42,8 +42,6 @@ dist.destroy_process_group()
 
 
 def test_one_failure_is_one_restart_on_all_hosts(start_two, script, tmp_path):
-    # Today a host that restarts because of another does not count that, so that ranks of one
-    # attempt read different counts; what comes of it in torch's store, chance decides.
     hosts = start_two("--train-script", script(ONCE), "--launcher-max-restarts", "3")
 
     def starts():
@@ -108,8 +106,11 @@ def test_siblings_have_the_failure_grace_at_a_restart(start, script):
 
 
 THRICE = """
-import os
+import os, shutil
 
+print("job", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
+for folder in os.scandir(os.environ["TMPDIR"]):
+    shutil.rmtree(folder)  # as a script does that empties /tmp
 if os.environ["TORCHELASTIC_RESTART_COUNT"] != "3":
     raise ValueError("loss is nan")
 """
@@ -124,3 +125,4 @@ def test_the_log_numbers_attempts_and_says_when_a_failure_repeats(start, script)
         assert len(re.findall(line, host.err, re.MULTILINE)) == 1, host.log()
     times = re.findall(r"for the (\w+) time, [\d.]+ s after its start", host.err)
     assert times == ["second", "third"], host.log()
+    assert len(set(re.findall(r"job .*", host.out))) == 1, host.log()

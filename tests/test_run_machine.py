@@ -180,8 +180,17 @@ def test_torchrun_is_answered_when_no_rank_runs():
     host = running().at(5.0, End(FAILED)).at(5.0, AsksToEnd())
     assert host.done == []
     ended(host, 6.0)
-    assert host.state.torchrun.asks is False and host.state.phase.answered_at == 6.0
+    assert host.state.torchrun.asks is False and not host.kills_torchrun
     assert host.due(8.0).kills_torchrun  # it has not ended
+
+
+def test_a_torchrun_that_copies_output_has_time_for_it():
+    host = ended(running().at(5.0, End(FAILED), AsksToEnd(tees=True)), 6.0)
+    assert host.due(18.0).kills_torchrun
+    host = running().at(9.0, RankEnded(71, 0), RankEnded(72, 0), AsksToEnd(tees=True))
+    host.at(9.0, Remaining(())).at(10.0, End(FAILED))
+    assert not host.kills_torchrun  # another host has failed
+    assert host.due(19.0).kills_torchrun
 
 
 def test_a_torchrun_that_does_not_ask_is_killed():

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from conftest import LAUNCHER, ended_by, poll, ports
+from conftest import LAUNCHER, completed, ended_by, poll, ports
 
 pytestmark = pytest.mark.torch
 
@@ -182,6 +182,25 @@ def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
         assert host.wait(25) == ended_by(signal.SIGTERM), host.log()
         assert "left behind" not in host.err
         assert host.leftovers() == []
+
+
+EARLY = """
+import os, runpy, signal, sys
+
+class AtImport:
+    def find_spec(self, name, *_):
+        if name == "launcher.cli":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, AtImport())
+runpy.run_module("launcher", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_stop_while_the_launcher_itself_starts_is_a_stop(script):
+    command = (sys.executable, script(EARLY, "early.py"), "--train-script", script(""))
+    done = completed(*command, code=128 + signal.SIGTERM)
+    assert "stopped by SIGTERM (signal 15)" in done.stderr
 
 
 def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, script):

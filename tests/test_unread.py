@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import LAUNCHER, ended_by, poll
@@ -88,6 +89,29 @@ def test_a_failure_ends_all_hosts_though_nobody_reads_the_log(start_two, script,
     first, second = (host.failure for host in hosts)
     assert first == second and "rank 1 (local rank 0) failed with ValueError: loss is nan" in first
     assert [host.leftovers() for host in hosts] == [[], []]
+
+
+WRITES = """
+import sys
+sys.stdout.write("one of many lines\\n" * 200_000)
+sys.stdout.flush()
+print("is written", file=sys.stderr, flush=True)
+raise ValueError("loss is nan")
+"""
+
+
+@pytest.mark.torch
+def test_what_torchrun_copies_for_a_late_reader_is_not_lost(script, tmp_path):
+    """torchrun --tee 3, where a rank fails and torchrun has 3 MB to copy."""
+    arguments = ("--train-script", script(WRITES), "--launcher-torchrun-args", "--tee 3")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*LAUNCHER, *arguments], cwd=tmp_path, **pipes) as process:
+        said = (line for line in process.stderr)
+        assert any("is written" in line for line in said)
+        assert any("ending the ranks" in line for line in said)
+        time.sleep(4)  # longer than a torchrun has that copies nothing
+        assert process.stdout.read().count("one of many lines") == 200_000
+        assert process.wait(60) == 1
 
 
 LOG = """

@@ -46,6 +46,7 @@ _CHECKS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "PET_MAX_RESTARTS": (_is_count, "a whole number"),
     "PET_MONITOR_INTERVAL": (_is_interval, "seconds above 0, such as 0.5"),
     "PET_NODE_RANK": (_is_whole, "a whole number"),
+    "PET_RDZV_ID": (lambda text: "/" not in text, "a name without a slash: it names a folder"),
     "PET_REDIRECTS": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
     "PET_SHUTDOWN_TIMEOUT": (_is_whole, "a whole number of seconds"),
     "PET_STANDALONE": (_is_whole, "0 or 1"),

@@ -46,7 +46,8 @@ def _parser() -> _Parser:
         description="Run a training job on this machine as on several hosts of SageMaker's. "
         "Each host has a launcher, a folder for what is /opt/ml on SageMaker, and its part of this "
         "machine's cores and GPUs.",
-        epilog="--launcher-... options may come before or after the script; each host gets them. "
+        epilog="--launcher-... options come after --, before or after the script; each host gets "
+        "them. "
         "Ctrl-C stops the job as SageMaker does; twice kills it. The exit code is the job's.",
         allow_abbrev=False,
         add_help=False,

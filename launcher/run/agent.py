@@ -172,12 +172,13 @@ class HeldAgent:
     """What torchrun's agent does in another way, for the launcher to own the ranks.
 
     As its documentation has it ("Extending the Agent"): a class of LocalElasticAgent, with
-    `launcher`; `is_host`: torchrun's store is here; and `agents`, those that there are. All that is
-    used here is the same in torch 2.4 to 2.15.
+    `launcher`; `is_host`: torchrun's store is here; `tees`: it copies what ranks write; and
+    `agents`, those that there are. All that is used here is the same in torch 2.4 to 2.15.
     """
 
     launcher: Launcher
     is_host: bool
+    tees: bool
     agents: list[Any]
     # The launcher decides when ranks are restarted, each time with a new torchrun.
     attempt = os.environ.get("LAUNCHER_ATTEMPT", "")
@@ -188,6 +189,10 @@ class HeldAgent:
             options["exit_barrier_timeout"] = float(exit_barrier)
         super().__init__(*args, **options)
         self._remaining_restarts: int = self._remaining_restarts - int(self.attempt or 1) + 1
+        if int(self.attempt or 1) > 1:  # what ranks read as TORCHELASTIC_RUN_ID is the job's
+            rendezvous = self._worker_group.spec.rdzv_handler  # type: ignore[attr-defined]
+            run_id = rendezvous.get_run_id().removesuffix(f"-{self.attempt}")
+            rendezvous.get_run_id = lambda: run_id
         self.agents.append(self)
 
     def _start_workers(self, worker_group: Any) -> Any:
@@ -212,6 +217,7 @@ class HeldAgent:
         answer: dict[str, Any] = {}
         if not getattr(context, "was_answered", False):
             error, message = sys.exc_info()[1], dict[str, Any](ends=exit_codes(context))
+            message["tees"] = self.tees
             if type(error).__name__ == "SignalException":
                 message["signal"] = error.sigval  # type: ignore[union-attr]
             elif error:
@@ -243,12 +249,12 @@ class HeldAgent:
                 time.sleep(0.05)
 
 
-def attach(launcher: Launcher, *, is_host: bool) -> list[Any]:
+def attach(launcher: Launcher, *, is_host: bool, tees: bool) -> list[Any]:
     """Have torchrun use our agent; return those that it makes."""
     from torch.distributed.launcher import api
 
     agents: list[Any] = []
-    own = {"launcher": launcher, "is_host": is_host, "agents": agents}
+    own = {"launcher": launcher, "is_host": is_host, "tees": tees, "agents": agents}
     api.LocalElasticAgent = type("Agent", (HeldAgent, api.LocalElasticAgent), own)
     return agents
 
@@ -301,7 +307,9 @@ def run(launcher: Launcher | None) -> int:
 
     parsed = arguments(torchrun, launcher)
     is_host = "is_host=1" in parsed.rdzv_conf.split(",")
-    agents = [] if launcher is None else attach(launcher, is_host=is_host)
+    agents = []
+    if launcher:
+        agents = attach(launcher, is_host=is_host, tees=parsed.tee != "0")
     address = os.environ.get("LAUNCHER_MASTER_ADDR") or parsed.local_addr
     if torch.__version__ >= (2, 5):
         if address != parsed.local_addr:

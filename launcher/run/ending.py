@@ -71,7 +71,7 @@ def advance(state: State, ending: Ending, now: float) -> Step:
         ending, more = _end_left(state, ending, clock)
         actions += more
     gives_up = clock.has_come(ending.killed_at + MARGIN)
-    torchrun, ending, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
+    torchrun, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
     ending, program = _end_program(state, ending, clock)
     actions += more + program
     state = state._replace(torchrun=torchrun, phase=ending._replace(due=clock.due))
@@ -204,52 +204,55 @@ def _end_left(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Acti
 
 def _end_torchrun(
     state: State, ending: Ending, clock: _Clock, *, gives_up: bool
-) -> tuple[Torchrun, Ending, Actions]:
+) -> tuple[Torchrun, Actions]:
     """Answer torchrun when no rank runs, and kill it if it does not go on by itself."""
     torchrun = state.torchrun
     if torchrun.has_ended or torchrun.killed_at < math.inf or (state.runner and not torchrun.runs):
-        return torchrun, ending, ()
+        return torchrun, ()
     killed = torchrun._replace(killed_at=clock.now)
     if ending.why is Why.SUCCESS:
-        torchrun, actions = _end_in_barrier(state, ending, clock)
-        return torchrun, ending, actions
+        return _end_in_barrier(state, ending, clock)
     kill = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
     if ending.why is Why.INTERRUPT or (gives_up and state.alive) or not torchrun.leave:
-        return killed, ending, (KillTorchrun(),)
+        return killed, (KillTorchrun(),)
     if torchrun.may_have_ranks:
         if clock.has_come(ending.since + MARGIN):
             kill = "torchrun does not say which ranks it has started: killing it with SIGKILL."
-            return killed, ending, (Log(kill), KillTorchrun())
-        return torchrun, ending, ()
+            return killed, (Log(kill), KillTorchrun())
+        return torchrun, ()
     restarts_itself = state.job.torchrun_restarts and ending.why is Why.RESTART
     if math.isinf(ending.no_ranks_since) or (restarts_itself and torchrun.asks):
-        return torchrun, ending, ()
+        return torchrun, ()
     if torchrun.keeps_store and not state.no_ranks_left:
         # Ranks of other hosts may have been stopped, and have the grace of that.
         longest = max(state.job.grace, state.job.failure_grace)
         if not clock.has_come(max(ending.by, ending.since + longest) + MARGIN):
-            return torchrun, ending, ()
-    if torchrun.in_barrier:
-        return killed, ending, (KillTorchrun(),)
+            return torchrun, ()
     if torchrun.asks:
-        clock.has_come(clock.now + TO_ASK)
-        answered = ending._replace(answered_at=clock.now)
-        return torchrun._replace(asks=False), answered, (Answer(leave=True),)
-    since = ending.no_ranks_since if math.isinf(ending.answered_at) else ending.answered_at
-    if clock.has_come(since + TO_ASK):
-        return killed, ending, (Log(kill), KillTorchrun())
-    return torchrun, ending, ()
+        torchrun = _answered(state, clock.now + TO_ASK)
+        clock.has_come(torchrun.has_until)
+        return torchrun, (Answer(leave=True),)
+    by = -math.inf if torchrun.in_barrier else ending.no_ranks_since + TO_ASK
+    if not clock.has_come(max(by, torchrun.has_until)):
+        return torchrun, ()
+    return killed, ((KillTorchrun(),) if torchrun.in_barrier else (Log(kill), KillTorchrun()))
+
+
+def _answered(state: State, until: float) -> Torchrun:
+    """Return torchrun after an answer, with the failure grace if it copies what ranks wrote."""
+    until += state.job.failure_grace if state.torchrun.tees else 0
+    return state.torchrun._replace(asks=False, has_until=until)
 
 
 def _end_in_barrier(state: State, ending: Ending, clock: _Clock) -> tuple[Torchrun, Actions]:
     """Let torchrun go to its barrier after a success, where it waits for the other hosts'."""
     torchrun = state.torchrun
     is_held = not state.job.torchrun_restarts  # or else its own time-out counts
-    if is_held and clock.has_come(ending.decided_at + TO_LEAVE_BARRIER):
+    if is_held and clock.has_come(max(ending.decided_at + TO_LEAVE_BARRIER, torchrun.has_until)):
         line = Log("all hosts have succeeded, but torchrun does not end: killing it with SIGKILL.")
         return torchrun._replace(killed_at=clock.now), (line, KillTorchrun())
     if torchrun.asks:
-        return torchrun._replace(asks=False, in_barrier=True), (Answer(),)
+        return _answered(state, clock.now)._replace(in_barrier=True), (Answer(),)
     return torchrun, ()
 
 

@@ -51,11 +51,13 @@ class RanksStarted(NamedTuple):
 class AsksToEnd(NamedTuple):
     """Torchrun is about to end the ranks, or has seen all of them end; it waits for Answer.
 
-    `number` is the signal for which it does, 0 for none; `error` what it raised.
+    `number` is the signal for which it does, 0 for none; `error` what it raised; with `tees` it
+    copies what ranks wrote (--tee), and may not be through with it.
     """
 
     number: int = 0
     error: str = ""
+    tees: bool = False
 
 
 class TorchrunEnded(NamedTuple):

@@ -313,7 +313,7 @@ def ranks_started(state: State, event: RanksStarted, now: float) -> Step:
 
 def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
     """Have torchrun wait until its ranks have ended; if they were not to end, this host fails."""
-    state = state._replace(torchrun=state.torchrun._replace(asks=True))
+    state = state._replace(torchrun=state.torchrun._replace(asks=True, tees=event.tees))
     if not isinstance(state.phase, Running) or state.has_succeeded:
         return _go_on(state, now)
     if event.error:

@@ -9,6 +9,7 @@ may pass on neither signals nor codes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import selectors
@@ -40,7 +41,7 @@ _SOON, _MOST = 0.01, 1.0
 
 
 class Reports:
-    """The receiving end; calls tell(event) for each thing that is said (events.py).
+    """The receiving end of one attempt; calls tell(event) for each thing that is said (events.py).
 
     `runner` is the program that runs torchrun, if it does not run by itself; `torchrun` is
     torchrun's pid, 0 while it does not run. Raises LaunchError if there can be no socket in folder.
@@ -66,18 +67,12 @@ class Reports:
         self._listener = system.listen_in(folder)
         system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
-    def begin_attempt(self) -> None:
-        """Forget the torchrun and the ranks of the attempt before, of which nothing is left."""
-        self._said_at_end = (None, "")
-        self._local.clear()
-        self._watched.clear()
-        self._looks.clear()
-
     def close(self) -> None:
         """Close every socket."""
-        self._listener.close()
-        for connection in self._connections:
-            connection.close()
+        for one in (self._listener, *self._connections):
+            with contextlib.suppress(KeyError, ValueError):  # it is full, or closed already
+                self._system.selector.unregister(one)
+            one.close()
 
     # What is due.
 
@@ -225,7 +220,7 @@ class Reports:
                 if code is not None and int(local) in self._local:
                     self._note_end(self._local[int(local)], int(code))
             number, error = int(message.get("signal") or 0), str(message.get("error") or "")
-            self._ends.append(AsksToEnd(number, error))
+            self._ends.append(AsksToEnd(number, error, message.get("tees") is True))
         elif "exit_code" in message:
             self._said_at_end = int(message["exit_code"]), str(message.get("error") or "")
 

@@ -76,7 +76,6 @@ class Ending(NamedTuple):
     killed_at: float = math.inf  # when ranks or what they left behind were killed first
     kill_again_at: float = -math.inf
     left_said: bool = False  # that what ranks left behind has time
-    answered_at: float = math.inf
     program_told: bool = False
     program_killed_at: float = math.inf
     decided_at: float = math.inf  # that all hosts have succeeded
@@ -106,6 +105,8 @@ class Torchrun(NamedTuple):
     has_started_ranks: bool = False
     keeps_store: bool = False
     asks: bool = False  # it waits for an answer
+    tees: bool = False  # it copies what ranks wrote, which takes a while
+    has_until: float = -math.inf  # after an answer, to copy that and to end
     in_barrier: bool = False  # its ranks have succeeded; it waits for other hosts', and for nothing
     killed_at: float = math.inf
     ended_at: float = math.inf

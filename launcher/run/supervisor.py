@@ -68,7 +68,7 @@ class Supervisor:
         self._plan, self._environ, self._system = plan, environ, system
         self._channel = Channel(job, system, self._step)
         self._stack = contextlib.ExitStack()
-        self._folder = ""
+        self._folder = self._mark = ""
         self._reports: Reports | None = None
         self._child = 0
 
@@ -97,9 +97,7 @@ class Supervisor:
             if not isinstance(self.state.phase, Done):
                 self._system.kill_all()  # the launcher itself has failed
             self._channel.close()
-            if self._reports:
-                self._reports.close()
-            self._stack.close()
+            self._end_attempt()
 
     def _begin(self) -> None:
         self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
@@ -189,11 +187,10 @@ class Supervisor:
             leads_here = self._channel.name_leads_here
             plan = reached_at(plan, self._channel.own_address, leads_here, environment)
             environment.update(plan.environment)
-        if not self._reports:
-            self._folder = self._stack.enter_context(self._system.folder(self._environ))
-            self._reports = Reports(self._folder, self._system, self._step, plan.runner)
-        self._reports.begin_attempt()
-        mark = os.path.basename(self._folder)  # no other launcher's
+        self._end_attempt()
+        self._folder = self._stack.enter_context(self._system.folder(self._environ))
+        self._reports = Reports(self._folder, self._system, self._step, plan.runner)
+        mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
         if not self.state.job.torchrun_restarts:
             plan, environment = for_attempt(plan, environment, attempt)
@@ -203,6 +200,12 @@ class Supervisor:
         self._child = self._system.start(
             argv, environment, (JOB_MARK, mark), tied=bool(plan.runner)
         )
+
+    def _end_attempt(self) -> None:
+        if self._reports:
+            self._reports.close()
+            self._reports = None
+        self._stack.close()
 
     def _look(self) -> list[int]:
         try:
