@@ -105,6 +105,8 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
         launcher, rank = launcher_of(helper.machine), helper.rank
         since = launcher.stopping_since
         unknown = rank.broken_by or rank.secondary
+        # Who has reaped it was to say with what it ended.
+        unknown = unknown or (rank.reaped and has(watch, *OF_TORCHRUN))
         if rank.ended is None or unknown or launcher.ended_at <= since + 2:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)

@@ -81,7 +81,7 @@ def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
     if "Connection closed by peer" not in line and "SIGABRT" not in line:
         names = [(one.machine.name, one.rank.rank) for one in own if one.rank]
         told = zip(own, names)
-        return any(name == (host, number) and code in exit_codes(one) for one, name in told)
+        return any(name == (host, number) and code in exit_codes(watch, one) for one, name in told)
     unknown = lost(watch) or planned(watch, *SLOW, *OF_TORCHRUN)
     if unknown or watch.job.plan.max_restarts or not own:
         return True
@@ -100,7 +100,7 @@ def _can_tell(watch: Watch, one: Happened, broken_at: float) -> bool:
     return one.fault.what is not What.FORGIVEN and at < broken_at + 2.9 and not stopped
 
 
-def exit_codes(one: Happened) -> tuple[int, ...]:
+def exit_codes(watch: Watch, one: Happened) -> tuple[int, ...]:
     """Return with what a job may end whose cause is a rank that was broken so."""
     assert one.rank
     code = one.rank.exit_code or 0
@@ -108,5 +108,6 @@ def exit_codes(one: Happened) -> tuple[int, ...]:
     # What takes its time, or is ended meanwhile, is told with the code that it said.
     torchrun = one.rank.torchrun
     slow = one.fault.amount > 2 or one.rank.heard or torchrun.hangs or torchrun.heard
+    slow = slow or planned(watch, *SLOW)
     said = 3 if one.fault.what is What.EXITS else 1
     return (said, real) if slow else (real,)
