@@ -82,10 +82,10 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     for at, rank in sorted(failed, key=lambda one: one[0]):
         if rank.counts or rank.exit_code == 0:
             continue
-        if not rank.runs and rank.exit_code is None and patience > 0:
-            continue  # torchrun has reaped it, and tells at once if that was a failure
         if rank.exit_code is not None or time >= at + patience:
-            counting.append(rank)
+            # One that torchrun has reaped has not failed, or torchrun would have said so by now.
+            if rank.runs or rank.exit_code is not None or patience < 0:
+                counting.append(rank)
             continue
         wait = min(wait, at + patience)
         if rank.failure and not rank.failure.is_secondary:

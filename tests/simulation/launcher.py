@@ -107,12 +107,15 @@ class Launcher:
         try:
             timeout = self._turns.send(ready)  # type: ignore[arg-type]
             turns = 0
-            while timeout == 0 and self.runs:
+            while self.runs:
+                again = self.system.selector.ready()
+                if timeout != 0 and not again:
+                    break
                 turns += 1
                 if turns > _TOO_MANY:
                     self.job.watch.never_stops()
                     self.die()
-                timeout = self._turns.send(self.system.selector.ready())
+                timeout = self._turns.send(again)
         except StopIteration:
             self._ends()
             return
