@@ -319,7 +319,8 @@ def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
     if event.error:
         return _fail(state, _of_torchrun(state, 0, event.error, now), now)
     if event.number:
-        return state._replace(phase=Running(event.number, now + IS_A_STOP)), ()
+        by = min(state.phase.told_by, now + IS_A_STOP)  # it may have been told twice
+        return state._replace(phase=Running(event.number, by)), ()
     if state.job.torchrun_restarts:
         return _end(state, Why.RESTART, state.job.failure_grace, now)
     if any(rank.failure for rank in state.ranks.values()):
