@@ -39,6 +39,10 @@ class Pipe:
         if self._runs:
             self._end.loses()
 
+    def breaks(self, act: Callable[[], None]) -> None:
+        """The launcher is gone: act when all is heard that it has said before."""
+        self._back.after(0, act)
+
     def _answers(self, data: bytes) -> None:
         for line in data.splitlines():
             seconds = self._machine.job.random.uniform(*TAKES)

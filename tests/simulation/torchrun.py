@@ -198,6 +198,12 @@ class Torchrun(Process):
 
     def loses_launcher(self) -> None:
         """Its launcher was killed: there is no answer any more."""
+        if self._pipe:
+            self._pipe.breaks(self._loses_launcher)
+        else:
+            self._has_launcher = False
+
+    def _loses_launcher(self) -> None:
         self._has_launcher = False
         if self.doing in (Doing.WAITING, Doing.ASKING):
             self._soon((0.001, 0.001), self._has_no_answer, self.doing)
