@@ -218,7 +218,9 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
 def no_stop_is_lost(watch: Watch) -> Iterator[str]:
     """Whatever else has happened: no job succeeds whose ranks were stopped, or its torchrun."""
     told = has(watch, What.TORCHRUN_TOLD)
-    told = [one for one in told if one is watch.faults[0]]  # while nothing else ends its ranks
+    # While nothing else ends its ranks: a torchrun that starts ranks tells of it when it is through.
+    others = [one.time for one in watch.faults if one not in told]
+    told = [one for one in told if one.time + 1 < min(others, default=math.inf)]
     for one in [*has(watch, *STOPS), *told]:
         runners = [machine.runner for machine in watch.job.machines if machine.runner]
         all_of_it = [*watch.ranks, *runners]

@@ -90,14 +90,23 @@ def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
 
 def _can_tell(watch: Watch, one: Happened, broken_at: float) -> bool:
     """Tell whether a rank says why it fails while a better cause than an echo is waited for."""
-    at = one.time
-    if one.fault.what is What.RAISES:
-        at += one.fault.amount
-    elif one.fault.what in (What.HOOK, What.LINGERS):
-        at += min(one.fault.amount, 2.5)
+    # Of one host's the first is told first, and when it is certain.
+    of_host = [other for other in has(watch, *RANK_FAILURES) if other.machine is one.machine]
+    at = max(_certain_at(other) for other in of_host if _said_at(other) <= _said_at(one))
     # What a rank says once it was told to stop is not told to the first host.
     stopped = any(stop.time < at + 0.1 for stop in has(watch, *STOPS))
     return one.fault.what is not What.FORGIVEN and at < broken_at + 2.9 and not stopped
+
+
+def _said_at(one: Happened) -> float:
+    """Return when a rank says why it fails, or just ends."""
+    return one.time + (one.fault.amount if one.fault.what is What.RAISES else 0.0)
+
+
+def _certain_at(one: Happened) -> float:
+    """Return when it is certain how a rank fails."""
+    lingers = one.fault.what in (What.HOOK, What.LINGERS)
+    return _said_at(one) + (min(one.fault.amount, 2.5) if lingers else 0.0)
 
 
 def exit_codes(watch: Watch, one: Happened) -> tuple[int, ...]:
