@@ -218,7 +218,7 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
 def no_stop_is_lost(watch: Watch) -> Iterator[str]:
     """Whatever else has happened: no job succeeds whose ranks were stopped, or its torchrun."""
     told = has(watch, What.TORCHRUN_TOLD)
-    # While nothing else ends its ranks: a torchrun that starts ranks tells of it when it is through.
+    # While nothing else ends its ranks: a torchrun that starts ranks tells of it afterwards.
     others = [one.time for one in watch.faults if one not in told]
     told = [one for one in told if one.time + 1 < min(others, default=math.inf)]
     for one in [*has(watch, *STOPS), *told]:
