@@ -165,6 +165,14 @@ def test_a_torchrun_below_a_program_that_ends_without_a_word(reports):
 
 def test_torchrun_by_itself_ends_as_its_process_does(reports):
     connect({"torchrun_pid": os.getpid()}, {"exit_code": 1, "error": "what it raised"}).close()
-    reports.act_until(lambda: reports.told and not reports.torchrun)
-    assert reports.told == [TorchrunRuns()]
-    assert reports.last_word() == "what it raised"
+    reports.child_ended(TorchrunEnded(1))  # its last word may not have been read yet
+    reports.act_until(lambda: len(reports.told) == 2)
+    assert reports.told == [TorchrunRuns(), TorchrunEnded(1, "what it raised")]
+
+
+def test_somebody_told_torchrun_to_end(reports):
+    connect({"torchrun_pid": os.getpid()}, {"exit_code": 1, "signal": 15}).close()
+    reports.child_ended(TorchrunEnded(1))
+    reports.act_until(lambda: len(reports.told) == 2)
+    told = "it was sent SIGTERM (signal 15), not by the launcher"
+    assert reports.told == [TorchrunRuns(), TorchrunEnded(None, told)]

@@ -334,3 +334,43 @@ def test_a_host_waits_for_the_others_when_nothing_is_left_on_it():
     host.at(11.2, TorchrunEnded(1), ChildEnded(1)).at(11.2, Remaining(()))
     assert host.phase is Waiting
     assert host.at(12.0, End(FAILED)).phase is Done
+
+
+@pytest.mark.parametrize("runner", ["", "neuron_parallel_compile"])
+def test_a_torchrun_that_restarts_ranks_itself_and_dies_fails_its_host(runner):
+    host = running(runner=runner, peer_port=0, max_restarts=1).at(5.0, AsksToEnd())
+    assert host.why is Why.RESTART
+    host.at(5.5, TorchrunEnded(-9))
+    assert host.phase is Failing and isinstance(host.told()[0], Failed)
+
+
+def test_a_rank_that_survives_sigkill_is_left_though_torchrun_is_gone():
+    host = running().at(5.0, TorchrunEnded(-9), ChildEnded(-9)).at(5.5, End(FAILED))
+    host.at(15.5, Time()).at(16.5, Time()).at(20.5, Time())
+    assert host.phase is Done and "survived SIGKILL" in host.lines[-1]
+
+
+def test_a_torchrun_that_survives_sigkill_before_its_ranks_are_known_is_left():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart()).at(2.0, End(FAILED))
+    assert host.due(7.0).kills_torchrun
+    host.due(12.0).at(12.0, Remaining(()))
+    assert host.phase is Done
+
+
+def test_a_program_is_killed_whose_torchrun_survives_sigkill():
+    host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED))
+    ended(host, 6.0)
+    assert host.due(8.0).kills_torchrun
+    assert any(isinstance(one, SignalChild) for one in host.due(13.0).done)
+
+
+@pytest.mark.parametrize("why", [Why.SUCCESS, Why.FAILURE])
+def test_a_stop_is_told_while_no_result_is_known(why):
+    port = 0 if why is Why.SUCCESS else 29401
+    host = running(runner="neuron_parallel_compile", peer_port=port)
+    if why is Why.SUCCESS:  # and the program goes on
+        host.at(9.0, RankEnded(71, 0), RankEnded(72, 0))
+    else:  # and the coordinator says nothing
+        host.at(9.0, TorchrunEnded(-9)).at(15.0, Time())
+    assert host.why is why
+    assert Stop(TERM) in host.at(20.0, Signal(TERM)).told()

@@ -156,6 +156,8 @@ class Channel:
         try:
             connection = Connection(what) if not isinstance(what, str) else None
         except OSError:
+            assert not isinstance(what, str)
+            what.close()
             connection, what = None, "it does not answer"
         if connection:
             self._admit(connection, self._job.coordinator)

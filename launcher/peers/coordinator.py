@@ -397,7 +397,8 @@ def _restarts(state: State, failing: Failing) -> bool:
 
 def _ordinal(number: int) -> str:
     words = {2: "second", 3: "third"}
-    return words.get(number, f"{number}th")
+    of_ten = {1: "st", 2: "nd", 3: "rd"} if number % 100 // 10 != 1 else {}
+    return words.get(number, f"{number}{of_ten.get(number % 10, 'th')}")
 
 
 def host_stopped(state: State, event: Stop, now: float) -> Step:

@@ -47,8 +47,8 @@ class Job(NamedTuple):
     name: str = ""
     endpoint: str = ""  # where torchruns meet
     max_restarts: int = 0
-    grace: float = 110  # that a stop leaves the ranks
-    failure_grace: float = 30  # that a failure, or a restart, leaves them
+    grace: float = 100  # that a stop leaves the ranks
+    failure_grace: float = 10  # that a failure, or a restart, leaves them
     start_timeout: float = 900
     peer_port: int = 0
     fingerprint: Mapping[str, Any] = {}

@@ -138,6 +138,11 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
     return Failure(failure.cause, code, text, of_rank=True)
 
 
+def told_to_end(number: int) -> str:
+    """Return why torchrun failed if somebody has sent it a signal."""
+    return f"it was sent {signal_name(number)}, not by the launcher"
+
+
 def of_torchrun(
     returncode: int | None,
     error: str,
@@ -207,5 +212,7 @@ def first_of(failure: Failure, count: int) -> Failure:
         for one in details[:1]
     ]
     while len(details) > 2 and len("\n".join([first, *details])) >= LIMIT:
-        del details[2:4]  # the outermost frame
+        del details[2]  # the outermost frame
+        while len(details) > 2 and not details[2].startswith("  File "):
+            del details[2]
     return failure._replace(text="\n".join([first, *details]) + "\n")

@@ -112,11 +112,6 @@ def frames(links: Sequence[Link]) -> str:
     return next((link.frames for link in _exit(links)[1]), "")
 
 
-def is_own(links: Sequence[Link]) -> bool:
-    """Tell whether an exception was raised, and not an exit code chosen."""
-    return bool(_exit(links)[1])
-
-
 def is_secondary(links: Sequence[Link]) -> bool:
     """Tell whether any of these may be the consequence of another rank's end.
 

@@ -340,10 +340,12 @@ def main() -> int:
         run(launcher)
     except Exception as error:
         # By name: what cannot be imported cannot be caught. Of ranks the launcher knows.
-        if type(error).__name__ not in ("ChildFailedError", "SignalException"):
+        name = type(error).__name__
+        if name not in ("ChildFailedError", "SignalException"):
             launcher.tell({"exit_code": 1, "error": error_text(error)})
             raise
-        launcher.tell({"exit_code": 1})
+        number = error.sigval if name == "SignalException" else 0  # type: ignore[attr-defined]
+        launcher.tell({"exit_code": 1, "signal": number})
         return 1
     launcher.tell({"exit_code": 0})
     return 0

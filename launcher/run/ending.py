@@ -62,9 +62,10 @@ def advance(state: State, ending: Ending, now: float) -> Step:
     """Do all that can be done now to end processes; go on when nothing is left."""
     clock = _Clock(now)
     ending, actions = _end_ranks(state, ending, clock)
-    if not state.alive and not state.torchrun.may_have_ranks:
+    torchrun_is_stuck = clock.has_come(state.torchrun.killed_at + MARGIN)
+    if not state.alive and (torchrun_is_stuck or not state.torchrun.may_have_ranks):
         if math.isinf(ending.no_ranks_since):
-            ending = ending._replace(no_ranks_since=now)
+            ending = ending._replace(no_ranks_since=now, left=None)
             actions += (Look(),)
             if ending.why is not Why.SUCCESS:
                 actions += (Tell(NoRanks(state.attempt)),)
@@ -72,19 +73,22 @@ def advance(state: State, ending: Ending, now: float) -> Step:
         actions += more
     gives_up = clock.has_come(ending.killed_at + MARGIN)
     torchrun, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
+    state = state._replace(torchrun=torchrun)
     ending, program = _end_program(state, ending, clock)
     actions += more + program
-    state = state._replace(torchrun=torchrun, phase=ending._replace(due=clock.due))
-    survivors = len(state.alive) + len(ending.left or ())
+    survivors = len({rank.pid for rank in state.alive} | set(ending.left or ()))
     child_killed_at = ending.program_killed_at if state.runner else torchrun.killed_at
     gone = torchrun.child_has_ended or clock.has_come(child_killed_at + MARGIN)
-    if gone and ending.left is not None and (gives_up or not survivors):
+    state = state._replace(phase=ending._replace(due=clock.due))
+    if gone and (gives_up or (ending.left is not None and not survivors)):
         survivors += not torchrun.child_has_ended
         state, more = _nothing_is_left(state, ending, survivors, now)
         return state, actions + more
     again = state.job.torchrun_restarts and ending.why is Why.RESTART
     if again and torchrun.asks and ending.left == () and not state.alive:
-        state = state._replace(phase=Running(), torchrun=torchrun._replace(asks=False))
+        times = state.times._replace(closes=math.inf)
+        torchrun = torchrun._replace(asks=False)
+        state = state._replace(phase=Running(), torchrun=torchrun, times=times)
         return state, (*actions, Answer())
     return state, actions
 
@@ -262,7 +266,8 @@ def _end_program(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, A
     If this end has ended torchrun, the program has the failure grace to end by itself.
     """
     torchrun = state.torchrun
-    works = not torchrun.runs or torchrun.has_ended
+    is_stuck = clock.has_come(torchrun.killed_at + MARGIN)
+    works = not torchrun.runs or torchrun.has_ended or is_stuck
     if not state.runner or torchrun.child_has_ended or ending.why is Why.SUCCESS or not works:
         return ending, ()
     by = ending.by

@@ -26,7 +26,15 @@ from launcher.peers.messages import (
     Stop,
     Succeeded,
 )
-from launcher.result.causes import Failure, Result, headline, of_rank, of_torchrun, stopped
+from launcher.result.causes import (
+    Failure,
+    Result,
+    headline,
+    of_rank,
+    of_torchrun,
+    stopped,
+    told_to_end,
+)
 from launcher.run import ranks
 from launcher.run.ending import advance, ended_while_ending, ranks_signalled
 from launcher.run.events import (
@@ -175,7 +183,7 @@ def ended(state: State, result: Result, now: float) -> Step:
         return state, ()
     headline = result.text.partition("\n")[0]
     line = Log(f"ending the ranks of {state.job.current_host}: {headline}")
-    state, actions = _end(state, Why.FAILURE, state.job.failure_grace, now)
+    state, actions = _end(state, Why.FAILURE, now)
     return state, (line, *actions)
 
 
@@ -187,7 +195,7 @@ def restarted(state: State, event: Restart, now: float) -> Step:
     if isinstance(phase, Running) and phase.told_to_end:
         state, actions = _fail(state, _told_to_end(state, phase, now), now)
     elif isinstance(phase, (Running, Failing)):
-        state, actions = _end(state, Why.RESTART, state.job.failure_grace, now)
+        state, actions = _end(state, Why.RESTART, now)
     elif isinstance(phase, Waiting):
         cleared = Tell(NoRanks(state.attempt)), Tell(Cleared(state.attempt, 0))
         state, actions = state._replace(phase=Restarting()), cleared
@@ -229,6 +237,8 @@ def _leave(state: State) -> State:
 
 def cannot_start(state: State, event: CannotStart, now: float) -> Step:
     """Tell the other hosts why this one cannot start torchrun."""
+    if isinstance(state.phase, Done):
+        return state, ()  # a stop came first
     state = state._replace(phase=Leaving(now + TO_TELL), failure=event.failure)
     return state, (Tell(Failed(state.attempt, event.failure)),)
 
@@ -240,30 +250,23 @@ def signalled(state: State, number: int, now: float) -> Step:
         state = state._replace(interrupts=(*recent, now))
         if len(state.interrupts) >= INTERRUPTS:
             return _interrupted(state, now)
-    phase, stop = state.phase, Tell(Stop(number))
-    if state.result is None and isinstance(phase, (Joining, Leaving, Restarting)):
-        return state, (stop,)
-    if state.result is None and isinstance(phase, Running):
+    phase, name = state.phase, signal_name(number)
+    why = phase.why if isinstance(phase, Ending) else None
+    tell: Actions = () if state.result else (Tell(Stop(number)),)
+    barrier = why is Why.SUCCESS and state.job.torchrun_restarts  # which may last for minutes
+    if barrier or (tell and (isinstance(phase, Running) or why is Why.RESTART)):
         state, actions = _stop(state, number, now)
-        return state, (stop, *actions)
-    if state.result is None and isinstance(phase, Ending) and phase.why is Why.RESTART:
-        state, actions = _stop(state, number, now)
-        return state, (stop, *actions)
-    succeeded = isinstance(phase, Waiting) or (
-        isinstance(phase, Ending) and phase.why is Why.SUCCESS
-    )
-    name = signal_name(number)
-    if succeeded and state.job.torchrun_restarts:
-        return _stop(state, number, now)  # torchrun's barrier may last for minutes
-    if state.result is None and succeeded and state.has_succeeded:
-        line = f"{name} while the other hosts go on: stopping them."
-        return state, (Log(line), stop) if state.job.members else (stop,)
-    line = f"{name}: the job is already ending."
-    if isinstance(phase, Ending) and phase.why is Why.STOP:
+        return state, (*tell, *actions)
+    if tell and isinstance(phase, (Joining, Leaving, Restarting)):
+        return state, tell
+    if why is Why.STOP:
         line = f"{name} again: the ranks are already stopping and keep their time to save."
-    elif isinstance(phase, Failing) and state.result is None:
-        return state, (Log(line), stop)  # which counts if ranks are to be restarted
-    return state, (Log(line),)
+        return state, (Log(line),)
+    if tell and (isinstance(phase, Waiting) or why is Why.SUCCESS):
+        line = f"{name} while the other hosts go on: stopping them."
+        return state, (Log(line), *tell) if state.job.members else tell
+    # After a failure a stop counts if ranks are to be restarted.
+    return state, (Log(f"{name}: the job is already ending."), *tell)
 
 
 def _interrupted(state: State, now: float) -> Step:
@@ -322,7 +325,7 @@ def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
         by = min(state.phase.told_by, now + IS_A_STOP)  # it may have been told twice
         return state._replace(phase=Running(event.number, by)), ()
     if state.job.torchrun_restarts:
-        return _end(state, Why.RESTART, state.job.failure_grace, now)
+        return _end(state, Why.RESTART, now)
     if any(rank.failure for rank in state.ranks.values()):
         return state, ()  # which counts soon
     error = "it was about to end its ranks for a reason of its own"
@@ -333,11 +336,8 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before it was to."""
     torchrun = state.torchrun._replace(asks=False, ended_at=now)
     state, counted = _count(state._replace(torchrun=torchrun), now, everything=True)
-    phase, has_failed = state.phase, event.returncode != 0 or not state.has_succeeded
-    goes_well = isinstance(phase, Running) or (
-        isinstance(phase, Ending) and phase.why is Why.SUCCESS and not state.result
-    )
-    if has_failed and goes_well:
+    has_failed = event.returncode != 0 or not state.has_succeeded
+    if has_failed and _is_to_go_on(state):
         failure = _of_torchrun(state, event.returncode, event.error, now)
         state, actions = _fail(state, failure, now)
     else:
@@ -348,17 +348,23 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
 def child_ended(state: State, event: ChildEnded, now: float) -> Step:
     """Go on if that was torchrun; a program that runs it may fail by itself."""
     state = state._replace(torchrun=state.torchrun._replace(child_has_ended=True))
-    phase, code = state.phase, event.returncode
-    goes_well = isinstance(phase, Running) or (
-        isinstance(phase, Ending) and phase.why is Why.SUCCESS
-    )
-    if not state.runner or not goes_well:
+    code = event.returncode
+    if not state.runner or not _is_to_go_on(state):
         return _look_again(state, now)
     if code == 0 and state.torchrun.has_ended and state.has_succeeded:
         state, actions = _look_again(state, now)
         return state, (Tell(Succeeded(state.attempt)), *actions)
     error = "" if code else "it did not run torchrun to its end"
     return _fail(state, _of_torchrun(state, code, error, now, state.runner), now)
+
+
+def _is_to_go_on(state: State) -> bool:
+    """Tell whether torchrun, or what runs it, fails this host by ending in any way but well."""
+    phase = state.phase
+    if not isinstance(phase, Ending):
+        return isinstance(phase, Running)
+    restarts = phase.why is Why.RESTART and state.job.torchrun_restarts
+    return state.result is None and (phase.why is Why.SUCCESS or restarts)
 
 
 def _look_again(state: State, now: float) -> Step:
@@ -378,8 +384,7 @@ def _of_torchrun(
 
 
 def _told_to_end(state: State, running: Running, now: float) -> Failure:
-    by = f"it was sent {signal_name(running.told_to_end)}, not by the launcher"
-    return _of_torchrun(state, None, by, now)
+    return _of_torchrun(state, None, told_to_end(running.told_to_end), now)
 
 
 # Ranks.
@@ -447,15 +452,15 @@ def time_is_up(state: State, now: float) -> Step:
     if isinstance(phase, Running) and now >= phase.told_by:
         return _fail(state, _told_to_end(state, phase, now), now)
     if isinstance(phase, Failing) and now >= phase.by:
-        return _end(state, Why.FAILURE, state.job.failure_grace, now)
+        return _end(state, Why.FAILURE, now)
     state, actions = _count(state, now)
     state, more = _go_on(state, now)
     return state, actions + more
 
 
-def _end(state: State, why: Why, grace: float, now: float) -> Step:
+def _end(state: State, why: Why, now: float) -> Step:
     state = state if why is Why.SUCCESS else _closing(state, now)
-    return advance(state, Ending(why, now, now + grace), now)
+    return advance(state, Ending(why, now, now + state.job.failure_grace), now)
 
 
 def _closing(state: State, now: float) -> State:
@@ -469,7 +474,7 @@ def _go_on(state: State, now: float) -> Step:
     if isinstance(state.phase, Ending):
         return advance(state, state.phase, now)
     if isinstance(state.phase, Running) and state.has_succeeded:
-        state, actions = _end(state, Why.SUCCESS, state.job.failure_grace, now)
+        state, actions = _end(state, Why.SUCCESS, now)
         if not state.runner:
             actions = (Tell(Succeeded(state.attempt)), *actions)
         return state, actions

@@ -73,8 +73,8 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     """Return the ranks whose failures count now, the first first, and when to look again.
 
     A failure counts when its rank has ended, or so many seconds after the rank said what it raised:
-    until then a sys.excepthook may choose another exit code, even 0. A later failure does not count
-    before an earlier one of the other rank's own, so that the first is told first.
+    until then a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier
+    one that is not secondary and may still count, so that the first is told first.
     """
     failed = [(rank.failure.time, rank) for rank in ranks.values() if rank.failure]
     counting: list[Rank] = []

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 from launcher.protocol import Lines, decoded, encoded, send
+from launcher.result.causes import told_to_end
 from launcher.result.raised import Link, read
 from launcher.run.events import (
     Answer,
@@ -96,7 +97,10 @@ class Reports:
                     del self._looks[pid]
             self._look_at = self._system.now() + (self.timeout() or 0)
         while is_quiet and self._ends:
-            self._tell(self._ends.popleft())
+            event = self._ends.popleft()
+            if isinstance(event, TorchrunEnded):
+                event = self._with_last_word(event)
+            self._tell(event)
 
     def ended(self, pid: int, exit_code: int) -> None:
         """A child has been reaped: a rank that torchrun left, or what is not of interest here."""
@@ -106,10 +110,6 @@ class Reports:
     def child_ended(self, event: Any) -> None:
         """Have an event told once all is read that was said before."""
         self._ends.append(event)
-
-    def last_word(self) -> str:
-        """Return what torchrun raised for a reason of its own, "" if it did not."""
-        return self._said_at_end[1]
 
     # Torchrun is told.
 
@@ -152,9 +152,12 @@ class Reports:
             data, complete = b"", []
         for line in complete:
             try:
-                self._heard(connection, decoded(line))
+                event = self._heard(connection, decoded(line))
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
                 self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
+                continue
+            if event is not None:
+                self._tell(event)
         if not data:
             self._hung_up(connection)
 
@@ -179,50 +182,58 @@ class Reports:
         if not self._runner:
             return  # its process is ours: we see how it ends
         code, error = self._said_at_end
-        if code is None:
+        if code is None and not error:
             code = self._system.exit_state(pid)[1]  # if what runs it has not reaped it yet
             if not code:
                 code, error = None, WITHOUT_A_CODE
-        self._tell(TorchrunEnded(code, error))
+        self._ends.append(TorchrunEnded(code, error))
+
+    def _with_last_word(self, event: TorchrunEnded) -> TorchrunEnded:
+        """Return how torchrun ended, with what it raised, or that somebody told it to end."""
+        code, error = self._said_at_end
+        is_told = code is None and bool(error) and event.returncode not in (0, None)
+        return TorchrunEnded(None if is_told else event.returncode, event.error or error)
 
     # What is said.
 
-    def _heard(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
-        """Tell what a message says; raises one of several errors if it is not valid."""
+    def _heard(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
+        """Return the event that a message is, if any; raise one of several errors if not valid."""
         if "pid" in message:
             pid, rank, local = (int(message[name]) for name in ("pid", "rank", "local_rank"))
             self._pids[connection] = pid
             self._started(pid, local)
-            self._tell(RankRuns(pid, rank, local))
-        elif "end" in message:
+            return RankRuns(pid, rank, local)
+        if "end" in message:
             end = message["end"]
             chain = read([Link(**link) for link in end["chain"]])
-            self._tell(RankSaid(self._pids[connection], int(end["exit_code"]), chain))
-        elif "torchrun_pid" in message:
+            return RankSaid(self._pids[connection], int(end["exit_code"]), chain)
+        if "torchrun_pid" in message:
             self._torchrun_at = connection
             self.torchrun = int(message["torchrun_pid"])
-            self._tell(TorchrunRuns())
-        elif connection is self._torchrun_at:
-            self._heard_from_torchrun(message)
+            return TorchrunRuns()
+        return self._heard_from_torchrun(message) if connection is self._torchrun_at else None
 
-    def _heard_from_torchrun(self, message: Mapping[str, Any]) -> None:
+    def _heard_from_torchrun(self, message: Mapping[str, Any]) -> Any:
         self._question = message.get("question")
         if "starts" in message:
             self._local.clear()
-            self._tell(AsksToStart())
-        elif "ranks" in message:
+            return AsksToStart()
+        if "ranks" in message:
             ranks = [(int(pid), int(rank), int(local)) for pid, rank, local in message["ranks"]]
             for pid, _, local in ranks:
                 self._started(pid, local)
-            self._tell(RanksStarted(ranks, bool(message["keeps_store"])))
-        elif "ends" in message:
+            return RanksStarted(ranks, bool(message["keeps_store"]))
+        if "ends" in message:
             for local, code in message["ends"].items():
                 if code is not None and int(local) in self._local:
                     self._note_end(self._local[int(local)], int(code))
             number, error = int(message.get("signal") or 0), str(message.get("error") or "")
             self._ends.append(AsksToEnd(number, error, message.get("tees") is True))
         elif "exit_code" in message:
-            self._said_at_end = int(message["exit_code"]), str(message.get("error") or "")
+            code, error = int(message["exit_code"]), str(message.get("error") or "")
+            number = int(message.get("signal") or 0)
+            self._said_at_end = (None, told_to_end(number)) if number else (code, error)
+        return None
 
     # Ranks' processes.
 

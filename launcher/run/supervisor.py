@@ -141,7 +141,7 @@ class Supervisor:
             reports.child_ended(events.OrphanEnded())
             return
         if not self.state.runner:
-            reports.child_ended(events.TorchrunEnded(exit_code, reports.last_word()))
+            reports.child_ended(events.TorchrunEnded(exit_code))
         reports.child_ended(events.ChildEnded(exit_code))
 
     # What is done.

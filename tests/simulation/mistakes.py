@@ -389,9 +389,9 @@ def _(plant: Planter) -> None:
 
 @mistake("the ranks of a failed one have no time")
 def _(plant: Planter) -> None:
-    def none(plain: Any, state: Any, why: Any, grace: float, now: float) -> Any:
+    def none(plain: Any, state: Any, why: Any, now: float) -> Any:
         job = state.job._replace(failure_grace=0.0)
-        after, actions = plain(state._replace(job=job), why, 0.0, now)
+        after, actions = plain(state._replace(job=job), why, now)
         return after._replace(job=state.job), actions
 
     plant.around(machine, "_end", none)

@@ -111,7 +111,8 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
         if of_it and since <= rank.ended < since + 1 and rank.started + 1 < since:
-            if helper.ended is None or helper.ended > since + 2:
+            by = since + 2 + seconds_of(watch, What.LAUNCHER_PAUSES)
+            if helper.ended is None or helper.ended > by:
                 yield f"process {helper.pid} of rank {rank.rank} has heard {helper.heard}"
 
 

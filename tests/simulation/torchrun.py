@@ -239,10 +239,10 @@ class Torchrun(Process):
         elif self.doing in (Doing.RUNNING, Doing.WAITING):
             self._ask_to_end(number)
         elif self.doing is Doing.ASKING:
-            self._fail("")
+            self._fail("", number)
 
-    def _fail(self, error: str) -> None:
-        self._say({"exit_code": 1, "error": error})
+    def _fail(self, error: str, number: int = 0) -> None:
+        self._say({"exit_code": 1, "error": error, "signal": number})
         self.end(1)
 
     def on_end(self) -> None:
