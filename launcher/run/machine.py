@@ -2,9 +2,10 @@
 
     state, actions = step(state, event, now)
 
-torchrun starts ranks; it ends none and restarts none. Its agent (agent.py) asks before it starts
-them, and before it would end them it waits until they have ended. They end here, in the phase
-Ending, for whatever reason. Times are on the clock time.monotonic(), waits in seconds. Pure.
+torchrun starts ranks; it ends none, and restarts none unless the launchers of several hosts do not
+talk (Job.torchrun_restarts). Its agent (agent.py) asks before it starts them, and before it would
+end them it waits until they have ended. They end here, in the phase Ending, for whatever reason.
+Times are on the clock time.monotonic(), waits in seconds. Pure.
 """
 
 from __future__ import annotations
