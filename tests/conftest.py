@@ -279,6 +279,7 @@ def logged(capfd: pytest.CaptureFixture[str]):
 
 STOPPING = """
 import os, signal, sys, time
+import psutil
 sys.path.insert(0, {folder!r})
 import torch.distributed as dist
 import {name} as script
@@ -292,7 +293,7 @@ def counted(self, *args):
     count(self, *args)
     steps -= 1
     if steps == 0 and dist.get_rank() == 1:
-        os.kill(os.getppid(), signal.SIGTERM)  # torchrun tells all ranks
+        os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGTERM)  # the launcher, above torchrun
         while not heard:
             time.sleep(0.01)
 

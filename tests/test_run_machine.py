@@ -284,6 +284,14 @@ def test_a_program_that_runs_torchrun_is_told_before_that_and_after():
     assert host.told() == [Succeeded(1)]
 
 
+def test_it_may_run_torchrun_again():
+    host = running(runner="compile").at(5.0, RankEnded(71, 0), RankEnded(72, 0), AsksToEnd())
+    host.at(6.0, TorchrunEnded(0)).at(7.0, TorchrunRuns(), AsksToStart())
+    assert host.done == [Answer()] and host.phase is Running
+    host.at(8.0, RanksStarted(((81, 0, 0),), True), RankEnded(81, 3))
+    assert host.phase is Failing and host.told()[0].failure.exit_code == 3
+
+
 def test_its_failure_is_the_hosts():
     host = Host(runner="compile").at(0.0, Start(1)).at(5.0, ChildEnded(3))
     (failed,) = host.told()

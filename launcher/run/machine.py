@@ -119,7 +119,7 @@ def step(state: State, event: Any, now: float) -> Step:
     if isinstance(event, AsksToEnd):
         return asks_to_end(state, event, now)
     if isinstance(event, TorchrunRuns):
-        return _go_on(state._replace(torchrun=state.torchrun._replace(runs=True)), now)
+        return torchrun_runs(state, now)
     if isinstance(event, TorchrunEnded):
         return torchrun_ended(state, event, now)
     if isinstance(event, ChildEnded):
@@ -182,10 +182,11 @@ def ended(state: State, result: Result, now: float) -> Step:
         if phase.why in (Why.SUCCESS, Why.RESTART):
             return advance(state, _instead(phase, Why.FAILURE, now, state.job.failure_grace), now)
         return state, ()
-    headline = result.text.partition("\n")[0]
-    line = Log(f"ending the ranks of {state.job.current_host}: {headline}")
     state, actions = _end(state, Why.FAILURE, now)
-    return state, (line, *actions)
+    if state.alive:
+        cause = result.text.partition("\n")[0]
+        actions = (Log(f"ending the ranks of {state.job.current_host}: {cause}"), *actions)
+    return state, actions
 
 
 def restarted(state: State, event: Restart, now: float) -> Step:
@@ -296,6 +297,16 @@ def _stop(state: State, number: int, now: float) -> Step:
 
 
 # Torchrun.
+
+
+def torchrun_runs(state: State, now: float) -> Step:
+    """Note that torchrun runs; a program that runs it may do so again after a success."""
+    torchrun, phase = state.torchrun, state.phase
+    if torchrun.has_ended:
+        torchrun = Torchrun(child_has_ended=torchrun.child_has_ended)
+        if isinstance(phase, Ending) and phase.why is Why.SUCCESS:
+            state = state._replace(phase=Running(), ranks={})
+    return _go_on(state._replace(torchrun=torchrun._replace(runs=True)), now)
 
 
 def asks_to_start(state: State, now: float) -> Step:

@@ -208,7 +208,7 @@ class Reports:
             chain = read([Link(**link) for link in end["chain"]])
             return RankSaid(self._pids[connection], int(end["exit_code"]), chain)
         if "torchrun_pid" in message:
-            self._torchrun_at = connection
+            self._torchrun_at, self._said_at_end = connection, (None, "")
             self.torchrun = int(message["torchrun_pid"])
             return TorchrunRuns()
         return self._heard_from_torchrun(message) if connection is self._torchrun_at else None

@@ -120,7 +120,7 @@ def test_graphs_are_compiled_though_a_rank_has_left_a_process_behind(start, scri
     host = start("--train-script", script(LEAVES_A_PROCESS))
     assert host.wait() == 0, host.log()
     assert host.out.count("collected") == 2 and host.out.endswith("compiles\n")
-    assert "which the last attempt left behind" in host.err
+    assert "which the job left behind" in host.err
     assert host.failure is None and host.leftovers() == []
 
 
@@ -221,7 +221,7 @@ def test_a_program_that_does_not_run_torchrun(start, script, stand_in, text, cod
 @pytest.mark.parametrize("text", ["", slow("trap '' TERM\n")])
 def test_a_stop_before_torchrun_runs(start, script, stand_in, text):
     stand_in(f"#!/bin/sh\n{text}echo imports\nsleep 1000\n")
-    host = start("--train-script", script("print('ran')"))
+    host = start("--train-script", script("print('ran')"), "--launcher-grace", "3")
     host.wait_for("imports")
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
