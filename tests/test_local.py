@@ -730,7 +730,7 @@ def test_a_second_stop_kills_at_once(script):
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 137
     assert time.monotonic() - began < 50
-    assert not any(p.is_running() for p in job)
+    poll(lambda: are_gone(job))
     assert not list(Path(os.environ["TMPDIR"]).glob("sm-launch-*"))
 
 
