@@ -67,8 +67,8 @@ def advance(state: State, ending: Ending, now: float) -> Step:
         if math.isinf(ending.no_ranks_since):
             ending = ending._replace(no_ranks_since=now, left=None)
             actions += (Look(),)
-            if ending.why is not Why.SUCCESS:
-                actions += (Tell(NoRanks(state.attempt)),)
+        ending, more = _tell_no_ranks(state, ending, clock)
+        actions += more
         ending, more = _end_left(state, ending, clock)
         actions += more
     gives_up = clock.has_come(ending.killed_at + MARGIN)
@@ -170,6 +170,21 @@ def ranks_signalled(state: State, event: Signalled) -> Step:
         return state, ()
     ignoring = [pid for pid, what in event.at_signal.items() if what is AtSignal.IGNORES]
     return state, tuple(SignalGroup(pid, number) for pid in ignoring)
+
+
+def _tell_no_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
+    """Tell the coordinator that no rank runs here, once torchrun leaves its store alone, too.
+
+    Until it asks, torchrun signs in there, and logs a stack trace if the store has gone.
+    """
+    torchrun = state.torchrun
+    if ending.why is Why.SUCCESS or ending.no_ranks_told:
+        return ending, ()
+    uses_store = torchrun.leave and not (torchrun.asks or torchrun.in_barrier)
+    has_ended = torchrun.has_ended or torchrun.child_has_ended or torchrun.killed_at < math.inf
+    if uses_store and not has_ended and not clock.has_come(ending.no_ranks_since + TO_ASK):
+        return ending, ()
+    return ending._replace(no_ranks_told=True), (Tell(NoRanks(state.attempt)),)
 
 
 def _end_left(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:

@@ -72,6 +72,7 @@ class Ending(NamedTuple):
     number: int = signal.SIGTERM  # what ranks get
     told: frozenset[int] = frozenset()  # processes that were told to end
     no_ranks_since: float = math.inf
+    no_ranks_told: bool = False
     left: tuple[int, ...] | None = None  # processes that ranks left behind; None: not looked
     killed_at: float = math.inf  # when ranks or what they left behind were killed first
     kill_again_at: float = -math.inf
