@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
+from launcher.archive import PACKAGE
 from launcher.errors import LaunchError
 from launcher.job import arguments
 from launcher.job.plan import LaunchPlan
@@ -39,14 +41,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             from launcher import init  # which a job does not need
 
             run = init.run
-    elif argv[:1] == ["local"]:
-        from launcher.local import command  # which a job does not need
-
-        argv, run = argv[1:], command.run
-    elif argv[:1] == ["doctor"]:
-        from launcher.doctor import command as doctor  # which a job does not need
-
-        argv, run = argv[1:], doctor.run
+    elif argv[:1] in (["local"], ["doctor"]):
+        argv, run = argv[1:], functools.partial(_run_tool, argv[0])
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need
 
@@ -64,6 +60,31 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         signals.ignore_stops()
         presence.ends(ending)
         return ending.exit_code
+
+
+def _run_tool(
+    name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals
+) -> Ending:
+    """Run a tool of launcher_tools, which lies beside this package and which a job does not need.
+
+    It is not looked for in sys.path, where there may be another one. Raises LaunchError if it is
+    not there: somebody has copied the folder launcher/ alone.
+    """
+    import importlib
+
+    folder = os.path.dirname(PACKAGE)
+    others = sys.path[:]
+    sys.path[:] = [folder]
+    try:
+        importlib.import_module("launcher_tools")
+    except ModuleNotFoundError:
+        raise LaunchError(
+            f"there is no launcher_tools in {folder}; `sm-launch {name}` needs that package, too."
+        ) from None
+    finally:
+        sys.path[:] = others
+    tool: Callable[..., Ending] = importlib.import_module(f"launcher_tools.{name}").run
+    return tool(argv, environ, signals)
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:

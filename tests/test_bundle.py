@@ -38,7 +38,7 @@ def launch(*argv, code=0, **environ):
 
 def test_the_same_sources_give_the_same_bytes(tmp_path, one_file):
     copy = tmp_path / "elsewhere" / "clone"
-    for folder in ("bundle", "launcher"):
+    for folder in ("bundle", "launcher", "launcher_tools"):
         shutil.copytree(REPO / folder, copy / folder, copy_function=shutil.copyfile)
     shutil.copy(REPO / "LICENSE", copy)
     (copy / "launcher" / "__pycache__").mkdir(exist_ok=True)
@@ -53,10 +53,14 @@ def test_the_same_sources_give_the_same_bytes(tmp_path, one_file):
 
 
 def test_it_holds_the_launcher_and_its_licence(one_file):
-    package = {str(path.relative_to(REPO)) for path in (REPO / "launcher").rglob("*.py")}
+    packages = {
+        str(path.relative_to(REPO))
+        for package in ("launcher", "launcher_tools")
+        for path in (REPO / package).rglob("*.py")
+    }
     with zipfile.ZipFile(one_file) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
-        assert names == sorted({*package, "__main__.py", "LICENSE"})
+        assert names == sorted({*packages, "__main__.py", "LICENSE"})
         assert archive.testzip() is None
 
 

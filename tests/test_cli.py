@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
-from conftest import LAUNCHER, REPO
+from conftest import LAUNCHER, REPO, completed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +79,19 @@ def test_nothing_takes_the_place_of_our_modules_or_of_pythons(script, tmp_path, 
     assert f"{installed}/launcher/run/agent.py" in done.stdout
 
 
+def test_the_tools_are_those_beside_the_launcher(script, tmp_path):
+    (tmp_path / "launcher_tools").mkdir()
+    script("raise SystemExit('shadowed')", "launcher_tools/__init__.py")
+    installed = tmp_path / "installed"
+    shutil.copytree(REPO / "launcher", installed / "launcher")
+    local = [sys.executable, installed / "launcher" / "__main__.py", "local", "--help"]
+    environ = {"PYTHONPATH": str(tmp_path)}
+    done = completed(*local, code=2, **environ)
+    assert f"there is no launcher_tools in {installed};" in done.stderr
+    shutil.copytree(REPO / "launcher_tools", installed / "launcher_tools")
+    assert completed(*local, **environ).stdout.startswith("usage: sm-launch local")
+
+
 def test_a_module_in_a_namespace_package(tmp_path, pretend_torch):
     pretend_torch("2.13.0")
     (tmp_path / "spaces" / "inner").mkdir(parents=True)
@@ -90,7 +103,7 @@ def test_a_module_in_a_namespace_package(tmp_path, pretend_torch):
 
 def test_no_module_of_ours_is_named_as_one_of_pythons():
     """agent.py and rank.py run by path, with their folder first in sys.path for a moment."""
-    ours = {path.stem for path in (REPO / "launcher").rglob("*.py")}
+    ours = {path.stem for path in REPO.glob("launcher*/**/*.py")}
     pythons = getattr(sys, "stdlib_module_names", ())  # Python 3.10
     assert not ours & set(pythons)
 

@@ -15,8 +15,15 @@ import pytest
 from conftest import LAUNCHER, REPO, completed, free_port, poll
 
 from launcher.child import Child
-from launcher.doctor import judge_job, look_job, look_machine, look_network, report
-from launcher.doctor.facts import (
+from launcher.signals import Signals
+from launcher_tools import (
+    doctor_judge_job,
+    doctor_look_job,
+    doctor_look_machine,
+    doctor_look_network,
+    doctor_report,
+)
+from launcher_tools.doctor_facts import (
     DeviceFacts,
     Facts,
     Folder,
@@ -31,9 +38,8 @@ from launcher.doctor.facts import (
     TorchFacts,
     Versions,
 )
-from launcher.doctor.finding import Level, problems, size
-from launcher.doctor.tasks import Stopped, Tasks
-from launcher.signals import Signals
+from launcher_tools.doctor_finding import Level, problems, size
+from launcher_tools.doctor_tasks import Stopped, Tasks
 
 GIB = 1 << 30
 OK, WARNING, PROBLEM = Level
@@ -96,10 +102,10 @@ def changed(**changes):
 
 
 def test_nothing_is_wrong_with_a_host_without_a_fault():
-    found = judge_job.judge(WELL)
+    found = doctor_judge_job.judge(WELL)
     assert {finding.level for finding in found} == {OK}, found
     assert not any(finding.to_do for finding in found)
-    assert report.text(WELL, found).splitlines()[-1] == "A job would run on algo-2."
+    assert doctor_report.text(WELL, found).splitlines()[-1] == "A job would run on algo-2."
 
 
 def of(part):
@@ -382,7 +388,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("check", "level", "words", "facts"), ROWS)
 def test_a_fact_makes_a_finding(check, level, words, facts):
-    found = judge_job.judge(changed(**facts))
+    found = doctor_judge_job.judge(changed(**facts))
     texts = {f"{finding.seen} -> {finding.to_do}": finding.level for finding in found}
     ours = [text for text in texts if words in text]
     assert ours and texts[ours[0]] is level, texts
@@ -395,15 +401,17 @@ def test_a_fact_makes_a_finding(check, level, words, facts):
 
 @pytest.mark.parametrize("facts", [Facts(), Facts(job=JobFacts(error="SM_HOSTS is odd"))])
 def test_nothing_has_to_be_known(facts):
-    found = judge_job.judge(facts)
+    found = doctor_judge_job.judge(facts)
     wrong = [finding.seen for finding in problems(found)]
     assert wrong == ([facts.job.error] if facts.job.error else [])
     assert WARNING not in {finding.level for finding in found}
-    assert report.text(facts, found) and json.loads(report.as_json(facts, found))
+    assert doctor_report.text(facts, found) and json.loads(doctor_report.as_json(facts, found))
 
 
 def test_a_missing_torch_is_said_once():
-    found = judge_job.judge(changed(**torch(missing=True), **job(error="torch is not installed")))
+    found = doctor_judge_job.judge(
+        changed(**torch(missing=True), **job(error="torch is not installed"))
+    )
     assert len(problems(found)) == 1
 
 
@@ -411,27 +419,27 @@ def test_many_hosts_are_counted():
     hosts = tuple(f"algo-{number}" for number in range(1000))
     names = tuple(Name(host, None if number % 2 else ()) for number, host in enumerate(hosts))
     facts = changed(job={"hosts": hosts}, network={"names": names})
-    text = report.text(facts, judge_job.judge(facts))
+    text = doctor_report.text(facts, doctor_judge_job.judge(facts))
     assert "992 more" in text and max(map(len, text.splitlines())) < 400
 
 
 def test_control_characters_reach_no_terminal():
     facts = changed(job={"error": "\x1b[31m\nproblem"})
-    found = judge_job.judge(facts)
-    for text in (report.text(facts, found), report.failure(found)):
+    found = doctor_judge_job.judge(facts)
+    for text in (doctor_report.text(facts, found), doctor_report.failure(found)):
         assert "\x1b" not in text and "\nproblem" not in text.replace("\nproblem ", "")
 
 
 def test_the_report_for_machines_and_for_sagemaker():
     facts = changed(job={"error": "no such file."}, machine={"open_files": (256, 65536)})
-    found = judge_job.judge(facts)
-    made = json.loads(report.as_json(facts, found))
+    found = doctor_judge_job.judge(facts)
+    made = json.loads(doctor_report.as_json(facts, found))
     assert (made["host"], made["hosts"], made["would_run"]) == ("algo-2", 3, False)
     assert {"check": "job", "level": "problem", "seen": "no such file", "to_do": ""} in made[
         "findings"
     ]
-    assert report.failure(found) == "launcher: doctor: a job would fail\njob: no such file\n"
-    assert report.text(facts, found).endswith("fail on algo-2: 1 problem; 1 warning.")
+    assert doctor_report.failure(found) == "launcher: doctor: a job would fail\njob: no such file\n"
+    assert doctor_report.text(facts, found).endswith("fail on algo-2: 1 problem; 1 warning.")
 
 
 @pytest.mark.parametrize(
@@ -465,8 +473,8 @@ def test_the_tightest_cgroup_limits_processes(tmp_path, monkeypatch):
             "sys/fs/cgroup/a/b/pids.current": "7\n",
         },
     )
-    assert look_machine._processes(root) == Limit(100, 90)
-    assert look_machine._processes("/nowhere") == Limit()
+    assert doctor_look_machine._processes(root) == Limit(100, 90)
+    assert doctor_look_machine._processes("/nowhere") == Limit()
 
 
 @pytest.mark.parametrize(
@@ -495,14 +503,14 @@ def test_the_tightest_cgroup_limits_processes(tmp_path, monkeypatch):
 def test_the_memory_is_the_cgroups_or_the_machines(tmp_path, texts, limit, whose):
     meminfo = f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {10 << 20} kB\nHuge: 0\n"
     root = files(tmp_path / "root", {"proc/meminfo": meminfo, **texts})
-    assert look_machine._memory(root) == (limit, whose)
-    assert look_machine._memory("/nowhere") == (Limit(), "")
+    assert doctor_look_machine._memory(root) == (limit, whose)
+    assert doctor_look_machine._memory("/nowhere") == (Limit(), "")
 
 
 def test_names_are_looked_up_within_a_limit():
     hosts = ["localhost", *(f"host-{number}.invalid" for number in range(1000))]
     began = time.monotonic()
-    found = look_network.look_up_all(hosts, str, 0.5)
+    found = doctor_look_network.look_up_all(hosts, str, 0.5)
     assert time.monotonic() - began < 10
     assert [name.host for name in found] == hosts
     assert found[0].addresses and not any(name.addresses for name in found[1:])
@@ -512,12 +520,12 @@ def test_a_port_of_another_host_is_asked_for(free=free_port):
     import socket
 
     port = free()
-    assert look_network._answer(["127.0.0.1"], port) is PortState.REFUSES
+    assert doctor_look_network._answer(["127.0.0.1"], port) is PortState.REFUSES
     with socket.create_server(("127.0.0.1", port)):
-        assert look_network._answer(["127.0.0.1"], port) is PortState.ANSWERS
-        assert look_network._state([], port) is PortState.TAKEN
-    assert look_network._state([], port) is PortState.FREE
-    assert look_network._answer([], port) is PortState.SILENT
+        assert doctor_look_network._answer(["127.0.0.1"], port) is PortState.ANSWERS
+        assert doctor_look_network._state([], port) is PortState.TAKEN
+    assert doctor_look_network._state([], port) is PortState.FREE
+    assert doctor_look_network._answer([], port) is PortState.SILENT
 
 
 @pytest.mark.parametrize(
@@ -533,16 +541,16 @@ def test_a_port_of_another_host_is_asked_for(free=free_port):
     ],
 )
 def test_whether_a_script_is_named(argv, environ, names):
-    assert look_job._names_script(argv, environ) is names
+    assert doctor_look_job._names_script(argv, environ) is names
 
 
 def test_what_distribution_switches_on():
     params = {"sagemaker_torch_distributed_enabled": True, "sagemaker_mpi_enabled": False}
     environ = {"SM_HOSTS": "[]", "SM_FRAMEWORK_PARAMS": json.dumps(params)}
-    assert look_job._distribution(environ) == ("sagemaker_torch_distributed_enabled",)
-    assert look_job._distribution({**environ, "SM_FRAMEWORK_PARAMS": "{"}) == ()
+    assert doctor_look_job._distribution(environ) == ("sagemaker_torch_distributed_enabled",)
+    assert doctor_look_job._distribution({**environ, "SM_FRAMEWORK_PARAMS": "{"}) == ()
     ours = {**environ, "SAGEMAKER_TRAINING_MODULE": "sm_launch:train"}  # obeys none of them
-    assert look_job._distribution(ours) == ()
+    assert doctor_look_job._distribution(ours) == ()
 
 
 HANGS = "#!/bin/sh\ntrap '' TERM\nsleep 600 &\necho begins\nsleep 600\n"
@@ -784,10 +792,10 @@ def nvidia_smi(tmp_path, monkeypatch, text):
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can be another user")
 def test_the_threads_that_a_user_has_already(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert look_machine._own_threads() == 0
+    assert doctor_look_machine._own_threads() == 0
     shell = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], user=54321)  # doctor's own child
     try:
-        poll(lambda: look_machine._own_threads() == 1)
+        poll(lambda: doctor_look_machine._own_threads() == 1)
     finally:
         for process in (*psutil.Process(shell.pid).children(), shell):
             process.kill()
@@ -795,19 +803,19 @@ def test_the_threads_that_a_user_has_already(monkeypatch):
 
 
 def test_a_gpu_that_the_kernel_has(tmp_path):
-    assert not look_machine.sees_gpu(str(tmp_path))
+    assert not doctor_look_machine.sees_gpu(str(tmp_path))
     (tmp_path / "sys/bus/pci/devices/0").mkdir(parents=True)
     vendor = tmp_path / "sys/bus/pci/devices/0/vendor"
     vendor.write_text("0x1d0f\n")
-    assert not look_machine.sees_gpu(str(tmp_path))
+    assert not doctor_look_machine.sees_gpu(str(tmp_path))
     vendor.write_text("0x10de\n")
-    assert look_machine.sees_gpu(str(tmp_path))
+    assert doctor_look_machine.sees_gpu(str(tmp_path))
     vendor.unlink()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    assert not look_machine.sees_gpu(str(tmp_path))
+    assert not doctor_look_machine.sees_gpu(str(tmp_path))
     (tmp_path / "dev/nvidia0").touch()
-    assert look_machine.sees_gpu(str(tmp_path))
+    assert doctor_look_machine.sees_gpu(str(tmp_path))
 
 
 def test_a_gpu(fake_torch, tmp_path, monkeypatch):
@@ -882,7 +890,7 @@ def test_from_an_archive(fake_torch, tmp_path):
     fake_torch()
     archive = tmp_path / "one.py"
     with zipfile.ZipFile(archive, "w") as file:
-        for path in sorted((REPO / "launcher").rglob("*.py")):
+        for path in [*(REPO / "launcher").rglob("*.py"), *(REPO / "launcher_tools").rglob("*.py")]:
             file.write(path, path.relative_to(REPO))
         file.writestr(
             "__main__.py", "import sys\nfrom launcher.cli import main\nsys.exit(main())\n"
@@ -972,6 +980,6 @@ def test_the_page_names_every_check_and_field():
     rows = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
     checks = {check for check, *_ in ROWS}
     assert checks | {"hosts", "versions"} == rows & {*checks, "hosts", "versions"}
-    made = json.loads(report.as_json(WELL, judge_job.judge(WELL)))
+    made = json.loads(doctor_report.as_json(WELL, doctor_judge_job.judge(WELL)))
     for field in (*made, *made["findings"][0]):
         assert f'"{field}"' in page

@@ -7,15 +7,15 @@ import sys
 import pytest
 from conftest import REPO
 
-PACKAGE = REPO / "launcher"
+PACKAGE, TOOLS = REPO / "launcher", REPO / "launcher_tools"
 # Not part of the package but a folder for the ranks' sys.path, with what they import from it.
 COMPAT = PACKAGE / "compat"
 # From the top down: a module imports from its own floor and from those below. What is not named
 # here is ground: text, errors, log, names, signals, processes, protocol, run_dir, decisions.
 FLOORS = [
+    ("launcher_tools",),  # which launcher.cli finds beside the package, for whom it is to run
     ("launcher.__main__",),
     ("launcher.cli",),
-    ("launcher.local", "launcher.doctor"),
     ("launcher.run", "launcher.init"),
     ("launcher.peers",),
     ("launcher.result", "launcher.system"),
@@ -47,11 +47,11 @@ PURE = [
     "launcher.peers.messages",
     "launcher.result.causes",
     "launcher.result.raised",
-    "launcher.local.lines",
-    "launcher.local.schedule",
-    "launcher.doctor.facts",
-    "launcher.doctor.judge_job",  # and by it the other judges
-    "launcher.doctor.report",
+    "launcher_tools.local_lines",
+    "launcher_tools.local_schedule",
+    "launcher_tools.doctor_facts",
+    "launcher_tools.doctor_judge_job",  # and by it the other judges
+    "launcher_tools.doctor_report",
 ]
 ALLOWED_IN_PURE = {
     "__future__",
@@ -69,15 +69,16 @@ ALLOWED_IN_PURE = {
 }
 # Executed by path in torchrun, in each rank, and in the toolkit's process.
 CHILDREN = ["launcher.run.agent", "launcher.run.rank", "launcher.run.describe", "launcher.training"]
-CHILDREN += ["launcher.doctor.probe"]
+CHILDREN += ["launcher_tools.doctor_probe"]
+OURS = {"launcher", "launcher_tools"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 50
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def modules():
-    """Return the launcher's files by the names of their modules."""
+    """Return the files of both packages by the names of their modules."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in FILES:
         if COMPAT in path.parents:
             continue
         parts = path.relative_to(REPO).with_suffix("").parts
@@ -85,8 +86,8 @@ def modules():
     return found
 
 
+FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted(TOOLS.rglob("*.py"))]
 MODULES = modules()
-FILES = sorted(PACKAGE.rglob("*.py"))
 PURE += sorted(
     module
     for module in MODULES
@@ -123,6 +124,7 @@ def floor(module):
 
 def test_the_floors_are_those_of_the_folders():
     folders = {f"launcher.{path.name}" for path in PACKAGE.iterdir() if path.is_dir()}
+    folders.add(TOOLS.name)
     named = {name for names in FLOORS for name in names}
     assert folders - {"launcher.__pycache__", "launcher.compat"} <= named <= {*MODULES, *folders}
 
@@ -134,15 +136,16 @@ def test_arrows_lead_downward_only(module):
             where = f"{MODULES[module]}:{line}: {module} imports {name}"
             assert floor(module) <= floor(name), f"{where}, which is above it"
             assert name not in CHILDREN, f"{where}, which runs in a child process"
-        elif name.split(".")[0] == "launcher":
+        elif name.split(".")[0] in OURS:
             raise AssertionError(f"{module}:{line}: there is no {name}")
 
 
-@pytest.mark.parametrize("folder", ["doctor", "job", "local", "peers", "result", "run"])
+@pytest.mark.parametrize("folder", ["job", "peers", "result", "run", "launcher_tools"])
 def test_contributing_names_all_modules_of_a_folder(folder):
     page = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (part,) = re.findall(rf"^{folder}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)
-    files = {path.name for path in (PACKAGE / folder).glob("*.py")} - {"__init__.py"}
+    where = TOOLS if folder == TOOLS.name else PACKAGE / folder
+    files = {path.name for path in where.glob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"\w+\.py", part)) == files
 
 
@@ -171,7 +174,7 @@ def test_pure_modules_import_nothing_that_acts(module):
 
 @pytest.mark.parametrize("module", CHILDREN)
 def test_what_runs_in_other_processes_imports_nothing_of_ours(module):
-    assert not [name for name, _ in imports(module) if name.split(".")[0] == "launcher"]
+    assert not [name for name, _ in imports(module) if name.split(".")[0] in OURS]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="Python lists its own modules since 3.10")
@@ -184,7 +187,7 @@ def test_what_ranks_import_from_compat_needs_torch_alone():
             assert theirs <= {"smdistributed", "torch", *sys.stdlib_module_names}, path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))
 def test_no_file_is_longer_than_a_reader_holds_in_mind(path):
     lines = path.read_text().count("\n")
     assert lines <= MOST_LINES
@@ -199,7 +202,7 @@ def own_lines(function):
     return function.end_lineno - function.lineno + 1 - len(inside)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))
 def test_no_function_is_longer_than_a_screen(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, FUNCTIONS):
@@ -213,10 +216,10 @@ def test_nothing_but_the_standard_library_and_psutil_is_imported():
         (module, name.split(".")[0])
         for module in MODULES
         for name, _ in imports(module)
-        if name.split(".")[0] not in {*sys.stdlib_module_names, "launcher", "psutil"}
+        if name.split(".")[0] not in {*sys.stdlib_module_names, *OURS, "psutil"}
     }
     assert theirs == {
         ("launcher.run.agent", "torch"),
         ("launcher.training", "sagemaker_training"),
-        ("launcher.doctor.probe", "torch"),
+        ("launcher_tools.doctor_probe", "torch"),
     }

@@ -25,13 +25,20 @@ from hypothesis import strategies as st
 from launcher import run_dir as job_dir
 from launcher.errors import LaunchError
 from launcher.job import machine, toolkit
-from launcher.local import folders, hyperparameters, options, report, schedule, shares
-from launcher.local.environment import environment
-from launcher.local.host import Host
-from launcher.local.lines import Lines
-from launcher.local.output import Output
-from launcher.local.schedule import Event, What
-from launcher.local.shares import Share
+from launcher_tools import (
+    local_folders,
+    local_hyperparameters,
+    local_options,
+    local_report,
+    local_schedule,
+    local_shares,
+)
+from launcher_tools.local_environment import environment
+from launcher_tools.local_host import Host
+from launcher_tools.local_lines import Lines
+from launcher_tools.local_output import Output
+from launcher_tools.local_schedule import Event, What
+from launcher_tools.local_shares import Share
 
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
@@ -57,7 +64,7 @@ def test_output_that_was_closed_from_the_start():
     """Its number is taken by the signals' socket: what is written there would be signals."""
     text = """
         import sys
-        from launcher.local.output import Output
+        from launcher_tools.local_output import Output
         from launcher.signals import Signals
         with Signals() as signals:
             output = Output({})
@@ -72,7 +79,7 @@ def test_output_that_was_closed_from_the_start():
 
 def test_a_bar_goes_on_though_its_terminal_is_gone(monkeypatch):
     ours, theirs = pty.openpty()
-    monkeypatch.setattr("launcher.local.output.STDERR", theirs)
+    monkeypatch.setattr("launcher_tools.local_output.STDERR", theirs)
     shown = Output({})
     shown.feed(1, theirs, b"\r1/9")
     os.close(ours)
@@ -125,7 +132,7 @@ def test_nothing_is_lost_of_a_script_that_opens_its_stdout_by_name(script, tmp_p
     ],
 )
 def test_the_schedule(typed, events):
-    made = schedule.make(HOSTS, typed)
+    made = local_schedule.make(HOSTS, typed)
     assert [f"{event.typed} {event.what.value}" for event in made] == events
 
 
@@ -133,9 +140,9 @@ def test_the_schedule(typed, events):
     ("seconds", "now", "left"), [(0, 1, 2), (4.9, 1, 2), (5, 2, 1), (99, 3, 0)]
 )
 def test_what_is_due(seconds, now, left):
-    events = schedule.make(("algo-1",), {"stop": ["algo-1@5"], "kill": ["algo-1@10"]})
-    assert tuple(map(len, schedule.due(events, seconds))) == (now, left)
-    assert schedule.due((), seconds) == ((), ())
+    events = local_schedule.make(("algo-1",), {"stop": ["algo-1@5"], "kill": ["algo-1@10"]})
+    assert tuple(map(len, local_schedule.due(events, seconds))) == (now, left)
+    assert local_schedule.due((), seconds) == ((), ())
     assert events[0] == Event(0.0, What.START, "algo-1")
 
 
@@ -167,13 +174,13 @@ def test_what_is_due(seconds, now, left):
     ],
 )
 def test_which_arguments_are_hyperparameters(args, passed, refused):
-    assert hyperparameters.of_arguments(args) == (passed, refused)
+    assert local_hyperparameters.of_arguments(args) == (passed, refused)
 
 
 def test_what_sagemaker_makes_of_a_value_is_said():
     args = ["--lr", "1e-3", "--flag=true", "--name", "x", "--k", "1", "--none", "null"]
-    passed = hyperparameters.of_arguments(args).hyperparameters
-    assert hyperparameters.changes(args, passed) == [
+    passed = local_hyperparameters.of_arguments(args).hyperparameters
+    assert local_hyperparameters.changes(args, passed) == [
         "--flag true becomes --flag True",
         "--k 1 becomes -k 1",
         "--lr 1e-3 becomes --lr 0.001",
@@ -184,12 +191,12 @@ def test_what_sagemaker_makes_of_a_value_is_said():
 @given(st.dictionaries(st.from_regex(r"[a-z]{2,9}", fullmatch=True), st.text("ab=\" -'{1}")))
 def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
     args = [f"--{name}={value}" for name, value in values.items()]
-    passed, refused = hyperparameters.of_arguments(args)
+    passed, refused = local_hyperparameters.of_arguments(args)
     assert (passed, refused) == (values, "")
     decoded = {name: toolkit.decoded(value) for name, value in passed.items()}
     rendered = toolkit.to_cmd_args(decoded)
     same = dict(zip(rendered[::2], rendered[1::2])) == {f"--{n}": v for n, v in values.items()}
-    assert same == (not hyperparameters.changes(args, passed))
+    assert same == (not local_hyperparameters.changes(args, passed))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +231,7 @@ def test_lines_and_bars(pieces, lines, rest):
     ],
 )
 def test_equal_parts(things, count, parts):
-    assert shares.divided(things, count) == parts
+    assert local_shares.divided(things, count) == parts
 
 
 @pytest.mark.parametrize(
@@ -245,7 +252,7 @@ def test_gpus_are_divided(tmp_path, hosts, visible, gpus):
     environ = {"PATH": str(tmp_path)}
     if visible is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible
-    assert [share.gpus for share in shares.shares(hosts, environ)] == gpus
+    assert [share.gpus for share in local_shares.shares(hosts, environ)] == gpus
 
 
 def test_another_jobs_variables_do_not_leak():
@@ -275,15 +282,18 @@ def test_another_jobs_variables_do_not_leak():
 def test_a_run_folder_beside_this_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "output")
     (tmp_path / "output" / "file").touch()
-    assert folders.make_run_dir(".", "algo-1") == str(tmp_path / "output-2")  # and not ".-2"
+    assert local_folders.make_run_dir(".", "algo-1") == str(tmp_path / "output-2")  # and not ".-2"
 
 
 def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("mine")
-    made = [folders.make_run_dir(name, "algo-1") for name in ("new/er", "empty", "new/er/", "file")]
+    made = [
+        local_folders.make_run_dir(name, "algo-1")
+        for name in ("new/er", "empty", "new/er/", "file")
+    ]
     assert made == ["new/er", "empty", "new/er-2", "file-2"]
-    assert folders.make_run_dir("new/er", "algo-1") == "new/er-3"
+    assert local_folders.make_run_dir("new/er", "algo-1") == "new/er-3"
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -358,7 +368,7 @@ def test_the_exit_code_is_a_failed_launchers_before_a_killed_ones():
         hosts = [Host(number, None, {}) for number, _ in enumerate(returncodes, 1)]
         for host, returncode in zip(hosts, returncodes):
             host.process = SimpleNamespace(returncode=returncode)
-        return report.exit_code(hosts)
+        return local_report.exit_code(hosts)
 
     assert code(0, 0) == 0
     assert code(-9, 69, 0) == 69
@@ -371,7 +381,7 @@ def test_the_exit_code_is_a_failed_launchers_before_a_killed_ones():
 def test_bad_input_is_one_line(script, argv, says):
     script("")
     with pytest.raises(LaunchError) as error:
-        options.parse(argv, {})
+        local_options.parse(argv, {})
     assert says in str(error.value)
     assert error.value.exit_code == 2
 
@@ -493,7 +503,7 @@ def test_a_job_of_two_hosts(script, tmp_path):
     for host in seen:
         assert (host["WORLD_SIZE"], host["argv"], host["data"]) == ("2", ["--flag"], "mine")
     cores = machine.physical_cores()
-    parts = [sorted(set().union(*part)) for part in shares.divided(cores, 2)]
+    parts = [sorted(set().union(*part)) for part in local_shares.divided(cores, 2)]
     assert [host["cpus"] for host in seen] == parts
     assert [host["OMP_NUM_THREADS"] for host in seen] == [str(max(1, len(cores) // 2))] * 2
     assert "the arguments reach the script as they are, but SageMaker can pass none like" in err

@@ -7,12 +7,12 @@ import pytest
 from conftest import REPO
 
 PAGE = REPO / "docs" / "messages.md"
-PACKAGE = REPO / "launcher"
+PACKAGES = (REPO / "launcher", REPO / "launcher_tools")
 # The ranks' own, sm-launch doctor's findings (docs/doctor.md), and help.
-NOT_HERE = ("compat/", "doctor/", "job/help.py")
+NOT_HERE = ("launcher/compat/", "launcher_tools/doctor", "launcher/job/help.py")
 HELP = {"help", "usage", "description", "epilog"}  # keywords whose values are help, too
 SAYS = {"log", "Log", "LaunchError", "Fail", "say"}  # calls whose first argument is a message
-ALL_SAID = ("result/causes.py", "local/report.py")
+ALL_SAID = ("launcher/result/causes.py", "launcher_tools/local_report.py")
 # What is compared with the words of Python and torch.
 THEIRS = {"No module named HOLE", "address already in use", "__mp_main__."}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -68,8 +68,8 @@ def said(tree):
 def in_code():
     """Return what the launcher says, with where it is in the code; and all texts that it has."""
     messages, everything = {}, set()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = str(path.relative_to(PACKAGE))
+    for path in sorted(path for package in PACKAGES for path in package.rglob("*.py")):
+        name = str(path.relative_to(REPO))
         if name.startswith(NOT_HERE):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def in_code():
             by_form = len(plain) > 8 and text[-1] in ".\n"
             by_place = (node in is_said or name in ALL_SAID) and " " in plain
             if words and plain not in THEIRS and (by_form or by_place):
-                messages[plain] = f"launcher/{name}:{node.lineno}"
+                messages[plain] = f"{name}:{node.lineno}"
     return messages, everything
 
 
@@ -117,7 +117,7 @@ def test_the_page_has_what_the_launcher_says(code):
 def test_the_launcher_says_what_the_page_has(page):
     without_names = re.sub("^([A-Z]+:? )+", "", page)  # a part, behind a value
     found = any(one.fullmatch(text) for one in PATTERNS for text in (page, without_names))
-    assert found, f"nothing in launcher/ says: {page}"
+    assert found, f"nothing in the code says: {page}"
 
 
 def test_no_message_is_twice_in_the_page():

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from launcher import __version__
-from launcher.doctor.facts import LOG_DIR, Folder, Limit, MachineFacts, StopFacts, Versions
 from launcher.errors import LaunchError
 from launcher.job import cgroups, machine, toolkit
 from launcher.job.cgroups import read_text
@@ -19,6 +18,7 @@ from launcher.job.options import INIT
 from launcher.processes import status
 from launcher.result.failure import output_dir
 from launcher.run_dir import run_dir, unpacked
+from launcher_tools.doctor_facts import LOG_DIR, Folder, Limit, MachineFacts, StopFacts, Versions
 
 _MOST_ANCESTORS = 50
 _SHM = "/dev/shm"

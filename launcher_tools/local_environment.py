@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.job.options import INTERNAL
 from launcher.job.toolkit import BASE_DIR_VARIABLE
-from launcher.local.shares import Share
+from launcher_tools.local_shares import Share
 
 # Of another job: this process may itself run in a training container.
 _PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.doctor.facts import Facts, Name, NetworkFacts
-from launcher.doctor.finding import Finding, listed, ok, problem, warning
 from launcher.text import is_loopback
+from launcher_tools.doctor_facts import Facts, Name, NetworkFacts
+from launcher_tools.doctor_finding import Finding, listed, ok, problem, warning
 
 
 def interface(facts: Facts) -> list[Finding]:

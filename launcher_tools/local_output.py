@@ -10,8 +10,8 @@ import select
 import sys
 from collections.abc import Mapping
 
-from launcher.local.lines import Lines
 from launcher.text import printable
+from launcher_tools.local_lines import Lines
 
 STDOUT, STDERR = 1, 2
 _COLOURS = (36, 33, 32, 35, 34, 31)

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from launcher.doctor.facts import JobFacts
 from launcher.errors import LaunchError
 from launcher.job import arguments, machine, toolkit
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
+from launcher_tools.doctor_facts import JobFacts
 
 # Stands for the script if none is named: a module of Python's own. It is never started.
 _ANY = ("--train-module", "site")

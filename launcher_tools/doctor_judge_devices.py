@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.doctor.facts import Facts, TorchFacts
-from launcher.doctor.finding import Finding, ok, problem, warning
 from launcher.text import flag, plural
+from launcher_tools.doctor_facts import Facts, TorchFacts
+from launcher_tools.doctor_finding import Finding, ok, problem, warning
 
 _OLDEST_TORCH = (2, 4)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.doctor import judge_devices, judge_machine, judge_network
-from launcher.doctor.facts import Facts, StopFacts
-from launcher.doctor.finding import Finding, ok, problem, warning
 from launcher.text import flag, shortened
+from launcher_tools import doctor_judge_devices, doctor_judge_machine, doctor_judge_network
+from launcher_tools.doctor_facts import Facts, StopFacts
+from launcher_tools.doctor_finding import Finding, ok, problem, warning
 
 _SAGEMAKERS_LIMIT = 120  # seconds from SIGTERM to SIGKILL
 _TO_END = 10  # seconds that torchrun and the launcher need after the ranks
@@ -27,9 +27,9 @@ def judge(facts: Facts) -> list[Finding]:
     if not facts.job.takes_part:
         return [ok("job", facts.job.summary)]
     return [
-        *judge_network.judge(facts),
-        *judge_devices.judge(facts),
-        *judge_machine.judge(facts),
+        *doctor_judge_network.judge(facts),
+        *doctor_judge_devices.judge(facts),
+        *doctor_judge_machine.judge(facts),
         _stop(facts.stop),
         *_times(facts),
         *_settings(facts),

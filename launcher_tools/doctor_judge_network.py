@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.doctor import judge_interface
-from launcher.doctor.facts import (
+from launcher.text import flag, is_loopback
+from launcher_tools import doctor_judge_interface
+from launcher_tools.doctor_facts import (
     Facts,
     JobFacts,
     Name,
@@ -13,8 +14,7 @@ from launcher.doctor.facts import (
     Port,
     PortState,
 )
-from launcher.doctor.finding import Finding, listed, ok, problem, warning
-from launcher.text import flag, is_loopback
+from launcher_tools.doctor_finding import Finding, listed, ok, problem, warning
 
 
 def judge(facts: Facts) -> list[Finding]:
@@ -29,10 +29,10 @@ def judge(facts: Facts) -> list[Finding]:
     elif job.nnodes > 1:
         found += [
             *_names(job, network),
-            *judge_interface.interface(facts),
+            *doctor_judge_interface.interface(facts),
             *_ports(job, network.ports),
         ]
-    return [*found, *judge_interface.efa(facts)]
+    return [*found, *doctor_judge_interface.efa(facts)]
 
 
 def _hosts(job: JobFacts) -> Finding:

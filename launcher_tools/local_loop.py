@@ -8,13 +8,13 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from launcher.local import schedule
-from launcher.local.host import Host, kill_all
-from launcher.local.printer import Printer
-from launcher.local.schedule import Event, What
 from launcher.processes import Processes, reap
 from launcher.signals import Signals
 from launcher.text import signal_name
+from launcher_tools import local_schedule
+from launcher_tools.local_host import Host, kill_all
+from launcher_tools.local_printer import Printer
+from launcher_tools.local_schedule import Event, What
 
 _TO_WRITE = 2  # seconds
 _TO_DIE = 10  # seconds that a process may take to die of SIGKILL
@@ -50,7 +50,7 @@ class Loop:
         began = time.monotonic()
         try:
             while self._goes_on():
-                now, self._events = schedule.due(self._events, time.monotonic() - began)
+                now, self._events = local_schedule.due(self._events, time.monotonic() - began)
                 for event in now:
                     self._do(event)
                 self._wait(began)

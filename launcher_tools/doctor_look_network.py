@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.doctor.facts import Name, Port, PortState
 from launcher.job import machine
 from launcher.job.options import Options
 from launcher.names import look_up
 from launcher.system import listen, own_addresses
 from launcher.text import flag
+from launcher_tools.doctor_facts import Name, Port, PortState
 
 _THREADS = 32
 _TO_CONNECT, _AT_MOST = 2, 2  # seconds, addresses

@@ -11,8 +11,8 @@ from typing import NamedTuple, NoReturn
 from launcher.errors import LaunchError
 from launcher.job import arguments, target
 from launcher.job.options import OPTIONS, Options, whole
-from launcher.local import schedule
 from launcher.text import flag
+from launcher_tools import local_schedule
 
 _MOST_HOSTS = 100
 _HELP = ("-h", "--help")
@@ -25,7 +25,7 @@ class Choices(NamedTuple):
     hosts: tuple[str, ...]  # algo-1 ...
     channels: Mapping[str, str]  # name: folder
     run_dir: str  # "": one named after the time
-    events: tuple[schedule.Event, ...]
+    events: tuple[local_schedule.Event, ...]
     nproc_per_node: int | None  # None: auto
     target: tuple[str, str] | None  # --train-script or --train-module, and its value
     launcher_words: tuple[str, ...]
@@ -112,7 +112,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
     except ValueError as error:
         raise LaunchError(f"--hosts is {values.hosts!r}; expected {error}.") from None
     hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
-    events = schedule.make(hosts, {"late": values.late, "stop": values.stop, "kill": values.kill})
+    events = local_schedule.make(
+        hosts, {"late": values.late, "stop": values.stop, "kill": values.kill}
+    )
     launcher_words, script_words = arguments.split(argv[len(own) + 1 :])
     chosen: tuple[str, str] | None = None
     script_args: list[str] = []

@@ -6,12 +6,12 @@ import os
 import signal
 from collections.abc import Sequence
 
-from launcher.local import folders
-from launcher.local.host import Host
-from launcher.local.hyperparameters import Passable, changes
-from launcher.local.options import Choices
-from launcher.local.shares import Share
 from launcher.text import counted, plural, printable, short
+from launcher_tools import local_folders
+from launcher_tools.local_host import Host
+from launcher_tools.local_hyperparameters import Passable, changes
+from launcher_tools.local_options import Choices
+from launcher_tools.local_shares import Share
 
 _NAMED = 8  # files of a folder
 
@@ -66,17 +66,17 @@ def end_of_doctors(hosts: Sequence[Host]) -> str:
 def end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bool) -> str:
     """Return how the job ended, why, and where its files are, each line with its newline."""
     lines = []
-    for folder in (folders.MODEL, folders.OUTPUT, folders.CHECKPOINTS):
+    for folder in (local_folders.MODEL, local_folders.OUTPUT, local_folders.CHECKPOINTS):
         for host in hosts:
-            names = folders.listed(run_dir, host.name, folder)
+            names = local_folders.listed(run_dir, host.name, folder)
             if names:
                 shown = counted(names[:_NAMED], len(names[_NAMED:]))
                 lines.append(f"  {os.path.join(host.name, folder)}: {printable(shown)}")
     reasons: dict[str, list[str]] = {}
     for host in hosts:
-        reason = folders.failure_reason(run_dir, host.name)
+        reason = local_folders.failure_reason(run_dir, host.name)
         if reason:
-            lines.append(f"  {os.path.join(host.name, folders.FAILURE)}")
+            lines.append(f"  {os.path.join(host.name, local_folders.FAILURE)}")
             reasons.setdefault(reason, []).append(host.name)
     code, how = exit_code(hosts), "succeeded"
     if code:

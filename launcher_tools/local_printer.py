@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Callable
 
 from launcher.errors import STOPS
-from launcher.local.host import Host
-from launcher.local.output import STDERR, STDOUT, Output
 from launcher.signals import Signals
+from launcher_tools.local_host import Host
+from launcher_tools.local_output import STDERR, STDOUT, Output
 
 _READ = 64 * 1024
 _PATIENCE = 5  # seconds

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.doctor import judge_job, report
-from launcher.doctor.finding import problems
-from launcher.doctor.look import look
-from launcher.doctor.tasks import Stopped
 from launcher.errors import EXIT_USAGE
 from launcher.job import arguments
 from launcher.log import log, show
@@ -15,6 +11,10 @@ from launcher.presence import Ending
 from launcher.result.failure import write_failure
 from launcher.signals import Signals
 from launcher.text import signal_name
+from launcher_tools import doctor_judge_job, doctor_report
+from launcher_tools.doctor_finding import problems
+from launcher_tools.doctor_look import look
+from launcher_tools.doctor_tasks import Stopped
 
 _HELP = """\
 usage: sm-launch doctor [--json] [ARGUMENT OF A JOB ...]
@@ -39,9 +39,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> En
     except Stopped as stop:
         log(f"{signal_name(stop.number)}: doctor stops.")
         return Ending(128 + stop.number, was_stopped=True)
-    findings = judge_job.judge(facts)
-    show((report.as_json if as_json else report.text)(facts, findings))
+    findings = doctor_judge_job.judge(facts)
+    show((doctor_report.as_json if as_json else doctor_report.text)(facts, findings))
     if not problems(findings):
         return Ending(0)
-    write_failure(report.failure(findings), environ, quiet=True)
+    write_failure(doctor_report.failure(findings), environ, quiet=True)
     return Ending(EXIT_USAGE)

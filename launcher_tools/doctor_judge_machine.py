@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.doctor.facts import LOG_DIR, Facts, Folder, Limit
-from launcher.doctor.finding import Finding, ok, problem, size, warning
 from launcher.text import flag, plural
+from launcher_tools.doctor_facts import LOG_DIR, Facts, Folder, Limit
+from launcher_tools.doctor_finding import Finding, ok, problem, size, warning
 
 _SMALL_SHM = 512 << 20  # bytes; Docker's default is 64 MiB
 _LITTLE_DISK = 1 << 30

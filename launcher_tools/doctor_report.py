@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from launcher.doctor.facts import Facts
-from launcher.doctor.finding import Finding, Level, problems
 from launcher.text import plural, printable
+from launcher_tools.doctor_facts import Facts
+from launcher_tools.doctor_finding import Finding, Level, problems
 
 
 def text(facts: Facts, findings: Sequence[Finding]) -> str:

@@ -15,9 +15,9 @@ from launcher import run_dir
 from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
 from launcher.job.toolkit import BASE_DIR_VARIABLE
-from launcher.local.output import STDERR, STDOUT
-from launcher.local.shares import Share
 from launcher.processes import send, tie_to_this_process, tree
+from launcher_tools.local_output import STDERR, STDOUT
+from launcher_tools.local_shares import Share
 
 if TYPE_CHECKING:
     import psutil
