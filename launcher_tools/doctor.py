@@ -1,21 +1,57 @@
-"""`sm-launch doctor` in one screen: look, judge, report."""
+"""`sm-launch doctor`: what the launcher sees on this host, and whether a job would run.
+
+A check is a function that looks at one thing and yields what it finds (doctor_finding.py); they are
+in doctor_network.py, doctor_devices.py, doctor_machine.py, doctor_stop.py and doctor_job.py. Here
+are their order, the limits of time for what may hang, and the report.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.util
+import json
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 
+from launcher import __version__
+from launcher.child import Answer, Child
 from launcher.errors import EXIT_USAGE
 from launcher.job import arguments
-from launcher.log import log, show
+from launcher.log import kept, log, show
 from launcher.presence import Ending
 from launcher.result.failure import write_failure
 from launcher.signals import Signals
-from launcher.text import signal_name
-from launcher_tools import doctor_judge_job, doctor_report
-from launcher_tools.doctor_finding import problems
-from launcher_tools.doctor_look import look
-from launcher_tools.doctor_tasks import Stopped
+from launcher.text import plural, printable, signal_name
+from launcher_tools import (
+    doctor_devices,
+    doctor_job,
+    doctor_machine,
+    doctor_network,
+    doctor_stop,
+)
+from launcher_tools.doctor_finding import Finding, Level, ok, problems, warning
+from launcher_tools.doctor_job import Job
+from launcher_tools.doctor_tasks import Stopped, Tasks
 
+# Seconds. The first import of torch from a new disk can take most of a minute.
+_FOR_DEVICES, _FOR_JOB, _FOR_TORCH = 15, 20, 60
+# Twice: a thread that looks names up gives the names their whole time.
+_FOR_HOST = 2 * doctor_network.FOR_NAMES
+_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
+_LATE = {
+    "network": warning(
+        "names",
+        "names and ports could not be looked at in time",
+        "look at this container's DNS, and run it again",
+    ),
+    "machine": warning(
+        "disk",
+        "folders and limits could not be read in time: a file system hangs",
+        "look at what is mounted here (FSx, EFS, S3)",
+    ),
+}
 _HELP = """\
 usage: sm-launch doctor [--json] [ARGUMENT OF A JOB ...]
 
@@ -33,15 +69,122 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> En
     if arguments.wants_help(argv):
         show(_HELP)
         return Ending(0)
-    as_json = argv[:1] == ["--json"]
+    is_json = argv[:1] == ["--json"]
     try:
-        facts = look(argv[1:] if as_json else argv, environ, signals)
+        with kept() as said:  # a job would log it; here it is in the report
+            job, findings = _check(argv[1:] if is_json else argv, environ, signals, said)
     except Stopped as stop:
         log(f"{signal_name(stop.number)}: doctor stops.")
         return Ending(128 + stop.number, was_stopped=True)
-    findings = doctor_judge_job.judge(facts)
-    show((doctor_report.as_json if as_json else doctor_report.text)(facts, findings))
+    show((as_json if is_json else as_text)(job, findings))
     if not problems(findings):
         return Ending(0)
-    write_failure(doctor_report.failure(findings), environ, quiet=True)
+    write_failure(as_failure(findings), environ, quiet=True)
     return Ending(EXIT_USAGE)
+
+
+def _check(
+    argv: Sequence[str], environ: Mapping[str, str], signals: Signals, said: Sequence[str]
+) -> tuple[Job, list[Finding]]:
+    """Return the job and all that is found, in the order of the report. Raises Stopped."""
+    tasks = Tasks(signals)
+    with contextlib.ExitStack() as stack:
+
+        def ask(name: str, seconds: float, *command: str) -> None:
+            child = Child(command, environ)
+            stack.callback(child.kill)  # if it has not ended
+            tasks.start(name, functools.partial(child.answer, seconds))
+
+        nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
+        if nvidia_smi:
+            ask("nvidia-smi", _FOR_DEVICES, nvidia_smi, *_QUERY)
+            tasks.wait({"nvidia-smi"}, _FOR_DEVICES + 2)
+        driver: Answer | None = tasks.result("nvidia-smi", None)
+        job = _plan(tasks, argv, environ, is_broken=bool(driver and driver.problem))
+        if not job.takes_part:
+            return job, [ok("job", "this host is in none of the instance groups that take part")]
+        ask("torch", _FOR_TORCH, sys.executable, "-c", _probe(), *job.words_for_torchrun())
+        tasks.start("network", functools.partial(doctor_network.check, job, environ))
+        tasks.start("machine", functools.partial(doctor_machine.check, job, environ))
+        tasks.wait({"network", "machine"}, _FOR_HOST)
+        tasks.wait({"torch"}, _FOR_TORCH)
+        torch = doctor_devices.read_torch(tasks.result("torch", None))
+        return job, [
+            *doctor_network.hosts(job),
+            *tasks.result("network", [_LATE["network"]] if job.cluster.hosts else []),
+            *doctor_devices.devices(job, driver, torch),
+            *doctor_devices.torch(job, torch),
+            *doctor_machine.versions(),
+            *tasks.result("machine", [_LATE["machine"]]),
+            *doctor_stop.stop(environ),
+            *doctor_job.times(job),
+            *doctor_job.settings(job, environ, said),
+            *doctor_job.plan(job, torch.refused),
+        ]
+
+
+def _plan(tasks: Tasks, argv: Sequence[str], environ: Mapping[str, str], *, is_broken: bool) -> Job:
+    if is_broken and "SM_NUM_GPUS" not in environ:
+        environ = {**environ, "SM_NUM_GPUS": "0"}  # nobody asks the driver again
+    tasks.start("job", functools.partial(doctor_job.plan_job, argv, environ))
+    tasks.wait({"job"}, _FOR_JOB)
+    late = f"there was no plan after {_FOR_JOB} s: nvidia-smi or neuron-ls hangs"
+    job: Job = tasks.result("job", Job(error=late))
+    return job
+
+
+def _probe() -> str:
+    """Return the text of doctor_probe.py, wherever this package was imported from."""
+    spec = importlib.util.find_spec("launcher_tools.doctor_probe")
+    source: str = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
+    # `-c` puts the current folder first, where a json.py of the user's may be.
+    return f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
+
+
+# The report
+
+
+def as_text(job: Job, findings: Sequence[Finding]) -> str:
+    """Return three columns: how it is, what was checked, what was seen; below it what to do."""
+    lines = []
+    for check, level, seen, to_do in findings:
+        lines.append(f"{level.value:8} {check:10} {printable(seen)}")
+        if to_do:
+            lines.append(f"{'':8} {'':10} -> {printable(to_do)}")
+    return "\n".join([*lines, _verdict(job, findings)])
+
+
+def _verdict(job: Job, findings: Sequence[Finding]) -> str:
+    wrong = len(problems(findings))
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    more = f"; {plural(warnings, 'warning')}" if warnings else ""
+    where = f" on {job.cluster.current_host}" if job.cluster.nnodes > 1 else ""
+    if wrong:
+        return f"A job would fail{where}: {plural(wrong, 'problem')}{more}."
+    if not job.takes_part:
+        return f"This host takes no part in the job{more}."
+    return f"A job would run{where}{more}."
+
+
+def as_json(job: Job, findings: Sequence[Finding]) -> str:
+    """Return one JSON object; docs/doctor.md describes it."""
+    report = {
+        "launcher": __version__,
+        "host": job.cluster.current_host,
+        "hosts": job.cluster.nnodes,
+        "would_run": not problems(findings),
+        "findings": [
+            {"check": check, "level": level.value, "seen": seen, "to_do": to_do}
+            for check, level, seen, to_do in findings
+        ],
+    }
+    return json.dumps(report, indent=1)
+
+
+def as_failure(findings: Sequence[Finding]) -> str:
+    """Return the problems as SageMaker's failure reason."""
+    lines = [
+        f"{check}: {printable('; '.join(filter(None, [seen, to_do])))}"
+        for check, _, seen, to_do in problems(findings)
+    ]
+    return "".join(f"{line}\n" for line in ["launcher: doctor: a job would fail", *lines])

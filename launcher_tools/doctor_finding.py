@@ -6,8 +6,6 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.text import counted, some_of
-
 
 class Level(enum.Enum):
     """How bad a finding is; only PROBLEM changes the exit code."""
@@ -53,9 +51,3 @@ def size(number: float) -> str:
         return f"{number:.0f} MiB"
     number /= 1024
     return f"{number:.1f} GiB" if number < 10 else f"{number:.0f} GiB"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return the first words, and how many more there are."""
-    shown = some_of(words)
-    return counted(shown, len(words) - len(shown))

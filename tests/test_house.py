@@ -49,9 +49,7 @@ PURE = [
     "launcher.result.raised",
     "launcher_tools.local_lines",
     "launcher_tools.local_schedule",
-    "launcher_tools.doctor_facts",
-    "launcher_tools.doctor_judge_job",  # and by it the other judges
-    "launcher_tools.doctor_report",
+    "launcher_tools.doctor_finding",
 ]
 ALLOWED_IN_PURE = {
     "__future__",

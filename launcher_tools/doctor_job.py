@@ -1,0 +1,197 @@
+"""What the launcher would run here, and what doctor finds of it: times, settings, the plan."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from launcher.errors import LaunchError
+from launcher.job import arguments, machine, toolkit
+from launcher.job.cluster import Cluster
+from launcher.job.options import Options
+from launcher.job.plan import AGENT, LaunchPlan
+from launcher.job.prepare import prepare
+from launcher.text import flag
+from launcher_tools.doctor_finding import Finding, ok, problem, warning
+
+# Stands for the script if none is named: a module of Python's own. It is never started.
+_ANY = ("--train-module", "site")
+_TARGETS = {"train-script", "train-module"}
+_SAGEMAKERS_LIMIT = 120  # seconds from SIGTERM to SIGKILL
+_TO_END = 10  # seconds that torchrun and the launcher need after the ranks
+
+
+class Job(NamedTuple):
+    """A job as its own first steps have planned it; each default stands for "not known"."""
+
+    cluster: Cluster = Cluster((), "", "", 0, 0, "")
+    options: Options = Options()
+    plan: LaunchPlan | None = None
+    error: str = ""  # why it would not start
+    takes_part: bool = True  # this host
+    names_script: bool = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the other hosts meet at this one."""
+        return self.cluster.hosts[:1] == (self.cluster.current_host,)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of this host; torchrun's words stand for its GPUs, at least one."""
+        count = self.plan.nproc_per_node if self.plan else ""
+        return int(count) if count.isdecimal() else self.cluster.num_gpus or 1
+
+    def keeps_store(self, environ: Mapping[str, str]) -> bool:
+        """Tell whether torchrun's store is on the first host, at --launcher-rdzv-port."""
+        return not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in self.options.given
+
+    def words_for_torchrun(self) -> Sequence[str]:
+        """Return torchrun's arguments if the user has some for it, which it may refuse.
+
+        All others are the launcher's own.
+        """
+        if self.plan is None or not self.options.torchrun_args:
+            return ()
+        return self.plan.argv[self.plan.argv.index(AGENT) + 1 :]
+
+
+def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+    """Return what a job with these arguments would do, by the same steps; it makes nothing."""
+    argv = [] if list(argv) == ["train"] else argv  # SageMaker's word
+    names_script = True
+    try:
+        config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
+        names_script = _names_script(argv, config)
+        words = argv if names_script else [*argv, *_ANY]
+        prepared = prepare(words, {**environ, **_without_effects(environ, config)})
+    except LaunchError as error:
+        return Job(error=str(error), names_script=names_script)
+    if prepared is None:
+        return Job(takes_part=False)
+    cluster, options, plan = prepared
+    if isinstance(plan, LaunchError):
+        return Job(cluster, options, error=str(plan), names_script=names_script)
+    too_long = _cannot_be_passed(plan, environ)
+    return Job(cluster, options, plan, too_long, names_script=names_script)
+
+
+def _names_script(argv: Sequence[str], config: toolkit.TrainingConfig | None) -> bool:
+    """Tell whether a script or module is named, or something else that prepare has to refuse."""
+    try:
+        ours, scripts = arguments.split(argv)
+    except LaunchError:
+        return True
+    typed = {word.partition("=")[0].lstrip("-") for word in ours}
+    return bool(scripts or _TARGETS & {*typed, *(config.hyperparameters if config else ())})
+
+
+def _without_effects(
+    environ: Mapping[str, str], config: toolkit.TrainingConfig | None
+) -> dict[str, str]:
+    """Return the variables with which prepare makes no folder, and looks no name up."""
+    made = {"LAUNCHER_DRY_RUN": "true"}
+    interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
+    if config:
+        interface = str(config.resource_config.get("network_interface_name", ""))
+    if interface not in machine.network_interfaces():
+        # A look-up can take a minute, and a job of launchers that talk does without it.
+        made["GLOO_SOCKET_IFNAME"] = environ.get("GLOO_SOCKET_IFNAME", "")
+    return made
+
+
+def _cannot_be_passed(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
+    """Return why the kernel takes no process with these arguments and variables, "" if it does."""
+    command = (sys.executable, "-I", "-S", "-c", "", *plan.argv)
+    try:
+        subprocess.run(
+            command, env={**environ, **plan.environment}, check=False, capture_output=True
+        )
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            most = "one of at most 128 KiB, all of a few MiB (execve(2))"
+            return f"the arguments and variables of the job are too long; expected {most}."
+    return ""
+
+
+def times(job: Job) -> Iterator[Finding]:
+    """Say how long the job waits, and whether SageMaker waits as long after a stop."""
+    if not job.cluster.hosts:
+        return
+    options, grace = job.options, job.plan.grace if job.plan else job.options.grace
+    seen = f"{grace} s to save after a stop, {options.failure_grace} s after a failure elsewhere"
+    if job.cluster.nnodes > 1:
+        seen += f"; hosts may be missing for {options.start_timeout} s"
+    most = _SAGEMAKERS_LIMIT - _TO_END
+    if grace > most:
+        seen += f"; SageMaker kills everything {_SAGEMAKERS_LIMIT} s after a stop"
+        yield warning("times", seen, f"use {flag('grace')} {most} at most")
+    else:
+        yield ok("times", seen)
+
+
+def settings(job: Job, environ: Mapping[str, str], said: Sequence[str]) -> Iterator[Finding]:
+    """Say what the environment sets, and what the launcher does; `said` is what it has logged."""
+    lines = [*said, *(job.plan.remarks if job.plan else ())]
+    unknown = job.options.unknown_twins
+    distribution = _distribution(environ)
+    if distribution:
+        yield (problem if installed("sagemaker-training") else warning)(
+            "settings",
+            f"the estimator's distribution= is set ({', '.join(distribution)}): "
+            "SageMaker's toolkit would start another launcher",
+            "remove distribution= from the estimator",
+        )
+    pet = sorted(name for name in environ if name.startswith("PET_") and environ[name])
+    pet = [name for name in pet if not any(name in line for line in lines)]
+    if pet:
+        yield ok("settings", f"{', '.join(pet)}: for torchrun, as you set it")
+    for name in unknown:
+        seen = f"{name} is not a launcher option"
+        yield warning("settings", seen, "correct it (--launcher-help), or remove it")
+    for line in lines:
+        if not any(name in line for name in unknown):
+            yield ok("settings", line.rstrip("."))
+
+
+def installed(name: str) -> str:
+    """Return the version of a package that is installed, "" if it is not."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _distribution(environ: Mapping[str, str]) -> list[str]:
+    """Return what the SDK's distribution= switches on, as the toolkit's hyperparameters."""
+    if environ.get("SAGEMAKER_TRAINING_MODULE") == "sm_launch:train":
+        return []  # the toolkit runs the launcher, whatever they are (training.py)
+    params: dict[str, object] = {}
+    try:
+        config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
+        params.update(config.framework_params if config else {})
+        params.update(json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}"))
+    except (LaunchError, ValueError, TypeError):
+        pass  # SM_FRAMEWORK_PARAMS is the toolkit's own; `plan` says what is wrong with the files
+    return sorted(
+        name for name, value in params.items() if name.endswith("_enabled") and value is True
+    )
+
+
+def plan(job: Job, refused: str) -> Iterator[Finding]:
+    """Say what would run, or why it would not start; `refused` is why torchrun's parser does."""
+    if job.error:
+        yield problem("job", job.error.rstrip("."), "")  # the launcher's message says what to do
+    elif refused:
+        to_do = f"correct {flag('torchrun_args')}"
+        yield problem("job", f"torchrun would fail: {refused}", to_do)
+    else:
+        summary = " ".join(job.plan.summary()).rstrip(".") if job.plan else ""
+        alone = "" if job.names_script else "no script is named, so only this host was checked; "
+        yield ok("job", alone + summary)

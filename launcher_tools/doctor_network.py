@@ -1,0 +1,354 @@
+"""What doctor finds of this host's place among the hosts: names, interface, ports, EFA."""
+
+from __future__ import annotations
+
+import glob
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Callable, NamedTuple
+
+from launcher.job import machine
+from launcher.names import look_up
+from launcher.system import listen, own_addresses
+from launcher.text import counted, flag, is_loopback, some_of
+from launcher_tools.doctor_finding import Finding, Level, ok, problem, warning
+from launcher_tools.doctor_job import Job
+
+FOR_NAMES = 10  # seconds
+_THREADS = 32
+_TO_CONNECT, _AT_MOST = 2, 2  # seconds, addresses
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_PLUGINS = (  # of aws-ofi-nccl: where AWS's installer and AWS's images put it
+    "/opt/amazon/ofi-nccl/lib*",
+    "/opt/amazon/ofi-nccl/lib/*-linux-gnu",
+    "/opt/aws-ofi-nccl/lib",
+    "/usr/local/lib",
+    "/usr/lib/*-linux-gnu",
+)
+
+
+class Name(NamedTuple):
+    """A host's name: its addresses, None if no answer came in time."""
+
+    host: str
+    addresses: tuple[str, ...] | None
+    is_given: bool = False  # a made-up host's address, which nobody looks up
+
+    @property
+    def is_address(self) -> bool:
+        """Whether no name has to resolve."""
+        return self.is_given or self.addresses == (self.host,)
+
+
+def check(job: Job, environ: Mapping[str, str]) -> list[Finding]:
+    """Return what is found of names, interfaces, ports and EFA. It can take a while."""
+    cluster = job.cluster
+    if cluster.nnodes < 2:
+        return [*efa(job, environ)]
+    wanted = dict.fromkeys((cluster.hosts[0], cluster.current_host, *cluster.hosts))
+    found = look_up_all(list(wanted), cluster.address, FOR_NAMES)
+    own = found[0 if job.is_first else 1]
+    return [
+        *names(job, [name for name in found if name is not own]),
+        *own_name(job, own, environ),
+        *interface(job, own, environ, interfaces()),
+        *ports(job, found[0].addresses or (), environ),
+        *efa(job, environ),
+    ]
+
+
+def hosts(job: Job) -> Iterator[Finding]:
+    """Say which hosts there are, and which one this is."""
+    cluster = job.cluster
+    if cluster.nnodes == 1:
+        yield ok("hosts", f"{cluster.current_host} is alone")
+    elif cluster.hosts:
+        place = f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes}"
+        yield ok("hosts", f"{place}: {_listed(cluster.hosts)}")
+
+
+def look_up_all(
+    hosts: Sequence[str], address: Callable[[str], str], seconds: float
+) -> tuple[Name, ...]:
+    """Look names up side by side, the first ones first; no answer in time gives None.
+
+    `address(host)` is what a host is looked up by.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    left, lock = list(reversed(hosts)), threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                if not left:
+                    return
+                host = left.pop()
+            addresses = (str(at[0]) for _, at in look_up(address(host)))
+            found[host] = tuple(dict.fromkeys(addresses))
+
+    deadline = time.monotonic() + seconds
+    threads = []
+    for _ in range(min(_THREADS, len(hosts))):
+        thread = threading.Thread(target=run, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads in this container
+            break
+        threads.append(thread)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    with lock:
+        left.clear()
+    return tuple(Name(host, found.get(host), is_given=address(host) != host) for host in hosts)
+
+
+def names(job: Job, others: Sequence[Name]) -> Iterator[Finding]:
+    """Say whether the names of the other hosts lead to them."""
+    known = [name for name in others if name.addresses]
+    wrong = []
+    unknown = [name.host for name in others if name.addresses == ()]
+    if unknown:
+        to_do = f"a job waits for missing hosts, for up to {job.options.start_timeout} s; if they "
+        to_do += "have started, look at this container's DNS"
+        wrong.append(warning("names", f"no address is known for {_listed(unknown)}", to_do))
+    silent = [name.host for name in others if name.addresses is None]
+    if silent:
+        seen = f"no answer within {FOR_NAMES} s for {_listed(silent)}"
+        to_do = "look at this container's DNS (/etc/resolv.conf): each look-up of a job waits, too"
+        wrong.append(warning("names", seen, to_do))
+    wrong += _odd_addresses(known)
+    if known and not wrong:
+        shown = [f"{name.host} is {(name.addresses or ('',))[0]}" for name in known]
+        verb = "are given" if all(name.is_given for name in known) else "resolve"
+        yield ok("names", f"all {verb}: {_listed(shown)}")
+    yield from wrong
+
+
+def _odd_addresses(known: Sequence[Name]) -> list[Finding]:
+    """Find names of other hosts that lead to this host, or to one and the same."""
+    by_address: dict[str, list[str]] = {}
+    here = []
+    for name in known:
+        if not name.is_address and all(map(is_loopback, name.addresses or ())):
+            here.append(name.host)
+        for address in name.addresses or ():
+            by_address.setdefault(address, []).append(name.host)
+    if here:
+        seen = f"{_listed(here)} resolves to this host's own loopback"
+        return [warning("names", seen, "remove the name from /etc/hosts, or correct DNS")]
+    same = ((address, hosts) for address, hosts in by_address.items() if len(hosts) > 1)
+    for address, hosts in same:
+        seen = f"{_listed(hosts)} are all {address}"
+        return [warning("names", seen, "correct DNS or /etc/hosts")]
+    return []
+
+
+def own_name(job: Job, own: Name, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Say where this host's own name leads, which only torchrun may need."""
+    if own.is_address:
+        return
+    seen = f"{own.host}, this host's own name, is {', '.join(own.addresses or ())}"
+    if not own.addresses:
+        seen = f"{own.host}, this host's own name, does not resolve"
+    elif all(map(is_loopback, own.addresses)):
+        seen += ", which leads nobody else here"
+    else:
+        yield ok("own name", seen)
+        return
+    if job.options.peers:
+        yield ok("own name", f"{seen}; the launcher does not need it")
+        return
+    # The first host's torchrun cannot even keep its store there; gloo and others may fail.
+    is_fatal = own.addresses == () and job.is_first and job.keeps_store(environ)
+    to_do = f"without {flag('peers')} torchrun needs it: let the launchers talk, or add the name "
+    to_do += "to /etc/hosts"
+    yield (problem if is_fatal else warning)("own name", seen, to_do)
+
+
+def interfaces() -> dict[str, tuple[str, ...]]:
+    """Return the addresses of each interface; none of them if psutil is not installed."""
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(machine.network_interfaces()), ())
+    try:
+        import psutil
+
+        for name, entries in psutil.net_if_addrs().items():
+            families = (socket.AF_INET, socket.AF_INET6)
+            found[name] = tuple(entry.address for entry in entries if entry.family in families)
+    except (ImportError, OSError):
+        pass
+    return found
+
+
+def interface(
+    job: Job, own: Name, environ: Mapping[str, str], have: Mapping[str, Sequence[str]]
+) -> Iterator[Finding]:
+    """Say which interface would be used and why. `have`: those of this host."""
+    shown = _listed(sorted(have)) or "none"
+    named = job.cluster.network_interface_name
+    if named and have and named not in have:
+        seen = f"SageMaker names {named}, which does not exist here; it is not used"
+        yield ok("interface", seen)
+    users = {name: environ[name] for name in _INTERFACES if environ.get(name)}
+    for variable, value in users.items():
+        if have and not _fits(variable, value, have):
+            needed = "NCCL_" if job.cluster.num_gpus else "GLOO_"  # the job may not use the other
+            yield (problem if variable.startswith(needed) else warning)(
+                "interface",
+                f"{variable}={value}, but this host has {shown}",
+                f"unset {variable}: the launcher chooses; or name an interface that exists",
+            )
+        else:
+            yield ok("interface", f"{variable}={value}, as you set it")
+    planned = job.plan.environment if job.plan else {}
+    chosen = dict.fromkeys(planned[name] for name in _INTERFACES if name in planned)
+    for name in chosen:
+        addresses = ", ".join(have.get(name, ())) or "no address seen"
+        yield ok("interface", f"{name} ({addresses}): SageMaker names it")
+    if users or chosen:
+        return
+    mine = {one for one in own.addresses or () if not is_loopback(one)}
+    for name, addresses_of in have.items():
+        if mine & set(addresses_of):
+            where = f"{name} ({', '.join(addresses_of)})"
+            yield ok("interface", f"{where}: it has the address of {own.host}")
+            return
+    at = "; gloo gets the one at which the other hosts find this one" if job.options.peers else ""
+    yield ok("interface", f"none is set; this host has {shown}{at}")
+
+
+def _fits(variable: str, value: str, have: Mapping[str, object]) -> bool:
+    """Tell whether a *_SOCKET_IFNAME of the user's fits an interface.
+
+    Both take the beginning of a name. gloo needs all of a list; for NCCL ^ excludes, = is exact.
+    """
+    if variable.startswith("GLOO_"):
+        return all(any(name.startswith(part) for name in have) for part in value.split(","))
+    if value.startswith("^"):
+        return True
+    parts = [part.partition(":")[0] for part in value.lstrip("=").split(",")]
+    if value.startswith("="):
+        return any(name in parts for name in have)
+    return any(name.startswith(tuple(parts)) for name in have)
+
+
+# What is found of some ports: how bad it is, what is seen, what to do. HOST is the first host.
+_PORTS: dict[str, tuple[Level, str, str]] = {
+    "free": (Level.OK, "free on this host, where the others meet: {where}", ""),
+    "taken": (
+        Level.PROBLEM,
+        "taken on this host: {where}",
+        "end what listens there (a job that runs here?), or choose another with {options}, "
+        "the same on every host",
+    ),
+    "denied": (
+        Level.PROBLEM,
+        "this user may not listen on {where}",
+        "choose a port of 1024 or above with {options}, the same on every host",
+    ),
+    "answers": (Level.OK, "{first} answers at {where}", ""),
+    "refuses": (Level.OK, "{first} can be reached; nothing listens yet at {where}", ""),
+    "silent": (
+        Level.WARNING,
+        "{first} did not answer at {where}",
+        "if it has started, let hosts of the security group, or of the network, reach each other "
+        "at all ports",
+    ),
+}
+
+
+def ports(job: Job, addresses: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Say on the first host whether its ports are free, on another whether it can be reached.
+
+    `addresses` are the first host's.
+    """
+    options = job.options
+    wanted = [("rdzv_port", options.rdzv_port)] if job.keeps_store(environ) else []
+    wanted += [("peer_port", options.peer_port)] if options.peers else []
+    found: dict[str, list[tuple[str, int]]] = {}
+    for name, port in wanted:
+        if job.is_first:
+            own = job.cluster.address(job.cluster.current_host)
+            state = listens(own_addresses(own)[0] if name == "peer_port" else (), port)
+        elif addresses:
+            state = answer(addresses, port)
+        else:
+            continue
+        found.setdefault(state, []).append((flag(name), port))
+    for state, same in found.items():
+        level, seen, to_do = _PORTS[state]
+        words = {
+            "first": job.cluster.hosts[0],
+            "where": " and ".join(f"{port} ({option})" for option, port in same),
+            "options": " or ".join(option for option, _ in same),
+        }
+        yield Finding("ports", level, seen.format(**words), to_do.format(**words))
+
+
+def listens(addresses: Sequence[str], port: int) -> str:
+    """Return whether this host can listen at a port, as a job does: `free`, `taken`, `denied`."""
+    try:
+        for listener in listen(addresses, port):
+            listener.close()
+    except PermissionError:
+        return "denied"
+    except OSError:
+        # As a job does if the name leads elsewhere.
+        return listens((), port) if addresses else "taken"
+    return "free"
+
+
+def answer(addresses: Sequence[str], port: int) -> str:
+    """Return what another host does: `answers`, `refuses`, `silent`. It is told nothing."""
+    state = "silent"
+    for address in addresses[:_AT_MOST]:
+        try:
+            socket.create_connection((address, port), timeout=_TO_CONNECT).close()
+            return "answers"
+        except ConnectionRefusedError:
+            state = "refuses"
+        except OSError:
+            pass  # the next address may do
+    return state
+
+
+def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:
+    """Say whether there is an EFA device, and what it lacks. `root` is in front of all paths."""
+    if not machine.has_efa(f"{root}/sys/class/infiniband"):
+        if job.cluster.nnodes > 1:
+            yield ok("efa", "this host has no EFA device")
+        return
+    plugin = _plugin(environ, root)
+    lacks_plugin = job.cluster.num_gpus and not plugin
+    if lacks_plugin:
+        yield warning(
+            "efa",
+            "this host has an EFA device, but no plugin for NCCL (libnccl-net*.so) was found "
+            "in LD_LIBRARY_PATH or where AWS puts it",
+            "install aws-ofi-nccl in the image, or NCCL uses TCP",
+        )
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if locked != resource.RLIM_INFINITY and locked < 16 << 30:
+        seen = f"EFA locks memory, and only {locked >> 10} KiB may be locked"
+        yield warning("efa", seen, "start the container with --ulimit memlock=-1")
+    elif not lacks_plugin:
+        shown = f", NCCL's plugin is {plugin}" if plugin else ""
+        yield ok("efa", f"this host has an EFA device{shown}")
+
+
+def _plugin(environ: Mapping[str, str], root: str) -> str:
+    """Return the path of NCCL's plugin for EFA, "" if it is not in the usual places."""
+    folders = [glob.escape(path) for path in environ.get("LD_LIBRARY_PATH", "").split(":") if path]
+    for folder in (*folders, *(root + path for path in _PLUGINS)):
+        for path in sorted(glob.glob(os.path.join(folder, "libnccl-net*.so*"))):
+            return path
+    return ""
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Return the first words, and how many more there are."""
+    shown = some_of(words)
+    return counted(shown, len(words) - len(shown))
