@@ -62,16 +62,17 @@ def memory(ranks: int, root: str = "") -> Iterator[Finding]:
     found = []
     fields = _fields(f"{root}/proc/meminfo")
     if "MemTotal:" in fields:
-        free = fields.get("MemAvailable:", 0) << 10
-        found.append((free, fields["MemTotal:"] << 10, "this machine"))
+        most = fields["MemTotal:"]
+        free = fields.get("MemAvailable:", most)  # which Linux has since 3.14
+        found.append((free << 10, most << 10, "this machine"))
     for folder in cgroups.folders("memory", root):
-        most = _number(f"{folder}/memory.max", f"{folder}/memory.limit_in_bytes")
+        limit = _number(f"{folder}/memory.max", f"{folder}/memory.limit_in_bytes")
         used = _number(f"{folder}/memory.current", f"{folder}/memory.usage_in_bytes") or 0
-        if most is not None and most < 1 << 60:  # v1 writes about 2**63 for no limit
+        if limit is not None and limit < 1 << 60:  # v1 writes about 2**63 for no limit
             stat = _fields(f"{folder}/memory.stat")
             # Files that the cgroup would give back.
             cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-            found.append((most - max(0, used - cache), most, "the memory cgroup"))
+            found.append((limit - max(0, used - cache), limit, "the memory cgroup"))
     if found:
         free, most, whose = min(found, key=lambda one: one[0])
         seen = f"{size(free)} of {size(most)} free ({whose})"

@@ -677,6 +677,20 @@ def test_tasks_end_in_time_or_are_given_up():
         assert tasks.result("slow", "late") is True
 
 
+def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):
+    pretend_torch("2.8.0")
+    release = threading.Event()
+    for module in (doctor_machine, doctor_network):
+        monkeypatch.setattr(module, "check", lambda *_: release.wait())
+    monkeypatch.setattr(doctor, "_FOR_HOST", 0.1)
+    with Signals() as signals:
+        doctor.run([], dict(os.environ), signals)
+    release.set()
+    out = capfd.readouterr().out
+    assert "warning  names      names and ports could not be looked at in time" in out
+    assert "warning  disk       folders and limits could not be read in time" in out
+
+
 # The program itself, with a torch that is only a text
 
 
