@@ -22,7 +22,6 @@ from launcher_tools import (
     local_report,
     local_shares,
 )
-from launcher_tools.local_environment import environment
 from launcher_tools.local_host import Host
 from launcher_tools.local_loop import Loop
 from launcher_tools.local_output import Output
@@ -82,7 +81,7 @@ def _run_hosts(
     hosts = []
     for number, (host, part) in enumerate(zip(chosen.hosts, parts), 1):
         base_dir = os.path.join(run_dir, host)
-        variables = environment(environ, base_dir, job_name, part, ports)
+        variables = local_folders.environment(environ, base_dir, job_name, part, ports)
         variables[HOST_ADDRESSES] = json.dumps(addresses)
         hosts.append(Host(number, part, variables))
     words = [*chosen.launcher_words, *(chosen.script_args if passable.refused else ())]

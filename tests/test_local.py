@@ -33,10 +33,9 @@ from launcher_tools import (
     local_schedule,
     local_shares,
 )
-from launcher_tools.local_environment import environment
+from launcher_tools.local_folders import environment
 from launcher_tools.local_host import Host
-from launcher_tools.local_lines import Lines
-from launcher_tools.local_output import Output
+from launcher_tools.local_output import Lines, Output
 from launcher_tools.local_schedule import Event, What
 from launcher_tools.local_shares import Share
 
