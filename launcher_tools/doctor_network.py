@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import glob
 import os
 import resource
@@ -79,16 +81,14 @@ def look_up_all(
     `address(host)` is what a host is looked up by.
     """
     found: dict[str, tuple[str, ...]] = {}
-    left, lock = list(reversed(hosts)), threading.Lock()
+    left = collections.deque(hosts)
 
     def run() -> None:
-        while True:
-            with lock:
-                if not left:
-                    return
-                host = left.pop()
-            addresses = (str(at[0]) for _, at in look_up(address(host)))
-            found[host] = tuple(dict.fromkeys(addresses))
+        with contextlib.suppress(IndexError):  # no host is left
+            while True:
+                host = left.popleft()
+                addresses = (str(at[0]) for _, at in look_up(address(host)))
+                found[host] = tuple(dict.fromkeys(addresses))
 
     deadline = time.monotonic() + seconds
     threads = []
@@ -101,8 +101,7 @@ def look_up_all(
         threads.append(thread)
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    with lock:
-        left.clear()
+    left.clear()
     return tuple(Name(host, found.get(host), is_given=address(host) != host) for host in hosts)
 
 

@@ -67,15 +67,9 @@ def _run_hosts(
         chosen.run_dir or os.path.join("runs", name), chosen.hosts[0]
     )
     named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
-    local_folders.fill(
-        run_dir,
-        local_folders.Given(
-            hosts=chosen.hosts,
-            channels=chosen.channels,
-            hyperparameters={**named, **passable.hyperparameters},
-            network_interface_name=_LOOPBACK if _LOOPBACK in facts.interfaces else "",
-        ),
-    )
+    hyperparameters = {**named, **passable.hyperparameters}
+    interface = _LOOPBACK if _LOOPBACK in facts.interfaces else ""
+    local_folders.fill(run_dir, chosen.hosts, chosen.channels, hyperparameters, interface)
     # Names sort as these addresses do, by which torchrun sorts the hosts.
     addresses = {host: part.address for host, part in zip(chosen.hosts, parts)}
     hosts = []

@@ -6,27 +6,17 @@ import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL
 from launcher.job.toolkit import BASE_DIR_VARIABLE
 from launcher_tools.local_shares import Share
 
-_INPUT, _CONFIG = "input", os.path.join("input", "config")
 MODEL, OUTPUT, CHECKPOINTS = "model", os.path.join("output", "data"), "checkpoints"
 FAILURE = os.path.join("output", "failure")
 # Of another job: this process may itself run in a training container.
 _PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_")
-
-
-class Given(NamedTuple):
-    """What is the same for all hosts."""
-
-    hosts: Sequence[str]
-    channels: Mapping[str, str]
-    hyperparameters: Mapping[str, str]
-    network_interface_name: str
 
 
 def make_run_dir(wanted: str, first_host: str) -> str:
@@ -57,48 +47,52 @@ def _named(path: str) -> str:
     return os.path.abspath(path) if os.path.basename(path) in (".", "..") else path
 
 
-def fill(run_dir: str, given: Given) -> None:
-    """Make each host's folders and config files. Raises LaunchError if that is not possible."""
-    try:
-        for host in given.hosts:
-            _fill_host(os.path.join(run_dir, host), host, given)
-    except OSError as error:
-        raise LaunchError(f"cannot write {error.filename} ({error.strerror}).") from None
+def fill(
+    run_dir: str,
+    hosts: Sequence[str],
+    channels: Mapping[str, str],
+    hyperparameters: Mapping[str, str],
+    interface: str,
+) -> None:
+    """Make each host's folders, and its config files with the keys that SageMaker gives them.
 
-
-def _fill_host(base: str, host: str, given: Given) -> None:
-    data = os.path.join(_INPUT, "data")
-    for folder in (_CONFIG, data, MODEL, OUTPUT, CHECKPOINTS, "code"):
-        os.makedirs(os.path.join(base, folder), exist_ok=True)
-    for channel, folder in given.channels.items():
-        os.symlink(os.path.abspath(folder), os.path.join(base, data, channel))
-    for name, value in _config(host, given).items():
-        with open(os.path.join(base, _CONFIG, f"{name}.json"), "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-
-
-def _config(host: str, given: Given) -> dict[str, Any]:
-    """Return the contents of the three files, with the keys that SageMaker gives them."""
-    hosts = sorted(given.hosts)
+    Raises LaunchError if that is not possible.
+    """
     group, kind = "homogeneousCluster", "local"
-    members = {"instance_group_name": group, "instance_type": kind, "hosts": hosts}
+    members = {"instance_group_name": group, "instance_type": kind, "hosts": sorted(hosts)}
     channel = {
         "TrainingInputMode": "File",
         "S3DistributionType": "FullyReplicated",
         "RecordWrapperType": "None",
     }
-    return {
+    files: dict[str, dict[str, Any]] = {
         "resourceconfig": {
-            "current_host": host,
-            "hosts": hosts,
-            "network_interface_name": given.network_interface_name,
+            "hosts": sorted(hosts),
+            "network_interface_name": interface,
             "current_instance_type": kind,
             "current_group_name": group,
             "instance_groups": [members],
         },
-        "hyperparameters": dict(given.hyperparameters),
-        "inputdataconfig": dict.fromkeys(given.channels, channel),
+        "hyperparameters": dict(hyperparameters),
+        "inputdataconfig": dict.fromkeys(channels, channel),
     }
+    try:
+        for host in hosts:
+            files["resourceconfig"]["current_host"] = host
+            _fill_host(os.path.join(run_dir, host), channels, files)
+    except OSError as error:
+        raise LaunchError(f"cannot write {error.filename} ({error.strerror}).") from None
+
+
+def _fill_host(base: str, channels: Mapping[str, str], files: Mapping[str, Any]) -> None:
+    config, data = os.path.join("input", "config"), os.path.join("input", "data")
+    for folder in (config, data, MODEL, OUTPUT, CHECKPOINTS, "code"):
+        os.makedirs(os.path.join(base, folder), exist_ok=True)
+    for channel, folder in channels.items():
+        os.symlink(os.path.abspath(folder), os.path.join(base, data, channel))
+    for name, content in files.items():
+        with open(os.path.join(base, config, f"{name}.json"), "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
 
 
 def environment(

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Callable, NamedTuple, NoReturn, TypeVar
 
 from launcher.errors import LaunchError
 from launcher.job import arguments, target
@@ -14,6 +14,7 @@ from launcher.job.options import OPTIONS, Options, whole
 from launcher.text import flag
 from launcher_tools import local_schedule
 
+_T = TypeVar("_T")
 _MOST_HOSTS = 100
 _HELP = ("-h", "--help")
 _TARGETS = ("--train-script", "--train-module")
@@ -107,10 +108,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
                 f"{script} has no -- before it; expected sm-launch local [OPTION ...] -- {script}."
             )
         raise LaunchError(f"{unknown[0]} is not an option; see sm-launch local --help.")
-    try:
-        count = whole(1, _MOST_HOSTS)(values.hosts)
-    except ValueError as error:
-        raise LaunchError(f"--hosts is {values.hosts!r}; expected {error}.") from None
+    count = _checked("--hosts", values.hosts, whole(1, _MOST_HOSTS))
     hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
     events = local_schedule.make(
         hosts, {"late": values.late, "stop": values.stop, "kill": values.kill}
@@ -122,7 +120,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
     if script_words or named or not values.doctor:
         chosen, launcher_words, script_args = _target(launcher_words, script_words)
     if values.nproc_per_node is not None:
-        _check_nproc(values.nproc_per_node)
+        _checked("--nproc-per-node", values.nproc_per_node, OPTIONS["nproc_per_node"].parse)
         launcher_words += [f"{flag('nproc_per_node')}={values.nproc_per_node}"]
     channels = _channels(values.channel)
     nproc_per_node = None
@@ -167,21 +165,18 @@ def _target(
     return (_TARGETS[0], script_words[0]), ours, list(script_words[1:])
 
 
-def _check_nproc(text: str) -> None:
+def _checked(option: str, text: str, parse: Callable[[str], _T]) -> _T:
     try:
-        OPTIONS["nproc_per_node"].parse(text)
+        return parse(text)
     except ValueError as error:
-        raise LaunchError(f"--nproc-per-node is {text!r}; expected {error}.") from None
+        raise LaunchError(f"{option} is {text!r}; expected {error}.") from None
 
 
 def _channels(typed: Sequence[str]) -> dict[str, str]:
     channels: dict[str, str] = {}
     for text in typed:
-        name, equals, folder = text.partition("=")
-        if not (equals and folder and re.fullmatch(r"[\w.-]+", name, re.ASCII)) or name in (
-            ".",
-            "..",
-        ):
+        name, _, folder = text.partition("=")
+        if not (folder and re.fullmatch(r"(?!\.\.?$)[\w.-]+", name, re.ASCII)):
             raise LaunchError(f"--channel is {text!r}; expected NAME=DIR such as train=data/train.")
         if name in channels:
             raise LaunchError(
