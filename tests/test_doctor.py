@@ -745,23 +745,16 @@ def found(done):
     return by_check
 
 
-def test_a_host_alone(fake_torch, tmp_path):
+def test_a_host_alone(fake_torch, start):
     imported = fake_torch()
-    done = run_doctor(LAUNCHER_GRCE="3")
-    assert done.stderr == "" and not (tmp_path / "output" / "failure").exists()
-    assert "torch 2.8.0 for CPU" in done.stdout and "no script is named" in done.stdout
-    assert "LAUNCHER_GRCE is not a launcher option" in done.stdout
+    host = start(command=[*LAUNCHER, "doctor"], LAUNCHER_GRCE="3")
+    assert (host.wait(), host.err, host.failure) == (0, "", None)
+    assert imported.read_text() not in ("", str(host.process.pid))  # by a child process
+    assert "torch 2.8.0 for CPU" in host.out and "no script is named" in host.out
+    assert "LAUNCHER_GRCE is not a launcher option" in host.out
     # What a job would log is in the report alone.
-    assert "ok       settings   neither SM_HOSTS nor SageMaker's config files exist" in done.stdout
-    assert re.search(r"^A job would run; \d warnings?\.$", done.stdout, re.MULTILINE)
-    assert imported.exists()
-
-
-def test_torch_is_imported_in_a_child_alone(fake_torch):
-    imported = fake_torch()
-    process = subprocess.Popen([*LAUNCHER, "doctor"], stdout=subprocess.DEVNULL)
-    assert process.wait(60) == 0
-    assert imported.read_text() not in ("", str(process.pid))
+    assert "ok       settings   neither SM_HOSTS nor SageMaker's config files exist" in host.out
+    assert re.search(r"^A job would run; \d warnings?\.$", host.out, re.MULTILINE)
 
 
 def test_a_job_of_this_script(fake_torch, script, tmp_path):
