@@ -364,6 +364,13 @@ def test_a_torchrun_that_survives_sigkill_before_its_ranks_are_known_is_left():
     assert host.phase is Done
 
 
+def test_what_is_left_later_is_killed_though_ranks_have_been():
+    host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED)).due(15.0)
+    host.at(15.1, RankEnded(71, -9), RankEnded(72, -9)).at(15.1, Remaining(()))
+    host.at(25.0, ChildEnded(-9)).at(25.0, Remaining((99,)))
+    assert host.done[0] == SignalProcesses((99,), KILL)
+
+
 def test_a_program_is_killed_whose_torchrun_survives_sigkill():
     host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED))
     ended(host, 6.0)

@@ -71,6 +71,8 @@ def advance(state: State, ending: Ending, now: float) -> Step:
         actions += more
         ending, more = _end_left(state, ending, clock)
         actions += more
+    if ending.left == () and not state.alive:
+        ending = ending._replace(killed_at=math.inf)  # what was killed has ended
     gives_up = clock.has_come(ending.killed_at + MARGIN)
     torchrun, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
     state = state._replace(torchrun=torchrun)
