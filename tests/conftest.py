@@ -278,7 +278,7 @@ def logged(capfd: pytest.CaptureFixture[str]):
 
 
 STOPPING = """
-import os, signal, sys, time
+import os, sys, time
 import psutil
 sys.path.insert(0, {folder!r})
 import torch.distributed as dist
@@ -293,7 +293,10 @@ def counted(self, *args):
     count(self, *args)
     steps -= 1
     if steps == 0 and dist.get_rank() == 1:
-        os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGTERM)  # the launcher, above torchrun
+        above = psutil.Process().parent()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            above = above.parent()  # the launcher, above torchrun
+        above.terminate()
         while not heard:
             time.sleep(0.01)
 
