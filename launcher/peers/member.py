@@ -101,7 +101,6 @@ class State(NamedTuple):
     began: float
     line_at: float
     to_say: tuple[Message, ...] = ()  # with each hello, until the coordinator has welcomed it
-    attempt: int = 0
     succeeded: int = 0  # the attempt in which all ranks of this host have succeeded
     stop_signal: int = 0  # that this host was sent
 
@@ -172,7 +171,7 @@ def coordinator_says(state: State, message: Any) -> Step:
     if isinstance(message, Missing):
         return state, (Log(f"waiting for {message.words}."),)
     if isinstance(message, Start):
-        state = state._replace(phase=Running(), attempt=message.attempt, succeeded=0)
+        state = state._replace(phase=Running(), succeeded=0)
     elif isinstance(message, End):
         if message.result.exit_code == 0 and not state.succeeded:
             return state, ()
@@ -181,18 +180,15 @@ def coordinator_says(state: State, message: Any) -> Step:
 
 
 def coordinator_lost(state: State, event: Lost) -> Step:
-    """End: without the coordinator nobody decides, and torchrun's store is lost with it.
-
-    Nobody will say either when no rank runs any more; ranks' store may be here.
-    """
+    """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
     job = state.job
+    if isinstance(state.phase, Ended):
+        return state, ()
     if isinstance(state.phase, Greeting):
         return _end(state, no_launcher_at(job.coordinator, job.peer_port).result)
-    result = of_lost_host(job.coordinator, f"was lost: {event.why}").result
     if state.stop_signal:
-        result = stopped(state.stop_signal)  # which came first
-    state, actions = (state, ()) if isinstance(state.phase, Ended) else _end(state, result)
-    return state, (*actions, Tell(NoRanksLeft(state.attempt)))
+        return _end(state, stopped(state.stop_signal))  # which came first
+    return _end(state, of_lost_host(job.coordinator, f"was lost: {event.why}").result)
 
 
 def this_host_says(state: State, message: Message) -> Step:
