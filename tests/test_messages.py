@@ -9,7 +9,7 @@ from conftest import REPO
 PAGE = REPO / "docs" / "messages.md"
 PACKAGE = REPO / "launcher"
 # The ranks' own, sm-launch doctor's findings (docs/doctor.md), and help.
-NOT_HERE = ("compat/", "doctor/", "job/help.py")
+NOT_HERE = ("doctor/", "job/help.py")
 HELP = {"help", "usage", "description", "epilog"}  # keywords whose values are help, too
 SAYS = {"log", "Log", "LaunchError", "Fail", "say"}  # calls whose first argument is a message
 ALL_SAID = ("result/causes.py", "local/report.py")
