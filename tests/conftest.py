@@ -35,7 +35,7 @@ if os.path.isdir("/opt/ml/input/config"):
 
 # Started by nohup or by `make test &`, these tests inherit signals that are ignored, and maybe a
 # blocked mask, and so would all that they start. A handler, which execve(2) puts back to the
-# default, mends that and leaves this process itself as deaf as it was meant to be. SIGPIPE and
+# default, undoes that and leaves this process itself as deaf as it was meant to be. SIGPIPE and
 # SIGXFSZ are ignored by Python, and given back to children by subprocess.
 for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
     if signal.getsignal(number) == signal.SIG_IGN:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
@@ -305,12 +305,12 @@ def test_the_third_interrupt_kills_all():
 
 
 def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
-    host = running().at(5.0, Signal(2)).at(5.0, Signalled({71: AtSignal.IGNORES}))
+    host = running().at(5.0, Signal(2)).at(5.0, Signalled({71: Disposition.IGNORES}))
     assert host.done == [SignalGroup(71, 2)]
 
 
 def test_a_stop_reaches_what_a_rank_has_started_that_dies_of_it():
-    host = running().at(5.0, Signal(TERM)).at(5.0, Signalled({71: AtSignal.DIES}))
+    host = running().at(5.0, Signal(TERM)).at(5.0, Signalled({71: Disposition.DEFAULT}))
     assert SignalGroup(71, TERM) in host.at(5.1, RankEnded(71, -TERM)).done
 
 

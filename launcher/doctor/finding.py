@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.text import counted, some_of
+from launcher.text import join_and_count, some_of
 
 
 class Level(enum.Enum):
@@ -58,4 +58,4 @@ def size(number: float) -> str:
 def listed(words: Sequence[str]) -> str:
     """Return the first words, and how many more there are."""
     shown = some_of(words)
-    return counted(shown, len(words) - len(shown))
+    return join_and_count(shown, len(words) - len(shown))

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.child import Answer, Child
 from launcher.doctor import look_job, look_machine, look_network, tasks
 from launcher.doctor.facts import DeviceFacts, Facts, JobFacts, NetworkFacts, TorchFacts
-from launcher.job import machine
+from launcher.job import resources
 from launcher.job.plan import AGENT, LaunchPlan
 from launcher.job.prepare import Prepared
 from launcher.log import kept
@@ -103,7 +103,7 @@ def _job(
 def _network(job: JobFacts, prepared: Prepared | None, environ: Mapping[str, str]) -> NetworkFacts:
     facts = NetworkFacts(
         interfaces=look_network.interfaces(),
-        efa=machine.has_efa(),
+        efa=resources.has_efa(),
         efa_plugin=look_network.efa_plugin(environ),
         locked_memory=look_network.locked_memory(),
         seconds=_FOR_NETWORK,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.doctor.facts import JobFacts
 from launcher.errors import LaunchError
-from launcher.job import arguments, machine, toolkit
+from launcher.job import arguments, resources, toolkit
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
 
@@ -53,7 +53,7 @@ def _without_effects(environ: Mapping[str, str]) -> dict[str, str]:
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
     if config:
         interface = str(config.resource_config.get("network_interface_name", ""))
-    if interface not in machine.network_interfaces():
+    if interface not in resources.network_interfaces():
         # A look-up can take a minute, and a job of launchers that talk does without it.
         made["GLOO_SOCKET_IFNAME"] = environ.get("GLOO_SOCKET_IFNAME", "")
     return made

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from launcher import __version__
 from launcher.doctor.facts import LOG_DIR, Folder, Limit, MachineFacts, StopFacts, Versions
 from launcher.errors import LaunchError
-from launcher.job import cgroups, machine, toolkit
+from launcher.job import cgroups, resources, toolkit
 from launcher.job.cgroups import read_text
 from launcher.job.options import INIT
 from launcher.processes import status
@@ -30,7 +30,7 @@ def look_at_machine(
     """Return what is known of this machine; `root` is in front of /proc and /sys, for tests."""
     memory, memory_of = _memory(root)
     return MachineFacts(
-        cores=machine.usable_cores(),
+        cores=resources.usable_cores(),
         shm=_shm(),
         folders=tuple(_folders(environ, log_dir, on_sagemaker=on_sagemaker)),
         open_files=_limit(resource.RLIMIT_NOFILE),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from launcher.doctor.facts import Name, Port, PortState
-from launcher.job import machine
+from launcher.job import resources
 from launcher.job.options import Options
 from launcher.names import look_up
 from launcher.system import listen, own_addresses
@@ -66,7 +66,7 @@ def look_up_all(
 
 def interfaces() -> dict[str, tuple[str, ...]]:
     """Return the addresses of each interface; none of them if psutil is not installed."""
-    names = dict.fromkeys(sorted(machine.network_interfaces()), ())
+    names = dict.fromkeys(sorted(resources.network_interfaces()), ())
     try:
         import psutil
 

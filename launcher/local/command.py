@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import LaunchError
-from launcher.job import machine
+from launcher.job import resources
 from launcher.job.options import HOST_ADDRESSES
 from launcher.local import folders, hyperparameters, options, report, shares
 from launcher.local.environment import environment
@@ -47,7 +47,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> E
 
 
 def _run_hosts(chosen: options.Choices, environ: Mapping[str, str], signals: Signals) -> Ending:
-    facts = machine.read_machine()
+    facts = resources.read_resources()
     parts = shares.shares(len(chosen.hosts), environ, signals)
     if number := signals.stop():  # while the driver was asked for GPUs
         log(f"{signal_name(number)}: nothing was started.")

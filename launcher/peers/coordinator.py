@@ -402,7 +402,7 @@ def _ordinal(number: int) -> str:
 
 
 def host_stopped(state: State, event: Stop, now: float) -> Step:
-    """Stop all hosts, unless a failure came first that is not to be mended by a restart."""
+    """Stop all hosts, unless a failure came first that a restart cannot fix."""
     phase = state.phase
     if isinstance(phase, Ended) or (isinstance(phase, Failing) and not _restarts(state, phase)):
         return state, ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 from launcher.peers.messages import Cleared, NoRanks
 from launcher.result.causes import headline, stopped
 from launcher.run.events import (
@@ -148,7 +148,7 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
         return ()
     if rank.exit_code == -number:
         # Python's own handler of SIGINT saves nothing.
-        if rank.at_signal is not AtSignal.HANDLES or number == signal.SIGINT:
+        if rank.disposition is not Disposition.HANDLES or number == signal.SIGINT:
             return (SignalGroup(rank.pid, number),)
     elif rank.failure and rank.exit_code not in (0, 128 + number):
         return (Log(f"while stopping: {headline(rank.failure, state.job.current_host)}."),)
@@ -161,7 +161,7 @@ def ranks_signalled(state: State, event: Signalled) -> Step:
     os.system ignores it while it waits for another program, which should get it.
     """
     noted = {
-        pid: rank._replace(at_signal=event.at_signal.get(pid, rank.at_signal))
+        pid: rank._replace(disposition=event.disposition.get(pid, rank.disposition))
         for pid, rank in state.ranks.items()
     }
     state = state._replace(ranks=noted)
@@ -170,7 +170,7 @@ def ranks_signalled(state: State, event: Signalled) -> Step:
     number = state.phase.number
     if number not in (signal.SIGINT, signal.SIGQUIT):
         return state, ()
-    ignoring = [pid for pid, what in event.at_signal.items() if what is AtSignal.IGNORES]
+    ignoring = [pid for pid, what in event.disposition.items() if what is Disposition.IGNORES]
     return state, tuple(SignalGroup(pid, number) for pid in ignoring)
 
 
