@@ -21,7 +21,7 @@ class AtStop(Word):
     """What the script does when its own process hears a stop."""
 
     SAVES = "saves"  # for `save` seconds, then ends with `save_code`
-    DEFAULT = "default"  # it has no handler
+    DIES = "dies"  # it has no handler
     IGNORES = "ignores"
     FAILS = "fails"  # it raises while it saves
 
