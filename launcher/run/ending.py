@@ -146,7 +146,8 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
     number = ending.number
     if ending.why is not Why.STOP or rank.pid not in ending.told:
         return ()
-    if rank.exit_code == -number:
+    # A restart's SIGTERM may have come to it just before the stop.
+    if rank.exit_code in (-number, -signal.SIGTERM):
         # Python's own handler of SIGINT saves nothing.
         if rank.disposition is not Disposition.HANDLES or number == signal.SIGINT:
             return (SignalGroup(rank.pid, number),)
