@@ -19,7 +19,7 @@ BUILD_FLAGS ?=
 # What runs is not the source tree but the wheel, which is built and installed anew whenever its
 # sources have changed. One file for each set of requirements marks that these are installed, too.
 SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
-	$(shell find launcher launcher_tools -name "*.py")
+	$(shell find launcher launcher_tools smddp -name "*.py")
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py)
 SDIST := dist/sagemaker_torch_launcher-$(VERSION).tar.gz
 WHEEL := dist/sagemaker_torch_launcher-$(VERSION)-py3-none-any.whl

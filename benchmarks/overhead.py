@@ -117,7 +117,7 @@ def main() -> None:
         ("launch to first all-reduce, torchrun", "s", [b["reduced"] for b in theirs], ""),
         ("ratio of the two, pair by pair", "", ratios, "1.03"),
     ]
-    from launcher.job.machine import torch_version
+    from launcher.job.resources import torch_version
 
     print(
         f"{pairs} pairs, {os.cpu_count()} CPUs, Python {platform.python_version()}, "

@@ -20,7 +20,7 @@ REPO = HERE.parent
 def contents() -> dict[str, bytes]:
     """Return the files of the archive by their names there."""
     files = {"__main__.py": HERE / "__main__.py", "LICENSE": REPO / "LICENSE"}
-    for package in ("launcher", "launcher_tools"):
+    for package in ("launcher", "launcher_tools", "smddp"):
         for path in (REPO / package).rglob("*.py"):
             files[path.relative_to(REPO).as_posix()] = path
     return {name: path.read_bytes() for name, path in files.items()}

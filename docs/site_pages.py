@@ -1,4 +1,4 @@
-"""For mkdocs: makes pages of README.md, CONTRIBUTING.md and CHANGELOG.md, and mends their links.
+"""For mkdocs: makes pages of README.md, CONTRIBUTING.md and CHANGELOG.md, and fixes their links.
 
 On GitHub pages link to files of the repository, too. The site has no copy of those: there such a
 link is the file's path alone.
@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links as GitHub has them into those of the site."""
     source = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
-    def mend(link: re.Match[str]) -> str:
+    def fix(link: re.Match[str]) -> str:
         mark, text, target = link.groups()
         path, hash_mark, anchor = target.partition("#")
         if not path or "://" in target:
@@ -47,4 +47,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return f"{mark}[{text}]({where[5:]}{hash_mark}{anchor})"
         return text if re.search(r"[./]", text) else f"{text} (`{where}`)"
 
-    return LINK.sub(mend, markdown)
+    return LINK.sub(fix, markdown)

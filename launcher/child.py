@@ -49,7 +49,7 @@ class Child:
             self._error = getattr(error, "strerror", None) or str(error)
 
     def answer(self, seconds: float, signals: Signals | None = None) -> Answer:
-        """Return what it says within so many seconds; kill it if it has not ended by then.
+        """Return what it says within `seconds`; kill it if it has not ended by then.
 
         Or if a stop is among the signals, which stays there.
         """

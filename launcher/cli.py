@@ -17,7 +17,7 @@ from launcher.job.prepare import Prepared, prepare
 from launcher.job.torchrun import max_restarts
 from launcher.log import log, show
 from launcher.peers.messages import Job
-from launcher.presence import Ending, Presence
+from launcher.presence import Ending, InitClient
 from launcher.result.failure import write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         show(help_text())
         return 0
     # From here on a stop is noted, even before there is anything to stop.
-    with Signals() as signals, Presence(environ) as presence:
+    with Signals() as signals, InitClient(environ) as presence:
         try:
             ending = run(argv, environ, signals)
         except LaunchError as error:

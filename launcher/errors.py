@@ -16,16 +16,16 @@ EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
 
 
-class AtSignal(enum.Enum):
+class Disposition(enum.Enum):
     """What a process does when a signal comes."""
 
     HANDLES = "handles"
     IGNORES = "ignores"
-    DIES = "dies"
+    DEFAULT = "default"
 
 
 class LaunchError(Exception):
-    """An error that a person can fix: what was seen, what was expected, how to mend it.
+    """An error that a person can fix: what was seen, what was expected, how to fix it.
 
     It is shown as one line, without a traceback, and ends the launcher with its exit code.
     """

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from launcher.job import toolkit
 from launcher.job.options import INIT
 from launcher.log import log
-from launcher.presence import Ending, Launchers
+from launcher.presence import Ending, LauncherRegistry
 from launcher.processes import reap, send, start
 from launcher.signals import Signals
 from launcher.text import signal_name
@@ -49,8 +49,8 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
     if is_train(command):
         # The toolkit would say so with a traceback, and end with 1.
         toolkit.read_config({**environ, toolkit.BASE_DIR_VARIABLE: toolkit.base_dir(environ)})
-    with selectors.DefaultSelector() as selector, Launchers(selector, command[0]) as launchers:
-        return _Init(command, signals, selector, launchers).run(environ)
+    with selectors.DefaultSelector() as ready, LauncherRegistry(ready, command[0]) as registry:
+        return _Init(command, signals, ready, registry).run(environ)
 
 
 # What is decided: from values to values, without effects.
@@ -113,7 +113,7 @@ class _Init:
         command: Sequence[str],
         signals: Signals,
         selector: selectors.BaseSelector,
-        launchers: Launchers,
+        launchers: LauncherRegistry,
     ) -> None:
         self._command = command
         self._signals = signals

@@ -52,7 +52,7 @@ class _Writer:
         atexit.register(flush)
 
     def _write_ready(self) -> None:
-        """Write what nobody has to be waited for; a pipe that is ready takes so many bytes."""
+        """Write what nobody has to be waited for; a pipe that is ready takes PIPE_BUF bytes."""
         while self._lines and select.select([], [2], [], 0)[1]:
             line = self._lines.popleft()
             _write(line[: select.PIPE_BUF])

@@ -31,7 +31,7 @@ class Ending(NamedTuple):
     was_stopped: bool = False
 
 
-class Presence:
+class InitClient:
     """A launcher's end: connected to the init from the start of the `with` block to its end."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class Presence:
                 self._socket = socket.socket(socket.AF_UNIX)
                 self._socket.connect("\0" + environ[INIT])
 
-    def __enter__(self) -> Presence:
+    def __enter__(self) -> InitClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +57,7 @@ class Presence:
                 self._socket.sendall(message.encode())
 
 
-class Launchers:
+class LauncherRegistry:
     """The init's end: the launchers that run below its command.
 
     Attributes: `name`, of the socket, for LAUNCHER_INIT; `said`, how the last launcher ended, None
@@ -76,7 +76,7 @@ class Launchers:
         self._listener.listen(_BACKLOG)
         self.name = self._listener.getsockname()[1:].decode()
 
-    def __enter__(self) -> Launchers:
+    def __enter__(self) -> LauncherRegistry:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, AtSignal, LaunchError
+from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, Disposition, LaunchError
 
 try:
     import psutil
@@ -39,7 +39,7 @@ def start(
 
     `tied`: the kernel stops it if this process is killed, as agent.py has it done to itself.
     Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
-    127; `hint` then says how to mend it), and if it cannot be executed (126).
+    127; `hint` then says how to fix it), and if it cannot be executed (126).
     """
     name = argv[0]
     try:
@@ -228,14 +228,14 @@ def exit_state(pid: int) -> tuple[bool, int | None]:
     return ended, exit_code
 
 
-def response(pid: int, number: int) -> AtSignal:
+def response(pid: int, number: int) -> Disposition:
     """Return what a process does at a signal, as far as /proc tells."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         fields = status(pid)
-        for field, what in ((b"SigIgn", AtSignal.IGNORES), (b"SigCgt", AtSignal.HANDLES)):
+        for field, what in ((b"SigIgn", Disposition.IGNORES), (b"SigCgt", Disposition.HANDLES)):
             if int(fields[field], 16) >> (number - 1) & 1:
                 return what
-    return AtSignal.DIES
+    return Disposition.DEFAULT
 
 
 def status(pid: int) -> dict[bytes, bytes]:

@@ -33,8 +33,8 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
         what = f"cannot make a folder in {parent} ({error.strerror})"
-        mend = "set TMPDIR to a writable folder whose path has at most 60 bytes"
-        raise LaunchError(f"{too_long and too_long + '; '}{what}; {mend}.") from None
+        fix = "set TMPDIR to a writable folder whose path has at most 60 bytes"
+        raise LaunchError(f"{too_long and too_long + '; '}{what}; {fix}.") from None
     try:
         yield folder
     finally:

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from launcher import processes
-from launcher.errors import AtSignal, LaunchError
-from launcher.job.machine import oom_kills
+from launcher.errors import Disposition, LaunchError
+from launcher.job.resources import oom_kills
 from launcher.log import log
 from launcher.names import is_literal, look_up
 from launcher.run_dir import run_dir
@@ -90,9 +90,9 @@ class System:
         Return the sockets, and whether others may find this host by its name. Raises OSError:
         EADDRINUSE if the port is taken.
         """
-        own, leads_here = own_addresses(host)
+        own, resolves = own_addresses(host)
         try:
-            return listen(own, port), leads_here
+            return listen(own, port), resolves
         except OSError as error:
             if error.errno == errno.EADDRINUSE or not own:
                 raise
@@ -102,7 +102,7 @@ class System:
     def connect(
         self, host: str, port: int, wait: float, then: Callable[[socket.socket | str], None]
     ) -> None:
-        """Connect after so many seconds; then(socket, or what the trouble is).
+        """Connect after `wait` seconds; then(socket, or what the trouble is).
 
         In a thread: a look-up may take long. Raises LaunchError if none can be started.
         """
@@ -199,7 +199,7 @@ class System:
         for process in self._processes.of_group(leader):
             processes.send(process, number)
 
-    def response(self, pid: int, number: int) -> AtSignal:
+    def response(self, pid: int, number: int) -> Disposition:
         """Return what a process does at a signal, as far as /proc tells."""
         return processes.response(pid, number)
 

@@ -51,7 +51,7 @@ def some_of(hosts: Sequence[str]) -> Sequence[str]:
     return hosts[:count]
 
 
-def counted(words: Sequence[str], more: int) -> str:
+def join_and_count(words: Sequence[str], more: int) -> str:
     """Return words with commas between, and how many more there are."""
     return ", ".join(words) + (f" and {more} more" if more else "")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from launcher.child import Answer
-from launcher.job import machine
+from launcher.job import resources
 from launcher.job.cgroups import read_text
 from launcher.text import flag, plural
 from launcher_tools.doctor_finding import Finding, ok, problem, warning
@@ -91,7 +91,7 @@ def sees_gpu(root: str = "") -> bool:
 
 
 def _without_gpus(job: Job) -> Iterator[Finding]:
-    cores, neurons = machine.usable_cores(), job.cluster.num_neurons
+    cores, neurons = resources.usable_cores(), job.cluster.num_neurons
     if job.plan and job.plan.nproc_per_node == "gpu":
         to_do = f"unset PET_NPROC_PER_NODE, or use {flag('nproc_per_node')}"
         yield problem("devices", "a process for each GPU, but this host has none", to_do)

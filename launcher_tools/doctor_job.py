@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.job import arguments, machine, toolkit
+from launcher.job import arguments, resources, toolkit
 from launcher.job.cluster import Cluster
 from launcher.job.options import Options
 from launcher.job.plan import AGENT, LaunchPlan
@@ -98,7 +98,7 @@ def _without_effects(
     interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
     if config:
         interface = str(config.resource_config.get("network_interface_name", ""))
-    if interface not in machine.network_interfaces():
+    if interface not in resources.network_interfaces():
         # A look-up can take a minute, and a job of launchers that talk does without it.
         made["GLOO_SOCKET_IFNAME"] = environ.get("GLOO_SOCKET_IFNAME", "")
     return made

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, NamedTuple
 
-from launcher.job import machine
+from launcher.job import resources
 from launcher.names import look_up
 from launcher.system import listen, own_addresses
-from launcher.text import counted, flag, is_loopback, some_of
+from launcher.text import flag, is_loopback, join_and_count, some_of
 from launcher_tools.doctor_finding import Finding, Level, ok, problem, warning
 from launcher_tools.doctor_job import Job
 
@@ -170,7 +170,7 @@ def own_name(job: Job, own: Name, environ: Mapping[str, str]) -> Iterator[Findin
 
 def interfaces() -> dict[str, tuple[str, ...]]:
     """Return the addresses of each interface; none of them if psutil is not installed."""
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(machine.network_interfaces()), ())
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(resources.network_interfaces()), ())
     try:
         import psutil
 
@@ -316,7 +316,7 @@ def answer(addresses: Sequence[str], port: int) -> str:
 
 def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:
     """Say whether there is an EFA device, and what it lacks. `root` is in front of all paths."""
-    if not machine.has_efa(f"{root}/sys/class/infiniband"):
+    if not resources.has_efa(f"{root}/sys/class/infiniband"):
         if job.cluster.nnodes > 1:
             yield ok("efa", "this host has no EFA device")
         return
@@ -350,4 +350,4 @@ def _plugin(environ: Mapping[str, str], root: str) -> str:
 def _listed(words: Sequence[str]) -> str:
     """Return the first words, and how many more there are."""
     shown = some_of(words)
-    return counted(shown, len(words) - len(shown))
+    return join_and_count(shown, len(words) - len(shown))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import LaunchError
-from launcher.job import machine
+from launcher.job import resources
 from launcher.job.options import HOST_ADDRESSES
 from launcher.log import log, show
 from launcher.presence import Ending
@@ -54,7 +54,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> E
 def _run_hosts(
     chosen: local_options.Choices, environ: Mapping[str, str], signals: Signals
 ) -> Ending:
-    facts = machine.read_machine()
+    facts = resources.read_resources()
     parts = local_shares.shares(len(chosen.hosts), environ, signals)
     if number := signals.stop():  # while the driver was asked for GPUs
         log(f"{signal_name(number)}: nothing was started.")

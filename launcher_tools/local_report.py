@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from launcher.text import counted, plural, printable, short
+from launcher.text import join_and_count, plural, printable, short
 from launcher_tools import local_folders
 from launcher_tools.local_host import Host
 from launcher_tools.local_hyperparameters import Passable, changes
@@ -40,7 +40,7 @@ def beginning(
         )
     changed = changes(chosen.script_args, passable.hyperparameters)
     if changed:
-        lines.append(f"as on SageMaker, {counted(changed[:5], len(changed[5:]))}.")
+        lines.append(f"as on SageMaker, {join_and_count(changed[:5], len(changed[5:]))}.")
     return lines
 
 
@@ -70,7 +70,7 @@ def end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: boo
         for host in hosts:
             names = local_folders.listed(run_dir, host.name, folder)
             if names:
-                shown = counted(names[:_NAMED], len(names[_NAMED:]))
+                shown = join_and_count(names[:_NAMED], len(names[_NAMED:]))
                 lines.append(f"  {os.path.join(host.name, folder)}: {printable(shown)}")
     reasons: dict[str, list[str]] = {}
     for host in hosts:

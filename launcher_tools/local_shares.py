@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from launcher.errors import LaunchError
-from launcher.job import machine
+from launcher.job import resources
 from launcher.signals import Signals
 
 _T = TypeVar("_T")
@@ -27,12 +27,12 @@ class Share(NamedTuple):
 
 
 def shares(count: int, environ: Mapping[str, str], signals: Signals | None = None) -> list[Share]:
-    """Divide this machine among so many hosts, all equal, as SageMaker's are.
+    """Divide this machine among `count` hosts, all equal, as SageMaker's are.
 
     Raises LaunchError if there are not so many loopback addresses.
     """
     found = addresses(count)
-    cores = divided(machine.physical_cores(), count) or [()] * count
+    cores = divided(resources.physical_cores(), count) or [()] * count
     seen = gpus(environ, signals)
     parts = divided(seen, count) if len(seen) >= count else [()] * count
     return [
@@ -57,7 +57,7 @@ def divided(things: Sequence[_T], count: int) -> list[Sequence[_T]]:
 
 
 def addresses(count: int) -> list[str]:
-    """Return so many loopback addresses of this machine, 127.0.0.1 first.
+    """Return `count` loopback addresses of this machine, 127.0.0.1 first.
 
     Raises LaunchError, which says how to add them.
     """
@@ -95,7 +95,7 @@ def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str
 
     A host sees its GPUs by their UUIDs: by their numbers, the second host's would not begin at 0.
     """
-    lines = machine.gpus(environ, signals)
+    lines = resources.gpus(environ, signals)
     found = [
         match[1] for match in (re.search(r"UUID: (GPU-[\w-]+)", line) for line in lines) if match
     ]
@@ -103,7 +103,7 @@ def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str
     if visible is None:
         return found
     chosen = []
-    for entry in visible.split(",")[: machine.visible_gpus(len(found), environ)]:
+    for entry in visible.split(",")[: resources.visible_gpus(len(found), environ)]:
         entry = entry.strip()
         chosen.append(found[int(entry)] if entry.isdecimal() else entry)
     return chosen

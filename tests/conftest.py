@@ -35,7 +35,7 @@ if os.path.isdir("/opt/ml/input/config"):
 
 # Started by nohup or by `make test &`, these tests inherit signals that are ignored, and maybe a
 # blocked mask, and so would all that they start. A handler, which execve(2) puts back to the
-# default, mends that and leaves this process itself as deaf as it was meant to be. SIGPIPE and
+# default, undoes that and leaves this process itself as deaf as it was meant to be. SIGPIPE and
 # SIGXFSZ are ignored by Python, and given back to children by subprocess.
 for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
     if signal.getsignal(number) == signal.SIG_IGN:
@@ -278,7 +278,7 @@ def logged(capfd: pytest.CaptureFixture[str]):
 
 
 STOPPING = """
-import os, signal, sys, time
+import os, sys, time
 import psutil
 sys.path.insert(0, {folder!r})
 import torch.distributed as dist
@@ -293,7 +293,10 @@ def counted(self, *args):
     count(self, *args)
     steps -= 1
     if steps == 0 and dist.get_rank() == 1:
-        os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGTERM)  # the launcher, above torchrun
+        above = psutil.Process().parent()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            above = above.parent()  # the launcher, above torchrun
+        above.terminate()
         while not heard:
             time.sleep(0.01)
 

@@ -38,7 +38,7 @@ def launch(*argv, code=0, **environ):
 
 def test_the_same_sources_give_the_same_bytes(tmp_path, one_file):
     copy = tmp_path / "elsewhere" / "clone"
-    for folder in ("bundle", "launcher", "launcher_tools"):
+    for folder in ("bundle", "launcher", "launcher_tools", "smddp"):
         shutil.copytree(REPO / folder, copy / folder, copy_function=shutil.copyfile)
     shutil.copy(REPO / "LICENSE", copy)
     (copy / "launcher" / "__pycache__").mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def test_the_same_sources_give_the_same_bytes(tmp_path, one_file):
 def test_it_holds_the_launcher_and_its_licence(one_file):
     packages = {
         str(path.relative_to(REPO))
-        for package in ("launcher", "launcher_tools")
+        for package in ("launcher", "launcher_tools", "smddp")
         for path in (REPO / package).rglob("*.py")
     }
     with zipfile.ZipFile(one_file) as archive:
@@ -165,7 +165,7 @@ def test_smddps_open_implementation_is_imported_from_it(script, one_file, preten
     done = launch(sys.executable, one_file, *DRY, "--launcher-smddp-compat", "true")
     (path,) = (line for line in done.stdout.splitlines() if "PYTHONPATH=" in line)
     folder = path.partition("=")[2].split()[0].split(":")[-1]
-    assert folder == f"{one_file}/launcher/compat"
+    assert folder == f"{one_file}/smddp"
     code = "import smdistributed.dataparallel as s; print(list(s.__path__))"
     found = launch(sys.executable, "-c", code, PYTHONPATH=folder)
     assert found.stdout == f"['{folder}/smdistributed/dataparallel']\n"
@@ -269,5 +269,5 @@ def test_smddps_open_implementation_trains(one_file, start, script):
         command=[sys.executable, one_file],
     )
     assert host.wait() == 0, host.log()
-    assert host.out.startswith(f"{one_file}/launcher/compat/smdistributed/")
+    assert host.out.startswith(f"{one_file}/smddp/smdistributed/")
     assert host.leftovers() == []

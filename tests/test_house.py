@@ -8,8 +8,8 @@ import pytest
 from conftest import REPO
 
 PACKAGE, TOOLS = REPO / "launcher", REPO / "launcher_tools"
-# Not part of the package but a folder for the ranks' sys.path, with what they import from it.
-COMPAT = PACKAGE / "compat"
+# A folder for the ranks' sys.path, with what they import from it.
+SMDDP = REPO / "smddp"
 # From the top down: a module imports from its own floor and from those below. What is not named
 # here is ground: text, errors, log, names, signals, processes, protocol, run_dir, decisions.
 FLOORS = [
@@ -76,8 +76,6 @@ def modules():
     """Return the files of both packages by the names of their modules."""
     found = {}
     for path in FILES:
-        if COMPAT in path.parents:
-            continue
         parts = path.relative_to(REPO).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
@@ -123,7 +121,7 @@ def test_the_floors_are_those_of_the_folders():
     folders = {f"launcher.{path.name}" for path in PACKAGE.iterdir() if path.is_dir()}
     folders.add(TOOLS.name)
     named = {name for names in FLOORS for name in names}
-    assert folders - {"launcher.__pycache__", "launcher.compat"} <= named <= {*MODULES, *folders}
+    assert folders - {"launcher.__pycache__"} <= named <= {*MODULES, *folders}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -175,13 +173,12 @@ def test_what_runs_in_other_processes_imports_nothing_of_ours(module):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="Python lists its own modules since 3.10")
-def test_what_ranks_import_from_compat_needs_torch_alone():
+def test_what_ranks_import_from_smddp_needs_torch_alone():
     """And the launcher none of it: another test holds that it imports nothing but its own."""
-    assert not [path for path in (COMPAT, COMPAT / "smdistributed") if list(path.glob("*.py"))]
-    for path in FILES:
-        if COMPAT in path.parents:
-            theirs = {name.split(".")[0] for name, _ in imports_of(path)}
-            assert theirs <= {"smdistributed", "torch", *sys.stdlib_module_names}, path
+    assert not [path for path in (SMDDP, SMDDP / "smdistributed") if list(path.glob("*.py"))]
+    for path in SMDDP.rglob("*.py"):
+        theirs = {name.split(".")[0] for name, _ in imports_of(path)}
+        assert theirs <= {"smdistributed", "torch", *sys.stdlib_module_names}, path
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))

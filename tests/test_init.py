@@ -21,11 +21,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 STAND_IN = f"""
 import os, select, signal, sys, time
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})
-from launcher.presence import Ending, Presence
+from launcher.presence import Ending, InitClient
 from launcher.signals import Signals
 if "RUNS_AS" in os.environ:
     os.setuid(int(os.environ["RUNS_AS"]))
-with Signals() as signals, Presence(os.environ) as presence:
+with Signals() as signals, InitClient(os.environ) as presence:
     print("a launcher is here", flush=True)
     if len(sys.argv) < 2:
         select.select([signals], [], [])
@@ -418,7 +418,7 @@ def test_a_command_that_becomes_another_user(init, stand_in, command):
 RANK = f"""
     if os.fork() == 0:
         os.setuid({NOBODY})
-        Presence(os.environ).ends(Ending(7))
+        InitClient(os.environ).ends(Ending(7))
         os._exit(0)
     os.wait()
 """

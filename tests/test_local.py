@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from launcher import run_dir as job_dir
 from launcher.errors import LaunchError
-from launcher.job import machine, toolkit
+from launcher.job import resources, toolkit
 from launcher_tools import (
     local_folders,
     local_hyperparameters,
@@ -501,7 +501,7 @@ def test_a_job_of_two_hosts(script, tmp_path):
     assert [host["SM_CURRENT_HOST"] for host in seen] == ["algo-1", "algo-2"]
     for host in seen:
         assert (host["WORLD_SIZE"], host["argv"], host["data"]) == ("2", ["--flag"], "mine")
-    cores = machine.physical_cores()
+    cores = resources.physical_cores()
     parts = [sorted(set().union(*part)) for part in local_shares.divided(cores, 2)]
     assert [host["cpus"] for host in seen] == parts
     assert [host["OMP_NUM_THREADS"] for host in seen] == [str(max(1, len(cores) // 2))] * 2

@@ -9,7 +9,7 @@ from conftest import REPO
 PAGE = REPO / "docs" / "messages.md"
 PACKAGES = (REPO / "launcher", REPO / "launcher_tools")
 # The ranks' own, sm-launch doctor's findings (docs/doctor.md), and help.
-NOT_HERE = ("launcher/compat/", "launcher_tools/doctor", "launcher/job/help.py")
+NOT_HERE = ("launcher_tools/doctor", "launcher/job/help.py")
 HELP = {"help", "usage", "description", "epilog"}  # keywords whose values are help, too
 SAYS = {"log", "Log", "LaunchError", "Fail", "say"}  # calls whose first argument is a message
 ALL_SAID = ("launcher/result/causes.py", "launcher_tools/local_report.py")

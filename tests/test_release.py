@@ -65,12 +65,14 @@ def contents(path) -> dict[str, bytes]:
 
 def test_the_wheel_has_the_launcher_and_nothing_else(dist, clone, tracked):
     inside = contents(wheel(dist))
-    launchers = {name for name in tracked if name.startswith(("launcher/", "launcher_tools/"))}
+    folders = ("launcher/", "launcher_tools/", "smddp/")
+    launchers = {name for name in tracked if name.startswith(folders)}
     launchers.add("sm_launch.py")
     assert {name for name in inside if not name.startswith(INFO)} == launchers
     assert all(inside[name] == (clone / name).read_bytes() for name in launchers)
     assert inside[INFO + "licenses/LICENSE"] == (REPO / "LICENSE").read_bytes()
-    assert inside[INFO + "top_level.txt"].split() == [b"launcher", b"launcher_tools", b"sm_launch"]
+    names = [b"launcher", b"launcher_tools", b"sm_launch", b"smddp"]
+    assert inside[INFO + "top_level.txt"].split() == names
 
 
 def test_the_wheel_says_what_it_is_and_needs_psutil_alone(dist):

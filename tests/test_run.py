@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from launcher.job.arguments import parse
 from launcher.job.cluster import Cluster
-from launcher.job.machine import Machine
 from launcher.job.plan import RANK, make_plan
+from launcher.job.resources import Resources
 
 pytestmark = pytest.mark.torch
 
@@ -55,8 +55,8 @@ def test_any_arguments_go_through_torchruns_own_parser_unchanged(tmp_path, argum
     if any(word.startswith("--launcher-") for word in arguments):
         return
     chosen = parse(["--train-script", "t.py", *arguments], {})
-    machine = Machine(sys.executable, (2, 4), 1, frozenset(), efa=False)
-    plan = make_plan(chosen, Cluster(("h",), "h", "j", 0, 0, ""), machine, {}, added={})
+    resources = Resources(sys.executable, (2, 4), 1, frozenset(), efa=False)
+    plan = make_plan(chosen, Cluster(("h",), "h", "j", 0, 0, ""), resources, {}, added={})
     with mock.patch("tempfile.tempdir", str(tmp_path)):  # it makes a folder for logs
         _, _, words = config_from_args(parse_args([*plan.argv[2:]]))
     # What the agent does with each rank's arguments before it starts it (_start_workers).

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
@@ -305,12 +305,12 @@ def test_the_third_interrupt_kills_all():
 
 
 def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
-    host = running().at(5.0, Signal(2)).at(5.0, Signalled({71: AtSignal.IGNORES}))
+    host = running().at(5.0, Signal(2)).at(5.0, Signalled({71: Disposition.IGNORES}))
     assert host.done == [SignalGroup(71, 2)]
 
 
 def test_a_stop_reaches_what_a_rank_has_started_that_dies_of_it():
-    host = running().at(5.0, Signal(TERM)).at(5.0, Signalled({71: AtSignal.DIES}))
+    host = running().at(5.0, Signal(TERM)).at(5.0, Signalled({71: Disposition.DEFAULT}))
     assert SignalGroup(71, TERM) in host.at(5.1, RankEnded(71, -TERM)).done
 
 
@@ -362,6 +362,13 @@ def test_a_torchrun_that_survives_sigkill_before_its_ranks_are_known_is_left():
     assert host.due(7.0).kills_torchrun
     host.due(12.0).at(12.0, Remaining(()))
     assert host.phase is Done
+
+
+def test_what_is_left_later_is_killed_though_ranks_have_been():
+    host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED)).due(15.0)
+    host.at(15.1, RankEnded(71, -9), RankEnded(72, -9)).at(15.1, Remaining(()))
+    host.at(25.0, ChildEnded(-9)).at(25.0, Remaining((99,)))
+    assert host.done[0] == SignalProcesses((99,), KILL)
 
 
 def test_a_program_is_killed_whose_torchrun_survives_sigkill():

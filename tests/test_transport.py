@@ -103,7 +103,7 @@ def test_all_join_fail_together_and_leave(job):
     assert not first.has_joined and not second.has_joined
     job.join(HOSTS[2])
     job.all_join()
-    assert first.channel.own_address == HOSTS[0] and first.channel.name_leads_here
+    assert first.channel.own_address == HOSTS[0] and first.channel.own_name_resolves
     second.say(Failed(1, Failure(Cause.OWN, 3, "rank 1 failed\n")))
     assert job.result() == Result(3, "rank 1 failed\n")
 
@@ -378,10 +378,10 @@ def test_a_first_host_whose_own_name_does_not_resolve(job):
 
 
 @pytest.mark.parametrize(
-    ("name", "leads_here"), [("a-name.invalid", False), ("localhost", True), ("0.0.0.1", False)]
+    ("name", "resolves"), [("a-name.invalid", False), ("localhost", True), ("0.0.0.1", False)]
 )
 def test_a_first_host_that_is_not_reached_by_its_own_name_listens_on_all_addresses(
-    job, name, leads_here
+    job, name, resolves
 ):
     """A name without an address, one that leads to itself alone, one that it does not have."""
     job.hosts = (name, HOSTS[1])
@@ -389,8 +389,8 @@ def test_a_first_host_that_is_not_reached_by_its_own_name_listens_on_all_address
     connection = socket.create_connection((HOSTS[2], job.port), 5)
     connection.sendall(hello(HOSTS[1], hosts=job.hosts))
     job.all_join()
-    seen = (first.channel.own_address, first.channel.name_leads_here)
-    assert seen == (HOSTS[2], leads_here)
+    seen = (first.channel.own_address, first.channel.own_name_resolves)
+    assert seen == (HOSTS[2], resolves)
 
 
 def test_the_first_host_listens_on_its_own_address_alone(job):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.job import machine
+from launcher.job import resources
 from launcher.job.options import HOST_ADDRESSES
 from launcher.signals import Signals
 from launcher.text import short
@@ -81,15 +81,15 @@ def read_cluster(
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
     gpus = count("SM_NUM_GPUS", environ)
     if gpus is None:
-        gpus = len(machine.gpus(environ, signals))
+        gpus = len(resources.gpus(environ, signals))
     neurons = count("SM_NUM_NEURONS", environ)
     if neurons is None:
-        neurons = machine.count_neuron_cores(instance_type, environ, signals)
+        neurons = resources.count_neuron_cores(instance_type, environ, signals)
     return Cluster(
         hosts=tuple(sorted(hosts)),
         current_host=current_host,
         job_name=job_name,
-        num_gpus=machine.visible_gpus(gpus, environ),
+        num_gpus=resources.visible_gpus(gpus, environ),
         num_neurons=neurons,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
         addresses=json.loads(environ.get(HOST_ADDRESSES, "{}")),

@@ -11,10 +11,10 @@ from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import LaunchError
 from launcher.job import torchrun
 from launcher.job.cluster import Cluster
-from launcher.job.machine import Machine
 from launcher.job.options import ATTEMPT, MASTER_ADDR, Options, names
+from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
-from launcher.text import counted, flag, plural, some_of
+from launcher.text import flag, join_and_count, plural, some_of
 
 AGENT = os.path.join(PACKAGE, "run", "agent.py")
 RANK = os.path.join(PACKAGE, "run", "rank.py")
@@ -64,7 +64,7 @@ class LaunchPlan(NamedTuple):
         ]
         if cluster.nnodes > 1:
             named = some_of(cluster.hosts)
-            hosts = counted(named, cluster.nnodes - len(named))
+            hosts = join_and_count(named, cluster.nnodes - len(named))
             also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
             lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
         return tuple(lines)
@@ -90,7 +90,7 @@ def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
 def make_plan(
     options: Options,
     cluster: Cluster,
-    machine: Machine,
+    resources: Resources,
     environ: Mapping[str, str],
     *,
     added: Mapping[str, str],
@@ -105,17 +105,17 @@ def make_plan(
     endpoint = torchrun.endpoint_of(cluster, options)
     nproc = torchrun.nproc_per_node(options, cluster, environ)
     grace = torchrun.grace(options, environ)
-    flags, replaced = torchrun.flags(options, cluster, machine, environ)
+    flags, replaced = torchrun.flags(options, cluster, resources, environ)
     extra = _extra(options, environ)
     script = ("script", options.train_script)
     if options.train_module:
         script = ("module", options.train_module)
     # torchrun substitutes ${local_rank} and the like in arguments; "$$" stands for "$".
     words = (word.replace("$", "$$") for word in (*script, *options.script_args))
-    for_speed, reasons = tuned(nproc, cluster, machine, environ)
+    for_speed, reasons = tuned(nproc, cluster, resources, environ)
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-        argv=(*filter(None, [extra.runner]), machine.python, AGENT, *flags, "--", RANK, *words),
+        argv=(*filter(None, [extra.runner]), resources.python, AGENT, *flags, "--", RANK, *words),
         environment={**added, **for_speed, **extra.environment},
         cluster=cluster,
         nproc_per_node=str(nproc),
@@ -124,7 +124,7 @@ def make_plan(
         remarks=tuple(filter(None, [*reasons, " ".join([*replaced, *extra.remarks])])),
         fingerprint={
             "version of the launcher": __version__,
-            "version of torch": ".".join(map(str, machine.torch_version)),
+            "version of torch": ".".join(map(str, resources.torch_version)),
             "rendezvous endpoint": endpoint,
             "script": " ".join(script),
             "script's arguments": list(options.script_args),

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from launcher.errors import LaunchError
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import Cluster, read_cluster
-from launcher.job.machine import interface_of, read_machine
 from launcher.job.options import Options
 from launcher.job.plan import LaunchPlan, at_address, make_plan
+from launcher.job.resources import interface_of, read_resources
 from launcher.log import log
 from launcher.signals import Signals
 from launcher.text import port_is_taken
@@ -83,11 +83,11 @@ def prepare(
 
 
 def reached_at(
-    plan: LaunchPlan, address: str, name_leads_here: bool, environ: Mapping[str, str]
+    plan: LaunchPlan, address: str, own_name_resolves: bool, environ: Mapping[str, str]
 ) -> LaunchPlan:
     """Have torchrun and gloo use the address that the other hosts have found this one at."""
     interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
-    made = at_address(plan, address, interface, has_name=name_leads_here)
+    made = at_address(plan, address, interface, has_name=own_name_resolves)
     for line in made.remarks[len(plan.remarks) :]:
         log(line)
     return made
@@ -137,15 +137,15 @@ def _planned(
                 f"--launcher-log-dir: cannot make the folder {chosen.log_dir} ({error.strerror})."
             ) from None
     added = {name: value for name, value in made.items() if name not in environ}
-    machine = read_machine()
-    unknown = cluster.network_interface_name not in machine.interfaces
+    resources = read_resources()
+    unknown = cluster.network_interface_name not in resources.interfaces
     # The channel finds out by itself, and does not have to wait for an answer from DNS.
     alone = cluster.nnodes == 1 or _has_peers(cluster, chosen)
     if unknown and not alone and "GLOO_SOCKET_IFNAME" not in environ:
-        machine = machine._replace(
+        resources = resources._replace(
             own_interface=interface_of(cluster.address(cluster.current_host))
         )
-    return make_plan(chosen, cluster, machine, environ, added=added)
+    return make_plan(chosen, cluster, resources, environ, added=added)
 
 
 def _require_port(endpoint: str) -> None:

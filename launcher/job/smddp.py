@@ -1,7 +1,7 @@
 """Which smdistributed.dataparallel the ranks import with --launcher-smddp-compat true.
 
-AWS's library is closed, and few images have it. launcher/compat/ holds an open implementation of
-its PyTorch API, which is used where AWS's is missing.
+AWS's library is closed, and few images have it. smddp/, beside launcher/, holds an open
+implementation of its PyTorch API, which is used where AWS's is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from launcher.errors import LaunchError
 from launcher.text import flag
 
-COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat")
+BESIDE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OURS = os.path.join(BESIDE, "smddp")
 _API = "1.0.0"  # the version in the labels of AWS's "PyTorch Guide" to SMDDP v1
 _PARENT = "smdistributed"
 _LIBRARY = f"{_PARENT}.dataparallel"
@@ -42,7 +43,7 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
     # Python has or that is installed later: without __init__.py, `smdistributed` and
     # `dataparallel` are namespace packages, which give way to a regular package anywhere in
     # sys.path (PEP 420).
-    paths = [path for path in (environ.get("PYTHONPATH"), COMPAT) if path]
+    paths = [path for path in (environ.get("PYTHONPATH"), OURS) if path]
     remark = (
         f"{_LIBRARY} is the launcher's own, an open implementation on torch.distributed of its "
         f"PyTorch API {_API}, since AWS's is not installed."

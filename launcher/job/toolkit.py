@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.job import machine
+from launcher.job import resources
 from launcher.job.cluster import count
 from launcher.signals import Signals
 from launcher.text import short
@@ -201,15 +201,15 @@ def too_long(variables: Mapping[str, str]) -> list[str]:
 def _hosts_and_devices(
     config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
 ) -> dict[str, Any]:
-    resources = config.resource_config
-    groups = instance_groups(resources)
-    current_group = resources.get("current_group_name", "homogeneousCluster")
-    instance_type = resources.get("current_instance_type", "local")
+    resource_config = config.resource_config
+    groups = instance_groups(resource_config)
+    current_group = resource_config.get("current_group_name", "homogeneousCluster")
+    instance_type = resource_config.get("current_instance_type", "local")
     gpus = count("SM_NUM_GPUS", environ)
     distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
     return {
-        "hosts": resources["hosts"],
-        "current_host": resources["current_host"],
+        "hosts": resource_config["hosts"],
+        "current_host": resource_config["current_host"],
         "current_instance_type": instance_type,
         "current_instance_group": current_group,
         "current_instance_group_hosts": groups.get(str(current_group), {}).get("hosts", []),
@@ -217,10 +217,10 @@ def _hosts_and_devices(
         "instance_groups_dict": groups,
         "is_hetero": len(groups) > 1,
         "distribution_instance_groups": distribution_groups,
-        "network_interface_name": resources.get("network_interface_name", "eth0"),
+        "network_interface_name": resource_config.get("network_interface_name", "eth0"),
         "num_cpus": count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
-        "num_gpus": len(machine.gpus(environ, signals)) if gpus is None else gpus,
-        "num_neurons": machine.count_neuron_cores(str(instance_type), environ, signals),
+        "num_gpus": len(resources.gpus(environ, signals)) if gpus is None else gpus,
+        "num_neurons": resources.count_neuron_cores(str(instance_type), environ, signals),
     }
 
 
@@ -250,12 +250,12 @@ def _folders(config: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def instance_groups(resources: Mapping[str, Any]) -> dict[str, Any]:
+def instance_groups(resource_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the instance groups by their names, as in the toolkit's SM_INSTANCE_GROUPS_DICT.
 
     Raises LaunchError if they are not a list of objects with names.
     """
-    groups = resources.get("instance_groups") or []
+    groups = resource_config.get("instance_groups") or []
     try:
         return {str(group["instance_group_name"]): dict(group) for group in groups}
     except (TypeError, KeyError, ValueError):

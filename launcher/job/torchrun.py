@@ -13,8 +13,8 @@ from typing import Callable
 
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
-from launcher.job.machine import Machine
 from launcher.job.options import Options, names, whole
+from launcher.job.resources import Resources
 from launcher.text import flag, short
 
 _STREAMS = re.compile("[0-3]|[0-9]:[0-3](,[0-9]:[0-3])*").fullmatch
@@ -119,7 +119,7 @@ def _refuse_elastic(options: Options, cluster: Cluster, environ: Mapping[str, st
 
 
 def flags(
-    options: Options, cluster: Cluster, machine: Machine, environ: Mapping[str, str]
+    options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Return torchrun's options, and a remark for each that the user's PET_ variable replaces.
 
@@ -127,7 +127,7 @@ def flags(
     """
     chosen = [f"--nnodes={cluster.nnodes}", f"--rdzv-conf={_rdzv_conf(options, cluster, environ)}"]
     replaced = []
-    for name, (value, field) in _values(options, cluster, machine, environ).items():
+    for name, (value, field) in _values(options, cluster, resources, environ).items():
         # An option on the command line would win over the user's PET_ variable for it.
         variable = "PET_" + name.upper().replace("-", "_")
         if environ.get(variable) and field not in options.given:
@@ -139,7 +139,7 @@ def flags(
 
 
 def _values(
-    options: Options, cluster: Cluster, machine: Machine, environ: Mapping[str, str]
+    options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
     """Return the values of torchrun's options, each with the field of ours that sets it, or ""."""
     values = {
@@ -157,7 +157,7 @@ def _values(
     if options.log_dir:
         values["log-dir"] = (options.log_dir, "log_dir")
         values["tee"] = ("3", "")  # without it torchrun writes no log there
-    if machine.torch_version >= (2, 12):
+    if resources.torch_version >= (2, 12):
         # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
         values["shutdown-timeout"] = (str(grace(options, environ)), "grace")
     return values

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from launcher.job.cluster import Cluster
-from launcher.job.machine import Machine
+from launcher.job.resources import Resources
 
 
 class _Setting(NamedTuple):
@@ -16,15 +16,15 @@ class _Setting(NamedTuple):
 
 
 def tuned(
-    nproc: int | str, cluster: Cluster, machine: Machine, environ: Mapping[str, str]
+    nproc: int | str, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to add, and the line for the log that says why (no line if none).
 
     `nproc` is the number of processes, or torchrun's word for it.
     """
-    wanted = _of_processes(nproc, machine)
+    wanted = _of_processes(nproc, resources)
     if cluster.nnodes > 1:
-        wanted += _of_network(cluster, machine)
+        wanted += _of_network(cluster, resources)
     settings = [setting for setting in wanted if setting.name not in environ]
     if not settings:
         return {}, []
@@ -32,28 +32,28 @@ def tuned(
     return {name: value for name, value, _ in settings}, [f"environment: {reasons}."]
 
 
-def _of_processes(nproc: int | str, machine: Machine) -> list[_Setting]:
+def _of_processes(nproc: int | str, resources: Resources) -> list[_Setting]:
     if not isinstance(nproc, int):
         return []
     # torchrun would set 1 thread for each process, and torch by itself ignores CPU quotas.
-    threads = max(1, machine.cores // nproc)
-    why = f"usable cores {machine.cores} / processes {nproc}"
+    threads = max(1, resources.cores // nproc)
+    why = f"usable cores {resources.cores} / processes {nproc}"
     return [_Setting("OMP_NUM_THREADS", str(threads), why)]
 
 
-def _of_network(cluster: Cluster, machine: Machine) -> list[_Setting]:
+def _of_network(cluster: Cluster, resources: Resources) -> list[_Setting]:
     settings = []
     interface = cluster.network_interface_name
     # SDK v3's local mode names an interface that the container does not have.
-    if interface in machine.interfaces:
+    if interface in resources.interfaces:
         why = "the interface SageMaker names"
         settings.append(_Setting("NCCL_SOCKET_IFNAME", interface, why))
         settings.append(_Setting("GLOO_SOCKET_IFNAME", interface, "the same"))
-    elif machine.own_interface:
+    elif resources.own_interface:
         # Where the host's own name does not resolve, gloo takes the loopback and waits for ever.
         why = f"it has the address of {cluster.current_host}"
-        settings.append(_Setting("GLOO_SOCKET_IFNAME", machine.own_interface, why))
-    if machine.efa:
+        settings.append(_Setting("GLOO_SOCKET_IFNAME", resources.own_interface, why))
+    if resources.efa:
         settings.append(_Setting("FI_PROVIDER", "efa", "this host has an EFA device"))
     # Containers of one machine have the same of what NCCL tells machines apart by.
     settings.append(_Setting("NCCL_HOSTID", cluster.current_host, "the name of this host"))

@@ -51,9 +51,9 @@ class Channel:
         self.state, self._first = self._machine.begin(job, self._began)
 
     @property
-    def name_leads_here(self) -> bool:
+    def own_name_resolves(self) -> bool:
         """Whether this host can be found by its own name, as far as it knows."""
-        return self._listener is None or self._listener.name_leads_here
+        return self._listener is None or self._listener.own_name_resolves
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""

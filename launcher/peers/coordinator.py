@@ -223,7 +223,7 @@ def step(state: State, event: Any, now: float) -> Step:
     if isinstance(event, Arrived):
         return host_arrived(state, event, now)
     if isinstance(event, CannotListen):
-        return cannot_listen(state, event)
+        return cannot_listen(state, event, now)
     if isinstance(event, TooFewFiles):
         return too_few_files(state, event)
     return time_is_up(state, now)
@@ -289,8 +289,8 @@ def _expect_why(state: State, host: str, now: float) -> State:
     return _note(state, why, now)
 
 
-def cannot_listen(state: State, event: CannotListen) -> Step:
-    """End the job on this host, unless it has ended already."""
+def cannot_listen(state: State, event: CannotListen, now: float) -> Step:
+    """End the job on this host, for a cause of its own that it has told before, if there is one."""
     if isinstance(state.phase, Ended):
         return state, ()
     text = (
@@ -298,7 +298,9 @@ def cannot_listen(state: State, event: CannotListen) -> Step:
         f"of the other hosts ({event.why}); choose another with {flag('peer_port')}, the same one "
         "on every host."
     )
-    state, actions = _end(state, of_host(f"launcher: {text}").result)
+    state = _note(state, of_host(f"launcher: {text}"), now)
+    assert isinstance(state.phase, Failing)
+    state, actions = _end(state, state.phase.failure.result)
     return state, (*actions, Tell(AllKnow()))  # there is nobody whom it could tell
 
 
@@ -402,7 +404,7 @@ def _ordinal(number: int) -> str:
 
 
 def host_stopped(state: State, event: Stop, now: float) -> Step:
-    """Stop all hosts, unless a failure came first that is not to be mended by a restart."""
+    """Stop all hosts, unless a failure came first that a restart cannot fix."""
     phase = state.phase
     if isinstance(phase, Ended) or (isinstance(phase, Failing) and not _restarts(state, phase)):
         return state, ()

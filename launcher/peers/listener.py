@@ -50,7 +50,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._pending: dict[Connection, float] = {}  # until when each may say hello
         self._is_paused = True
-        self.name_leads_here = True
+        self.own_name_resolves = True
         needs = len(job.members) + _DESCRIPTORS
         files, used = system.make_room(needs + PENDING)
         self._room = max(1, files - used - _DESCRIPTORS)
@@ -93,7 +93,7 @@ class Listener:
         self._listen_at = math.inf
         try:
             address = job.address(job.current_host)
-            self._sockets, self.name_leads_here = self._system.listen(address, job.peer_port)
+            self._sockets, self.own_name_resolves = self._system.listen(address, job.peer_port)
         except OSError as error:
             self._listen_at = now + _RETRY
             if error.errno != errno.EADDRINUSE or now >= self._listen_by:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Union
 
 from launcher.errors import STOPS
 from launcher.result.causes import LIMIT, Cause, Failure, Result, stopped
-from launcher.text import NAMED, counted, printable
+from launcher.text import NAMED, join_and_count, printable
 
 _LINE = 700  # characters of a reason
 _VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
@@ -144,7 +144,7 @@ class Missing(NamedTuple):
     @property
     def words(self) -> str:
         """What a message says."""
-        return counted(self.hosts, self.more)
+        return join_and_count(self.hosts, self.more)
 
 
 class Start(NamedTuple):

@@ -50,7 +50,7 @@ class Result(NamedTuple):
 class Failure(NamedTuple):
     """One reason for the job to fail: `text` is that of the failure file, its first line the cause.
 
-    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be mended by a restart.
+    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be fixed by a restart.
     """
 
     cause: Cause

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 from launcher.peers.messages import Cleared, NoRanks
 from launcher.result.causes import headline, stopped
 from launcher.run.events import (
@@ -71,6 +71,8 @@ def advance(state: State, ending: Ending, now: float) -> Step:
         actions += more
         ending, more = _end_left(state, ending, clock)
         actions += more
+    if ending.left == () and not state.alive:
+        ending = ending._replace(killed_at=math.inf)  # what was killed has ended
     gives_up = clock.has_come(ending.killed_at + MARGIN)
     torchrun, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
     state = state._replace(torchrun=torchrun)
@@ -144,9 +146,10 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
     number = ending.number
     if ending.why is not Why.STOP or rank.pid not in ending.told:
         return ()
-    if rank.exit_code == -number:
+    # A restart's SIGTERM may have come to it just before the stop.
+    if rank.exit_code in (-number, -signal.SIGTERM):
         # Python's own handler of SIGINT saves nothing.
-        if rank.at_signal is not AtSignal.HANDLES or number == signal.SIGINT:
+        if rank.disposition is not Disposition.HANDLES or number == signal.SIGINT:
             return (SignalGroup(rank.pid, number),)
     elif rank.failure and rank.exit_code not in (0, 128 + number):
         return (Log(f"while stopping: {headline(rank.failure, state.job.current_host)}."),)
@@ -159,7 +162,7 @@ def ranks_signalled(state: State, event: Signalled) -> Step:
     os.system ignores it while it waits for another program, which should get it.
     """
     noted = {
-        pid: rank._replace(at_signal=event.at_signal.get(pid, rank.at_signal))
+        pid: rank._replace(disposition=event.disposition.get(pid, rank.disposition))
         for pid, rank in state.ranks.items()
     }
     state = state._replace(ranks=noted)
@@ -168,7 +171,7 @@ def ranks_signalled(state: State, event: Signalled) -> Step:
     number = state.phase.number
     if number not in (signal.SIGINT, signal.SIGQUIT):
         return state, ()
-    ignoring = [pid for pid, what in event.at_signal.items() if what is AtSignal.IGNORES]
+    ignoring = [pid for pid, what in event.disposition.items() if what is Disposition.IGNORES]
     return state, tuple(SignalGroup(pid, number) for pid in ignoring)
 
 

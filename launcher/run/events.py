@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 from launcher.peers.messages import FromMember
 from launcher.result.causes import Failure
 from launcher.result.raised import Link
@@ -100,7 +100,7 @@ class RankEnded(NamedTuple):
 class Signalled(NamedTuple):
     """What each rank's process did at a signal (to SignalRanks), by pid."""
 
-    at_signal: Mapping[int, AtSignal]
+    disposition: Mapping[int, Disposition]
 
 
 class Remaining(NamedTuple):

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 from launcher.result.causes import RankFailure
 from launcher.run.events import RankEnded, RankRuns, RankSaid
 
@@ -28,7 +28,7 @@ class Rank(NamedTuple):
     failure: RankFailure | None = None
     exit_code: int | None = None
     counts: bool = False  # its failure has been told to the coordinator
-    at_signal: AtSignal | None = None  # what it does at the signal that it was sent; None: none was
+    disposition: Disposition | None = None  # at the signal that it was sent; None: none was
 
 
 Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
@@ -72,7 +72,7 @@ def _with_exit_code(rank: Rank, exit_code: int, time: float, oom: str) -> Rank:
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:
     """Return the ranks whose failures count now, the first first, and when to look again.
 
-    A failure counts when its rank has ended, or so many seconds after the rank said what it raised:
+    A failure counts when its rank has ended, or `patience` seconds after it said what it raised:
     until then a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier
     one that is not secondary and may still count, so that the first is told first.
     """

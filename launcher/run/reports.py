@@ -59,7 +59,7 @@ class Reports:
         self._pids: dict[socket.socket, int] = {}  # of ranks that have said who they are
         self._local: dict[int, int] = {}  # pids of ranks by local rank
         self._watched: set[int] = set()  # of these, whose ends the kernel tells
-        self._looks: dict[int, float] = {}  # pids to look at again, after so many seconds
+        self._looks: dict[int, float] = {}  # seconds until a pid is looked at again
         self._look_at = 0.0
         self._ends: deque[Any] = deque()  # to be told when all is read that was said before
         self._oom_kills = system.oom_kills()

@@ -24,7 +24,7 @@ TO_LEAVE_BARRIER = 15.0  # for torchrun, once all hosts have succeeded
 TO_TELL = 3.0  # for a host that starts nothing, to tell the others
 IS_A_STOP = 1.0  # a stop within this time after somebody else told torchrun to end
 AGAIN = 1.0  # until what was killed is killed again
-INTERRUPTS, WITHIN = 3, 2.0  # that many, within so many seconds
+INTERRUPTS, WITHIN = 3, 2.0  # SIGINTs, within seconds
 
 
 class Why(enum.Enum):

@@ -184,8 +184,8 @@ class Supervisor:
             return  # which is about to be told
         environment = {**self._environ, **plan.environment}
         if self._channel.own_address:
-            leads_here = self._channel.name_leads_here
-            plan = reached_at(plan, self._channel.own_address, leads_here, environment)
+            resolves = self._channel.own_name_resolves
+            plan = reached_at(plan, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
@@ -223,7 +223,7 @@ class Supervisor:
     def _signal_ranks(self, action: events.SignalRanks) -> None:
         if self._reports:
             self._reports.tell_signalled(action.pids)
-        at_signal = {pid: self._system.response(pid, action.number) for pid in action.pids}
+        disposition = {pid: self._system.response(pid, action.number) for pid in action.pids}
         for pid in action.pids:
             self._system.send(pid, action.number)
-        self._step(events.Signalled(at_signal))
+        self._step(events.Signalled(disposition))

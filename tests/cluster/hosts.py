@@ -125,7 +125,8 @@ class Host:
         try:
             return self._container.wait(timeout=timeout)["StatusCode"]
         except Exception as error:  # requests has several for a time-out
-            raise AssertionError(f"{self.name} runs on: {error}\n{self.log()}") from None
+            what = f"{self.log()}\n{self._what_runs()}"
+            raise AssertionError(f"{self.name} runs on: {error}\n{what}") from None
 
     def stop(self, limit: int = 120) -> None:
         """Stop as SageMaker does: SIGTERM to PID 1, SIGKILL after limit seconds."""

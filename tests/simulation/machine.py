@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 
 if TYPE_CHECKING:
     from simulation.job import Job
@@ -111,9 +111,9 @@ class Process:
         if self.machine.runner:
             self.machine.runner.sees_end()
 
-    def response(self, number: int) -> AtSignal:
+    def response(self, number: int) -> Disposition:
         """Return what /proc says it does at a signal."""
-        return AtSignal.DIES
+        return Disposition.DEFAULT
 
     def on_end(self) -> None:
         """Have others notice."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from launcher.errors import AtSignal
+from launcher.errors import Disposition
 from launcher.result.raised import Link
 from simulation.machine import Helper, Process
 from simulation.pipe import Pipe
@@ -187,13 +187,13 @@ class Rank(Process):
 
     # Signals
 
-    def response(self, number: int) -> AtSignal:
+    def response(self, number: int) -> Disposition:
         """Return what /proc says it does at a signal."""
         how = self.script.at_stop
         if not self.is_ready or how is AtStop.DIES:
             # Python has a handler of its own for SIGINT, from its start on.
-            return AtSignal.HANDLES if number == signal.SIGINT else AtSignal.DIES
-        return AtSignal.IGNORES if how is AtStop.IGNORES else AtSignal.HANDLES
+            return Disposition.HANDLES if number == signal.SIGINT else Disposition.DEFAULT
+        return Disposition.IGNORES if how is AtStop.IGNORES else Disposition.HANDLES
 
     def on_signal(self, number: int) -> None:
         """Save, die or go on, as the script has it."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from launcher.errors import EXIT_NOT_FOUND, AtSignal, LaunchError
+from launcher.errors import EXIT_NOT_FOUND, Disposition, LaunchError
 from simulation.plan import What
 
 if TYPE_CHECKING:
@@ -335,10 +335,10 @@ class System:
             if process.session == leader != process.pid:
                 process.signal(number)
 
-    def response(self, pid: int, number: int) -> AtSignal:
+    def response(self, pid: int, number: int) -> Disposition:
         """Return what a rank does at a signal."""
         process = self.machine.processes.get(pid)
-        return process.response(number) if process else AtSignal.DIES
+        return process.response(number) if process else Disposition.DEFAULT
 
     def look(self, child: int) -> list[int]:
         """Return what is neither a child nor below it."""

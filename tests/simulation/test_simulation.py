@@ -32,6 +32,30 @@ def test_all_promises_are_kept(seed: int) -> None:
     assert found is None, report(found, seed)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(  # neither starts nor listens, and stands still in between
+            faults=(
+                Fault(What.LAUNCHER_PAUSES, 0.4, amount=4.0),
+                Fault(What.CANNOT_START, 0.4),
+                Fault(What.PORT_TAKEN, host=1, amount=20.0),
+            ),
+            seed=222,
+        ),
+        Plan(  # Ctrl-C between a restart's SIGTERM and the ranks' end
+            hosts=9,
+            script=Script(at_stop=AtStop.DIES, upload=20.0),
+            max_restarts=1,
+            faults=(Fault(What.CRASHES, 3.1, host=2), Fault(What.CTRL_C, 3.4, host=5)),
+            seed=53,
+        ),
+    ],
+)
+def test_a_job_that_once_broke_a_promise_keeps_all(plan: Plan) -> None:
+    assert broken(Job(plan).run()) == []
+
+
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_planted_mistake_is_found(what: str) -> None:
     with planted(MISTAKES[what]):

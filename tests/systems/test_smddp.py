@@ -39,7 +39,7 @@ def test_every_documented_call_on_four_ranks(ranks, names):
 def test_a_process_that_no_launcher_started_is_no_distributed_job(ranks, script):
     path = script(f"""
 import sys
-sys.path.append({smddp.COMPAT!r})
+sys.path.append({smddp.OURS!r})
 import smdistributed.dataparallel.torch.distributed as dist
 assert dist.is_available() is False and dist.is_initialized() is False
 """)
@@ -136,7 +136,7 @@ def test_an_installed_library_is_used(site_packages, packages):
 def test_ours_hides_no_library_that_comes_later(site_packages, name):
     """Another Python of the job may have one, and the script may install one."""
     _, variables, _ = smddp.chosen(os.environ)
-    assert imported(**variables).startswith(smddp.COMPAT)
+    assert imported(**variables).startswith(smddp.OURS)
     library(site_packages, *LAYOUTS[name])
     assert imported(**variables).startswith(str(site_packages))
 
@@ -144,16 +144,16 @@ def test_ours_hides_no_library_that_comes_later(site_packages, name):
 def test_ours_is_added_to_the_end_of_pythonpath(site_packages):
     name, variables, line = smddp.chosen(os.environ)
     assert name == "the launcher's own"
-    assert variables == {"PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + smddp.COMPAT}
+    assert variables == {"PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + smddp.OURS}
     assert line.startswith(OWN) and "API 1.0.0" in line
-    assert smddp.chosen({"PYTHONPATH": ""})[1] == {"PYTHONPATH": smddp.COMPAT}
+    assert smddp.chosen({"PYTHONPATH": ""})[1] == {"PYTHONPATH": smddp.OURS}
 
 
 def test_an_image_with_modelparallel_alone(site_packages):
     (site_packages / "smdistributed" / "modelparallel").mkdir(parents=True)
     (site_packages / "smdistributed" / "modelparallel" / "__init__.py").write_text("")
     _, variables, _ = smddp.chosen(os.environ)
-    assert imported(**variables).startswith(smddp.COMPAT)
+    assert imported(**variables).startswith(smddp.OURS)
     other = imported("smdistributed.modelparallel", **variables)
     assert other.startswith(str(site_packages))
     # A regular package hides ours: better no job than one whose import fails.
@@ -169,7 +169,7 @@ def test_the_plan_without_the_option_has_nothing_of_it(script, pretend_torch):
     assert "PYTHONPATH" not in plain.stdout
     assert "smdistributed" not in plain.stdout + plain.stderr
     ours = subprocess.run([*command, OPTION, "true"], capture_output=True, text=True, check=True)
-    assert f"{os.pathsep}{smddp.COMPAT}" in ours.stdout
+    assert f"{os.pathsep}{smddp.OURS}" in ours.stdout
     assert ours.stderr.count(OWN) == 1
 
 
@@ -193,7 +193,7 @@ def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed(
     def files(folder):
         return {path.relative_to(folder) for path in Path(folder).rglob("*.py")}
 
-    assert files(smddp.COMPAT) == files(REPO / "launcher" / "compat") != set()
+    assert files(smddp.OURS) == files(REPO / "smddp") != set()
     assert importlib.util.find_spec("smdistributed") is None
 
 
@@ -240,7 +240,7 @@ def test_whatever_the_script_starts_finds_the_same_library(start, script, site_p
         library(site_packages, *LAYOUTS["regular packages"])
     host = start(OPTION, "--train-script", script(CHILDREN))
     assert host.wait() == 0, host.log()
-    where = site_packages if installed else smddp.COMPAT
+    where = site_packages if installed else smddp.OURS
     file = f"{where}/smdistributed/dataparallel/torch/__init__.py"
     lines = [f"{who} {file}" for who in ("rank", "fork", "spawn", "forkserver", "program")]
     assert sorted(host.out.splitlines()) == sorted(lines)

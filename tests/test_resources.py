@@ -8,7 +8,7 @@ import pytest
 from conftest import poll
 
 from launcher.errors import LaunchError
-from launcher.job import machine
+from launcher.job import resources
 
 
 @pytest.fixture
@@ -27,19 +27,19 @@ def driver(tmp_path):
 
 def test_gpus_are_counted_with_nvidia_smi(driver):
     lines = "echo 'GPU 0: NVIDIA A10G (UUID: GPU-1)'; echo '  MIG 1g'; echo 'GPU 1: NVIDIA'"
-    assert len(machine.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))) == 2
+    assert len(resources.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))) == 2
 
 
 def test_a_failing_driver_is_reported(driver, logged):
-    assert machine.gpus(driver("nvidia-smi", "echo no driver; exit 9")) == []
+    assert resources.gpus(driver("nvidia-smi", "echo no driver; exit 9")) == []
     assert "nvidia-smi -L failed" in logged()
 
 
 def test_a_driver_that_hangs_leaves_nothing_behind(driver, logged, monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "_ASK_TIMEOUT", 1)
+    monkeypatch.setattr(resources, "_ASK_TIMEOUT", 1)
     note = tmp_path / "pid"
     environ = driver("nvidia-smi", f"trap '' TERM; sleep 600 & echo $! > {note}; wait")
-    assert machine.gpus(environ) == []
+    assert resources.gpus(environ) == []
     assert "did not end within 1 s" in logged()
     poll(lambda: ended(int(note.read_text())))
 
@@ -52,28 +52,28 @@ def ended(pid: int) -> bool:
 
 
 def test_no_driver_no_devices(logged):
-    assert machine.gpus({"PATH": "/nowhere"}) == []
-    assert machine.count_neuron_cores("", {"PATH": "/nowhere"}) == 0
+    assert resources.gpus({"PATH": "/nowhere"}) == []
+    assert resources.count_neuron_cores("", {"PATH": "/nowhere"}) == 0
     assert logged() == ""
 
 
 def test_neuron_cores(driver, logged):
     environ = driver("neuron-ls", """[ "$1" = -j ] && echo '[{"nc_count": 2}, {"nc_count": 2}]'""")
-    assert machine.count_neuron_cores("ml.trn1.2xlarge", environ) == 4
-    assert machine.count_neuron_cores("ml.trn2.48xlarge", environ) == 64  # as the toolkit has it
-    assert machine.count_neuron_cores("", driver("neuron-ls", "echo garbage")) == 0
+    assert resources.count_neuron_cores("ml.trn1.2xlarge", environ) == 4
+    assert resources.count_neuron_cores("ml.trn2.48xlarge", environ) == 64  # as the toolkit has it
+    assert resources.count_neuron_cores("", driver("neuron-ls", "echo garbage")) == 0
     assert "cannot read the output of neuron-ls" in logged()
 
 
 def test_usable_cores_are_within_those_of_the_machine():
-    assert 1 <= machine.usable_cores() <= psutil.cpu_count()
+    assert 1 <= resources.usable_cores() <= psutil.cpu_count()
 
 
 def test_usable_cores_follow_the_affinity_mask():
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
-        assert machine.usable_cores() == 1
+        assert resources.usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
 
@@ -117,7 +117,7 @@ def test_the_cgroups_quota(tmp_path, files, cpus):
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert machine.cgroup_cpus(str(tmp_path / "root")) == cpus
+    assert resources.cgroup_cpus(str(tmp_path / "root")) == cpus
 
 
 @pytest.mark.parametrize(("driver", "efa"), [("efa", True), ("mlx5_core", False)])
@@ -125,24 +125,24 @@ def test_an_efa_device_is_one_with_that_driver(tmp_path, driver, efa):
     (tmp_path / "drivers" / driver).mkdir(parents=True)
     (tmp_path / "class" / "rdmap0s6" / "device").mkdir(parents=True)
     (tmp_path / "class/rdmap0s6/device/driver").symlink_to(tmp_path / "drivers" / driver)
-    assert machine.has_efa(str(tmp_path / "class")) is efa
-    assert machine.has_efa("/nowhere") is False
+    assert resources.has_efa(str(tmp_path / "class")) is efa
+    assert resources.has_efa("/nowhere") is False
 
 
 def test_the_interface_of_a_host_is_the_one_with_its_address():
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]
         if name != "lo" and own:
-            assert machine.interface_of(own[0]) == name
+            assert resources.interface_of(own[0]) == name
     for host in ("localhost", "127.0.0.1", "127.0.0.2", "no-such-host.invalid", "a..b"):
-        assert machine.interface_of(host) == ""
+        assert resources.interface_of(host) == ""
 
 
 def test_interfaces_are_those_of_the_system():
-    assert machine.network_interfaces() == set(psutil.net_if_addrs()) | (
-        machine.network_interfaces() - set(psutil.net_if_addrs())  # ones without an address
+    assert resources.network_interfaces() == set(psutil.net_if_addrs()) | (
+        resources.network_interfaces() - set(psutil.net_if_addrs())  # ones without an address
     )
-    assert "lo" in machine.network_interfaces()
+    assert "lo" in resources.network_interfaces()
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_interfaces_are_those_of_the_system():
 )
 def test_torch_version_is_read_not_imported(pretend_torch, version, seen):
     pretend_torch(version)
-    assert machine.torch_version() == seen
+    assert resources.torch_version() == seen
 
 
 def test_an_unreadable_version_counts_as_the_oldest(pretend_torch, logged):
     pretend_torch("unknown")
-    assert machine.torch_version() == (2, 4)
+    assert resources.torch_version() == (2, 4)
     assert "cannot read the version of torch" in logged()
 
 
@@ -164,5 +164,5 @@ def test_torch_without_torchrun(pretend_torch, tmp_path):
     pretend_torch("2.4.0")
     (tmp_path / "site" / "torch" / "distributed" / "run.py").unlink()
     with pytest.raises(LaunchError, match=r"has no torch.distributed.run") as caught:
-        machine.torch_version()
+        resources.torch_version()
     assert caught.value.exit_code == 127

@@ -27,7 +27,7 @@ from launcher.text import is_loopback
 _ASK_TIMEOUT = 60
 
 
-class Machine(NamedTuple):
+class Resources(NamedTuple):
     """The facts of one host that a plan depends on."""
 
     python: str  # the interpreter that runs torchrun and the ranks
@@ -38,14 +38,14 @@ class Machine(NamedTuple):
     own_interface: str = ""  # with this host's address; only read if SageMaker's does not exist
 
 
-def read_machine() -> Machine:
+def read_resources() -> Resources:
     """Return the facts of this host.
 
     Raises LaunchError if torch or its torchrun (exit code 127) or psutil (2) is not installed.
     """
     version = torch_version()
     require_psutil()
-    return Machine(
+    return Resources(
         python=sys.executable,
         torch_version=version,
         cores=usable_cores(),
@@ -222,7 +222,7 @@ def interface_of(host: str) -> str:
     addresses = {address for address in found if not is_loopback(address)}
     if not addresses:
         return ""
-    import psutil  # not at the top: read_machine says what is wrong with it
+    import psutil  # not at the top: read_resources says what is wrong with it
 
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address in addresses for entry in entries):
