@@ -98,7 +98,7 @@ def _is_alone(watch: Watch, launcher: Launcher) -> bool:
     first = watch.job.machines[0].launcher
     assert first
     stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
-    if launcher.started_at > stays or launcher.ended_at < first.started_at:
+    if launcher.started_at > stays or launcher.ended_at <= first.started_at:
         return True
     return launcher.torchrun is None and (bool(launcher.stops) or planned(watch, *SLOW))
 
