@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from launcher.peers import member
 from launcher.result.causes import Result
 from launcher.run.state import MARGIN, TO_LEAVE_BARRIER
 from simulation import promises_of_ranks
@@ -94,11 +95,12 @@ def all_say_the_same(watch: Watch) -> Iterator[str]:
 
 
 def _is_alone(watch: Watch, launcher: Launcher) -> bool:
-    """Tell whether a host came too late to hear the result, or left before the first came."""
+    """Tell whether a host came too late to hear the result, or left before it met the first."""
     first = watch.job.machines[0].launcher
     assert first
     stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
-    if launcher.started_at > stays or launcher.ended_at <= first.started_at:
+    leaves_first = launcher.ended_at <= first.started_at + member.RETRY_MOST
+    if launcher.started_at > stays or leaves_first:
         return True
     return launcher.torchrun is None and (bool(launcher.stops) or planned(watch, *SLOW))
 
