@@ -117,7 +117,6 @@ def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
 ):
     # Told, since two jobs may measure differently.
     job = (*SMALL, "--epochs", "2", "--bf16", random.choice(["true", "false"]))
-    job += ("--deterministic", "true")
     whole = ranks.run(TRAIN_HYMENOPTERA, *job, *folders("whole"), count=4)
     assert whole.codes == [0] * 4, whole.err
     job += tuple(folders("other"))
@@ -133,7 +132,7 @@ def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
     killed = ranks.run(script(KILLED), *job, count=4)
     assert killed.codes[0] == 137, killed.err
     names = sorted(os.listdir("other/checkpoints"))
-    assert names[-1] == "checkpoint-000001-000000000044.pt.tmp", names
+    assert names[-1] == "checkpoint.tmp", names
     last = ranks.run(TRAIN_HYMENOPTERA, *job, count=4)
     assert last.codes == [0] * 4, last.err
     assert "going on from other/checkpoints/checkpoint-000000-000000000044.pt" in last.out

@@ -20,9 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from arguments import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DATA_DIR, switch, switch_or_auto
-from checkpoints import Checkpoints
-from deterministic import RandomStates, prime
-from metrics import Progress, Totals
+from checkpoints import Checkpoints, Progress, prime
 from pictures import Draws, Normalize, make_loader, train_and_val
 from precision import Precision
 from process_group import end_host, end_together, join_group, leave_group
@@ -54,7 +52,6 @@ def parse_args():
     parser.add_argument("--pin-memory", type=switch_or_auto, help="auto: for GPUs")
     parser.add_argument("--compile", type=switch, default=False)
     parser.add_argument("--sync-bn", type=switch, default=False, help="statistics of all GPUs")
-    parser.add_argument("--deterministic", type=switch, default=False, help="resume bit by bit")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
     parser.add_argument("--model-dir", default=MODEL_DIR)
     parser.add_argument("--output-data-dir", default=OUTPUT_DATA_DIR)
@@ -129,16 +126,13 @@ def train(args, device):
     made_for = {"script": "train_hymenoptera", "model": "resnet18", "classes": train_data.classes}
     made_for.update(lr=lr, lr_step=args.lr_step, seed=args.seed)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "precision": precision}
-    if args.deterministic:
-        parts["random"] = RandomStates()
     progress = Progress(device)
     with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
         checkpoints.load(progress)
         precision.choose(args, device)
-        if args.deterministic:  # DDP's first step rounds otherwise than the later ones
-            count = args.batch_size if args.compile else 2  # what is compiled, is for a size
-            blank = torch.zeros(count, 3, args.image_size, args.image_size, dtype=torch.uint8)
-            prime(ddp_model, lambda network: forward(blank, network))
+        count = args.batch_size if args.compile else 2  # what is compiled, is for a size
+        blank = torch.zeros(count, 3, args.image_size, args.image_size, dtype=torch.uint8)
+        prime(ddp_model, lambda network: forward(blank, network))
         results = Results(args.output_data_dir, progress.history, args.log_every)
         to_see = len(train_data) * (args.epochs - progress.epoch) - progress.samples
         for epoch in range(progress.epoch, args.epochs):
@@ -173,14 +167,14 @@ def validate(loader, model, forward, loss_function, device):
     """Return mean loss and accuracy over the pictures of all ranks, each counted once."""
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)  # each rank has batch statistics of its own; rank 0's are saved
-    totals = Totals(device)
+    seen = Progress(device)
     model.eval()
     for images, labels in loader:
         labels = labels.to(device, non_blocking=True)
         logits = forward(images, model)
-        totals.add(loss_function(logits, labels), logits, labels)
+        seen.count(loss_function(logits, labels), logits, labels)
     model.train()
-    return totals.means()
+    return seen.end_epoch()
 
 
 def save(model, classes, args):
