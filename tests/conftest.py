@@ -281,6 +281,7 @@ STOPPING = """
 import os, signal, sys, time
 import psutil
 sys.path.insert(0, {folder!r})
+import torch
 import torch.distributed as dist
 import {name} as script
 
@@ -291,8 +292,8 @@ heard = False
 def counted(self, *args):
     global steps
     count(self, *args)
-    steps -= 1
-    if steps == 0 and dist.get_rank() == 1:
+    steps -= not torch.is_inference_mode_enabled()  # which a validation is in
+    if steps == 0 and dist.get_rank() == 1 and not heard:
         above = os.getppid()  # torchrun, or what stands in for it (ranks.py)
         if "HOST_UNDER_TEST" in os.environ:
             above = psutil.Process(above).ppid()  # the launcher

@@ -6,7 +6,6 @@ import os
 # SageMaker's, where this runs there; elsewhere nothing is kept unless somebody asks for it.
 CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
 MODEL_DIR = os.environ.get("SM_MODEL_DIR", ".")
-OUTPUT_DATA_DIR = os.environ.get("SM_OUTPUT_DATA_DIR", ".")
 
 
 def switch(text):
@@ -15,11 +14,3 @@ def switch(text):
     if text.lower() not in words:
         raise argparse.ArgumentTypeError(f"{text!r}; expected true or false")
     return words[text.lower()]
-
-
-def switch_or_auto(text):
-    """Read a flag that may also be `auto`, which is None: the script then decides."""
-    try:
-        return None if text.lower() == "auto" else switch(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, or auto") from None

@@ -93,7 +93,7 @@ def test_train_hymenoptera(job, mpi_image, client, ants_and_bees, name):
     job.image = mpi_image
     job.add("algo-1", "algo-2")
     add_torchvision(job, client)
-    small = {"weights": "none", "image-size": 64, "batch-size": 4, "epochs": 1, "cache": True}
+    small = {"weights": "none", "image-size": 64, "batch-size": 4, "epochs": 1}
     will_train(job, TRAIN_HYMENOPTERA, name, **small)
     for host in job.values():
         host.channels = {part: ants_and_bees / part for part in ("train", "val")}

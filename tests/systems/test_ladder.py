@@ -60,6 +60,14 @@ def test_the_page_has_a_row_for_each_script_with_its_lines():
     assert {name: int(count) for name, count in rows} == lines
 
 
+def test_the_learning_rate_grows_with_the_ranks_after_a_warm_up(ranks):
+    done = ranks.run(SYSTEMS / "large_batch.py", count=2)
+    assert done.codes == [0, 0], done.err
+    rates = [float(rate) for rate in re.findall(r"lr=([\d.]+)", done.out)]
+    assert rates == pytest.approx([0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.1, 0.1])
+    assert float(re.search(r"accuracy=([\d.]+)", done.out)[1]) > 0.9
+
+
 # torch_xla's place: what the script uses of it, over gloo.
 XLA = {
     "torch_xla/__init__.py": """
