@@ -28,12 +28,12 @@ BATCH, LR = "32", "0.004"
 TRAIN, VAL = 244, 153  # pictures, as many as the real ones
 
 
-def run(ranks: int, folder: Path, *argv: object) -> str:
+def run(ranks: int, folder: Path, *argv: object, **variables: str) -> str:
     """Run a script with so many ranks, its temporary files in folder; return what it printed."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *map(str, argv)]
-    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": str(folder)}
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": str(folder), **variables}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
@@ -43,10 +43,11 @@ def run(ranks: int, folder: Path, *argv: object) -> str:
 def ours(ranks: int, data: Path, folder: Path, epochs: int, seed: int, *options: object) -> dict:
     """Train as the reference script does; return its speed and its accuracy."""
     argv = [SCRIPTS / "train_hymenoptera.py", "--data", data, "--epochs", epochs, "--seed", seed]
-    for option in ("checkpoint-dir", "model-dir", "output-data-dir"):
+    for option in ("checkpoint-dir", "model-dir"):
         argv += [f"--{option}", folder / option]
-    out = run(ranks, folder.parent, *argv, "--batch-size", BATCH, *options)
-    last = (folder / "output-data-dir" / "metrics.jsonl").read_text().splitlines()[-1]
+    output = {"SM_OUTPUT_DATA_DIR": str(folder / "output")}
+    out = run(ranks, folder.parent, *argv, "--batch-size", BATCH, *options, **output)
+    last = (folder / "output" / "metrics.jsonl").read_text().splitlines()[-1]
     speed = float(out.partition("s: ")[2].partition(" pictures/s")[0])
     return {"pictures_per_second": speed, "val_accuracy": json.loads(last)["val_accuracy"]}
 

@@ -281,6 +281,7 @@ STOPPING = """
 import os, sys, time
 import psutil
 sys.path.insert(0, {folder!r})
+import torch
 import torch.distributed as dist
 import {name} as script
 
@@ -291,8 +292,8 @@ heard = False
 def counted(self, *args):
     global steps
     count(self, *args)
-    steps -= 1
-    if steps == 0 and dist.get_rank() == 1:
+    steps -= not torch.is_inference_mode_enabled()  # which a validation is in
+    if steps == 0 and dist.get_rank() == 1 and not heard:
         above = psutil.Process().parent()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             above = above.parent()  # the launcher, above torchrun
@@ -322,13 +323,13 @@ def stopping(script):
 
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator:
-    """Import a module of the reference scripts, in a process group of one: reference("metrics")."""
+    """Import a module of the scripts, in a process group of one: reference("checkpoints")."""
     import torch.distributed as dist
 
     monkeypatch.syspath_prepend(str(REPO / "train_scripts"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield importlib.import_module
-    importlib.import_module("process_group").leave_group()
+    importlib.import_module("checkpoints").leave_group()
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # What the scripts take long to import, or torch when they use it.
-IMPORTED = ("torch._dynamo", "torch.utils.tensorboard", "torchvision.transforms.v2")
-IMPORTED += ("matplotlib.pyplot",)
+IMPORTED = ("torch._dynamo", "torchvision.transforms.v2", "matplotlib.pyplot")
 HANGS = 100  # s until a rank that has not ended says where it is
 
 

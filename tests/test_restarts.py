@@ -36,7 +36,7 @@ if is_first:
 for _ in range(9):
     dist.all_reduce(torch.ones(1))
 dist.barrier()
-time.sleep(0.1)  # leave as leave_group() in train_scripts/process_group.py does
+time.sleep(0.1)  # leave as leave_group() in train_scripts/checkpoints.py does
 dist.destroy_process_group()
 """
 

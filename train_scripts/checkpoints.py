@@ -1,6 +1,7 @@
-"""Checkpoints: a job that is stopped at any step saves, and the next start goes on from there.
+"""The stop that saves, and the resume, for a model that fits on one rank. Needs torch alone.
 
-    progress = Progress(device)  # of metrics.py
+    device = join_group()
+    progress = Progress(device)
     with Checkpoints(folder, made_for, {"model": model, "optimizer": optimizer}) as checkpoints:
         checkpoints.load(progress)  # nothing at the first start
         for epoch in range(progress.epoch, epochs):
@@ -10,14 +11,14 @@
                 progress.count(loss, logits, labels)
                 checkpoints.leave_if_stopped(progress)
             loss, accuracy = progress.end_epoch()
-            checkpoints.save(progress)  # or before a long validation, which it then repeats
+            checkpoints.save(progress)  # or before a long validation, which is then repeated
 
-All ranks call these together. Rank 0 alone reads and writes files, so that the folder need be there
-on the first host only, which is what SageMaker keeps for the next start (checkpoint_s3_uri). It
-needs torch alone.
+All ranks call these together. Rank 0 alone reads and writes files, so that the folder has to be on
+the first host only, which is what SageMaker keeps for the next start (checkpoint_s3_uri).
 """
 
-import contextlib
+import copy
+import gc
 import io
 import itertools
 import os
@@ -25,15 +26,64 @@ import re
 import signal
 import sys
 import threading
+import time
+import traceback
 import zipfile
 
 import torch
 import torch.distributed as dist
-from process_group import end_together
 from torch.utils.data import DistributedSampler
 
-KEEP = 2  # checkpoints; older ones of this job are removed
-NAME = re.compile(r"checkpoint-\d{6}-\d{12}\.pt(\.tmp)?")
+KEEP = 2  # checkpoints
+NAME = re.compile(r"checkpoint-\d{6}-\d{12}\.pt")
+
+
+class Progress:
+    """Where a job is, and its loss and accuracy over all ranks.
+
+    `history` is the script's own, a list of plain values.
+    """
+
+    def __init__(self, device):
+        self.epoch = 0
+        self.samples = 0  # of the epoch, that all ranks together have seen
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # this rank's
+        self.history = []
+
+    def count(self, loss, logits, labels):
+        """Count a batch of this rank, and those of the other ranks, which are as large."""
+        correct = (logits.argmax(dim=1) == labels).sum()
+        # On the device: a tensor copied there from the CPU would wait for the GPU.
+        count = torch.full_like(correct, len(labels))
+        self.sums += torch.stack((loss.detach() * len(labels), correct, count))
+        self.samples += len(labels) * dist.get_world_size()
+
+    def sums_of_all(self):
+        """Return [loss, correct, samples], added up over all ranks."""
+        sums = self.sums.clone()
+        dist.all_reduce(sums)
+        return sums
+
+    def end_epoch(self):
+        """Return the epoch's mean loss and accuracy, and go on to the next."""
+        sums = self.sums_of_all()
+        self.sums.zero_()
+        self.epoch, self.samples = self.epoch + 1, 0
+        return (sums[:2] / sums[2]).tolist()
+
+
+class ResumableSampler(DistributedSampler):
+    """A DistributedSampler that can go on in the middle of an epoch."""
+
+    start = 0
+
+    def set_epoch(self, epoch, start=0):
+        """Choose the epoch's order, and how many samples of it all ranks together have seen."""
+        super().set_epoch(epoch)
+        self.start = start
+
+    def __iter__(self):
+        return itertools.islice(super().__iter__(), self.start // self.num_replicas, None)
 
 
 class Checkpoints:
@@ -41,19 +91,16 @@ class Checkpoints:
 
     `made_for` says in plain values what a checkpoint can be used for (script, model, classes,
     seed, learning rate); with one made for something else the job ends, and leaves it as it is.
-    `parts` are what has a state_dict(), which all ranks call; rank 0's is saved. With folder ""
-    nothing is kept. Only in the main thread, and after join_group().
+    `parts` are what has a state_dict(); rank 0's is saved. With folder "" nothing is kept. Only in
+    the main thread, and after join_group().
     """
 
     def __init__(self, folder, made_for, parts):
-        self.folder = folder
-        self.made_for = made_for
-        self.parts = parts
+        self.folder, self.made_for, self.parts = folder, made_for, parts
         # What is said here is in main memory, and must not wait for a GPU.
         self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._signal = 0
         self._saved = ""  # the newest one's path
-        self._whole = []  # paths of this job's, the oldest first
         self._writer = None
         self._error = ""
 
@@ -93,18 +140,20 @@ class Checkpoints:
         sys.exit(128 + int(number))
 
     def save(self, progress):
-        """Copy the state and write it in the background; end the job if the last one failed.
-
-        It is written under another name, flushed to disk and renamed: a reader sees a whole one or
-        none.
-        """
+        """Copy the state and write it in the background; end the job if the last one failed."""
         name = f"checkpoint-{progress.epoch:06}-{progress.samples:012}.pt"
         path = os.path.join(self.folder, name)
         if not self.folder or path == self._saved:
             return
         self._saved = path
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        random_states = [None] * dist.get_world_size()
+        mine = {"cpu": torch.get_rng_state(), "cuda": cuda}
+        dist.all_gather_object(random_states, mine, group=self._group)
         state = {name: part.state_dict() for name, part in self.parts.items()}
-        state.update(made_for=self.made_for, progress=progress.state_dict())
+        state["random"] = random_states
+        state["progress"] = {**vars(progress), "sums": progress.sums_of_all().cpu()}
+        state["made_for"] = self.made_for
         self._settle()
         if dist.get_rank() == 0:
             buffer = io.BytesIO()
@@ -113,7 +162,8 @@ class Checkpoints:
             self._writer.start()
 
     def _write(self, path, data):
-        temporary = path + ".tmp"
+        """Write another file, flush it to disk, rename: readers see a whole one or none."""
+        temporary = os.path.join(self.folder, "checkpoint.tmp")
         try:
             os.makedirs(self.folder, exist_ok=True)
             with open(temporary, "wb") as file:
@@ -121,18 +171,17 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            older = [one for one in self._names() if one < os.path.basename(path)]
+            for name in older[: -(KEEP - 1)]:
+                os.remove(os.path.join(self.folder, name))
         except Exception as error:
             reason = getattr(error, "strerror", None) or repr(error)
             self._error = f"cannot write the checkpoint {path}: {reason}"
-            _remove(temporary)
-            return
-        with contextlib.suppress(OSError):  # not every file system can
-            folder = os.open(self.folder, os.O_RDONLY)
-            os.fsync(folder)  # the new name, too, is to outlast a loss of power
-            os.close(folder)
-        self._whole = [old for old in self._whole if old != path] + [path]
-        while len(self._whole) > KEEP:
-            _remove(self._whole.pop(0))
+
+    def _names(self):
+        """Return the names of the checkpoints in the folder, the oldest first."""
+        there = os.listdir(self.folder) if os.path.isdir(self.folder) else ()
+        return sorted(name for name in there if NAME.fullmatch(name))
 
     def _settle(self):
         """Wait until the last checkpoint is on disk; all ranks end if it could not be written."""
@@ -143,32 +192,33 @@ class Checkpoints:
 
     def load(self, progress):
         """Go on from what was saved last, if anything was, on all ranks alike."""
-        data = self._read() if dist.get_rank() == 0 and self.folder else b""
+        found = [None]
+        try:
+            if dist.get_rank() == 0:
+                found = [self._read()]
+        except OSError as error:
+            self._error = f"cannot read the checkpoint {error.filename}: {error.strerror}"
         end_together(self._error, self._group)
-        size = torch.tensor(len(data))
-        dist.broadcast(size, 0, group=self._group)
-        if not size:
+        dist.broadcast_object_list(found, 0, group=self._group)
+        if not found[0]:
             return
-        whole = torch.frombuffer(bytearray(data or int(size)), dtype=torch.uint8)
-        dist.broadcast(whole, 0, group=self._group)
-        state = _unpack(whole.numpy())
+        state = _unpack(found[0])
         for name, part in self.parts.items():
-            if name in state:  # else the script had no such part when it wrote this
-                part.load_state_dict(state[name])
-        progress.load_state_dict(state["progress"])
+            part.load_state_dict(state[name])
+        sums = state["progress"].pop("sums")
+        vars(progress).update(state["progress"])
+        if dist.get_rank() == 0:
+            progress.sums += sums.to(progress.sums.device)
+        if len(state["random"]) == dist.get_world_size():
+            mine = state["random"][dist.get_rank()]
+            torch.set_rng_state(mine["cpu"])
+            if torch.cuda.is_initialized() and mine["cuda"] is not None:
+                torch.cuda.set_rng_state(mine["cuda"])
 
     def _read(self):
         """Return the newest whole checkpoint's bytes; name those that are passed over."""
-        there = sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
-        names = [name for name in there if NAME.fullmatch(name)]
-        foreign = ", ".join(name for name in there if not NAME.fullmatch(name))
-        if foreign:
-            print(f"passing over what no job wrote to {self.folder}: {foreign}", flush=True)
-        while names:
-            path = os.path.join(self.folder, names.pop())
-            if path.endswith(".tmp"):
-                _remove(path)  # a job was killed while it wrote
-                continue
+        for name in reversed(self._names()):
+            path = os.path.join(self.folder, name)
             try:
                 with open(path, "rb") as file:
                     data = file.read()
@@ -176,55 +226,84 @@ class Checkpoints:
                 if damaged:
                     raise ValueError(f"{damaged} is damaged")
                 state = _unpack(data)
-                made_for = state.get("made_for")
-                if not made_for:
-                    raise ValueError("checkpoints.py did not write it")
-            except PermissionError as error:
-                self._error = f"cannot read the checkpoint {path}: {error.strerror}"
-                return b""
+                if not {"made_for", "progress", "random", *self.parts} <= set(state):
+                    raise ValueError("checkpoints.py did not write it, or for other parts")
+            except OSError:
+                raise  # it may be whole
             except Exception as error:  # torch raises many kinds for a file that is not its own
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 print(f"passing over {path}, no whole checkpoint: {reason}", flush=True)
                 continue
-            if "progress" not in state:
-                self._error = f"an older script wrote {path}; choose another --checkpoint-dir"
-                return b""
-            if made_for != self.made_for:
-                theirs, ours = (
-                    {name: one[name] for name in one if one[name] != other.get(name)}
-                    for one, other in ((made_for, self.made_for), (self.made_for, made_for))
-                )
-                self._error = (
-                    f"{path} is a checkpoint of {theirs}, and this is {ours}; "
-                    "choose another --checkpoint-dir"
-                )
-                return b""
+            theirs, ours = state["made_for"], self.made_for
+            differ = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+            if differ:
+                was, is_now = ({name: one.get(name) for name in differ} for one in (theirs, ours))
+                self._error = f"{path} is a checkpoint of {was}, and this is {is_now}; "
+                self._error += "choose another --checkpoint-dir"
+                break
             print(f"going on from {path}", flush=True)
-            self._whole = [os.path.join(self.folder, name) for name in names] + [path]
             return data
-        return b""
-
-
-class ResumableSampler(DistributedSampler):
-    """A DistributedSampler that can go on in the middle of an epoch."""
-
-    start = 0
-
-    def set_epoch(self, epoch, start=0):
-        """Choose the epoch's order, and how many samples of it all ranks together have seen."""
-        super().set_epoch(epoch)
-        self.start = start
-
-    def __iter__(self):
-        return itertools.islice(super().__iter__(), self.start // self.num_replicas, None)
+        return None
 
 
 def _unpack(data):
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def _remove(path):
-    try:
-        os.remove(path)
-    except OSError:
-        pass  # it may be gone, or never have been
+def prime(ddp_model, forward):
+    """Run one step of a DistributedDataParallel model that changes nothing, before load().
+
+    After its first step it lays its buckets out anew (Reducer::rebuild_buckets), and where a number
+    lies in a bucket decides in which order gloo adds up those of the ranks. A job that resumes
+    would round its first step otherwise than one that never stopped, had it not had one already.
+    """
+    before = copy.deepcopy(ddp_model.module.state_dict())
+    forward(ddp_model).sum().backward()
+    ddp_model.zero_grad()
+    ddp_model.module.load_state_dict(before)
+
+
+def join_group():
+    """Join the group that torchrun's variables describe, or be one alone; return our device."""
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
+        device, backend = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), "nccl"
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return device
+
+
+def end_together(error, group=None):
+    """End all ranks if rank 0 has an error; none is left waiting in a collective."""
+    errors = [error]
+    dist.broadcast_object_list(errors, 0, group=group)
+    if errors[0]:
+        end_host(errors[0])
+
+
+def end_host(message):
+    """End this rank, as all ranks of this host do; the first of them says why.
+
+    torchrun reports the rank that ended first, and ends the others.
+    """
+    if int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        time.sleep(5)
+        sys.exit(1)
+    sys.exit(message)
+
+
+def leave_group():
+    """Destroy the process group, in main()'s `finally`, once its threads have nothing left to do.
+
+    DistributedDataParallel refers to itself, and the frames of an error or a stop hold it. While it
+    lives, so do gloo's threads, and one that frees its last work too late aborts the process at
+    exit (torch 2.13, 1 run in 10). destroy_process_group() waits for them with Python's lock, which
+    one that still has a tensor to free waits for in turn (torch 2.4): a deadlock.
+    """
+    traceback.clear_frames(sys.exc_info()[2])
+    gc.collect()
+    time.sleep(0.1)  # without the lock
+    dist.destroy_process_group()

@@ -19,7 +19,7 @@ import shutil
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from process_group import end_host
+from checkpoints import end_host
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,

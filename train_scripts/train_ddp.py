@@ -1,13 +1,12 @@
-"""minimal_ddp.py with options, checkpoints and a stop that saves.
+"""minimal_ddp.py with options, metrics of all ranks, checkpoints and a stop that saves.
 
 One process:        python train_ddp.py
 One host:           torchrun --nproc-per-node 2 train_ddp.py --epochs 5
 One or more hosts:  sm-launch --train-script train_ddp.py --epochs 5
-Open MPI:           mpirun -n 2 python train_ddp.py
 
-It needs torch and the modules beside it, runs on CPU (gloo) or GPU (nccl), and saves the model to
-SM_MODEL_DIR. A stopped job goes on where it was (checkpoints.py). train_hymenoptera.py is the same
-for pictures.
+It needs torch and checkpoints.py, runs on CPU (gloo) or GPU (nccl), and saves the model to
+SM_MODEL_DIR. A stopped job goes on where it was, and ends with the weights of one that was not
+stopped: on CPU to the last bit. train_hymenoptera.py is the same for pictures.
 """
 
 import argparse
@@ -15,15 +14,13 @@ import os
 
 import torch
 import torch.distributed as dist
-from arguments import CHECKPOINT_DIR, MODEL_DIR, switch
-from checkpoints import Checkpoints, ResumableSampler
-from compression import METHODS, compress
-from deterministic import RandomStates, prime
-from metrics import Progress
-from process_group import BACKENDS, end_step, join_group, leave_group
+from checkpoints import Checkpoints, Progress, ResumableSampler, join_group, leave_group, prime
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+# SageMaker's folder, where this runs there; elsewhere nothing is kept unless somebody asks for it.
+CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
 
 
 def parse_args():
@@ -33,14 +30,13 @@ def parse_args():
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=BACKENDS, default="auto")
-    parser.add_argument("--compress", choices=METHODS, help="send gradients in fewer bytes")
-    parser.add_argument("--deterministic", type=switch, default=False, help="resume bit by bit")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
-    parser.add_argument("--model-dir", default=MODEL_DIR)
+    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
     args = parser.parse_args()
-    if args.deterministic and args.compress == "powersgd":
-        parser.error("--deterministic cannot go with powersgd, whose state no checkpoint keeps")
+    for name, least in {"epochs": 0, "batch_size": 1, "lr": 0, "samples": 1}.items():
+        value = getattr(args, name)
+        if not value >= least:  # nan is not, either
+            parser.error(f"--{name.replace('_', '-')} {value}: expected {least} or more")
     return args
 
 
@@ -66,17 +62,13 @@ def train(args, device):
 
     model = make_model(args.seed, device)
     ddp_model = DistributedDataParallel(model)
-    compress(ddp_model, args.compress)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loss_function = nn.CrossEntropyLoss()
-    parts = {"model": model, "optimizer": optimizer}
-    if args.deterministic:
-        # DDP's first step rounds otherwise than the later ones; a resumed job has one, too.
-        prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
-        parts["random"] = RandomStates()
+    prime(ddp_model, lambda network: network(torch.zeros(1, 2, device=device)))
 
     progress = Progress(device)
     made_for = {"script": "train_ddp", "model": str(model), "lr": args.lr, "seed": args.seed}
+    parts = {"model": model, "optimizer": optimizer}
     with Checkpoints(args.checkpoint_dir, made_for, parts) as checkpoints:
         checkpoints.load(progress)
         for epoch in range(progress.epoch, args.epochs):
@@ -89,7 +81,6 @@ def train(args, device):
                 loss.backward()
                 optimizer.step()
                 progress.count(loss, logits, labels)
-                end_step(device)
                 checkpoints.leave_if_stopped(progress)
             loss, accuracy = progress.end_epoch()
             if dist.get_rank() == 0:
@@ -109,7 +100,7 @@ def save(model, model_dir):
 
 def main():
     args = parse_args()
-    device = join_group(args.backend)
+    device = join_group()
     try:
         model = train(args, device)
         if dist.get_rank() == 0:

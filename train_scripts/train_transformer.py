@@ -19,12 +19,12 @@ import argparse
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from arguments import CHECKPOINT_DIR, MODEL_DIR, switch
-from process_group import join_group, leave_group, says_why
+from checkpoints import join_group, leave_group
 from sharded_checkpoints import ShardedCheckpoints
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -33,7 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 def refuse(why):
     """End this rank with exit code 2, as all ranks do; the first of this host says why."""
-    if says_why():
+    if int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        time.sleep(5)  # torchrun reports the rank that ended first, and ends the others
+    else:
         print(f"train_transformer.py: {why}", file=sys.stderr, flush=True)
     raise SystemExit(2) from ValueError(why)
 
@@ -47,13 +49,16 @@ try:
 except ImportError:
     refuse(f"needs torch 2.6 or later; this is torch {torch.__version__}")
 
+# SageMaker's folder, where this runs there; elsewhere nothing is kept unless somebody asks for it.
+CHECKPOINT_DIR = "/opt/ml/checkpoints" if os.path.isdir("/opt/ml") else ""
 MODEL = {"layers": 4, "heads": 4, "width": 64, "length": 32, "vocabulary": 64}
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parallel", choices=list(STRATEGIES), default="ddp")
-    parser.add_argument("--shard-optimizer", type=switch, default=False, help="with ddp")
+    words = {"type": str.lower, "choices": ["true", "false"], "default": "false"}
+    parser.add_argument("--shard-optimizer", **words, help="with ddp")
     parser.add_argument("--micro-batches", type=int, default=4, help="of a batch, with pipeline")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=16, help="of all ranks together")
@@ -61,11 +66,12 @@ def parse_args():
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
     parser.add_argument("--checkpoint-dir", default=CHECKPOINT_DIR)
     parser.add_argument("--checkpoint-every", type=int, default=50, help="steps")
-    parser.add_argument("--model-dir", default=MODEL_DIR)
-    return parser.parse_args()
+    parser.add_argument("--model-dir", default=os.environ.get("SM_MODEL_DIR", "."))
+    args = parser.parse_args()
+    args.shard_optimizer = args.shard_optimizer == "true"
+    return args
 
 
 def check(args, ranks):
@@ -285,9 +291,8 @@ def save(model, args):
 def main():
     args = parse_args()
     # Before the group is joined: no rank is to wait for one that has left.
-    variable = "WORLD_SIZE" if "RANK" in os.environ else "OMPI_COMM_WORLD_SIZE"
-    check(args, int(os.environ.get(variable, 1)))
-    device = join_group(args.backend)
+    check(args, int(os.environ.get("WORLD_SIZE", 1)))
+    device = join_group()
     try:
         save(train(args, device), args)
     finally:

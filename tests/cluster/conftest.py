@@ -68,7 +68,7 @@ def add_torchvision(job: Job, client: docker.DockerClient) -> None:
             host.environment["PYTHONPATH"] = "/opt/packages"
         return
     pair = [f"{name}==={metadata.version(name)}" for name in ("torch", "torchvision")]
-    packages = " ".join([*pair, "matplotlib", "pillow", "tensorboard", "tqdm"])
+    packages = " ".join([*pair, "matplotlib", "pillow"])
     recipe = f"FROM {job.image}\nRUN pip install --no-cache-dir {packages}\n"
     job.image += "-torchvision"
     fileobj = io.BytesIO(recipe.encode())

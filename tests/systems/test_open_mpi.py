@@ -1,9 +1,10 @@
-"""The reference scripts as ranks of a real mpirun, unchanged."""
+"""The reference scripts as ranks of a real mpirun, unchanged, by under_mpirun.py."""
 
+import importlib
 import signal
 
 import pytest
-from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, free_port
+from conftest import SYSTEMS, TRAIN_DDP, TRAIN_HYMENOPTERA, free_port
 
 pytestmark = pytest.mark.torch
 
@@ -14,7 +15,8 @@ SMALL = ("--epochs", 2, "--samples", 256, "--batch-size", 32)
 def mpirun(mpirun):
     """As it is, with a port of this test's own."""
 
-    def of_its_own(*words, **environment):
+    def of_its_own(count, script, *words, **environment):
+        words = (count, SYSTEMS / "under_mpirun.py", "--train-script", script, *words)
         return mpirun(*words, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", **environment)
 
     return of_its_own
@@ -46,7 +48,7 @@ def test_train_hymenoptera(mpirun, ants_and_bees):
 @pytest.mark.systems
 def test_a_failed_rank_ends_the_job(mpirun, script):
     text = f"import os, sys; sys.path.insert(0, {str(TRAIN_DDP.parent)!r})\nimport train_ddp\n"
-    text += "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    sys.exit(7)\ntrain_ddp.main()"
+    text += "if os.environ['RANK'] == '1':\n    sys.exit(7)\ntrain_ddp.main()"
     host = mpirun(2, script(text), *SMALL)
     assert host.wait() == 7, host.log()
     assert host.leftovers() == []
@@ -67,3 +69,32 @@ def test_a_stopped_job_resumes(mpirun):
     assert host.wait() == 0, host.log()
     assert "going on from checkpoints/checkpoint-" in host.log()
     assert "epoch=1 loss=" not in host.out
+
+
+FIRST_HOSTS = {
+    "MASTER_ADDR": ({"MASTER_ADDR": "a", "SM_HOSTS": '["b", "c"]'}, "a"),
+    "smdistributed": ({"SMDATAPARALLEL_SERVER_ADDR": "b", "SMDATAPARALLEL_SERVER_PORT": "1"}, "b"),
+    "SageMaker's hosts": ({"SM_HOSTS": '["algo-1", "algo-2"]'}, "algo-1"),
+    "one host": ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "localhost"),
+}
+MPI = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+MPI = {f"OMPI_COMM_WORLD_{name}": value for name, value in MPI.items()}
+
+
+@pytest.fixture
+def from_open_mpi(monkeypatch):
+    monkeypatch.syspath_prepend(str(SYSTEMS))
+    return importlib.import_module("under_mpirun").from_open_mpi
+
+
+@pytest.mark.parametrize("case", FIRST_HOSTS)
+def test_the_first_host_under_mpirun(from_open_mpi, case):
+    more, first = FIRST_HOSTS[case]
+    variables = from_open_mpi({**MPI, **more})
+    assert variables["MASTER_ADDR"] == first
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("3", "4", "0")
+
+
+def test_several_hosts_of_which_none_is_known_to_be_the_first(from_open_mpi):
+    with pytest.raises(SystemExit, match=r"^mpirun started several hosts; .*-x MASTER_ADDR=HOST$"):
+        from_open_mpi(MPI)

@@ -87,8 +87,10 @@ def sent_files(aws):
 def metrics(ranks, ants_and_bees, tmp_path):
     """Run the reference script; return its log, and each metric's values as its file has them."""
     small = ["--weights", "none", "--epochs", "2", "--image-size", "64", "--batch-size", "8"]
-    folders = [f"--{name}-dir={tmp_path / name}" for name in ("model", "output-data", "checkpoint")]
-    done = ranks.run(TRAIN_HYMENOPTERA, "--data", ants_and_bees, *small, *folders, count=2)
+    folders = [f"--{name}-dir={tmp_path / name}" for name in ("model", "checkpoint")]
+    output = {"SM_OUTPUT_DATA_DIR": str(tmp_path / "output-data")}
+    job = (TRAIN_HYMENOPTERA, "--data", ants_and_bees, *small, *folders)
+    done = ranks.run(*job, count=2, **output)
     assert done.codes == [0, 0], done.err
     lines = (tmp_path / "output-data" / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line) for line in lines]

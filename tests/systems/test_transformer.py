@@ -259,11 +259,6 @@ def test_two_hosts_with_folders_of_their_own(job, start_two, script, tmp_path):
     assert close(losses("".join(own[:12]) + out), alone)
 
 
-@needs_newer
-def test_it_is_short_enough_to_read_at_one_go():
-    assert len(SCRIPT.read_text().splitlines()) <= 300
-
-
 OLD = f"""
 import runpy, sys
 import torch.distributed.fsdp
