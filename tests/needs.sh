@@ -33,7 +33,7 @@ python_can "import ensurepip, venv" || need "Python's venv" python3-venv
 # For hosts in network namespaces, which root alone can make.
 there ip || [ "$(id -u)" -ne 0 ] || need ip iproute2
 case $tests in
-test | test-cluster | matrix | test-systems)
+test | matrix | test-systems)
     # debootstrap makes a base image where none can be pulled.
     engine_can_be_started || engine_answers ||
         need "$engine" docker.io debootstrap iptables ca-certificates

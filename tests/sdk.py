@@ -17,9 +17,9 @@ VERSIONS = ("v2", "v3")
 
 
 def python(version: str) -> str:
-    """Return the Python of the environment that `make sdks` has made for a version of the SDK."""
+    """Return the Python that has a version of the SDK: `make test-systems` installs it."""
     path = REPO / f".venv-sdk-{version}" / "bin" / "python"
-    assert path.exists(), f"{path} does not exist: make sdks"
+    assert path.exists(), f"{path} does not exist: make test-systems makes it"
     return str(path)
 
 

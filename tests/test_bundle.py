@@ -1,6 +1,6 @@
 """The launcher as one file (`make bundle`): how it is made, and where it can lie.
 
-What the program does is in the other tests: `make test-bundle` runs those of a whole launcher with
+What the program does is in the other tests: `make test-systems` runs those of a whole launcher with
 this file.
 """
 

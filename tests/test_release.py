@@ -107,14 +107,6 @@ def test_an_index_would_take_both(dist):
     assert done.stdout.count("PASSED") == 2
 
 
-def test_make_installs_that_wheel(dist, clone):
-    """make's names for what it builds are right, and `make dist` checks the same two files."""
-    command = ["make", "--dry-run", "--always-make", "dist", "VENV=venv"]
-    said = subprocess.check_output(command, cwd=clone, text=True)
-    assert f"pip install --quiet --force-reinstall --no-deps dist/{wheel(dist).name}\n" in said
-    assert f"twine check --strict dist/{STEM}.tar.gz dist/{wheel(dist).name}\n" in said
-
-
 def test_the_changelog_keeps_its_form():
     text = (REPO / "CHANGELOG.md").read_text()
     heads = re.findall(r"^## (.*)$", text, re.MULTILINE)
@@ -130,47 +122,6 @@ def test_the_changelog_keeps_its_form():
     for section in text.split("\n## ")[1:]:
         kinds = re.findall(r"^### (.*)$", section, re.MULTILINE)
         assert kinds == [kind for kind in KINDS if kind in kinds], "each once, in this order"
-
-
-@pytest.fixture
-def committing(clone, tmp_path, monkeypatch):
-    """Return what runs a hook of pre-commit in a clone that has this environment as its .venv."""
-    folder = tmp_path / "committing"
-    shutil.copytree(clone, folder)
-    (folder / ".venv").symlink_to(sys.prefix)
-    monkeypatch.setenv("PRE_COMMIT_HOME", str(tmp_path / "pre-commit"))
-    git = ["git", "-c", "init.defaultBranch=main", "-C", str(folder)]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-
-    def run(hook):
-        subprocess.run([*git, "add", "."], check=True)
-        command = [sys.executable, "-m", "pre_commit", "run", "--all-files", hook]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-    run.folder = folder
-    return run
-
-
-@pytest.mark.parametrize("hook", ["ruff-check", "ruff-format", "mypy"])
-def test_a_commit_is_refused_for_what_make_check_refuses(committing, hook):
-    done = committing(hook)
-    assert done.returncode == 0 and "Passed" in done.stdout, done.stdout + done.stderr
-    (committing.folder / "launcher" / "wrong.py").write_text("import os\ndef f( x): return x\n")
-    done = committing(hook)
-    assert done.returncode == 1 and "launcher/wrong.py" in done.stdout, done.stdout + done.stderr
-
-
-def test_hooks_are_the_commands_of_make_check():
-    config = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())
-    (repository,) = config["repos"]
-    assert repository["repo"] == "local"
-    entries = {hook["entry"].replace(" --force-exclude", "") for hook in repository["hooks"]}
-    (recipe,) = re.findall(r"^check: .*\n((?:\t.*\n)+)", (REPO / "Makefile").read_text(), re.M)
-    checks = {
-        line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .")
-        for line in recipe.splitlines()
-    }
-    assert entries == checks
 
 
 def steps():
@@ -203,7 +154,6 @@ def test_the_workflow_uses_githubs_own_actions_by_major_version():
 # What a machine has before anything is installed on it, as far as make and its scripts need it.
 BASICS = ("basename", "bash", "dirname", "env", "find", "id", "make", "sed", "sh", "tr")
 NEEDED = {
-    "test-cluster": ("git", "cc", "python3-venv", "python3-dev", "docker.io"),
     "test": ("git", "cc", "python3-venv", "python3-dev", "docker.io", "mpirun"),
     "matrix": ("git", "cc", "python3-venv", "python3-dev", "docker.io", "mpirun"),
     "test-systems": ("cc", "docker.io", "mpirun", "openssl", "docker-compose"),
@@ -259,7 +209,7 @@ def test_what_is_there_is_not_asked_for(bare):
         done = needs(bare, target)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (bare / "cc").unlink()
-    done = needs(bare, "test-cluster")
-    text = "make test-cluster needs cc: apt-get install gcc libc6-dev (.ci/run installs it, too).\n"
+    done = needs(bare, "matrix")
+    text = "make matrix needs cc: apt-get install gcc libc6-dev (.ci/run installs it, too).\n"
     assert (done.returncode, done.stderr) == (1, text)
-    assert needs(bare, "--packages", "test-cluster").stdout == "gcc libc6-dev\n"
+    assert needs(bare, "--packages", "matrix").stdout == "gcc libc6-dev\n"

@@ -194,8 +194,11 @@ def build_image(base: str, tag: str) -> str:
 
 
 def copy_tracked_files(folder: Path) -> None:
-    """Copy this repository to a folder as a clean clone would have it."""
+    """Copy this repository to a folder as a clean clone would have it.
+
+    With the times of its files: make is to take what is installed for newer than they are.
+    """
     files = subprocess.check_output(["git", "ls-files"], cwd=REPO, text=True).splitlines()
     for file in files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPO / file, folder / file)
+        shutil.copy2(REPO / file, folder / file)
