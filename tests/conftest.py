@@ -26,7 +26,7 @@ TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
 TRAIN_HYMENOPTERA = REPO / "train_scripts" / "train_hymenoptera.py"
 DRAW_PICTURES = REPO / "examples" / "draw_pictures.py"
 SYSTEMS = REPO / "examples" / "systems"
-# `make test-systems` names the launcher that is one file, too; else it is the one that is installed.
+# `make test-systems` names the one file, too; else it is the launcher that is installed.
 ONE_FILE = os.environ.get("ONE_FILE")
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
 
