@@ -75,8 +75,8 @@ def test_the_readmes_first_command_prints_what_it_shows(tmp_path):
     # make's own variables would have it say which folder it is in.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    make = ["make", "-C", str(tmp_path), f"VENV={sys.prefix}", "failure"]
-    done = subprocess.run(make, env=environ, **output)
+    make = ["make", f"VENV={sys.prefix}", "failure"]
+    done = subprocess.run(make, env=environ, cwd=tmp_path, **output)
     assert done.returncode == 0, done.stdout
     assert missing(first.shown, done.stdout) == [], done.stdout
     # What SageMaker shows is on the page to its last line.
