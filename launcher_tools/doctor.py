@@ -167,7 +167,7 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> str:
 
 
 def as_json(job: Job, findings: Sequence[Finding]) -> str:
-    """Return one JSON object; docs/doctor.md describes it."""
+    """Return one JSON object; docs/tools.md describes it."""
     report = {
         "launcher": __version__,
         "host": job.cluster.current_host,

@@ -108,9 +108,9 @@ def mpi_image(client, aws_image) -> str:
 
 @pytest.fixture(scope="session")
 def own_aws_image(client, aws_image, tmp_path_factory) -> str:
-    """What docs/image.md has people make of AWS's image."""
+    """What docs/tools.md has people make of AWS's image."""
     entry = '["sm-launch", "init", "bash", "-m", "start_with_right_hostname.sh"]'
-    assert f"ENTRYPOINT {entry}\n" in (REPO / "docs" / "image.md").read_text()
+    assert f"ENTRYPOINT {entry}\n" in (REPO / "docs" / "tools.md").read_text()
     context = tmp_path_factory.mktemp("own-aws-image")
     copy_tracked_files(context / "sagemaker-torch-launcher")
     install = "COPY sagemaker-torch-launcher /tmp/launcher\nRUN pip install /tmp/launcher"

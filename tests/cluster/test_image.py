@@ -82,7 +82,7 @@ def test_a_clean_clone_builds_with_buildkit_too(base, run, tmp_path):
 
 
 def test_the_three_lines_that_add_the_launcher_to_any_image(client, base, job, tmp_path):
-    texts = [(REPO / path).read_text() for path in ("README.md", "docs/image.md")]
+    texts = [(REPO / path).read_text() for path in ("README.md", "docs/tools.md")]
     readme, docs = (re.search(r"```dockerfile\n(.*?)```", text, re.S).group(1) for text in texts)
     assert readme == docs and len(readme.splitlines()) == 3
     context = tmp_path / "context"
