@@ -1,12 +1,12 @@
-"""The launcher's options: the table of them, and the value that holds them all.
+"""The launcher's options: one table, whose rows are the fields of the value that holds them all.
 
 Every `--launcher-NAME` has a twin `LAUNCHER_NAME` in the environment, for an estimator's
-`environment=`. arguments.py reads both, help.py prints the table.
+`environment=`. arguments.py reads both, help.py and docs/tables.py print the table.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the table is read from the annotations.
 
-from typing import Any, Callable, NamedTuple
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from launcher.text import PREFIX
 
@@ -42,7 +42,7 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
-def _nproc(text: str) -> int | None:
+def _nproc(text: str) -> Optional[int]:
     if text == "auto":
         return None
     try:
@@ -118,25 +118,116 @@ class Option(NamedTuple):
     help: str
 
 
-class Options(NamedTuple):
-    """The launcher's options, validated; times are in seconds. docs/options.md explains them."""
+_SIZE, _MEET, _END = "Size of the job", "How hosts meet", "How a job ends"
+_REACH = "What reaches torchrun and the script"
+_SAYS = "What the launcher says"
+_PORT, _SECONDS = whole(1, 65535), whole(0, 86400)
 
-    nproc_per_node: int | None = None  # None: auto
-    instance_groups: tuple[str, ...] = ()  # (): all
-    max_restarts: int = 0
-    rdzv_port: int = 29400
-    peer_port: int = 29401
-    peers: bool = True
-    start_timeout: int = 900
-    grace: int = 100
-    failure_grace: int = 10
-    bools: str = "as-is"
-    torchrun_args: tuple[str, ...] = ()
-    script_dir: str = ""
-    smddp_compat: bool = False
-    log_dir: str = ""
-    verbose: bool = False
-    dry_run: bool = False
+
+class Options(NamedTuple):
+    """The launcher's options, validated; times are in seconds. docs/options.md explains them.
+
+    A field with an `Option` is a `--launcher-NAME`: a new option is a row here.
+    """
+
+    nproc_per_node: Annotated[
+        Optional[int],  # None: auto
+        Option(
+            _SIZE, "auto|N", _nproc, "processes per host; auto: its GPUs, else Neuron cores, else 1"
+        ),
+    ] = None
+    instance_groups: Annotated[
+        tuple[str, ...],  # (): all
+        Option(_SIZE, "A,B", _names, "instance groups that take part, in a heterogeneous cluster"),
+    ] = ()
+    max_restarts: Annotated[
+        int,
+        Option(_SIZE, "N", whole(0, 1000), "how often all ranks start again after one has failed"),
+    ] = 0
+    rdzv_port: Annotated[
+        int, Option(_MEET, "PORT", _PORT, "port of the c10d store on the first host")
+    ] = 29400
+    peer_port: Annotated[
+        int, Option(_MEET, "PORT", _PORT, "port of the launchers' own channel on the first host")
+    ] = 29401
+    peers: Annotated[
+        bool,
+        Option(
+            _MEET,
+            "true|false",
+            switch,
+            "the channel between hosts; false: plain torchrun behaviour",
+        ),
+    ] = True
+    start_timeout: Annotated[
+        int,
+        Option(
+            _MEET, "SECONDS", whole(1, 86400), "how long hosts may be missing before the job fails"
+        ),
+    ] = 900
+    grace: Annotated[
+        int,
+        Option(
+            _END,
+            "SECONDS",
+            _SECONDS,
+            "from a stop (SIGTERM) to SIGKILL for the ranks and what they started",
+        ),
+    ] = 100
+    failure_grace: Annotated[
+        int,
+        Option(
+            _END,
+            "SECONDS",
+            _SECONDS,
+            "from a failure, or a restart, to SIGKILL for the ranks and what they left behind",
+        ),
+    ] = 10
+    bools: Annotated[
+        str,
+        Option(
+            _REACH,
+            "as-is|flag",
+            _bools,
+            "how SageMaker's `--flag True` reaches the script: as-is, or as `--flag` or nothing",
+        ),
+    ] = "as-is"
+    torchrun_args: Annotated[
+        tuple[str, ...],
+        Option(
+            _REACH, "ARGS", _torchrun_args, "more torchrun arguments, as one shell-quoted string"
+        ),
+    ] = ()
+    script_dir: Annotated[
+        str,
+        Option(
+            _REACH,
+            "DIR",
+            str,
+            "a folder of the image's own scripts, where the script is looked for last",
+        ),
+    ] = ""
+    smddp_compat: Annotated[
+        bool,
+        Option(
+            _REACH,
+            "true|false",
+            switch,
+            "give the ranks an open smdistributed.dataparallel if AWS's is not installed",
+        ),
+    ] = False
+    log_dir: Annotated[
+        str,
+        Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
+    ] = ""
+    verbose: Annotated[
+        bool,
+        Option(_SAYS, "true|false", switch, "log every decision, with the seconds since the start"),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        Option(_SAYS, "", switch, "print the command and the environment it adds; start nothing"),
+    ] = False
 
     # What is not a --launcher-NAME.
     train_script: str = ""
@@ -146,70 +237,8 @@ class Options(NamedTuple):
     unknown_twins: tuple[str, ...] = ()  # LAUNCHER_... variables without an option
 
 
-_SIZE, _MEET, _END = "Size of the job", "How hosts meet", "How a job ends"
-_REACH = "What reaches torchrun and the script"
-_SAYS = "What the launcher says"
-OPTIONS = {
-    "nproc_per_node": Option(
-        _SIZE, "auto|N", _nproc, "processes per host; auto: its GPUs, else Neuron cores, else 1"
-    ),
-    "instance_groups": Option(
-        _SIZE, "A,B", _names, "instance groups that take part, in a heterogeneous cluster"
-    ),
-    "max_restarts": Option(
-        _SIZE, "N", whole(0, 1000), "how often all ranks start again after one has failed"
-    ),
-    "rdzv_port": Option(_MEET, "PORT", whole(1, 65535), "port of the c10d store on the first host"),
-    "peer_port": Option(
-        _MEET,
-        "PORT",
-        whole(1, 65535),
-        "port of the launchers' own channel on the first host",
-    ),
-    "peers": Option(
-        _MEET, "true|false", switch, "the channel between hosts; false: plain torchrun behaviour"
-    ),
-    "start_timeout": Option(
-        _MEET, "SECONDS", whole(1, 86400), "how long hosts may be missing before the job fails"
-    ),
-    "grace": Option(
-        _END,
-        "SECONDS",
-        whole(0, 86400),
-        "from a stop (SIGTERM) to SIGKILL for the ranks and what they started",
-    ),
-    "failure_grace": Option(
-        _END,
-        "SECONDS",
-        whole(0, 86400),
-        "from a failure, or a restart, to SIGKILL for the ranks and what they left behind",
-    ),
-    "bools": Option(
-        _REACH,
-        "as-is|flag",
-        _bools,
-        "how SageMaker's `--flag True` reaches the script: as-is, or as `--flag` or nothing",
-    ),
-    "torchrun_args": Option(
-        _REACH, "ARGS", _torchrun_args, "more torchrun arguments, as one shell-quoted string"
-    ),
-    "script_dir": Option(
-        _REACH,
-        "DIR",
-        str,
-        "a folder of the image's own scripts, where the script is looked for last",
-    ),
-    "smddp_compat": Option(
-        _REACH,
-        "true|false",
-        switch,
-        "give the ranks an open smdistributed.dataparallel if AWS's is not installed",
-    ),
-    "log_dir": Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
-    "verbose": Option(
-        _SAYS, "true|false", switch, "log every decision, with the seconds since the start"
-    ),
-    "dry_run": Option(
-        _SAYS, "", switch, "print the command and the environment it adds; start nothing"
-    ),
+OPTIONS: dict[str, Option] = {
+    name: hint.__metadata__[0]
+    for name, hint in Options.__annotations__.items()
+    if hasattr(hint, "__metadata__")
 }
