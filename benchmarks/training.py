@@ -29,7 +29,7 @@ TRAIN, VAL = 244, 153  # pictures, as many as the real ones
 
 
 def run(ranks: int, folder: Path, *argv: object, **variables: str) -> str:
-    """Run a script with so many ranks, its temporary files in folder; return what it printed."""
+    """Run a script with `ranks` ranks, its temporary files in folder; return what it printed."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *map(str, argv)]

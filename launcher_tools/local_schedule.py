@@ -58,7 +58,7 @@ def make(hosts: Sequence[str], options: Mapping[str, Sequence[str]]) -> tuple[Ev
 
 
 def due(events: Sequence[Event], seconds: float) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
-    """Return what is to be done so many seconds after the start, and what is left."""
+    """Return what is to be done `seconds` after the start, and what is left."""
     now = tuple(event for event in events if event.at <= seconds)
     return now, tuple(events[len(now) :])
 

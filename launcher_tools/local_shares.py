@@ -29,7 +29,7 @@ class Share(NamedTuple):
 def shares(count: int, environ: Mapping[str, str], signals: Signals | None = None) -> list[Share]:
     """Divide this machine among `count` hosts, all equal, as SageMaker's are.
 
-    Raises LaunchError if there are not so many loopback addresses.
+    Raises LaunchError if there are fewer loopback addresses.
     """
     found = addresses(count)
     cores = divided(resources.physical_cores(), count) or [()] * count

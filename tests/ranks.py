@@ -66,7 +66,7 @@ class Ranks:
         )
 
     def run(self, script: object, *args: object, count: int = 0, err: str = "", **env: str) -> Done:
-        """Run a script as a job of so many ranks; as one process without any of torchrun's: 0.
+        """Run a script as a job of `count` ranks; as one process without any of torchrun's: 0.
 
         err: a file for what it writes to stderr, if not one of our own.
         """

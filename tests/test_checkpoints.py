@@ -120,7 +120,7 @@ def test_what_is_no_whole_checkpoint_is_named_and_passed_over(reference, harm, c
     assert Job(reference, seed=1).load().state() == whole
     out = capsys.readouterr().out
     assert f"passing over {newest}, no whole checkpoint: " in out
-    assert "going on from checkpoints/checkpoint-000000-000000000004.pt\n" in out
+    assert "resuming from checkpoints/checkpoint-000000-000000000004.pt\n" in out
     assert len(files()) == 2
 
 

@@ -135,7 +135,7 @@ def test_stopped_and_killed_jobs_end_with_the_weights_of_one_that_was_not(
     assert names[-1] == "checkpoint.tmp", names
     last = ranks.run(TRAIN_HYMENOPTERA, *job, count=4)
     assert last.codes == [0] * 4, last.err
-    assert "going on from other/checkpoints/checkpoint-000000-000000000044.pt" in last.out
+    assert "resuming from other/checkpoints/checkpoint-000000-000000000044.pt" in last.out
     assert same_model("whole", "other")
     assert metrics("whole") == metrics("other")
     assert len(os.listdir("other/checkpoints")) == 2

@@ -241,7 +241,7 @@ class Checkpoints:
                 self._error = f"{path} is a checkpoint of {was}, and this is {is_now}; "
                 self._error += "choose another --checkpoint-dir"
                 break
-            print(f"going on from {path}", flush=True)
+            print(f"resuming from {path}", flush=True)
             return data
         return None
 

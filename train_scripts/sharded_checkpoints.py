@@ -104,7 +104,7 @@ class ShardedCheckpoints:
             *self.parts, model_state_dict=model, optim_state_dict=optimizer, options=BY_NAME
         )
         if dist.get_rank() == 0:
-            print(f"going on from {path}", flush=True)
+            print(f"resuming from {path}", flush=True)
 
     def _state(self):
         model, optimizer = get_state_dict(*self.parts, options=BY_NAME)

@@ -278,7 +278,8 @@ def train(args, device):
             metrics["images_per_second"] = round(speed, 2)
             progress.history.append(metrics)
             if dist.get_rank() == 0:
-                print(*(f"{name}={value:.8g}" for name, value in metrics.items()), flush=True)
+                line = " ".join(f"{name}={value:.8g}" for name, value in metrics.items())
+                print(line, flush=True)  # as one: logs are read piece by piece under python -u
                 write_metrics(progress.history)
             schedule.step()
             checkpoints.leave_if_stopped(progress)

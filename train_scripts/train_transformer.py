@@ -75,7 +75,7 @@ def parse_args():
 
 
 def check(args, ranks):
-    """Refuse what so many ranks cannot share equally."""
+    """Refuse what the ranks cannot share equally."""
     for name in (*MODEL, "micro_batches", "batch_size", "checkpoint_every"):
         if getattr(args, name) < 1:
             refuse(f"--{name.replace('_', '-')} {getattr(args, name)}: expected 1 or more")
@@ -85,7 +85,7 @@ def check(args, ranks):
         refuse(f"--width {args.width} cannot be divided by --heads {args.heads}")
     if args.parallel == "tensor" and args.heads % ranks:
         fit = ", ".join(str(n) for n in range(1, args.heads + 1) if args.heads % n == 0)
-        refuse(f"{ranks} ranks cannot share --heads {args.heads} equally; use so many: {fit}")
+        refuse(f"{ranks} ranks cannot share --heads {args.heads} equally; use one of {fit}")
     if args.parallel != "tensor" and args.batch_size % parts:
         refuse(f"--batch-size {args.batch_size} cannot be divided by {parts} {name}")
     if pipeline and min(args.layers, args.micro_batches) < ranks:

@@ -35,7 +35,7 @@ DIGITS += ["1111001", "1111011", "1000101", "1111111", "1111101"]
 
 
 def draw(count, seed):
-    """Return so many noisy digits, each a little off the middle, and their labels."""
+    """Return `count` noisy digits, each a little off the middle, and their labels."""
     clean = torch.zeros(10, 1, 28, 28)
     for digit, bars in enumerate(DIGITS):
         for (rows, columns), drawn in zip(BARS.values(), bars):

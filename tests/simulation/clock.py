@@ -24,7 +24,7 @@ class Clock:
         heapq.heappush(self._queue, (max(when, self.now), self._count, act, arguments))
 
     def after(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Have something happen in so many seconds."""
+        """Have something happen after a delay."""
         self.at(self.now + seconds, act, *arguments)
 
     def run(self, until: float) -> None:
@@ -43,6 +43,6 @@ class Lane:
         self._last = 0.0
 
     def after(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Have something arrive in so many seconds, or right behind what was said before."""
+        """Have something arrive after a delay, or right behind what was said before."""
         self._last = max(self._last, self._clock.now + seconds)
         self._clock.at(self._last, act, *arguments)

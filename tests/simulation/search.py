@@ -31,7 +31,7 @@ def run(plan: Plan) -> list[Broken]:
 
 
 def search(seed: int, jobs: int) -> Found | None:
-    """Run so many jobs; return the first that breaks a promise."""
+    """Run `jobs` jobs; return the first that breaks a promise."""
     by = random.Random(seed)
     for count in range(1, jobs + 1):
         plan = drawn(by)

@@ -67,7 +67,7 @@ def test_a_stopped_job_resumes(mpirun):
     assert host.leftovers() == []
     host = mpirun(2, TRAIN_DDP, *words, 3)
     assert host.wait() == 0, host.log()
-    assert "going on from checkpoints/checkpoint-" in host.log()
+    assert "resuming from checkpoints/checkpoint-" in host.log()
     assert "epoch=1 loss=" not in host.out
 
 

@@ -110,7 +110,7 @@ def test_a_checkpoint_is_for_any_strategy_and_number_of_ranks(job, before, after
     for (strategy, count), steps in ((before, 13), (after, 20)):
         options = ("--parallel", strategy, "--steps", steps, "--model-dir", "model")
         out += job(*options, *keep, count=count).out
-    assert "going on from checkpoints/step-000000012\n" in out
+    assert "resuming from checkpoints/step-000000012\n" in out
     done = re.findall(r"^step=12 .*\n", out, re.MULTILINE)  # it was not in the checkpoint
     assert len(done) == 2
     assert close(losses(out.replace(done[0], "", 1)), alone)
@@ -143,7 +143,7 @@ def test_a_stop_of_one_rank_is_one_of_all_and_saves(job, script):
     first = job(*keep, count=4, code=143, script=script(STOPPED))
     assert first.out.endswith("stopped by SIGTERM; saved kept/step-000000007\n")
     second = job(*keep, count=2)
-    assert second.out.startswith("going on from kept/step-000000007\nstep=7 ")
+    assert second.out.startswith("resuming from kept/step-000000007\nstep=7 ")
     assert close(losses(first.out + second.out), alone)
     unkept = job(count=2, code=143, script=script(STOPPED))
     assert unkept.out.endswith("stopped by SIGTERM; nothing saved: no --checkpoint-dir\n")
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(job):
     part.write_bytes(part.read_bytes()[:-1])
     out = job(*keep, "--steps", "16", count=2).out
     reason = "not whole for rank 0: __1_0.distcp has been cut off"
-    assert out.startswith(f"passing over {newest}, {reason}\ngoing on from kept/step-000000015\n")
+    assert out.startswith(f"passing over {newest}, {reason}\nresuming from kept/step-000000015\n")
     part.unlink()
     Path("kept", "step-000000015", ".metadata").unlink()
     Path("kept", "notes").mkdir()
@@ -190,7 +190,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job(job):
 
 
 REFUSED = [
-    (3, "--parallel tensor", "3 ranks cannot share --heads 4 equally; use so many: 1, 2, 4"),
+    (3, "--parallel tensor", "3 ranks cannot share --heads 4 equally; use one of 1, 2, 4"),
     slow(3, "--parallel ddp", "--batch-size 16 cannot be divided by 3 ranks"),
     slow(3, "--parallel fsdp", "--batch-size 16 cannot be divided by 3 ranks"),
     slow(2, "--parallel pipeline --batch-size 6", "6 cannot be divided by 4 micro-batches"),
@@ -255,7 +255,7 @@ def test_two_hosts_with_folders_of_their_own(job, start_two, script, tmp_path):
     for file in (folders[1] / "step-000000012").iterdir():
         shutil.copy(file, folders[0] / "step-000000012")
     out = job("--parallel", "fsdp", "--checkpoint-dir", folders[0], count=2).out
-    assert out.startswith(f"going on from {folders[0]}/step-000000012\nstep=12 ")
+    assert out.startswith(f"resuming from {folders[0]}/step-000000012\nstep=12 ")
     assert close(losses("".join(own[:12]) + out), alone)
 
 
