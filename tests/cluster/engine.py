@@ -106,7 +106,7 @@ def remove_rules_of_lost_bridges() -> None:
         command = ["iptables", "--wait", "--table", table]
         listed = subprocess.run([*command, "-S"], capture_output=True, text=True).stdout
         for rule in listed.splitlines():
-            bridges = set(re.findall(r"\bbr-[0-9a-f]{12}\b", rule))
+            bridges = set(re.findall(r"\b(?:br-[0-9a-f]{12}|docker0)\b", rule))
             if bridges - interfaces:
                 subprocess.run([*command, "-D", *rule.split()[1:]], check=True)
 

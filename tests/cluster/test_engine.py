@@ -15,7 +15,7 @@ from cluster.engine import remove_rules_of_lost_bridges
 def run(*words):
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 run("ip", "link", "add", "br-00112233aabb", "type", "bridge")
-for bridge in ("br-00112233aabb", "br-00112233ffff"):
+for bridge in ("br-00112233aabb", "br-00112233ffff", "docker0"):
     nat = ("-t", "nat", "-A", "POSTROUTING", "-s", "172.18.0.0/16")
     run("iptables", *nat, "!", "-o", bridge, "-j", "MASQUERADE")
     run("iptables", "-A", "FORWARD", "-i", bridge, "-o", bridge, "-j", "ACCEPT")
@@ -32,3 +32,4 @@ def test_rules_that_a_killed_engine_has_left_go():
     left = subprocess.run(command, cwd=REPO, check=True, capture_output=True, text=True).stdout
     assert left.count("br-00112233aabb") == 3
     assert "br-00112233ffff" not in left
+    assert "docker0" not in left
