@@ -1,19 +1,24 @@
 """`sm-launch doctor`: what the launcher sees on this host, and whether a job would run.
 
-A check is a function that looks at one thing and yields what it finds (doctor_finding.py); they are
-in doctor_network.py, doctor_devices.py, doctor_machine.py, doctor_stop.py and doctor_job.py. Here
-are their order, the limits of time for what may hang, and the report.
+A check is a function that looks at one thing and yields what it finds; they are in
+doctor_network.py, doctor_machine.py, doctor_stop.py and doctor_job.py. Here are their order, the
+limits of time for what may hang, and the report.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import json
+import select
 import shutil
+import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Callable, TypeVar
 
 from launcher import __version__
 from launcher.child import Answer, Child
@@ -24,34 +29,28 @@ from launcher.presence import Ending
 from launcher.result.failure import write_failure
 from launcher.signals import Signals
 from launcher.text import plural, printable, signal_name
-from launcher_tools import (
-    doctor_devices,
-    doctor_job,
-    doctor_machine,
-    doctor_network,
-    doctor_stop,
-)
-from launcher_tools.doctor_finding import Finding, Level, ok, problems, warning
-from launcher_tools.doctor_job import Job
-from launcher_tools.doctor_tasks import Stopped, Tasks
+from launcher_tools import doctor_job, doctor_machine, doctor_network, doctor_stop
+from launcher_tools.doctor_job import PROBLEM, WARNING, Finding, Job, ok, warning
 
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 # Seconds. The first import of torch from a new disk can take most of a minute.
 _FOR_DEVICES, _FOR_JOB, _FOR_TORCH = 15, 20, 60
 # Twice: a thread that looks names up gives the names their whole time.
 _FOR_HOST = 2 * doctor_network.FOR_NAMES
+_POLL = 0.02
 _QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
-_LATE = {
-    "network": warning(
-        "names",
-        "names and ports could not be looked at in time",
-        "look at this container's DNS, and run it again",
-    ),
-    "machine": warning(
-        "disk",
-        "folders and limits could not be read in time: a file system hangs",
-        "look at what is mounted here (FSx, EFS, S3)",
-    ),
-}
+_NO_PLAN = f"there was no plan after {_FOR_JOB} s: nvidia-smi or neuron-ls hangs"
+_NO_NETWORK = warning(
+    "names",
+    "names and ports could not be looked at in time",
+    "look at this container's DNS, and run it again",
+)
+_NO_DISK = warning(
+    "disk",
+    "folders and limits could not be read in time: a file system hangs",
+    "look at what is mounted here (FSx, EFS, S3)",
+)
 _HELP = """\
 usage: sm-launch doctor [--json] [ARGUMENT OF A JOB ...]
 
@@ -77,7 +76,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> En
         log(f"{signal_name(stop.number)}: doctor stops.")
         return Ending(128 + stop.number, was_stopped=True)
     show((as_json if is_json else as_text)(job, findings))
-    if not problems(findings):
+    if not _problems(findings):
         return Ending(0)
     write_failure(as_failure(findings), environ, quiet=True)
     return Ending(EXIT_USAGE)
@@ -87,35 +86,37 @@ def _check(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals, said: Sequence[str]
 ) -> tuple[Job, list[Finding]]:
     """Return the job and all that is found, in the order of the report. Raises Stopped."""
-    tasks = Tasks(signals)
     with contextlib.ExitStack() as stack:
 
-        def ask(name: str, seconds: float, *command: str) -> None:
+        def ask(seconds: float, *command: str) -> Future[Answer]:
             child = Child(command, environ)
             stack.callback(child.kill)  # if it has not ended
-            tasks.start(name, functools.partial(child.answer, seconds))
+            return in_thread(child.answer, seconds)
 
+        driver = None
         nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
         if nvidia_smi:
-            ask("nvidia-smi", _FOR_DEVICES, nvidia_smi, *_QUERY)
-            tasks.wait({"nvidia-smi"}, _FOR_DEVICES + 2)
-        driver: Answer | None = tasks.result("nvidia-smi", None)
-        job = _plan(tasks, argv, environ, is_broken=bool(driver and driver.problem))
+            asked = ask(_FOR_DEVICES, nvidia_smi, *_QUERY)
+            wait(signals, _FOR_DEVICES + 2, asked)
+            driver = result(asked, None)
+        planned = in_thread(doctor_job.plan_job, argv, _for_plan(environ, driver))
+        wait(signals, _FOR_JOB, planned)
+        job = result(planned, Job(error=_NO_PLAN))
         if not job.takes_part:
             return job, [ok("job", "this host is in none of the instance groups that take part")]
-        ask("torch", _FOR_TORCH, sys.executable, "-c", _probe(), *job.words_for_torchrun())
-        tasks.start("network", functools.partial(doctor_network.check, job, environ))
-        tasks.start("machine", functools.partial(doctor_machine.check, job, environ))
-        tasks.wait({"network", "machine"}, _FOR_HOST)
-        tasks.wait({"torch"}, _FOR_TORCH)
-        torch = doctor_devices.read_torch(tasks.result("torch", None))
+        asked = ask(_FOR_TORCH, sys.executable, "-c", _probe(), *job.words_for_torchrun())
+        network = in_thread(doctor_network.check, job, environ)
+        machine = in_thread(doctor_machine.check, job, environ)
+        wait(signals, _FOR_HOST, network, machine)
+        wait(signals, _FOR_TORCH, asked)
+        torch = doctor_machine.read_torch(result(asked, None))
         return job, [
             *doctor_network.hosts(job),
-            *tasks.result("network", [_LATE["network"]] if job.cluster.hosts else []),
-            *doctor_devices.devices(job, driver, torch),
-            *doctor_devices.torch(job, torch),
+            *result(network, [_NO_NETWORK] if job.cluster.hosts else []),
+            *doctor_machine.devices(job, driver, torch),
+            *doctor_machine.torch(job, torch),
             *doctor_machine.versions(),
-            *tasks.result("machine", [_LATE["machine"]]),
+            *result(machine, [_NO_DISK]),
             *doctor_stop.stop(environ),
             *doctor_job.times(job),
             *doctor_job.settings(job, environ, said),
@@ -123,14 +124,10 @@ def _check(
         ]
 
 
-def _plan(tasks: Tasks, argv: Sequence[str], environ: Mapping[str, str], *, is_broken: bool) -> Job:
-    if is_broken and "SM_NUM_GPUS" not in environ:
-        environ = {**environ, "SM_NUM_GPUS": "0"}  # nobody asks the driver again
-    tasks.start("job", functools.partial(doctor_job.plan_job, argv, environ))
-    tasks.wait({"job"}, _FOR_JOB)
-    late = f"there was no plan after {_FOR_JOB} s: nvidia-smi or neuron-ls hangs"
-    job: Job = tasks.result("job", Job(error=late))
-    return job
+def _for_plan(environ: Mapping[str, str], driver: Answer | None) -> Mapping[str, str]:
+    if driver and driver.problem and "SM_NUM_GPUS" not in environ:
+        return {**environ, "SM_NUM_GPUS": "0"}  # nobody asks the driver again
+    return environ
 
 
 def _probe() -> str:
@@ -141,6 +138,49 @@ def _probe() -> str:
     return f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
 
 
+# What may hang: none of it can hold up doctor, or a stop
+
+
+class Stopped(Exception):
+    """A stop came; `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def in_thread(function: Callable[..., _T], *args: Any) -> Future[_T]:
+    """Start a function in a thread of its own, which ends with this process at the latest."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError:  # this container has no more threads
+        run()
+    return future
+
+
+def wait(signals: Signals, seconds: float, *futures: Future[Any]) -> None:
+    """Wait until these have ended, but no longer. Raises Stopped."""
+    deadline = time.monotonic() + seconds
+    while not all(future.done() for future in futures) and time.monotonic() < deadline:
+        select.select([signals], [], [], _POLL)
+        for number in signals.take():
+            if number != signal.SIGCHLD:
+                raise Stopped(number)
+
+
+def result(future: Future[_T], otherwise: _U) -> _T | _U:
+    """Return what a function returned by now, or something else if it has not; raise its error."""
+    return future.result() if future.done() else otherwise
+
+
 # The report
 
 
@@ -148,15 +188,19 @@ def as_text(job: Job, findings: Sequence[Finding]) -> str:
     """Return three columns: how it is, what was checked, what was seen; below it what to do."""
     lines = []
     for check, level, seen, to_do in findings:
-        lines.append(f"{level.value:8} {check:10} {printable(seen)}")
+        lines.append(f"{level:8} {check:10} {printable(seen)}")
         if to_do:
             lines.append(f"{'':8} {'':10} -> {printable(to_do)}")
     return "\n".join([*lines, _verdict(job, findings)])
 
 
+def _problems(findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level == PROBLEM]
+
+
 def _verdict(job: Job, findings: Sequence[Finding]) -> str:
-    wrong = len(problems(findings))
-    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    wrong = len(_problems(findings))
+    warnings = sum(finding.level == WARNING for finding in findings)
     more = f"; {plural(warnings, 'warning')}" if warnings else ""
     where = f" on {job.cluster.current_host}" if job.cluster.nnodes > 1 else ""
     if wrong:
@@ -172,9 +216,9 @@ def as_json(job: Job, findings: Sequence[Finding]) -> str:
         "launcher": __version__,
         "host": job.cluster.current_host,
         "hosts": job.cluster.nnodes,
-        "would_run": not problems(findings),
+        "would_run": not _problems(findings),
         "findings": [
-            {"check": check, "level": level.value, "seen": seen, "to_do": to_do}
+            {"check": check, "level": level, "seen": seen, "to_do": to_do}
             for check, level, seen, to_do in findings
         ],
     }
@@ -185,6 +229,6 @@ def as_failure(findings: Sequence[Finding]) -> str:
     """Return the problems as SageMaker's failure reason."""
     lines = [
         f"{check}: {printable('; '.join(filter(None, [seen, to_do])))}"
-        for check, _, seen, to_do in problems(findings)
+        for check, _, seen, to_do in _problems(findings)
     ]
     return "".join(f"{line}\n" for line in ["launcher: doctor: a job would fail", *lines])

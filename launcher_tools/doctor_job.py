@@ -1,4 +1,7 @@
-"""What the launcher would run here, and what doctor finds of it: times, settings, the plan."""
+"""What each check gets, a Job, and what it returns, Findings; the checks of the job itself.
+
+Those are its times, its settings and its plan: what the launcher would run here.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,38 @@ from launcher.job.options import Options
 from launcher.job.plan import AGENT, LaunchPlan
 from launcher.job.prepare import prepare
 from launcher.text import flag
-from launcher_tools.doctor_finding import Finding, ok, problem, warning
 
+# How bad a finding is; only the last one changes the exit code.
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
 # Stands for the script if none is named: a module of Python's own. It is never started.
 _ANY = ("--train-module", "site")
 _TARGETS = {"train-script", "train-module"}
 _SAGEMAKERS_LIMIT = 120  # seconds from SIGTERM to SIGKILL
 _TO_END = 10  # seconds that torchrun and the launcher need after the ranks
+
+
+class Finding(NamedTuple):
+    """One line of the report. `to_do` is empty if all is well."""
+
+    check: str
+    level: str  # OK, WARNING or PROBLEM
+    seen: str
+    to_do: str = ""
+
+
+def ok(check: str, seen: str) -> Finding:
+    """Return the finding that all is well."""
+    return Finding(check, OK, seen)
+
+
+def warning(check: str, seen: str, to_do: str) -> Finding:
+    """Return the finding that a job would run, but not well."""
+    return Finding(check, WARNING, seen, to_do)
+
+
+def problem(check: str, seen: str, to_do: str) -> Finding:
+    """Return the finding that a job would fail."""
+    return Finding(check, PROBLEM, seen, to_do)
 
 
 class Job(NamedTuple):

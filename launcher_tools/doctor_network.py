@@ -17,8 +17,7 @@ from launcher.job import resources
 from launcher.names import look_up
 from launcher.system import listen, own_addresses
 from launcher.text import flag, is_loopback, join_and_count, some_of
-from launcher_tools.doctor_finding import Finding, Level, ok, problem, warning
-from launcher_tools.doctor_job import Job
+from launcher_tools.doctor_job import OK, PROBLEM, WARNING, Finding, Job, ok, problem, warning
 
 FOR_NAMES = 10  # seconds
 _THREADS = 32
@@ -127,7 +126,7 @@ def names(job: Job, others: Sequence[Name]) -> Iterator[Finding]:
     yield from wrong
 
 
-def _odd_addresses(known: Sequence[Name]) -> list[Finding]:
+def _odd_addresses(known: Sequence[Name]) -> Iterator[Finding]:
     """Find names of other hosts that lead to this host, or to one and the same."""
     by_address: dict[str, list[str]] = {}
     here = []
@@ -138,12 +137,13 @@ def _odd_addresses(known: Sequence[Name]) -> list[Finding]:
             by_address.setdefault(address, []).append(name.host)
     if here:
         seen = f"{_listed(here)} resolves to this host's own loopback"
-        return [warning("names", seen, "remove the name from /etc/hosts, or correct DNS")]
-    same = ((address, hosts) for address, hosts in by_address.items() if len(hosts) > 1)
-    for address, hosts in same:
-        seen = f"{_listed(hosts)} are all {address}"
-        return [warning("names", seen, "correct DNS or /etc/hosts")]
-    return []
+        yield warning("names", seen, "remove the name from /etc/hosts, or correct DNS")
+        return
+    for address, hosts in by_address.items():
+        if len(hosts) > 1:
+            seen = f"{_listed(hosts)} are all {address}"
+            yield warning("names", seen, "correct DNS or /etc/hosts")
+            return
 
 
 def own_name(job: Job, own: Name, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -235,23 +235,23 @@ def _fits(variable: str, value: str, have: Mapping[str, object]) -> bool:
 
 
 # What is found of some ports: how bad it is, what is seen, what to do. HOST is the first host.
-_PORTS: dict[str, tuple[Level, str, str]] = {
-    "free": (Level.OK, "free on this host, where the others meet: {where}", ""),
+_PORTS: dict[str, tuple[str, str, str]] = {
+    "free": (OK, "free on this host, where the others meet: {where}", ""),
     "taken": (
-        Level.PROBLEM,
+        PROBLEM,
         "taken on this host: {where}",
         "end what listens there (a job that runs here?), or choose another with {options}, "
         "the same on every host",
     ),
     "denied": (
-        Level.PROBLEM,
+        PROBLEM,
         "this user may not listen on {where}",
         "choose a port of 1024 or above with {options}, the same on every host",
     ),
-    "answers": (Level.OK, "{first} answers at {where}", ""),
-    "refuses": (Level.OK, "{first} can be reached; nothing listens yet at {where}", ""),
+    "answers": (OK, "{first} answers at {where}", ""),
+    "refuses": (OK, "{first} can be reached; nothing listens yet at {where}", ""),
     "silent": (
-        Level.WARNING,
+        WARNING,
         "{first} did not answer at {where}",
         "if it has started, let hosts of the security group, or of the network, reach each other "
         "at all ports",

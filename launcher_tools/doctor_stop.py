@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from launcher.job.cgroups import read_text
 from launcher.job.options import INIT
 from launcher.text import shortened
-from launcher_tools.doctor_finding import Finding, ok, warning
+from launcher_tools.doctor_job import Finding, ok, warning
 
 _MOST_ABOVE = 50
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "busybox")

@@ -1,9 +1,10 @@
-"""`sm-launch local` in one screen: from its arguments to the job's exit code."""
+"""`sm-launch local`: from its arguments to the job's exit code, and what is said on the way."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,20 +15,15 @@ from launcher.job.options import HOST_ADDRESSES
 from launcher.log import log, show
 from launcher.presence import Ending
 from launcher.signals import Signals
-from launcher.text import signal_name
-from launcher_tools import (
-    local_folders,
-    local_hyperparameters,
-    local_options,
-    local_report,
-    local_shares,
-)
-from launcher_tools.local_host import Host
-from launcher_tools.local_loop import Loop
-from launcher_tools.local_output import Output
-from launcher_tools.local_printer import Printer
+from launcher.text import join_and_count, plural, printable, short, signal_name
+from launcher_tools import local_options, local_setup
+from launcher_tools.local_hosts import Host, Loop
+from launcher_tools.local_options import Choices
+from launcher_tools.local_output import Output, Printer
+from launcher_tools.local_setup import Share
 
 _LOOPBACK = "lo"
+_NAMED = 8  # files of a folder
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
@@ -36,59 +32,134 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> En
         show(local_options.help_text())
         return Ending(0)
     try:
-        return _run(argv, environ, signals)
+        chosen = local_options.parse(argv, environ)
+        if chosen.doctor and not chosen.run_dir:
+            with tempfile.TemporaryDirectory(prefix="sm-launch-doctor-") as folder:
+                return _run(chosen._replace(run_dir=folder), environ, signals)
+        return _run(chosen, environ, signals)
     except LaunchError as error:
         # Not for a failure file: this is no host of a job.
         log(str(error))
         return Ending(error.exit_code)
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
-    chosen = local_options.parse(argv, environ)
-    if chosen.doctor and not chosen.run_dir:
-        with tempfile.TemporaryDirectory(prefix="sm-launch-doctor-") as folder:
-            return _run_hosts(chosen._replace(run_dir=folder), environ, signals)
-    return _run_hosts(chosen, environ, signals)
-
-
-def _run_hosts(
-    chosen: local_options.Choices, environ: Mapping[str, str], signals: Signals
-) -> Ending:
-    facts = resources.read_resources()
-    parts = local_shares.shares(len(chosen.hosts), environ, signals)
+def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Ending:
+    interfaces = resources.read_resources().interfaces
+    shares = local_setup.shares(len(chosen.hosts), environ, signals)
     if number := signals.stop():  # while the driver was asked for GPUs
         log(f"{signal_name(number)}: nothing was started.")
         return Ending(128 + number, was_stopped=True)
-    ports = local_shares.free_ports(2)
-    passable = local_hyperparameters.of_arguments(chosen.script_args)
+    ports = local_setup.free_ports(2)
+    passed, refused = local_setup.as_hyperparameters(chosen.script_args)
     name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_name = f"{name}-{os.getpid()}"
-    run_dir = local_folders.make_run_dir(
+    run_dir = local_setup.make_run_dir(
         chosen.run_dir or os.path.join("runs", name), chosen.hosts[0]
     )
     named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
-    hyperparameters = {**named, **passable.hyperparameters}
-    interface = _LOOPBACK if _LOOPBACK in facts.interfaces else ""
-    local_folders.fill(run_dir, chosen.hosts, chosen.channels, hyperparameters, interface)
+    interface = _LOOPBACK if _LOOPBACK in interfaces else ""
+    local_setup.fill(run_dir, chosen.hosts, chosen.channels, {**named, **passed}, interface)
     # Names sort as these addresses do, by which torchrun sorts the hosts.
-    addresses = {host: part.address for host, part in zip(chosen.hosts, parts)}
+    addresses = {host: share.address for host, share in zip(chosen.hosts, shares)}
     hosts = []
-    for number, (host, part) in enumerate(zip(chosen.hosts, parts), 1):
+    for number, (host, share) in enumerate(zip(chosen.hosts, shares), 1):
         base_dir = os.path.join(run_dir, host)
-        variables = local_folders.environment(environ, base_dir, job_name, part, ports)
+        variables = local_setup.environment(environ, base_dir, job_name, share, ports)
         variables[HOST_ADDRESSES] = json.dumps(addresses)
-        hosts.append(Host(number, part, variables))
-    words = [*chosen.launcher_words, *(chosen.script_args if passable.refused else ())]
+        hosts.append(Host(number, share.cpus, base_dir, variables))
+    words = [*chosen.launcher_words, *(chosen.script_args if refused else ())]
     if chosen.doctor:
         words.insert(0, "doctor")
     with Printer(Output(environ), signals) as printer:
-        for line in local_report.beginning(chosen, parts, run_dir, passable):
+        for line in [
+            *_beginning(chosen, shares, run_dir),
+            *_what_is_passed(chosen.script_args, passed, refused),
+        ]:
             printer.say(line)
         mark = ("TRAINING_JOB_NAME", job_name)
         loop = Loop(hosts, chosen.events, words, signals, printer, mark)
         seconds = loop.run()
         if chosen.doctor:
-            printer.show(local_report.end_of_doctors(hosts))
+            printer.show(_end_of_doctors(hosts))
         else:
-            printer.show(local_report.end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
-    return Ending(local_report.exit_code(hosts), was_stopped=loop.was_stopped)
+            printer.show(_end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
+    return Ending(exit_code(hosts), was_stopped=loop.was_stopped)
+
+
+# What is said
+
+
+def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[str]:
+    """Return the lines that say what each host has."""
+    count, first = len(shares), shares[0]
+    who = f"algo-1 is {first.address}"
+    if count > 1:
+        who += f"{',' if count == 2 else ' ...'} algo-{count} is {shares[-1].address}"
+    gpus = f" and {plural(len(first.gpus), 'GPU')}" if first.gpus else ""
+    each = plural(first.cores, "core") + gpus
+    lines = [f"{who}, each with {each}; their folders are in {run_dir}."]
+    if first.gpus == ():
+        lines.append(f"there are fewer GPUs than {count} hosts: none has one.")
+    processes = count * (chosen.nproc_per_node or len(first.gpus or ()) or 1)
+    cores = len({share.cpus for share in shares}) * first.cores
+    if processes > cores and first.cpus:
+        lines.append(f"{processes} processes share {plural(cores, 'core')}.")
+    return lines
+
+
+def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str) -> list[str]:
+    """Return the lines that say which arguments SageMaker would pass in another form, or not."""
+    if refused:
+        return [
+            f"the arguments reach the script as they are, but SageMaker can pass none like "
+            f"{short(refused, 60)}: it passes `--key value`, each key once."
+        ]
+    changed = local_setup.changes(args, passed)
+    if changed:
+        return [f"as on SageMaker, {join_and_count(changed[:5], len(changed[5:]))}."]
+    return []
+
+
+def exit_code(hosts: Sequence[Host]) -> int:
+    """Return the job's exit code: that of a launcher that failed, before one that was killed."""
+    codes = [host.process.returncode for host in hosts if host.process]
+    # One that SIGKILL has not ended yet (the loop waits for 10 s) counts as killed.
+    codes = [-signal.SIGKILL if code is None else code for code in codes]
+    for code in sorted(codes, key=lambda code: code < 0):
+        if code:
+            return code if code > 0 else 128 - code
+    return 0 if codes else 128 + signal.SIGTERM  # stopped before any host started
+
+
+def _end_of_doctors(hosts: Sequence[Host]) -> str:
+    failed = [host.name for host in hosts if host.process and host.process.returncode]
+    if failed:
+        return f"A job would fail, for what {', '.join(failed)} found.\n"
+    return "A job would run on every host.\n"
+
+
+def _end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bool) -> str:
+    """Return how the job ended, why, and where its files are, each line with its newline."""
+    lines = []
+    for folder in local_setup.RESULTS:
+        for host in hosts:
+            names = local_setup.listed(run_dir, host.name, folder)
+            if names:
+                shown = join_and_count(names[:_NAMED], len(names[_NAMED:]))
+                lines.append(f"  {os.path.join(host.name, folder)}: {printable(shown)}")
+    reasons: dict[str, list[str]] = {}
+    for host in hosts:
+        reason = local_setup.failure_reason(run_dir, host.name)
+        if reason:
+            lines.append(f"  {os.path.join(host.name, local_setup.FAILURE)}")
+            reasons.setdefault(reason, []).append(host.name)
+    code, how = exit_code(hosts), "succeeded"
+    if code:
+        word = "was stopped" if was_stopped and not reasons else "failed"
+        how = f"{word}, with exit code {code},"
+    where = f"Its files, in {run_dir}:" if lines else f"It left no files but its logs in {run_dir}."
+    lines.insert(0, f"The job {how} after {seconds:.0f} s. {where}")
+    for reason, names in reasons.items():
+        lines.append(f"SageMaker would show this failure reason ({', '.join(names)}):")
+        lines += [f"  {printable(line)}" for line in reason.splitlines()]
+    return "".join(line + "\n" for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,25 @@ from launcher.errors import LaunchError
 from launcher.job import arguments, target
 from launcher.job.options import OPTIONS, Options, whole
 from launcher.text import flag
-from launcher_tools import local_schedule
 
 _T = TypeVar("_T")
 _MOST_HOSTS = 100
+START, STOP, KILL = "start", "stop", "kill"  # what is done to a host
 _HELP = ("-h", "--help")
 _TARGETS = ("--train-script", "--train-module")
+
+
+class Event(NamedTuple):
+    """What happens to a host: `at` seconds since the start; `host` is "" for all hosts."""
+
+    at: float
+    act: str  # START, STOP or KILL
+    host: str
+
+    @property
+    def typed(self) -> str:
+        """As on the command line: `algo-2@20`."""
+        return f"{self.host}@{self.at:g}"
 
 
 class Choices(NamedTuple):
@@ -26,7 +40,7 @@ class Choices(NamedTuple):
     hosts: tuple[str, ...]  # algo-1 ...
     channels: Mapping[str, str]  # name: folder
     run_dir: str  # "": one named after the time
-    events: tuple[local_schedule.Event, ...]
+    events: tuple[Event, ...]
     nproc_per_node: int | None  # None: auto
     target: tuple[str, str] | None  # --train-script or --train-module, and its value
     launcher_words: tuple[str, ...]
@@ -48,8 +62,7 @@ def _parser() -> _Parser:
         "Each host has a launcher, a folder for what is /opt/ml on SageMaker, and its part of this "
         "machine's cores and GPUs.",
         epilog="--launcher-... options come after --, before or after the script; each host gets "
-        "them. "
-        "Ctrl-C stops the job as SageMaker does; twice kills it. The exit code is the job's.",
+        "them. Ctrl-C stops the job as SageMaker does; twice kills it. The exit code is the job's.",
         allow_abbrev=False,
         add_help=False,
     )
@@ -69,19 +82,18 @@ def _parser() -> _Parser:
         metavar="DIR",
         help="folder for the hosts' folders (runs/local-DATE-TIME); if it is not empty, DIR-2 ...",
     )
-    add("--kill", action="append", default=[], metavar="HOST@SECONDS", help=_FAULTS["kill"])
-    add("--stop", action="append", default=[], metavar="[HOST]@SECONDS", help=_FAULTS["stop"])
-    add("--late", action="append", default=[], metavar="HOST@SECONDS", help=_FAULTS["late"])
+    for option, form, text in _FAULTS:
+        add(option, action="append", default=[], metavar=form, help=f"{text}; may be repeated")
     add("--doctor", action="store_true", help="run sm-launch doctor on each host, and no job")
     add("-h", "--help", action="store_true", help="this text")
     return parser
 
 
-_FAULTS = {
-    "kill": "kill all of a host's processes so long after the start; may be repeated",
-    "stop": "send SIGTERM, as SageMaker stops a job, to a host or to all; may be repeated",
-    "late": "start a host so much later than the others; may be repeated",
-}
+_FAULTS = (
+    ("--kill", "HOST@SECONDS", "kill all of a host's processes so long after the start"),
+    ("--stop", "[HOST]@SECONDS", "send SIGTERM, as SageMaker stops a job, to a host or to all"),
+    ("--late", "HOST@SECONDS", "start a host so much later than the others"),
+)
 
 
 def help_text() -> str:
@@ -110,15 +122,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
         raise LaunchError(f"{unknown[0]} is not an option; see sm-launch local --help.")
     count = _checked("--hosts", values.hosts, whole(1, _MOST_HOSTS))
     hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
-    events = local_schedule.make(
-        hosts, {"late": values.late, "stop": values.stop, "kill": values.kill}
-    )
-    launcher_words, script_words = arguments.split(argv[len(own) + 1 :])
-    chosen: tuple[str, str] | None = None
-    script_args: list[str] = []
-    named = any(word.startswith(_TARGETS) for word in launcher_words)
-    if script_words or named or not values.doctor:
-        chosen, launcher_words, script_args = _target(launcher_words, script_words)
+    events = schedule(hosts, late=values.late, stop=values.stop, kill=values.kill)
+    ours, script_words = arguments.split(argv[len(own) + 1 :])
+    chosen, launcher_words, script_args = _target(ours, script_words, is_optional=values.doctor)
     if values.nproc_per_node is not None:
         _checked("--nproc-per-node", values.nproc_per_node, OPTIONS["nproc_per_node"].parse)
         launcher_words += [f"{flag('nproc_per_node')}={values.nproc_per_node}"]
@@ -144,25 +150,26 @@ def _own(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _target(
-    launcher_words: Sequence[str], script_words: Sequence[str]
-) -> tuple[tuple[str, str], list[str], list[str]]:
+    ours: list[str], script_words: list[str], *, is_optional: bool
+) -> tuple[tuple[str, str] | None, list[str], list[str]]:
     """Return what to run, the launcher's other words, and the script's arguments."""
-    ours = list(launcher_words)
     for index, word in enumerate(ours):
         name, equals, value = word.partition("=")
         if name in _TARGETS:  # as on SageMaker
             end = index + (1 if equals else 2)
             rest = ours[:index] + ours[end:]
-            return (name, value if equals else ours[index + 1]), rest, list(script_words)
+            return (name, value if equals else ours[index + 1]), rest, script_words
     if script_words[:1] == ["-m"] and len(script_words) > 1:
-        return (_TARGETS[1], script_words[1]), ours, list(script_words[2:])
+        return (_TARGETS[1], script_words[1]), ours, script_words[2:]
+    if is_optional and not script_words:
+        return None, ours, []
     if not script_words or script_words[0].startswith("-"):
         seen = f"{script_words[0]} comes" if script_words else "no script comes"
         raise LaunchError(
             f"{seen} after --; expected a script, or -m and a module: "
             "sm-launch local --hosts 3 -- train.py --epochs 3."
         )
-    return (_TARGETS[0], script_words[0]), ours, list(script_words[1:])
+    return (_TARGETS[0], script_words[0]), ours, script_words[1:]
 
 
 def _checked(option: str, text: str, parse: Callable[[str], _T]) -> _T:
@@ -197,3 +204,47 @@ def _of_launchers(words: Sequence[str], environ: Mapping[str, str]) -> Options:
     except LaunchError as error:
         name, _, rest = str(error).partition(" ")  # what people did not type
         raise LaunchError(rest if name in _TARGETS else str(error)) from None
+
+
+def schedule(
+    hosts: Sequence[str],
+    *,
+    late: Sequence[str] = (),
+    stop: Sequence[str] = (),
+    kill: Sequence[str] = (),
+) -> tuple[Event, ...]:
+    """Return all that is to happen, the first first, of what was typed for these options.
+
+    Raises LaunchError for what is not HOST@SECONDS, for a host that does not exist, one that is
+    late twice, and one that would be stopped or killed before it starts.
+    """
+    starts: dict[str, Event] = {}
+    for event in [_parsed("--late", START, text, hosts) for text in late]:
+        if event.host in starts:
+            raise LaunchError(f"--late is given twice for {event.host}; expected once for a host.")
+        starts[event.host] = event
+    faults = [_parsed("--stop", STOP, text, hosts) for text in stop]
+    faults += [_parsed("--kill", KILL, text, hosts) for text in kill]
+    for event in faults:
+        if event.host in starts and event.at <= starts[event.host].at:
+            raise LaunchError(
+                f"--{event.act} {event.typed} comes before --late "
+                f"{starts[event.host].typed} has started that host; expected a later time."
+            )
+    events = [starts.get(host, Event(0.0, START, host)) for host in hosts]
+    # Of what is due at one time, starts come first and kills last: sorted() keeps this order.
+    return tuple(sorted([*events, *faults], key=lambda event: event.at))
+
+
+def _parsed(option: str, act: str, text: str, hosts: Sequence[str]) -> Event:
+    host, at, seconds = text.rpartition("@")
+    number = re.fullmatch(r"\d+(\.\d*)?|\.\d+", seconds, re.ASCII)
+    if not at or not number or math.isinf(float(seconds)):
+        form = "HOST@SECONDS such as algo-1@30" + (", or @30" if act == STOP else "")
+        raise LaunchError(f"{option} is {text!r}; expected {form}.")
+    if not host and act != STOP:
+        raise LaunchError(f"{option} {text} names no host; expected {hosts[-1]}{text}, say.")
+    if host and host not in hosts:
+        span = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+        raise LaunchError(f"{option} {text} names {host!r}; the hosts are {span}.")
+    return Event(float(seconds), act, host)

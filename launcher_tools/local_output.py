@@ -1,21 +1,35 @@
-"""Writes the hosts' output: whole lines, each behind its host's name, and one progress bar."""
+"""What the hosts print: whole lines, each behind its host's name, and one progress bar.
+
+It is read from their logs in a thread: only that waits for a slow reader.
+"""
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
+import math
 import operator
 import os
 import re
 import select
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Callable
 
+from launcher.errors import STOPS
+from launcher.signals import Signals
 from launcher.text import printable
 
 STDOUT, STDERR = 1, 2
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _CLEAR = b"\r\x1b[K"
 _MOST = 64 * 1024  # bytes that may wait for the end of their line
+_READ = 64 * 1024  # bytes
+_PATIENCE = 5  # seconds
+_POLL = 0.02  # seconds; a look at all logs of two hosts takes 10 microseconds
 
 
 class Lines:
@@ -133,3 +147,110 @@ def write(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
         except OSError:
             return
+
+
+_READ = 64 * 1024
+_PATIENCE = 5  # seconds
+_POLL = 0.02  # seconds; a look at all logs of two hosts takes 10 microseconds
+
+
+class _Log:
+    """One of a host's two logs, and how far it has been printed."""
+
+    def __init__(self, path: str, feed: Callable[[bytes], None], is_over: Callable[[], bool]):
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (to the very end)
+        self._feed = feed
+        self._is_over = is_over  # its host
+        self._has_ended = False
+        self.printed = 0
+
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def changed(self) -> int:
+        return os.fstat(self._file.fileno()).st_mtime_ns
+
+    def print(self, size: int) -> None:
+        """Print what has come until the log had that size."""
+        while self.printed < size:
+            data = os.pread(self._file.fileno(), min(_READ, size - self.printed), self.printed)
+            if not data:
+                return
+            self.printed += len(data)
+            self._feed(data)
+
+    def print_all(self) -> None:
+        """Print what is there, and at the host's end also a line without its newline."""
+        ends = self._is_over() and not self._has_ended
+        self.print(self.size())
+        if ends:
+            self._has_ended = True
+            self._feed(b"")
+
+
+class Printer:
+    """Follows logs, from `follow` to the end of `with`, which waits until all is printed.
+
+    Whoever reads need not do so: a stop ends that wait, and after `hurry` it takes a reader.
+    """
+
+    def __init__(self, output: Output, signals: Signals) -> None:
+        self._output = output
+        self._signals = signals
+        self._logs: tuple[_Log, ...] = ()
+        # What is ours to print, and how far each log is to be printed before it.
+        self._ours: collections.deque[tuple[Sequence[tuple[_Log, int]], Callable[[], None]]]
+        self._ours = collections.deque()
+        self._is_over = threading.Event()
+        self._patience = math.inf
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Printer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        printed, since = -1, time.monotonic()
+        while self._thread.is_alive() and time.monotonic() < since + self._patience:
+            if printed != (now := sum(log.printed for log in self._logs)):
+                printed, since = now, time.monotonic()
+            self._thread.join(_POLL)
+            if any(number in STOPS for number in self._signals.take()):
+                return
+
+    def hurry(self) -> None:
+        """Wait no more for whoever has read nothing for 5 s: the job was stopped."""
+        self._patience = _PATIENCE
+
+    def follow(self, number: int, logs: Mapping[int, str], is_over: Callable[[], bool]) -> None:
+        """Print from now on what host algo-NUMBER writes into its logs."""
+        opened = [
+            _Log(path, functools.partial(self._output.feed, number, fd), is_over)
+            for fd, path in logs.items()
+        ]
+        self._logs = (*self._logs, *opened)
+
+    def say(self, text: str) -> None:
+        """Print a line of our own to stderr, behind what the hosts have written until now."""
+        self._add(functools.partial(self._output.say, text))
+
+    def show(self, text: str) -> None:
+        """Print a text of our own to stdout, behind what the hosts have written until now."""
+        self._add(functools.partial(self._output.show, text))
+
+    def _add(self, act: Callable[[], None]) -> None:
+        self._ours.append(([(log, log.size()) for log in self._logs], act))
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._is_over.wait(_POLL)
+            while self._ours:
+                sizes, act = self._ours.popleft()
+                for log, size in sizes:
+                    log.print(size)
+                act()
+            # What was written last comes last, as nearly as the kernel's clock tells.
+            for log in sorted(self._logs, key=_Log.changed):
+                log.print_all()

@@ -20,19 +20,10 @@ from launcher.child import Answer, Child
 from launcher.job.cluster import Cluster
 from launcher.job.options import Options
 from launcher.signals import Signals
-from launcher_tools import (
-    doctor,
-    doctor_devices,
-    doctor_job,
-    doctor_machine,
-    doctor_network,
-    doctor_stop,
-)
-from launcher_tools.doctor_devices import Torch
-from launcher_tools.doctor_finding import ok, problem, warning
-from launcher_tools.doctor_job import Job, plan_job
+from launcher_tools import doctor, doctor_job, doctor_machine, doctor_network, doctor_stop
+from launcher_tools.doctor_job import Job, ok, plan_job, problem, warning
+from launcher_tools.doctor_machine import Torch
 from launcher_tools.doctor_network import Name
-from launcher_tools.doctor_tasks import Stopped, Tasks
 
 MIB, GIB = 1 << 20, 1 << 30
 NAMES = ("algo-1", "algo-2", "algo-3")
@@ -46,7 +37,7 @@ def host(current="algo-2", gpus=0, names=NAMES, interface="", neurons=0, **optio
 
 def says(findings, *expected):
     """Hold that there are these findings and no others: each begins with its level."""
-    texts = [f"{level.value} {seen} -> {to_do}" for _, level, seen, to_do in findings]
+    texts = [f"{level} {seen} -> {to_do}" for _, level, seen, to_do in findings]
     assert len(texts) == len(expected), texts
     for text, words in zip(texts, expected):
         level, _, part = words.partition(" ")
@@ -248,7 +239,7 @@ LISTED = "ok 2 GPUs for the job: NVIDIA A10G, driver 550.1"
     ],
 )
 def test_devices(tmp_path, job, driver, torch, expected):
-    says(doctor_devices.devices(job, driver, torch, str(tmp_path)), *expected)
+    says(doctor_machine.devices(job, driver, torch, str(tmp_path)), *expected)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +268,7 @@ def test_devices(tmp_path, job, driver, torch, expected):
 def test_more_ranks_than_devices(pretend_torch, environ, driver, torch, expected):
     pretend_torch("2.8.0")
     job = plan_job([], {"PATH": "/bin", **environ})
-    says(doctor_devices.devices(job, driver, torch), *expected)
+    says(doctor_machine.devices(job, driver, torch), *expected)
 
 
 def test_a_gpu_that_the_kernel_has(tmp_path):
@@ -290,7 +281,7 @@ def test_a_gpu_that_the_kernel_has(tmp_path):
     ):
         root = files(tmp_path, texts)
         expected = "problem replace this host" if is_seen else "warning no GPU is seen here"
-        says(doctor_devices.devices(host(), BROKEN, Torch(), root), expected)
+        says(doctor_machine.devices(host(), BROKEN, Torch(), root), expected)
 
 
 @pytest.mark.parametrize(
@@ -313,16 +304,16 @@ def test_a_gpu_that_the_kernel_has(tmp_path):
     ],
 )
 def test_torch(job, torch, expected):
-    says(doctor_devices.torch(job, torch), *expected)
+    says(doctor_machine.torch(job, torch), *expected)
 
 
 def test_what_the_child_process_says_of_torch():
     out = 'a warning\n{"version": "2.8.0", "cuda": ""}\n\n{"backends": ["gloo"], "new": 1}\n[1]\n'
-    read = doctor_devices.read_torch(Answer(out, "", ""))
+    read = doctor_machine.read_torch(Answer(out, "", ""))
     assert read == Torch("2.8.0", backends=["gloo"])
     crashed = Answer(out, "first\nlast words\n", "it was killed by signal 11")
-    assert doctor_devices.read_torch(crashed).problem == "it was killed by signal 11 (last words)"
-    assert doctor_devices.read_torch(None) == Torch()
+    assert doctor_machine.read_torch(crashed).problem == "it was killed by signal 11 (last words)"
+    assert doctor_machine.read_torch(None) == Torch()
 
 
 # The machine
@@ -658,24 +649,22 @@ def test_how_a_command_ended(script, problem):
     assert "cannot be started" in Child(["/no/such"], {}).answer(1).problem
 
 
-def test_tasks_end_in_time_or_are_given_up():
+def test_threads_end_in_time_or_are_given_up():
     release = threading.Event()
     with Signals() as signals:
-        tasks = Tasks(signals)
-        tasks.start("fast", lambda: 3)
-        tasks.start("slow", release.wait)
-        tasks.start("wrong", lambda: 1 / 0)
-        tasks.wait({"fast"}, 60)
-        tasks.wait({"slow"}, 0.1)
-        assert (tasks.result("fast", 0), tasks.result("slow", "late")) == (3, "late")
-        with pytest.raises(ZeroDivisionError):
-            tasks.wait({"wrong"}, 60)
+        fast, slow = doctor.in_thread(int, "3"), doctor.in_thread(release.wait)
+        doctor.wait(signals, 60, fast)
+        doctor.wait(signals, 0.1, fast, slow)
+        assert (doctor.result(fast, 0), doctor.result(slow, "late")) == (3, "late")
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Stopped):
-            tasks.wait({"slow"}, 60)
+        with pytest.raises(doctor.Stopped):
+            doctor.wait(signals, 60, slow)
         release.set()
-        tasks.wait({"slow"}, 60)
-        assert tasks.result("slow", "late") is True
+        wrong = doctor.in_thread(int, "x")
+        doctor.wait(signals, 60, slow, wrong)
+        assert doctor.result(slow, "late") is True
+        with pytest.raises(ValueError):
+            doctor.result(wrong, 0)
 
 
 def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):

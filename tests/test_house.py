@@ -47,8 +47,6 @@ PURE = [
     "launcher.peers.messages",
     "launcher.result.causes",
     "launcher.result.raised",
-    "launcher_tools.local_schedule",
-    "launcher_tools.doctor_finding",
 ]
 ALLOWED_IN_PURE = {
     "__future__",

@@ -25,19 +25,11 @@ from hypothesis import strategies as st
 from launcher import run_dir as job_dir
 from launcher.errors import LaunchError
 from launcher.job import resources, toolkit
-from launcher_tools import (
-    local_folders,
-    local_hyperparameters,
-    local_options,
-    local_report,
-    local_schedule,
-    local_shares,
-)
-from launcher_tools.local_folders import environment
-from launcher_tools.local_host import Host
+from launcher_tools import local as tool
+from launcher_tools import local_options, local_setup
+from launcher_tools.local_hosts import Host
 from launcher_tools.local_output import Lines, Output
-from launcher_tools.local_schedule import Event, What
-from launcher_tools.local_shares import Share
+from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
@@ -131,18 +123,8 @@ def test_nothing_is_lost_of_a_script_that_opens_its_stdout_by_name(script, tmp_p
     ],
 )
 def test_the_schedule(typed, events):
-    made = local_schedule.make(HOSTS, typed)
-    assert [f"{event.typed} {event.what.value}" for event in made] == events
-
-
-@pytest.mark.parametrize(
-    ("seconds", "now", "left"), [(0, 1, 2), (4.9, 1, 2), (5, 2, 1), (99, 3, 0)]
-)
-def test_what_is_due(seconds, now, left):
-    events = local_schedule.make(("algo-1",), {"stop": ["algo-1@5"], "kill": ["algo-1@10"]})
-    assert tuple(map(len, local_schedule.due(events, seconds))) == (now, left)
-    assert local_schedule.due((), seconds) == ((), ())
-    assert events[0] == Event(0.0, What.START, "algo-1")
+    made = local_options.schedule(HOSTS, **typed)
+    assert [f"{event.typed} {event.act}" for event in made] == events
 
 
 @pytest.mark.parametrize(
@@ -173,13 +155,13 @@ def test_what_is_due(seconds, now, left):
     ],
 )
 def test_which_arguments_are_hyperparameters(args, passed, refused):
-    assert local_hyperparameters.of_arguments(args) == (passed, refused)
+    assert as_hyperparameters(args) == (passed, refused)
 
 
 def test_what_sagemaker_makes_of_a_value_is_said():
     args = ["--lr", "1e-3", "--flag=true", "--name", "x", "--k", "1", "--none", "null"]
-    passed = local_hyperparameters.of_arguments(args).hyperparameters
-    assert local_hyperparameters.changes(args, passed) == [
+    passed = as_hyperparameters(args)[0]
+    assert local_setup.changes(args, passed) == [
         "--flag true becomes --flag True",
         "--k 1 becomes -k 1",
         "--lr 1e-3 becomes --lr 0.001",
@@ -190,12 +172,12 @@ def test_what_sagemaker_makes_of_a_value_is_said():
 @given(st.dictionaries(st.from_regex(r"[a-z]{2,9}", fullmatch=True), st.text("ab=\" -'{1}")))
 def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
     args = [f"--{name}={value}" for name, value in values.items()]
-    passed, refused = local_hyperparameters.of_arguments(args)
+    passed, refused = as_hyperparameters(args)
     assert (passed, refused) == (values, "")
     decoded = {name: toolkit.decoded(value) for name, value in passed.items()}
     rendered = toolkit.to_cmd_args(decoded)
     same = dict(zip(rendered[::2], rendered[1::2])) == {f"--{n}": v for n, v in values.items()}
-    assert same == (not local_hyperparameters.changes(args, passed))
+    assert same == (not local_setup.changes(args, passed))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +212,7 @@ def test_lines_and_bars(pieces, lines, rest):
     ],
 )
 def test_equal_parts(things, count, parts):
-    assert local_shares.divided(things, count) == parts
+    assert local_setup.divided(things, count) == parts
 
 
 @pytest.mark.parametrize(
@@ -251,7 +233,7 @@ def test_gpus_are_divided(tmp_path, hosts, visible, gpus):
     environ = {"PATH": str(tmp_path)}
     if visible is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible
-    assert [share.gpus for share in local_shares.shares(hosts, environ)] == gpus
+    assert [share.gpus for share in local_setup.shares(hosts, environ)] == gpus
 
 
 def test_another_jobs_variables_do_not_leak():
@@ -281,18 +263,17 @@ def test_another_jobs_variables_do_not_leak():
 def test_a_run_folder_beside_this_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "output")
     (tmp_path / "output" / "file").touch()
-    assert local_folders.make_run_dir(".", "algo-1") == str(tmp_path / "output-2")  # and not ".-2"
+    assert local_setup.make_run_dir(".", "algo-1") == str(tmp_path / "output-2")  # and not ".-2"
 
 
 def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("mine")
     made = [
-        local_folders.make_run_dir(name, "algo-1")
-        for name in ("new/er", "empty", "new/er/", "file")
+        local_setup.make_run_dir(name, "algo-1") for name in ("new/er", "empty", "new/er/", "file")
     ]
     assert made == ["new/er", "empty", "new/er-2", "file-2"]
-    assert local_folders.make_run_dir("new/er", "algo-1") == "new/er-3"
+    assert local_setup.make_run_dir("new/er", "algo-1") == "new/er-3"
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -364,10 +345,10 @@ WRONG = [
 
 def test_the_exit_code_is_a_failed_launchers_before_a_killed_ones():
     def code(*returncodes):
-        hosts = [Host(number, None, {}) for number, _ in enumerate(returncodes, 1)]
+        hosts = [Host(number, frozenset(), "", {}) for number, _ in enumerate(returncodes, 1)]
         for host, returncode in zip(hosts, returncodes):
             host.process = SimpleNamespace(returncode=returncode)
-        return local_report.exit_code(hosts)
+        return tool.exit_code(hosts)
 
     assert code(0, 0) == 0
     assert code(-9, 69, 0) == 69
@@ -502,7 +483,7 @@ def test_a_job_of_two_hosts(script, tmp_path):
     for host in seen:
         assert (host["WORLD_SIZE"], host["argv"], host["data"]) == ("2", ["--flag"], "mine")
     cores = resources.physical_cores()
-    parts = [sorted(set().union(*part)) for part in local_shares.divided(cores, 2)]
+    parts = [sorted(set().union(*part)) for part in local_setup.divided(cores, 2)]
     assert [host["cpus"] for host in seen] == parts
     assert [host["OMP_NUM_THREADS"] for host in seen] == [str(max(1, len(cores) // 2))] * 2
     assert "the arguments reach the script as they are, but SageMaker can pass none like" in err

@@ -1,0 +1,267 @@
+"""The hosts: each a launcher in a session of its own, and all that runs below it; their loop.
+
+The loop does what is due, hears stops, and never waits for a reader of what the hosts print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Callable
+
+from launcher import run_dir
+from launcher.archive import ARCHIVE, PACKAGE
+from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
+from launcher.processes import Processes, reap, send, tie_to_this_process, tree
+from launcher.signals import Signals
+from launcher.text import signal_name
+from launcher_tools.local_options import KILL, START, Event
+from launcher_tools.local_output import STDERR, STDOUT, Printer
+
+if TYPE_CHECKING:
+    import psutil
+
+_TO_WRITE = 2  # seconds
+_TO_DIE = 10  # seconds that a process may take to die of SIGKILL
+_LAUNCHER = ARCHIVE or os.path.join(PACKAGE, "__main__.py")
+
+
+class Host:
+    """Attributes: `number`, N of algo-N; `process`, its launcher, None until it starts.
+
+    `logs` are the paths of what it writes to stdout and to stderr. `drains` write them, until the
+    last of its processes has ended.
+    """
+
+    def __init__(
+        self, number: int, cpus: frozenset[int], base_dir: str, environment: Mapping[str, str]
+    ) -> None:
+        self.number = number
+        self.process: subprocess.Popen[bytes] | None = None
+        self.logs = {
+            STDOUT: os.path.join(base_dir, "stdout.log"),
+            STDERR: os.path.join(base_dir, "stderr.log"),
+        }
+        self.drains: list[subprocess.Popen[bytes]] = []
+        self._cpus = cpus
+        self._environment = environment
+
+    @property
+    def name(self) -> str:
+        """The name that SageMaker would give it."""
+        return f"algo-{self.number}"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its launcher has started and not ended."""
+        return self.process is not None and self.process.returncode is None
+
+    def start(self, words: Sequence[str]) -> None:
+        """Start its launcher. Raises LaunchError."""
+        try:
+            with _on_cpus(self._cpus), self._drain(STDOUT) as out, self._drain(STDERR) as err:
+                self.process = subprocess.Popen(
+                    [sys.executable, _LAUNCHER, *words],
+                    env=dict(self._environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    # Or else a terminal's Ctrl-C would reach it, and its ranks, without us.
+                    start_new_session=True,
+                    # SIGKILL leaves us no time to stop the job, and nobody else would.
+                    preexec_fn=tie_to_this_process(),
+                )
+        except OSError as error:
+            raise LaunchError(
+                f"cannot start the launcher of {self.name}: {error.strerror}.",
+                exit_code=EXIT_CANNOT_EXECUTE,
+            ) from None
+
+    def _drain(self, stream: int) -> IO[bytes]:
+        """Return a pipe to its log, as on SageMaker: a file could be emptied (`> /dev/stdout`).
+
+        What reads it lives as long as somebody writes, and takes all: nobody waits for a reader of
+        our output, or needs us to live, or fails because the disk is full.
+        """
+        with open(self.logs[stream], "ab") as log:
+            drain = subprocess.Popen(
+                ["sh", "-c", "cat || exec cat >/dev/null"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.drains.append(drain)
+        assert drain.stdin
+        return drain.stdin
+
+    def stop(self) -> None:
+        """Stop it as SageMaker would: SIGTERM to its launcher."""
+        if self.process and self.runs:
+            send(self.process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill all of its processes, none of which is to see another one die first."""
+        if self.process and self.runs:
+            _kill_all(functools.partial(tree, self.process.pid))
+
+    def tidy(self) -> None:
+        """Remove what it could not remove itself, if it was killed."""
+        if self.process and self.process.returncode and self.process.returncode < 0:
+            run_dir.remove_left(self.process.pid, self._environment)
+
+
+@contextlib.contextmanager
+def _on_cpus(cpus: frozenset[int]) -> Iterator[None]:
+    """Have children that are started here inherit an affinity mask."""
+    if sys.platform != "linux" or not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
+    """Kill all processes that are found: first hold each, so that it starts no other."""
+    held: dict[int, psutil.Process] = {}
+    while new := {process.pid: process for process in find() if process.pid not in held}:
+        for process in new.values():
+            send(process, signal.SIGSTOP)
+        held.update(new)
+    for process in held.values():
+        send(process, signal.SIGKILL)
+
+
+class Loop:
+    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop.
+
+    `mark` is a variable of their environment, and its value, that no other job has.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        events: Sequence[Event],
+        words: Sequence[str],
+        signals: Signals,
+        printer: Printer,
+        mark: tuple[str, str],
+    ) -> None:
+        self._hosts = hosts
+        self._events = list(events)
+        self._words = words
+        self._signals = signals
+        self._printer = printer
+        self._mark = mark
+        self._all_stopped = False
+        self.was_stopped = False
+
+    def run(self) -> float:
+        """Return the seconds that it took. Raises LaunchError if a launcher cannot be started."""
+        below = Processes(self._mark)  # what a killed launcher leaves behind becomes our child
+        began = time.monotonic()
+        try:
+            while self._goes_on():
+                while self._events and self._events[0].at <= time.monotonic() - began:
+                    self._do(self._events.pop(0))
+                timeout = None
+                if self._events:
+                    timeout = max(0.0, began + self._events[0].at - time.monotonic())
+                select.select([self._signals], [], [], timeout)
+                self._on_signals()
+        finally:
+            self._kill_the_rest(below)
+            self._wait_for_logs()
+            for host in self._hosts:
+                host.tidy()
+        return time.monotonic() - began
+
+    def _goes_on(self) -> bool:
+        """Tell whether a host runs, or one is to start: not after a stop or a failure."""
+        if any(host.runs for host in self._hosts):
+            return True
+        failed = any(host.process and host.process.returncode for host in self._hosts)
+        starts = any(event.act == START for event in self._events)
+        return starts and not failed and not self._all_stopped
+
+    def _do(self, event: Event) -> None:
+        named = [host for host in self._hosts if event.host in ("", host.name)]
+        if event.act == START:
+            if not self._all_stopped:
+                self._start(named[0])
+                if event.at:
+                    self._printer.say(f"{event.host} starts (--late {event.typed}).")
+            return
+        there = [host for host in named if host.runs]
+        if not there:
+            return
+        names = ", ".join(host.name for host in there)
+        option = f"--{event.act} {event.typed}"
+        if event.act == KILL:
+            self._printer.say(f"{names} is killed ({option}).")
+            for host in there:
+                host.kill()
+        else:
+            self._printer.say(f"SIGTERM to {names} ({option}).")
+            self._stop(there, everybody=not event.host)
+
+    def _start(self, host: Host) -> None:
+        host.start(self._words)
+        self._printer.follow(host.number, host.logs, lambda: not host.runs)
+
+    def _on_signals(self) -> None:
+        for number in self._signals.take():
+            if number == signal.SIGCHLD:
+                self._reap()
+                continue
+            self._printer.hurry()
+            if self._all_stopped:
+                self._printer.say(f"{signal_name(number)} after a stop: the job is killed.")
+                for host in self._hosts:
+                    host.kill()
+            else:
+                self._printer.say(
+                    f"{signal_name(number)}: the job is stopped as SageMaker does it, "
+                    "with SIGTERM to every host; once more kills it."
+                )
+                self._stop(self._hosts, everybody=True)
+
+    def _stop(self, hosts: Sequence[Host], *, everybody: bool) -> None:
+        self._all_stopped = self._all_stopped or everybody
+        self.was_stopped = True
+        for host in hosts:
+            host.stop()
+
+    def _reap(self) -> bool:
+        """Note which children have ended; return whether any, adopted ones too, are left."""
+        return reap(*self._children())
+
+    def _children(self) -> list[subprocess.Popen[bytes]]:
+        launchers = [host.process for host in self._hosts if host.process]
+        return [*launchers, *(drain for host in self._hosts for drain in host.drains)]
+
+    def _wait_for_logs(self) -> None:
+        """Wait until the logs hold all; not long for what is not the job's, and still writes."""
+        deadline = time.monotonic() + _TO_WRITE
+        while self._reap() and time.monotonic() < deadline:
+            if all(child.returncode is not None for child in self._children()):
+                return
+            time.sleep(0.005)
+
+    def _kill_the_rest(self, below: Processes) -> None:
+        """Kill what runs without its launcher, or because of an error of our own."""
+        deadline = time.monotonic() + _TO_DIE
+        while self._reap() and below.all() and time.monotonic() < deadline:
+            _kill_all(below.all)
+            time.sleep(0.02)

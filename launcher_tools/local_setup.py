@@ -1,0 +1,299 @@
+"""What each host gets: its part of this machine, and what SageMaker would give it.
+
+A part is an address, cores and GPUs; from SageMaker come files, folders and variables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from launcher.errors import LaunchError
+from launcher.job import resources, toolkit
+from launcher.job.options import INTERNAL
+from launcher.signals import Signals
+
+_T = TypeVar("_T")
+# Below Linux's ephemeral ports (ip(7), ip_local_port_range): the kernel gives them to nobody.
+_PORTS = range(20000, 29000)
+# A host's folders for what a job leaves, and the file that says why it failed.
+RESULTS = ("model", os.path.join("output", "data"), "checkpoints")
+FAILURE = os.path.join("output", "failure")
+# Of another job: this process may itself run in a training container.
+_PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_")
+_NUMBER = r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
+
+
+class Share(NamedTuple):
+    """One host's part of this machine."""
+
+    address: str
+    cpus: frozenset[int]  # what its processes may run on; empty: all
+    cores: int  # physical ones
+    gpus: tuple[str, ...] | None  # UUIDs; None: this machine has none
+
+
+def shares(count: int, environ: Mapping[str, str], signals: Signals | None = None) -> list[Share]:
+    """Divide this machine among `count` hosts, all equal, as SageMaker's are.
+
+    Raises LaunchError if there are fewer loopback addresses.
+    """
+    found = addresses(count)
+    cores = divided(resources.physical_cores(), count) or [()] * count
+    seen = gpus(environ, signals)
+    parts = divided(seen, count) if len(seen) >= count else [()] * count
+    return [
+        Share(
+            address,
+            frozenset(cpu for core in own for cpu in core),
+            max(1, len(own)),
+            tuple(part) if seen else None,
+        )
+        for address, own, part in zip(found, cores, parts)
+    ]
+
+
+def divided(things: Sequence[_T], count: int) -> list[Sequence[_T]]:
+    """Return equal parts of some things; if there are fewer than parts, some parts are the same."""
+    if not things:
+        return []
+    if len(things) < count:
+        return [[things[number % len(things)]] for number in range(count)]
+    size = len(things) // count
+    return [things[number * size : (number + 1) * size] for number in range(count)]
+
+
+def addresses(count: int) -> list[str]:
+    """Return `count` loopback addresses of this machine, 127.0.0.1 first.
+
+    Raises LaunchError, which says how to add them.
+    """
+    found = [f"127.0.0.{number}" for number in range(1, count + 1)]
+    for address in found:
+        try:
+            with socket.socket() as probe:
+                probe.bind((address, 0))
+        except OSError as error:
+            raise LaunchError(
+                f"{address} is not an address of this machine ({error.strerror}); add all "
+                f"up to {found[-1]} as root: `ip address add {address}/8 dev lo` on Linux, "
+                f"`ifconfig lo0 alias {address}` on macOS."
+            ) from None
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different free ports, at random: two jobs at once do not get the same."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        try:
+            with socket.socket() as probe:
+                probe.bind(("", port))
+        except OSError:
+            continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise LaunchError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free; end what has them.")
+
+
+def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
+    """Return the UUIDs of this machine's GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
+
+    A host sees its GPUs by their UUIDs: by their numbers, the second host's would not begin at 0.
+    """
+    lines = resources.gpus(environ, signals)
+    found = [
+        match[1] for match in (re.search(r"UUID: (GPU-[\w-]+)", line) for line in lines) if match
+    ]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    chosen = []
+    for entry in visible.split(",")[: resources.visible_gpus(len(found), environ)]:
+        entry = entry.strip()
+        chosen.append(found[int(entry)] if entry.isdecimal() else entry)
+    return chosen
+
+
+# Files, folders, variables
+
+
+def make_run_dir(wanted: str, first_host: str) -> str:
+    """Make a folder for the job; return its path: as wanted, or with `-2` ... if it is in use.
+
+    Raises LaunchError if none can be made.
+    """
+    for number in itertools.count(1):
+        path = f"{_named(wanted)}-{number}" if number > 1 else wanted
+        try:
+            os.makedirs(path, exist_ok=True)
+            if not os.listdir(path):
+                os.mkdir(os.path.join(path, first_host))  # nobody else has it from here on
+                return path
+        except FileExistsError:  # a file, or another job was faster
+            continue
+        except OSError as error:
+            raise LaunchError(
+                f"cannot make the folder {path} ({error.strerror}); "
+                "give one that can be made with --run-dir."
+            ) from None
+    raise AssertionError
+
+
+def _named(path: str) -> str:
+    """Return the path of a folder that ends in its name: not in a slash or a dot."""
+    path = path.rstrip("/")
+    return os.path.abspath(path) if os.path.basename(path) in (".", "..") else path
+
+
+def fill(
+    run_dir: str,
+    hosts: Sequence[str],
+    channels: Mapping[str, str],
+    hyperparameters: Mapping[str, str],
+    interface: str,
+) -> None:
+    """Make each host's folders, and its config files with the keys that SageMaker gives them.
+
+    Raises LaunchError if that is not possible.
+    """
+    group, kind = "homogeneousCluster", "local"
+    members = {"instance_group_name": group, "instance_type": kind, "hosts": sorted(hosts)}
+    channel = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
+    files: dict[str, dict[str, Any]] = {
+        "resourceconfig": {
+            "hosts": sorted(hosts),
+            "network_interface_name": interface,
+            "current_instance_type": kind,
+            "current_group_name": group,
+            "instance_groups": [members],
+        },
+        "hyperparameters": dict(hyperparameters),
+        "inputdataconfig": dict.fromkeys(channels, channel),
+    }
+    try:
+        for host in hosts:
+            files["resourceconfig"]["current_host"] = host
+            _fill_host(os.path.join(run_dir, host), channels, files)
+    except OSError as error:
+        raise LaunchError(f"cannot write {error.filename} ({error.strerror}).") from None
+
+
+def _fill_host(base: str, channels: Mapping[str, str], files: Mapping[str, Any]) -> None:
+    config, data = os.path.join("input", "config"), os.path.join("input", "data")
+    for folder in (config, data, *RESULTS, "code"):
+        os.makedirs(os.path.join(base, folder), exist_ok=True)
+    for channel, folder in channels.items():
+        os.symlink(os.path.abspath(folder), os.path.join(base, data, channel))
+    for name, content in files.items():
+        with open(os.path.join(base, config, f"{name}.json"), "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+
+
+def environment(
+    environ: Mapping[str, str], base_dir: str, job_name: str, share: Share, ports: Sequence[int]
+) -> dict[str, str]:
+    """Return the variables of a host's launcher: those that SageMaker sets, and what it shares.
+
+    The launcher makes the other `SM_*` variables of the files in base_dir (job/toolkit.py).
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_PREFIXES) and name not in INTERNAL
+    }
+    made = {
+        toolkit.BASE_DIR_VARIABLE: os.path.abspath(base_dir),
+        "TRAINING_JOB_NAME": job_name,
+        "TRAINING_JOB_ARN": f"arn:aws:sagemaker:local:000000000000:training-job/{job_name}",
+        "SM_NUM_GPUS": str(len(share.gpus or ())),
+    }
+    if share.cpus:
+        made["SM_NUM_CPUS"] = str(len(share.cpus))
+    if share.gpus is not None:
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    unless_set = {
+        # As in AWS's images. Lines would come in blocks otherwise: stdout is a pipe.
+        "PYTHONUNBUFFERED": "1",
+        "LAUNCHER_RDZV_PORT": str(ports[0]),
+        "LAUNCHER_PEER_PORT": str(ports[1]),
+    }
+    return {**unless_set, **kept, **made}
+
+
+def listed(run_dir: str, host: str, folder: str) -> Sequence[str]:
+    """Return the names in one of a host's folders."""
+    try:
+        return sorted(os.listdir(os.path.join(run_dir, host, folder)))
+    except OSError:
+        return ()
+
+
+def failure_reason(run_dir: str, host: str) -> str:
+    """Return what SageMaker would show of a host's failure file, "" if there is none."""
+    try:
+        path = os.path.join(run_dir, host, FAILURE)
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1024)
+    except OSError:
+        return ""
+
+
+# Hyperparameters
+
+
+def as_hyperparameters(args: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Read `--key value`, `--key=value` and `-k value`, each key once.
+
+    Return the hyperparameters, and the first argument that cannot be one, "" if all can.
+    """
+    found: dict[str, str] = {}
+    rest = list(reversed(args))
+    while rest:
+        word = rest.pop()
+        key, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        name = _name(key)
+        if not name or name in found or toolkit.is_platforms_own(name):
+            return {}, word
+        if not equals:
+            if not rest or _is_option(rest[-1]):
+                return {}, word
+            value = rest.pop()
+        found[name] = value
+    return found, ""
+
+
+def changes(args: Sequence[str], hyperparameters: Mapping[str, str]) -> list[str]:
+    """Return what SageMaker makes of the arguments, where that is not what was typed."""
+    decoded = {name: toolkit.decoded(value) for name, value in hyperparameters.items()}
+    rendered = toolkit.to_cmd_args(decoded)
+    changed = []
+    for key, value, name in zip(rendered[::2], rendered[1::2], sorted(decoded)):
+        typed = (
+            f"--{name}" if f"--{name}" in {word.partition("=")[0] for word in args} else f"-{name}"
+        )
+        if (key, value) != (typed, hyperparameters[name]):
+            changed.append(f"{typed} {hyperparameters[name]} becomes {key} {value or repr('')}")
+    return changed
+
+
+def _name(key: str) -> str:
+    """Return the hyperparameter that an option would be, "" if none."""
+    if re.fullmatch(r"--[^-].*", key, re.DOTALL):
+        return key[2:]
+    return key[1:] if re.fullmatch(r"-[^-\d.]", key) else ""
+
+
+def _is_option(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and not re.fullmatch(_NUMBER, word, re.IGNORECASE)
