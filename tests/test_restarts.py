@@ -51,10 +51,10 @@ def test_one_failure_is_one_restart_on_all_hosts(start_two, script, tmp_path):
         return "".join(host.log() for host in hosts)
 
     poll(lambda: len(starts()) == 2)
-    poll(lambda: all(len(counts) > 1 for counts in starts().values()), 20)
+    poll(lambda: all(len(counts) > 1 for counts in starts().values()))
     once = {host.name: ["0", "1"] for host in hosts}
     assert starts() == once, log()
-    poll(lambda: all(host.process.poll() is not None for host in hosts), 20)
+    poll(lambda: all(host.process.poll() is not None for host in hosts))
     assert [host.wait() for host in hosts] == [0, 0], log()
     assert starts() == once, log()
 
