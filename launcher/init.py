@@ -9,7 +9,7 @@ the command: each launcher connects to its Unix socket (presence.py), and says h
 - This process ends when the command and all launchers have ended. It reaps the orphans that the
   kernel gives to PID 1.
 - Its exit code is the command's; if that is 1, which the toolkit makes of every failure, it is the
-  last launcher's.
+  last launcher's. So it is where the toolkit ends with 0 since it could not write the failure file.
 - A failure file that the toolkit wrote because a launcher was stopped is removed: the toolkit takes
   every exit code but 0 for a failure. A host that is stopped because another one was gets no signal
   here; its launcher says that it was stopped.
@@ -83,13 +83,18 @@ def signal_for(command: Sequence[str], stop_signal: int) -> int:
     return signal.SIGTERM if is_train(command) else stop_signal
 
 
-def container_ending(returncode: int, said: Ending | None, stop_signal: int) -> Ending:
+def container_ending(
+    returncode: int, said: Ending | None, stop_signal: int, *, hides_failure: bool = False
+) -> Ending:
     """Return how the container ends, and whether the job was stopped.
 
-    `returncode` is the command's, negative for a signal; `said` is what the last launcher said.
+    `returncode` is the command's, negative for a signal; `said` is what the last launcher said;
+    `hides_failure`: it is the toolkit's, which has not said that the job succeeded.
     """
     code = returncode if returncode >= 0 else 128 - returncode
     said = said or Ending(0)
+    if code == 0 and hides_failure and not stop_signal:
+        code = 1
     # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too.
     if said.exit_code and (code == 1 or (code == 0 and stop_signal)):
         code = said.exit_code
@@ -125,7 +130,8 @@ class _Init:
 
     def run(self, environ: Mapping[str, str]) -> Ending:
         """Start the command and wait until it and the launchers have ended."""
-        failure_file = os.path.join(toolkit.base_dir(environ), "output", "failure")
+        output = os.path.join(toolkit.base_dir(environ), "output")
+        failure_file = os.path.join(output, "failure")
         failed_before = os.path.exists(failure_file)
         hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
         self._process = start(
@@ -145,7 +151,12 @@ class _Init:
         said = self._launchers.said
         if said and said.was_stopped and not failed_before:
             _remove_failure(failure_file, said.exit_code)
-        return container_ending(self._process.returncode, said, self._stop_signal)
+        # The toolkit writes `success`, or `failure`. What it raises because it cannot write that is
+        # lost, and it ends with 0 (trainer.py): SageMaker would take the job for completed.
+        is_toolkit = is_train(self._command) and "SAGEMAKER_TRAINING_MODULE" in environ
+        hides_failure = is_toolkit and not os.path.exists(os.path.join(output, "success"))
+        code, stop = self._process.returncode, self._stop_signal
+        return container_ending(code, said, stop, hides_failure=hides_failure)
 
     def _accept(self) -> None:
         command = self._process.pid if self._process.returncode is None else 0

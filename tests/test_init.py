@@ -200,6 +200,20 @@ def test_how_the_container_ends(returncode, said, stop, ending):
     assert pid1.container_ending(returncode, said, stop) == ending
 
 
+@pytest.mark.parametrize(
+    ("said", "stop", "ending"),
+    [
+        (None, 0, Ending(1)),  # before the launcher: it could not copy the source folder, say
+        (Ending(0), 0, Ending(1)),
+        (Ending(3), 0, Ending(3)),
+        (Ending(143, True), 0, Ending(143, True)),
+        (None, 2, Ending(0)),  # Ctrl-C
+    ],
+)
+def test_a_failure_that_the_toolkit_hides(said, stop, ending):
+    assert pid1.container_ending(0, said, stop, hides_failure=True) == ending
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_goes_to_the_command_where_no_launcher_runs(init, number):
     host = init(sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(60)")

@@ -34,7 +34,7 @@ def train(start, tmp_path):
     def train_on(name: str, script: Path, *, hosts=HOSTS, command=(TRAIN,), environ=(), **others):
         base = tmp_path / "ml" / name
         for folder in ("input/config", "output", "model", "source"):
-            (base / folder).mkdir(parents=True)
+            (base / folder).mkdir(parents=True, exist_ok=True)
         if others.get("sagemaker_program") == ONE_FILE:
             build = [sys.executable, REPO / "bundle" / "build.py", base / "source" / ONE_FILE]
             subprocess.run(build, check=True)
@@ -141,6 +141,18 @@ def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_p
     assert host.wait() == ended_by(number), host.log()
     assert "no launcher runs; ending" in host.err and "not be started" not in host.out
     assert failure_of(host, tmp_path) is None
+
+
+def test_a_job_that_failed_is_none_that_completed_though_its_failure_file_cannot_be_written(
+    train, script, tmp_path, pretend_torch
+):
+    """The toolkit ends with 0 then, as if all had gone well."""
+    pretend_torch("2.13.0")
+    run = {"hosts": HOSTS[:1], "environ": OURS, "train-script": "missing.py"}
+    (tmp_path / "ml" / HOSTS[0] / "output" / "failure").mkdir(parents=True)
+    host = train.on(HOSTS[0], script("", "x.py"), command=INIT, **run)
+    assert host.wait() == 2, host.log()
+    assert "--train-script missing.py: there is " in host.err
 
 
 @pytest.mark.parametrize("program", [FOLDER, ONE_FILE])
