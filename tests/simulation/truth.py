@@ -30,7 +30,7 @@ WORDS = {
     "cannot listen": (What.PORT_TAKEN,),
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not arrive": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
-    "is not this job's launcher": (What.HOST_LATE, *SLOW, *LOSSES),
+    "is not this job's launcher": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
 }
 
 
