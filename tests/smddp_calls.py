@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 # As the launcher has it in PYTHONPATH.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "smddp"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "smddp"))
 
 import smdistributed.dataparallel.torch
 import smdistributed.dataparallel.torch.distributed as smddp
