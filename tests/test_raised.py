@@ -279,27 +279,74 @@ def test_a_message_of_any_size_is_taken_in(rank, character):
     assert len(sent) < 1 << 20  # bytes, the limit of reports.py
 
 
-def test_what_libraries_say_when_they_end_the_script(rank):
-    for text, args, says in (
-        (
-            "import click\n@click.command()\n@click.option('--n', type=int)\n"
-            "def main(n): click.get_current_context().exit(n)\nmain()",
-            ("--n", "x"),
-            "'x' is not a valid integer",
+HYDRA = """
+import hydra
+@hydra.main(version_base=None)
+def main(config): raise ValueError('loss is nan')
+main()
+"""
+CLICK = """
+import click
+@click.command()
+@click.option('--n', type=int)
+def main(n): click.get_current_context().exit(n)
+main()
+"""
+WORKERS = """
+from torch.utils.data import DataLoader
+
+class Samples:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        try:
+            return [0.0][i]
+        except IndexError:
+            raise ValueError(f"bad sample {i}")
+
+if __name__ == "__main__":
+    list(DataLoader(Samples(), num_workers=1))
+"""
+SPAWN = """
+import torch.multiprocessing as mp
+
+def train(rank):
+    raise ValueError("loss is nan")
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "code", "says", "frame"),
+    [
+        (CLICK, ("--n", "x"), 2, "'x' is not a valid integer", ""),
+        ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), 2, "argument: n", ""),
+        (HYDRA, (), 1, "failed with ValueError: loss is nan", ""),
+        pytest.param(
+            *(WORKERS, (), 1),
+            "failed with ValueError: bad sample 1 (in DataLoader worker process 0)"
+            " (while handling IndexError: list index out of range)",
+            "in __getitem__",
+            marks=pytest.mark.torch,
         ),
-        ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), "argument: n"),
-    ):
-        code, told = rank(text, *args)
-        assert code == 2 and says in headline(failure_of(told), "h")
-
-
-def test_a_hydra_app_fails_with_its_exception(rank):
-    code, told = rank(
-        "import hydra\n@hydra.main(version_base=None)\n"
-        "def main(config): raise ValueError('loss is nan')\nmain()",
-    )
-    assert code == 1
-    assert headline(failure_of(told), "h").endswith(" failed with ValueError: loss is nan")
+        pytest.param(
+            *(SPAWN, (), 1),
+            "failed with ValueError: loss is nan (in spawned process 0)",
+            "in train",
+            marks=pytest.mark.torch,
+        ),
+    ],
+    ids=["click", "fire", "hydra", "data loader", "spawn"],
+)
+def test_what_libraries_make_of_an_exception(rank, text, words, code, says, frame):
+    seen, told = rank(text, *words)
+    failure = failure_of(told)
+    assert seen == code and says in headline(failure, "h")
+    files = [line for line in raised.frames(failure.chain).splitlines() if "File " in line]
+    assert frame == "" or frame in files[-1]
 
 
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):

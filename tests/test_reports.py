@@ -8,6 +8,7 @@ import socket
 import pytest
 from conftest import poll
 
+from launcher.errors import LaunchError
 from launcher.result.raised import Link
 from launcher.run.events import (
     Answer,
@@ -21,6 +22,7 @@ from launcher.run.events import (
     TorchrunRuns,
 )
 from launcher.run.reports import Reports
+from launcher.run_dir import run_dir
 from launcher.signals import Signals
 from launcher.system import System
 
@@ -131,6 +133,17 @@ def test_the_end_of_a_rank_comes_behind_what_it_has_said(reports):
         reports.act_until(lambda: len(reports.told) == 3)
     assert reports.told[1:] == [RankSaid(pid, 1, (Link(**link),)), RankEnded(pid, 3)]
     os.waitpid(pid, 0)
+
+
+def test_a_tmpdir_that_is_too_long_for_the_socket_is_named(tmp_path, logged):
+    folder = tmp_path / ("x" * 60)
+    folder.mkdir()
+    with run_dir({"TMPDIR": str(folder)}) as made:
+        assert made.startswith("/tmp/sm-launch-")
+    assert "TMPDIR is too long for a socket in it (" in logged()
+    refused = pytest.raises(LaunchError, match=r"cannot make a folder in /proc .* at most 60 bytes")
+    with refused, run_dir({"TMPDIR": "/proc"}):
+        pass
 
 
 NONSENSE = [{}, {"ends": 1}, {"end": {}}, {"ends": {"x": 1}}, {"ranks": True}, 3, [1], "abc"]

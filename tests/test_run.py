@@ -231,18 +231,42 @@ def test_the_first_rank_to_fail_gives_the_exit_code_and_the_text(start, script, 
     assert host.leftovers() == []
 
 
-def test_a_rank_that_dies_in_a_collective_is_named_not_its_echo(start, script):
-    """In each of two jobs, which meet on the same machine at the same time."""
-    path = script(
-        "import os, signal, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "dist.barrier()\n"
-        "if dist.get_rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "dist.all_reduce(torch.ones(1))\n"
-    )
-    for host in [start("--train-script", path, *TWO_RANKS) for _ in range(2)]:
-        assert host.wait() == 137, host.log()
-        assert host.failure.startswith("localhost, rank 1 (local rank 1) was killed by SIGKILL")
+KILLED = """
+import os, signal, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(torch.ones(1))
+"""
+CLEANS_UP = """
+import time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    try:
+        raise ValueError("loss is nan")
+    finally:
+        dist.destroy_process_group()  # which the other rank sees
+        time.sleep(1.5)
+try:
+    dist.all_reduce(torch.ones(1))
+except Exception as error:
+    raise RuntimeError("training failed") from error
+"""
+
+
+def test_the_rank_that_breaks_a_collective_is_named_not_its_echo(start, script):
+    """In each of two jobs, whose ranks meet on the same machine at the same time."""
+    killed, cleans_up = script(KILLED), script(CLEANS_UP, "cleans_up.py")
+    hosts = [start("--train-script", path, *TWO_RANKS) for path in (killed, cleans_up)]
+    ends = (137, "was killed by SIGKILL"), (1, "failed with ValueError: loss is nan\n")
+    for host, (code, says) in zip(hosts, ends):
+        assert host.wait() == code, host.log()
+        assert host.failure.startswith(f"localhost, rank 1 (local rank 1) {says}"), host.log()
+        assert host.leftovers() == []
 
 
 SLOW_TO_END = """
