@@ -1,4 +1,4 @@
-"""Restarts of failed ranks, which the launchers decide; how often and of which is in test_peers.py."""
+"""Restarts of failed ranks: what they look like; the launchers' decisions are in test_peers.py."""
 
 import re
 
