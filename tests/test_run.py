@@ -147,15 +147,6 @@ def test_stdout_and_stdin_are_the_launchers_own(script):
     os.close(theirs)
 
 
-def test_a_dry_run_can_be_pasted_and_run(start, script, tmp_path):
-    path = script("import sys; print(sys.argv[1:]); open('rank', 'w')")
-    host = start("--train-script", path, "--launcher-dry-run", "a b", "$$")
-    assert host.wait() == 0, host.log()
-    assert not (tmp_path / "rank").exists()
-    done = subprocess.run(["sh", "-c", host.out], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "['a b', '$$']\n"), done.stderr
-
-
 def test_hyperparameters_as_long_as_sagemaker_allows(start, script, tmp_path):
     """In an image without the toolkit; some variables repeat all of them, as JSON.
 
@@ -445,31 +436,6 @@ def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left
         assert host.wait() == 69, host.log()
     assert host.failure.startswith("localhost: torchrun was killed by SIGKILL (signal 9)\n")
     assert host.leftovers() == []
-
-
-EXECUTE = """
-import sys
-from launcher.job.cluster import Cluster
-from launcher.job.plan import LaunchPlan
-from launcher.peers.messages import Job
-from launcher.run import supervisor
-from launcher.signals import Signals
-from launcher.system import System
-
-plan = LaunchPlan((sys.argv[1],), {}, Cluster(("h",), "h", "j", 0, 0, ""), "1", "h:1", 1, ())
-with Signals() as signals, System(signals) as system:
-    result = supervisor.run(Job("h", ("h",)), plan, {}, system).result
-sys.exit(f"{result.text.strip()} {result.exit_code}")
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [("/nowhere", "/nowhere was not found. 127"), ("/etc/passwd", "Permission denied. 126")],
-)
-def test_a_command_that_cannot_be_executed(command, says):
-    done = subprocess.run([sys.executable, "-c", EXECUTE, command], capture_output=True, text=True)
-    assert done.stderr.endswith(says + "\n")
 
 
 def test_a_line_of_the_log_is_one_write():
