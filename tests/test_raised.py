@@ -266,7 +266,7 @@ def train(rank):
     raise ValueError("loss is nan")
 
 if __name__ == "__main__":
-    mp.spawn(train, nprocs=1)
+    mp.start_processes(train, nprocs=1, start_method="fork")  # what mp.spawn calls
 """
 
 

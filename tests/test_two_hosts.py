@@ -182,7 +182,7 @@ def test_hosts_that_succeed_leave_together(start_two, script, tmp_path):
     path = script(late + "print('through', flush=True)")
     first, second = hold_up_the_second(start_two, script, tmp_path, 1, path)
     (agent,) = psutil.Process(first.process.pid).children()
-    assert agent.environ()["LAUNCHER_EXIT_BARRIER"] == "1728000"  # s; test_torchruns_barrier...
+    assert agent.environ()["LAUNCHER_EXIT_BARRIER"] == "1728000"  # s; torchrun has 300
     succeed(first, second)
     for host in (first, second):
         assert "through" in host.out

@@ -71,7 +71,8 @@ def test_a_stop_of_one_host_of_awss(job, own_aws_image):
     assert [host.failure for host in job.values()] == [None, None]
 
 
-@pytest.mark.parametrize("how", [TRAIN, more(ALONE)])
+@pytest.mark.more
+@pytest.mark.parametrize("how", [TRAIN, ALONE])
 def test_a_users_own_launcher_is_not_taken_for_ours(job, host, how):
     job.will_run("import launcher; print('the script found', launcher.WHOSE)", how)
     folder = "source" if how == TRAIN else "code"
