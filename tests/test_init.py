@@ -231,10 +231,6 @@ def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
     assert host.out.endswith("a launcher is here\nheard 15\n")
 
 
-def test_the_launchers_exit_code_replaces_a_commands_1(init, stand_in):
-    assert init(f"{stand_in} 3; exit 1").wait() == 3
-
-
 def test_what_an_earlier_launcher_said_is_not_a_later_ones(init, stand_in):
     killed = f"{stand_in} & wait $!; exit 1"
     host = init(f"{stand_in} 3; {killed}")
