@@ -41,48 +41,31 @@ def test_one_failure_is_one_restart_on_all_hosts(start_two, script, tmp_path):
     assert starts == {host.name: ["0", "1"] for host in hosts}
 
 
-HANGS = """
-import os, signal, sys, time
+# The rank that fails hangs after it, and the other one ignores SIGTERM.
+TWICE = """
+import os, shutil, signal, time
 from concurrent.futures import ThreadPoolExecutor
 
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
-    print("trains again", flush=True)
-elif os.environ["RANK"] == "1":
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if os.environ["RANK"] == "1":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    open("ignores", "w").close()
-    time.sleep(600)
+    open("ignores-" + attempt, "w").close()
+    time.sleep(0 if attempt == "2" else 600)
 else:
-    while not os.path.exists("ignores"):
+    print("job", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
+    for folder in os.scandir(os.environ["TMPDIR"]):
+        shutil.rmtree(folder)  # as a script does that empties /tmp
+    while not os.path.exists("ignores-" + attempt):
         time.sleep(0.01)
-    ThreadPoolExecutor().submit(time.sleep, 600)  # Python joins its thread at the exit
-    print("fails", flush=True)
-    raise ValueError("loss is nan")
+    if attempt != "2":
+        ThreadPoolExecutor().submit(time.sleep, 600)  # Python joins its thread at the exit
+        raise ValueError("loss is nan")
 """
 
 
-def test_ranks_that_do_not_end_are_killed_and_restarted(start, script):
-    """One that hangs after it raised, and one that ignores SIGTERM, for which it has its grace."""
-    options = ("--launcher-nproc-per-node", "2", "--launcher-max-restarts", "1")
-    host = start("--train-script", script(HANGS), *options, "--launcher-failure-grace", "2")
-    host.wait_for("fails")
-    host.wait_for("trains again", 2, timeout=25)  # torchrun gives them 30 s
-    assert host.wait() == 0, host.log()
-    assert "(--launcher-failure-grace sets its time to end)" in host.err
-
-
-TWICE = """
-import os, shutil
-
-print("job", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
-for folder in os.scandir(os.environ["TMPDIR"]):
-    shutil.rmtree(folder)  # as a script does that empties /tmp
-if os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
-    raise ValueError("loss is nan")
-"""
-
-
-def test_the_log_numbers_attempts_and_says_when_a_failure_repeats(start, script):
-    host = start("--train-script", script(TWICE), "--launcher-max-restarts", "2")
+def test_ranks_that_do_not_end_are_killed_and_the_log_says_when_a_failure_repeats(start, script):
+    options = ("--launcher-nproc-per-node", "2", "--launcher-max-restarts", "2")
+    host = start("--train-script", script(TWICE), *options, "--launcher-failure-grace", "2")
     assert host.wait() == 0, host.log()
     assert host.failure is None and host.leftovers() == []
     failed = r"failed with ValueError: loss is nan"
@@ -91,4 +74,6 @@ def test_the_log_numbers_attempts_and_says_when_a_failure_repeats(start, script)
         assert len(re.findall(line, host.err, re.MULTILINE)) == 1, host.log()
     times = re.findall(r"for the (\w+) time, [\d.]+ s after its start", host.err)
     assert times == ["second"], host.log()
-    assert len(set(re.findall(r"job .*", host.out))) == 1, host.log()
+    assert host.err.count("(--launcher-failure-grace sets its time to end)") == 2, host.log()
+    jobs = re.findall(r"job .*", host.out)
+    assert len(jobs) == 3 and len(set(jobs)) == 1, host.log()
