@@ -352,16 +352,8 @@ PIPE = "import multiprocessing as m\na, b = m.Pipe(); b.close(); "
 CLIENT = "from multiprocessing.connection import Client; Client(('127.0.0.1', 1))"
 # Real ends of real connections: those between processes of multiprocessing may be another rank's.
 CONNECTIONS = [
-    (
-        RESETS + "import urllib.request; urllib.request.urlopen(url)",
-        "ConnectionResetError",
-        False,
-    ),
-    (
-        RESETS + "import requests; requests.get(url)",
-        "requests.exceptions.ConnectionError",
-        False,
-    ),
+    (RESETS + "import urllib.request; urllib.request.urlopen(url)", "ConnectionResetError", False),
+    (RESETS + "import requests; requests.get(url)", "requests.exceptions.ConnectionError", False),
     (
         RESETS + "mine = socket.create_connection(address)\nmine.send(b'x')\nmine.recv(9)",
         "ConnectionResetError",

@@ -151,7 +151,7 @@ NONSENSE += [{"ends": None}, {"pid": 1e300}, {"pid": "x"}, {"ranks": [[1]]}, {"s
 
 
 @pytest.mark.parametrize("message", NONSENSE)
-def test_invalid_messages_change_nothing(reports, message):
+def test_invalid_messages_change_nothing(reports, message, logged):
     pid = os.getpid()
     with rank(0, pid) as good, connect(message) as other:
         deep = b"[" * 5000 + b"]" * 5000 + b"\n"
@@ -161,6 +161,7 @@ def test_invalid_messages_change_nothing(reports, message):
         connect({"ends": {}}).close()
         reports.act_until(lambda: reports.told)
     assert reports.told == [RankRuns(pid, 0, 0)]
+    assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
 
 def test_torchrun_below_a_program_ends_as_it_says(reports):
