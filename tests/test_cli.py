@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from launcher.errors import LaunchError
 from launcher.job.options import OPTIONS
 from launcher.job.prepare import prepare
+from launcher.log import flush
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
@@ -92,13 +93,10 @@ def test_the_tools_are_those_beside_the_launcher(script, tmp_path):
     assert completed(*local, **environ).stdout.startswith("usage: sm-launch local")
 
 
-def test_a_module_in_a_namespace_package(tmp_path, pretend_torch):
-    pretend_torch("2.13.0")
+def test_a_module_in_a_namespace_package(tmp_path):
     (tmp_path / "spaces" / "inner").mkdir(parents=True)
     (tmp_path / "spaces" / "inner" / "tool.py").write_text("")
-    argv = [*LAUNCHER, "--train-module", "spaces.inner.tool", "--launcher-dry-run"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert "spaces.inner.tool" in planned(["--train-module", "spaces.inner.tool"]).argv
 
 
 def test_no_module_of_ours_is_named_as_one_of_pythons():
@@ -108,16 +106,36 @@ def test_no_module_of_ours_is_named_as_one_of_pythons():
     assert not ours & set(pythons)
 
 
+@pytest.mark.parametrize(
+    ("environ", "args", "says"),
+    [
+        ({"SM_HOSTS": "x"}, DRY, "SM_HOSTS is 'x', which is not JSON"),
+        ({}, ["--train-script", "a\nb\x1b.py"], "--train-script a\\nb\\x1b.py: there is"),
+    ],
+    ids=["which hosts there are", "what they run"],
+)
+def test_a_wrong_configuration_is_one_line_and_exit_2(environ, args, says, tmp_path):
+    done = launch(*args, **environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("launcher: ") and says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "output" / "failure").read_text() == done.stderr
+
+
+def planned(argv, **environ):
+    """Return the plan, or the error that the program ends with."""
+    try:
+        return prepare(argv, {**os.environ, **environ}).plan
+    except LaunchError as error:
+        return error
+    finally:
+        flush()
+
+
+NESTED = "remove distribution= from the estimator"
 WRONG = [
     # environment, arguments, what the one line says
-    ({"SM_HOSTS": "x"}, DRY, "SM_HOSTS is 'x', which is not JSON"),
-    ({**TWO, "SM_CURRENT_HOST": "algo-3"}, DRY, "SM_CURRENT_HOST is 'algo-3'"),
-    ({**TWO, "SM_NUM_GPUS": "-1"}, DRY, "SM_NUM_GPUS is '-1'"),
-    ({}, [], "there is nothing to run"),
-    ({}, ["--train-script", "none.py"], "none.py: there is neither"),
-    ({}, ["--train-script", "a\nb\x1b.py"], "--train-script a\\nb\\x1b.py: there is"),
     ({}, ["--train-script", "."], "is a folder without __main__.py; expected"),
-    ({}, ["--train-script", "script.py", "--train-module", "m"], "are both given"),
     ({}, ["--train-module", "no_such_module.x"], "no_such_module.x: there is no such module"),
     ({}, ["--train-module", "__main__"], "__main__: there is no such module"),
     ({}, ["--train-module", "json.no_such"], "json.no_such: there is no such module"),
@@ -132,44 +150,26 @@ WRONG = [
     ({}, ["doctr"], "doctr is taken for an argument of the script"),
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({}, ["--train_script", "x"], "--train_script is taken for an argument of the script"),
-    (
-        {},
-        ["--train-script", "script.py", "--launcher-log-dir=/proc/x"],
-        "cannot make the folder /proc/x",
-    ),
+    ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot make the folder /proc/x"),
     ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
-    ({}, [*DRY, "--launcher-zzz", "1"], "--launcher-zzz is not a launcher option"),
-    ({}, [*DRY, "--launcher-grace", "x"], "--launcher-grace is 'x'; expected a whole number"),
-    ({"LAUNCHER_RDZV_PORT": "70000"}, DRY, "LAUNCHER_RDZV_PORT is '70000'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
-    ({"LOCAL_RANK": "0"}, DRY, "remove distribution= from the estimator"),
-    ({"TORCHELASTIC_RUN_ID": "x"}, DRY, "remove distribution= from the estimator"),
-    ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, "remove distribution= from the estimator"),
-    ({"SAGEMAKER_BASE_DIR": "/nowhere"}, DRY, "/nowhere/input/config does not exist"),
-    ({"PET_MODULE": "1"}, DRY, "PET_MODULE is '1'"),
-    ({"LOGLEVEL": "info"}, DRY, "LOGLEVEL is 'info'; expected INFO, DEBUG"),
-    ({"PET_MONITOR_INTERVAL": "abc"}, DRY, "PET_MONITOR_INTERVAL is 'abc'; expected seconds"),
-    ({"PET_RDZV_BACKEND": "etcd"}, DRY, "PET_RDZV_BACKEND is 'etcd'; expected c10d"),
+    ({"LOCAL_RANK": "0"}, DRY, NESTED),
+    ({"TORCHELASTIC_RUN_ID": "x"}, DRY, NESTED),
+    ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, NESTED),
 ]
 
 
-@pytest.mark.parametrize(("environ", "args", "says"), WRONG, ids=[row[2] for row in WRONG])
-def test_a_wrong_configuration_is_one_line_and_exit_2(environ, args, says, tmp_path):
-    done = launch(*args, **environ)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("launcher: ") and says in done.stderr
-    assert done.stderr.count("\n") == 1
-    if "SAGEMAKER_BASE_DIR" not in environ:
-        assert (tmp_path / "output" / "failure").read_text() == done.stderr
+@pytest.mark.parametrize(("environ", "args", "says"), WRONG)
+def test_what_is_wrong_is_said_in_one_line(environ, args, says):
+    error = planned(args, **environ)
+    assert says in str(error) and "\n" not in str(error) and error.exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["__main__.py", "__main__.pyc"])
 def test_a_folder_that_python_can_execute(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / name).write_text("")
-    done = launch("--train-script", "folder", "--launcher-dry-run")
-    assert done.stdout.endswith(" folder\n"), done.stderr
+    assert planned(["--train-script", "folder"]).argv[-1] == "folder"
 
 
 def test_missing_torch_is_exit_127(tmp_path):
@@ -195,9 +195,8 @@ def test_a_psutil_that_cannot_be_used_is_reported_before_anything_starts(script,
 
 
 @pytest.mark.parametrize("stdout", [">&-", "> /dev/full", "| true"])
-@pytest.mark.parametrize("args", [DRY, ["--launcher-help"]])
-def test_a_stdout_that_takes_nothing(args, stdout):
-    command = shlex.join([*LAUNCHER, *args])
+def test_a_stdout_that_takes_nothing(stdout):
+    command = shlex.join([*LAUNCHER, *DRY])
     done = subprocess.run(["sh", "-c", f"{command} {stdout}"], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
@@ -230,18 +229,9 @@ def test_instance_groups_without_the_toolkits_variable(bare_image, tmp_path):
 
 def test_config_files_that_are_nested_too_deep(bare_image, tmp_path):
     path = tmp_path / "ml" / "input" / "config" / "hyperparameters.json"
-    for depth in range(800, 1100, 20):
+    for depth in range(700, 1100, 20):
         path.write_text('{"train-script": "script.py", "x": ' + "[" * depth + "]" * depth + "}")
-        done = launch(*DRY, **bare_image)
-        assert done.returncode in (0, 2) and "Traceback" not in done.stderr
-
-
-def test_a_host_outside_the_chosen_groups_says_so_and_succeeds():
-    groups = json.dumps({"a": {"hosts": ["algo-1"]}, "b": {"hosts": ["algo-2"]}})
-    environ = {**TWO, "SM_INSTANCE_GROUPS_DICT": groups, "LAUNCHER_INSTANCE_GROUPS": "b"}
-    done = launch("--train-script", "script.py", **environ)
-    assert done.returncode == 0
-    assert done.stderr == "launcher: algo-1 is in none of the instance groups b; nothing to do.\n"
+        planned([], **bare_image)  # raises nothing else
 
 
 def test_no_cluster_at_all_is_reported_in_one_line():
@@ -266,21 +256,15 @@ def test_devices_are_counted(script, command, answer, environ, processes, monkey
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     driver = script(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n", command)
     driver.chmod(0o755)
-    done = launch(*DRY, PATH=f"{driver.parent}:{os.environ['PATH']}", **environ)
-    assert f"--nproc-per-node={processes} " in done.stdout, done.stderr
+    plan = planned(DRY, PATH=f"{driver.parent}:{os.environ['PATH']}", **environ)
+    assert plan.nproc_per_node == str(processes)
 
 
 def test_a_dry_run_says_what_a_run_would_say():
-    done = launch(*DRY, **TWO, PET_MAX_RESTARTS="3")
+    done = launch(*DRY, **TWO, PET_MAX_RESTARTS="3", LAUNCHER_GARCE="1")
     assert "algo-1 is node 0 of 2" in done.stderr
     assert "PET_MAX_RESTARTS=3 is used in place of 0." in done.stderr
-
-
-def test_a_misspelt_twin_is_reported():
-    assert (
-        "warning: LAUNCHER_GARCE is not a launcher option"
-        in launch(*DRY, LAUNCHER_GARCE="1").stderr
-    )
+    assert "warning: LAUNCHER_GARCE is not a launcher option" in done.stderr
 
 
 @pytest.fixture
@@ -315,26 +299,25 @@ def test_a_bare_image_runs_from_the_config_files(bare_image, args):
 
 def test_in_a_bare_image_the_command_line_comes_last_and_wins(bare_image, script):
     script("", "other.py")
-    done = launch("--train-script", "other.py", "--epochs", "9", **bare_image)
-    assert " other.py --epochs 3 --text" in done.stdout
-    assert done.stdout.endswith("--epochs 9\n")
+    argv = planned(["--train-script", "other.py", "--epochs", "9"], **bare_image).argv
+    words = argv[argv.index("other.py") :]
+    assert words[:3] == ("other.py", "--epochs", "3") and words[-2:] == ("--epochs", "9")
 
 
 def test_a_script_in_sagemakers_folder_for_code(bare_image, tmp_path, script):
     (tmp_path / "ml" / "code").mkdir()
     script("", "ml/code/baked.py")
-    done = launch("--train-script", "baked.py", **bare_image)
-    assert f" {tmp_path}/ml/code/baked.py" in done.stdout
-    done = launch("--train-script", "none.py", **bare_image)
-    assert f"neither {tmp_path}/none.py nor {tmp_path}/ml/code/none.py" in done.stderr
+    found = planned(["--train-script", "baked.py"], **bare_image).argv
+    assert f"{tmp_path}/ml/code/baked.py" in found
+    error = planned(["--train-script", "none.py"], **bare_image)
+    assert f"neither {tmp_path}/none.py nor {tmp_path}/ml/code/none.py" in str(error)
 
 
 def test_config_files_with_unusable_hosts_are_named(bare_image, tmp_path):
     path = tmp_path / "ml" / "input" / "config" / "resourceconfig.json"
     path.write_text('{"current_host": "algo-1", "hosts": "algo-1"}')
-    done = launch(**bare_image)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert f"made from {path.parent}" in done.stderr
+    error = planned([], **bare_image)
+    assert f"made from {path.parent}" in str(error) and error.exit_code == 2
 
 
 # Random environments and argument lists: a plan or one line, never a traceback, never a hang.
@@ -420,17 +403,17 @@ def nodes_planned(argv, environ):
 def test_random_environments_and_arguments():
     seen = Counter()
 
-    @settings(SETTINGS, max_examples=1500)
+    @settings(SETTINGS, max_examples=500)
     @given(argv=arguments(), environ=environs())
     def check(argv, environ):
         seen[nodes_planned(argv, environ)] += 1
 
     check()
     # The test is void if hardly anything is planned, or nothing is refused.
-    assert seen[1] > 90 and seen[2] + seen[3] > 150 and seen[None] > 150, seen
+    assert seen[1] > 25 and seen[2] + seen[3] > 45 and seen[None] > 45, seen
 
 
-@settings(SETTINGS, max_examples=500)
+@settings(SETTINGS, max_examples=150)
 @given(
     hyperparameters=st.dictionaries(st.text(max_size=8), ANY_JSON, max_size=4),
     resources=st.fixed_dictionaries(

@@ -12,7 +12,6 @@ touch {ready}
 sleep 600 &
 while true; do wait; done
 """
-STOPS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
 @pytest.fixture
@@ -26,13 +25,12 @@ def hanging(tmp_path):
     return {"PATH": path}, lambda: poll(ready.exists)
 
 
-@STOPS
-def test_a_stop_ends_the_wait_for_the_driver(start, script, hanging, number):
+def test_a_stop_ends_the_wait_for_the_driver(start, script, hanging):
     variables, wait = hanging
     host = start("--train-script", script(""), **variables)
     wait()
-    host.signal(number)
-    assert host.wait(30) == ended_by(number), host.log()
+    host.signal(signal.SIGTERM)
+    assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
     assert "assuming" not in host.err and "CPU" not in host.err
     assert host.failure is None and host.leftovers() == []
 
@@ -56,12 +54,11 @@ def test_a_stop_of_a_host_whose_driver_hangs_stops_the_others(start, script, han
         assert host.failure is None and host.leftovers() == []
 
 
-@STOPS
-def test_a_stop_of_local_while_the_driver_hangs(start, script, hanging, number):
+def test_a_stop_of_local_while_the_driver_hangs(start, script, hanging):
     variables, wait = hanging
     command = [*LAUNCHER, "local", "--hosts", "2", "--", str(script(""))]
     host = start(command=command, **variables)
     wait()
-    host.signal(number)
-    assert host.wait(30) == ended_by(number), host.log()
+    host.signal(signal.SIGINT)
+    assert host.wait(30) == ended_by(signal.SIGINT), host.log()
     assert host.leftovers() == []

@@ -58,202 +58,153 @@ def failure_of(told):
     return RankFailure(0, 0, end["exit_code"], chain, said=True)
 
 
+def end(text, says, line=None, *, code=1, secondary=False):
+    """How a script ends: what is said of it first, and the line of its last frame."""
+    return (text, says, line, code, secondary)
+
+
+def while_handling(text, error="ZeroDivisionError: division by zero"):
+    return f"{text} (while handling {error})"
+
+
+FROM = "(from ZeroDivisionError: division by zero)"
 ENDS = [
-    # script, exit code, headline, whether it is secondary, the last frame's line
-    ("raise ValueError('loss is nan')", 1, "failed with ValueError: loss is nan", False, 1),
+    end("raise ValueError('loss is nan')", "failed with ValueError: loss is nan", 1),
     # hydra, Lightning and many a main() turn every exception into an exit
-    (
+    end(
         "import sys\ntry:\n  raise ValueError('loss is nan')\nexcept Exception:\n  sys.exit(3)",
-        3,
         "failed with ValueError: loss is nan",
-        False,
         3,
+        code=3,
     ),
-    (
+    end(
         "try:\n  1 / 0\nexcept Exception:\n  raise SystemExit('no luck')",
-        1,
-        "exited: no luck (while handling ZeroDivisionError: division by zero)",
-        False,
+        while_handling("exited: no luck"),
         2,
     ),
-    (
+    end(
         "try:\n  1 / 0\nexcept Exception as e:\n  raise SystemExit(f'error: {e}') from e",
-        1,
         "exited: error: division by zero (from ZeroDivisionError)",
-        False,
         2,
     ),
     # argparse says what is wrong, but only to stderr
-    (
+    end(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--n', type=int)\n"
         "p.parse_args(['--n', 'x'])",
-        2,
         "exited: script.py: error: argument --n: invalid int value: 'x'"
         " (while handling argparse.ArgumentError)",
-        False,
-        None,
+        code=2,
     ),
-    (
+    end(
         "import argparse\nargparse.ArgumentParser().parse_args(['--epochs', '3'])",
-        2,
         "exited: script.py: error: unrecognized arguments: --epochs 3",
-        False,
-        None,
+        code=2,
     ),
-    (
+    end(
         "try:\n  1 / 0\nexcept Exception as e:\n  raise ValueError('bad lr') from e",
-        1,
-        "failed with ValueError: bad lr (from ZeroDivisionError: division by zero)",
-        False,
+        f"failed with ValueError: bad lr {FROM}",
         4,
     ),
-    (
-        "try:\n  1 / 0\nfinally:\n  {}['key']",
-        1,
-        "failed with KeyError: 'key' (while handling ZeroDivisionError: division by zero)",
-        False,
-        4,
-    ),
-    (
-        "try:\n  1 / 0\nexcept Exception as e:\n  raise ValueError(f'bad: {e}') from e",
-        1,
-        "failed with ValueError: bad: division by zero (from ZeroDivisionError)",
-        False,
-        4,
-    ),
+    end("try:\n  1 / 0\nfinally:\n  {}['key']", while_handling("failed with KeyError: 'key'"), 4),
     # the first cause of a long chain, past exits
-    (
+    end(
         "import sys\ntry:\n  try:\n    1 / 0\n  except Exception as e:\n    raise KeyError from e\n"
         "except Exception as e:\n  raise ValueError('x') from e",
-        1,
-        "failed with ValueError: x (from ZeroDivisionError: division by zero)",
-        False,
+        f"failed with ValueError: x {FROM}",
         8,
     ),
     # the consequence of another rank's end, whatever became of it
-    (f"raise {SECONDARY}", 1, None, True, 1),
-    (f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise SystemExit(1)", 1, None, True, 2),
-    (
-        f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise ValueError('x') from None",
-        1,
-        "failed with ValueError: x",
-        True,
-        4,
+    end(f"raise {SECONDARY}", "failed with RuntimeError", 1, secondary=True),
+    end(
+        f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise SystemExit(1)",
+        "failed with RuntimeError",
+        2,
+        secondary=True,
     ),
-    (
+    end(
         f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise ValueError('x') from KeyError('y')",
-        1,
         "failed with ValueError: x (from KeyError: 'y')",
-        True,
         4,
+        secondary=True,
     ),
     # exits
-    ("import sys; sys.exit(True)", 1, "ended with exit code 1", False, None),
-    ("import sys; sys.exit(-1)", 255, "ended with exit code 255", False, None),
-    ("import sys; sys.exit(2**70)", 255, "ended with exit code 255", False, None),
-    ("import sys; sys.exit('')", 1, "ended with exit code 1", False, None),
-    ("import sys; sys.exit([])", 1, "exited: []", False, None),
-    ("class E(SystemExit): pass\nraise E(4)", 4, "ended with exit code 4", False, None),
+    end("import sys; sys.exit(True)", "ended with exit code 1"),
+    end("import sys; sys.exit(-1)", "ended with exit code 255", code=255),
+    end("import sys; sys.exit(2**70)", "ended with exit code 255", code=255),
+    end("import sys; sys.exit('')", "ended with exit code 1"),
+    end("import sys; sys.exit([])", "exited: []"),
+    end("class E(SystemExit): pass\nraise E(4)", "ended with exit code 4", code=4),
     # exceptions that do what they can not to be seen
-    ("class E(Exception):\n  __module__ = 5\nraise E('x')", 1, "failed with E: x", False, 3),
-    (
+    end("class E(Exception):\n  __module__ = 5\nraise E('x')", "failed with E: x", 3),
+    end(
         "class E(Exception):\n  def __str__(self): raise SystemExit(9)\nraise E",
-        1,
         "failed with E: (its text cannot be shown)",
-        False,
         3,
     ),
-    (
+    end(
         "class E(Exception):\n  @property\n  def __cause__(self): raise KeyError\nraise E('x')",
-        1,
         "failed with E: x",
-        False,
         4,
     ),
-    (
+    end(
         "a, b = ValueError('a'), ValueError('b')\na.__cause__, b.__context__ = b, a\nraise a",
-        1,
         "failed with ValueError: a (from ValueError: b)",
-        False,
         3,
     ),
-    (
+    end(
         "e = None\nfor i in range(5000):\n  new = ValueError(str(i))\n  new.__context__ = e\n"
         "  e = new\nimport sys; sys.excepthook = print\nraise e",
-        1,
-        "failed with ValueError: 4999 (while handling ValueError: 0)",
-        False,
+        while_handling("failed with ValueError: 4999", "ValueError: 0"),
         7,
     ),
-    ("def f(): f()\nf()", 1, "failed with RecursionError: maximum recursion depth", False, 1),
-    ("raise ValueError('x' * 10**8)", 1, "failed with ValueError: xxxx", False, 1),
-    ("raise MemoryError", 1, "failed with MemoryError", False, 1),
-    (
+    end("def f(): f()\nf()", "failed with RecursionError: maximum recursion depth", 1),
+    end("raise ValueError('x' * 10**8)", "failed with ValueError: xxxx", 1),
+    end("raise MemoryError", "failed with MemoryError", 1),
+    end(
         "raise ValueError('a\\0b\\x1b[31m\\nalgo-9 \\ud800\\u202e')",
-        1,
         "failed with ValueError: a\\x00b\\x1b[31m algo-9 \\ud800\\u202e",
-        False,
         1,
     ),
-    (
-        "raise type('A\\nB', (Exception,), {})('x')",
-        1,
-        "failed with A\\nB: x",
-        False,
-        1,
-    ),
-    (
+    end("raise type('A\\nB', (Exception,), {})('x')", "failed with A\\nB: x", 1),
+    end(
         "e = ValueError('x')\ne.__notes__ = ['in batch 7', 8]\nraise e",
-        1,
         "failed with ValueError: x in batch 7 8",
-        False,
         3,
     ),
     pytest.param(
-        "raise ExceptionGroup('two', [ExceptionGroup('one', [ValueError('a')]), KeyError('b')])",
-        1,
-        "failed with ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
-        False,
-        1,
+        *end(
+            "one = ExceptionGroup('one', [ValueError('a')])\n"
+            "raise ExceptionGroup('two', [one, KeyError('b')])",
+            "failed with ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
+            2,
+        ),
         marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="new in 3.11"),
     ),
     # what another process raised, with its own frames
-    (
+    end(
         "import multiprocessing as m\ndef f(x):\n  raise ValueError('of a child')\n"
         "if __name__ == '__main__':\n  m.get_context('fork').Pool(1).map(f, [1])",
-        1,
         "failed with ValueError: of a child",
-        False,
         3,
     ),
-    (
+    end(
         "from concurrent.futures import ProcessPoolExecutor as P\ndef f(x):\n"
         "  try: 1 / 0\n  except Exception as e: raise ValueError('of a child') from e\n"
         "if __name__ == '__main__':\n  list(P(1).map(f, [1]))",
-        1,
-        "failed with ValueError: of a child (from ZeroDivisionError: division by zero)",
-        False,
+        f"failed with ValueError: of a child {FROM}",
         4,
     ),
-    (
-        "import asyncio\nasync def f(): raise ValueError('x')\nasyncio.run(f())",
-        1,
-        "failed with ValueError: x",
-        False,
-        2,
-    ),
-    ("raise KeyboardInterrupt", -2, "failed with KeyboardInterrupt", False, 1),
-    ("class K(KeyboardInterrupt): pass\nraise K", 1, "failed with K", False, 2),
+    end("raise KeyboardInterrupt", "failed with KeyboardInterrupt", 1, code=-2),
+    end("class K(KeyboardInterrupt): pass\nraise K", "failed with K", 2),
 ]
 
 
-@pytest.mark.parametrize(("text", "code", "says", "secondary", "line"), ENDS, ids=range(len(ENDS)))
-def test_how_a_script_ended(rank, text, code, says, secondary, line):
+@pytest.mark.parametrize(("text", "says", "line", "code", "secondary"), ENDS, ids=range(len(ENDS)))
+def test_how_a_script_ended(rank, text, says, line, code, secondary):
     seen, told = rank(text)
     failure = failure_of(told)
     assert (seen, failure.exit_code) == (code, code)
-    if says:
-        assert headline(failure, "h").startswith(f"h, rank 0 (local rank 0) {says}")
+    assert headline(failure, "h").startswith(f"h, rank 0 (local rank 0) {says}")
     assert failure.is_secondary is secondary
     written = of_rank(failure._replace(time=1.0), "algo-1").text
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
@@ -279,27 +230,74 @@ def test_a_message_of_any_size_is_taken_in(rank, character):
     assert len(sent) < 1 << 20  # bytes, the limit of reports.py
 
 
-def test_what_libraries_say_when_they_end_the_script(rank):
-    for text, args, says in (
-        (
-            "import click\n@click.command()\n@click.option('--n', type=int)\n"
-            "def main(n): click.get_current_context().exit(n)\nmain()",
-            ("--n", "x"),
-            "'x' is not a valid integer",
+HYDRA = """
+import hydra
+@hydra.main(version_base=None)
+def main(config): raise ValueError('loss is nan')
+main()
+"""
+CLICK = """
+import click
+@click.command()
+@click.option('--n', type=int)
+def main(n): click.get_current_context().exit(n)
+main()
+"""
+WORKERS = """
+from torch.utils.data import DataLoader
+
+class Samples:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        try:
+            return [0.0][i]
+        except IndexError:
+            raise ValueError(f"bad sample {i}")
+
+if __name__ == "__main__":
+    list(DataLoader(Samples(), num_workers=1))
+"""
+SPAWN = """
+import torch.multiprocessing as mp
+
+def train(rank):
+    raise ValueError("loss is nan")
+
+if __name__ == "__main__":
+    mp.start_processes(train, nprocs=1, start_method="fork")  # what mp.spawn calls
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "code", "says", "frame"),
+    [
+        (CLICK, ("--n", "x"), 2, "'x' is not a valid integer", ""),
+        ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), 2, "argument: n", ""),
+        (HYDRA, (), 1, "failed with ValueError: loss is nan", ""),
+        pytest.param(
+            *(WORKERS, (), 1),
+            "failed with ValueError: bad sample 1 (in DataLoader worker process 0)"
+            " (while handling IndexError: list index out of range)",
+            "in __getitem__",
+            marks=pytest.mark.torch,
         ),
-        ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), "argument: n"),
-    ):
-        code, told = rank(text, *args)
-        assert code == 2 and says in headline(failure_of(told), "h")
-
-
-def test_a_hydra_app_fails_with_its_exception(rank):
-    code, told = rank(
-        "import hydra\n@hydra.main(version_base=None)\n"
-        "def main(config): raise ValueError('loss is nan')\nmain()",
-    )
-    assert code == 1
-    assert headline(failure_of(told), "h").endswith(" failed with ValueError: loss is nan")
+        pytest.param(
+            *(SPAWN, (), 1),
+            "failed with ValueError: loss is nan (in spawned process 0)",
+            "in train",
+            marks=pytest.mark.torch,
+        ),
+    ],
+    ids=["click", "fire", "hydra", "data loader", "spawn"],
+)
+def test_what_libraries_make_of_an_exception(rank, text, words, code, says, frame):
+    seen, told = rank(text, *words)
+    failure = failure_of(told)
+    assert seen == code and says in headline(failure, "h")
+    files = [line for line in raised.frames(failure.chain).splitlines() if "File " in line]
+    assert frame == "" or frame in files[-1]
 
 
 def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
@@ -330,7 +328,8 @@ def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
 RESETS = """
 import socket, struct, sys, threading
 server = socket.create_server(("127.0.0.1", 0))
-url = "http://127.0.0.1:%d/data" % server.getsockname()[1]
+address = server.getsockname()
+url = "http://127.0.0.1:%d/data" % address[1]
 
 def reset():
     connection, _ = server.accept()
@@ -340,51 +339,41 @@ def reset():
 
 threading.Thread(target=reset).start()
 """
-REQUESTS = "import requests; requests.get(url)"
+MANAGER = """
+import multiprocessing as m, os, signal
+if __name__ == "__main__":
+    with m.Manager() as manager:
+        values = manager.dict()
+        os.kill(manager._process.pid, signal.SIGKILL)
+        manager._process.join()
+        values["x"]
+"""
+PIPE = "import multiprocessing as m\na, b = m.Pipe(); b.close(); "
+CLIENT = "from multiprocessing.connection import Client; Client(('127.0.0.1', 1))"
 # Real ends of real connections: those between processes of multiprocessing may be another rank's.
 CONNECTIONS = [
     (RESETS + "import urllib.request; urllib.request.urlopen(url)", "ConnectionResetError", False),
+    (RESETS + "import requests; requests.get(url)", "requests.exceptions.ConnectionError", False),
     (
-        RESETS
-        + "import http.client\nmine = http.client.HTTPConnection('127.0.0.1', url.split(':')[2]"
-        "[:-5])\nmine.request('GET', '/')\nmine.getresponse()",
-        "ConnectionResetError",
-        False,
-    ),
-    (RESETS + REQUESTS, "requests.exceptions.ConnectionError", False),
-    (
-        RESETS
-        + "mine = socket.create_connection(server.getsockname())\nmine.send(b'x')\nmine.recv(9)",
+        RESETS + "mine = socket.create_connection(address)\nmine.send(b'x')\nmine.recv(9)",
         "ConnectionResetError",
         False,
     ),
     (
-        RESETS + "mine = socket.create_connection(server.getsockname()).makefile('rwb')\n"
+        RESETS + "mine = socket.create_connection(address).makefile('rwb')\n"
         "mine.write(b'x'); mine.flush(); mine.read(9)",
         "ConnectionResetError",
         False,
     ),
     ("import pickle; pickle.loads(b'')", "EOFError", False),
-    ("import multiprocessing as m\na, b = m.Pipe(); b.close(); a.recv()", "EOFError", True),
-    ("import multiprocessing as m\na, b = m.Pipe(); b.close(); a.send(1)", "BrokenPipeError", True),
-    (
-        "from multiprocessing.connection import Client; Client(('127.0.0.1', 1))",
-        "ConnectionRefusedError",
-        True,
-    ),
-    (
-        "import multiprocessing as m, os, signal\nif __name__ == '__main__':\n"
-        "  with m.Manager() as manager:\n"
-        "    values = manager.dict()\n"
-        "    os.kill(manager._process.pid, signal.SIGKILL); manager._process.join()\n"
-        "    values['x']",
-        "",
-        True,
-    ),
+    (PIPE + "a.recv()", "EOFError", True),
+    (PIPE + "a.send(1)", "BrokenPipeError", True),
+    (CLIENT, "ConnectionRefusedError", True),
+    (MANAGER, "", True),
 ]
 
 
-@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(10))
+@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(9))
 def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
     rank, text, exception, secondary
 ):

@@ -134,8 +134,6 @@ def test_a_module_that_is_not_there():
     "text",
     [
         "def f(): raise ValueError('bad')\ndef g(): f()\ng()",
-        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error",
-        "raise SystemExit",
         "import sys; sys.exit(3)",
         "import sys; sys.exit('text')",
         "import sys; sys.exit([1])",
@@ -145,12 +143,9 @@ def test_a_module_that_is_not_there():
         "x = = 1",  # a SyntaxError, which has no frame of the script
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "import atexit; atexit.register(print, 'last'); raise ValueError",
-        "import atexit; atexit.register(print, 'last'); print('first')",
         "import sys; sys.excepthook = lambda *_: sys.exit(7); raise ValueError",
         "import os, sys; sys.excepthook = lambda *_: os._exit(42); raise ValueError",
         "import sys; sys.exit(2**70)",
-        "import sys; sys.exit(2**40)",
-        "import sys; sys.exit('')",
         "class K(KeyboardInterrupt): pass\nraise K",
         "class E(SystemExit): code = property(lambda self: 1 / 0)\nraise E",
         "class M(type): __module__ = property(lambda self: 1 / 0)\n"
@@ -161,13 +156,10 @@ def test_a_module_that_is_not_there():
         "import os; os.abort()",
         "import atexit, sys; atexit.register(sys.exit, 3); raise ValueError",
         "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
-        "async def f(): raise SystemExit(5)\nimport asyncio; asyncio.run(f())",
-        "e = ValueError('x'); e.__notes__ = ['n']; raise e",
         "import sys; sys.excepthook = lambda *args: print('hook', args[0]); raise ValueError",
         "import threading; threading.Timer(0.1, print, ['late']).start(); raise ValueError",
         "import os\nif os.fork() == 0: raise ValueError('of a fork')\nos.wait()",
         "class E(Exception):\n    def __str__(self): raise TypeError\nraise E",
-        "from __main__ import nothing",
     ],
 )
 def test_every_end_is_the_same(script, text):

@@ -8,6 +8,7 @@ import socket
 import pytest
 from conftest import poll
 
+from launcher.errors import LaunchError
 from launcher.result.raised import Link
 from launcher.run.events import (
     Answer,
@@ -21,6 +22,7 @@ from launcher.run.events import (
     TorchrunRuns,
 )
 from launcher.run.reports import Reports
+from launcher.run_dir import run_dir
 from launcher.signals import Signals
 from launcher.system import System
 
@@ -133,12 +135,23 @@ def test_the_end_of_a_rank_comes_behind_what_it_has_said(reports):
     os.waitpid(pid, 0)
 
 
+def test_a_tmpdir_that_is_too_long_for_the_socket_is_named(tmp_path, logged):
+    folder = tmp_path / ("x" * 60)
+    folder.mkdir()
+    with run_dir({"TMPDIR": str(folder)}) as made:
+        assert made.startswith("/tmp/sm-launch-")
+    assert "TMPDIR is too long for a socket in it (" in logged()
+    refused = pytest.raises(LaunchError, match=r"cannot make a folder in /proc .* at most 60 bytes")
+    with refused, run_dir({"TMPDIR": "/proc"}):
+        pass
+
+
 NONSENSE = [{}, {"ends": 1}, {"end": {}}, {"ends": {"x": 1}}, {"ranks": True}, 3, [1], "abc"]
 NONSENSE += [{"ends": None}, {"pid": 1e300}, {"pid": "x"}, {"ranks": [[1]]}, {"starts": True}]
 
 
 @pytest.mark.parametrize("message", NONSENSE)
-def test_invalid_messages_change_nothing(reports, message):
+def test_invalid_messages_change_nothing(reports, message, logged):
     pid = os.getpid()
     with rank(0, pid) as good, connect(message) as other:
         deep = b"[" * 5000 + b"]" * 5000 + b"\n"
@@ -148,6 +161,7 @@ def test_invalid_messages_change_nothing(reports, message):
         connect({"ends": {}}).close()
         reports.act_until(lambda: reports.told)
     assert reports.told == [RankRuns(pid, 0, 0)]
+    assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
 
 def test_torchrun_below_a_program_ends_as_it_says(reports):

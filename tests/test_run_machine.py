@@ -252,6 +252,20 @@ def test_a_host_that_has_succeeded_takes_part_in_a_restart():
     assert host.kills_torchrun and host.told() == [NoRanks(1)]
 
 
+def test_a_host_that_has_succeeded_is_stopped_while_the_others_go_on():
+    host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0)).at(9.1, AsksToEnd())
+    host.at(9.2, Remaining(()))
+    assert host.at(12.0, Signal(TERM)).told() == [Stop(TERM)]
+    host.at(12.1, End(stopped(TERM)))
+    assert host.kills_torchrun and host.why is Why.STOP
+
+
+def test_a_stop_changes_nothing_when_a_failure_has_ended_the_job():
+    host = running().at(5.0, End(FAILED)).at(6.0, Signal(TERM))
+    assert host.done == [] and host.why is Why.FAILURE
+    assert host.lines == ["SIGTERM (signal 15): the job is already ending."]
+
+
 @pytest.mark.parametrize(("stop", "result"), [(True, Why.STOP), (False, None)])
 def test_sigterm_to_torchrun_by_somebody_else(stop, result):
     host = running().at(5.0, AsksToEnd(TERM))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, REPO, TRAIN_DDP, ended_by, free_port, poll
+from conftest import LAUNCHER, REPO, ended_by, free_port, poll
 
 import launcher
 
@@ -28,10 +28,10 @@ OURS = {"SAGEMAKER_TRAINING_MODULE": "sm_launch:train"}
 
 @pytest.fixture
 def train(start, tmp_path):
-    """Run `train` as two hosts, with a source folder that holds the launcher and a script."""
+    """Run `train` as one of two hosts; its source folder holds the launcher and a script."""
     port, peer_port = free_port(), free_port()
 
-    def train_on(name: str, script: Path, *, hosts=HOSTS, command=(TRAIN,), environ=(), **others):
+    def train(name: str, script: Path, *, hosts=HOSTS, command=(TRAIN,), environ=(), **others):
         base = tmp_path / "ml" / name
         for folder in ("input/config", "output", "model", "source"):
             (base / folder).mkdir(parents=True, exist_ok=True)
@@ -64,10 +64,6 @@ def train(start, tmp_path):
         variables["AWS_DEFAULT_REGION"] = "us-east-1"  # boto3 asks for one
         return start(host=name, command=command, **variables)
 
-    def train(script: Path, **options: object):
-        return [train_on(name, script, **options) for name in HOSTS]
-
-    train.on = train_on
     return train
 
 
@@ -77,35 +73,28 @@ def failure_of(host, tmp_path) -> str | None:
 
 
 @pytest.mark.torch
-@pytest.mark.more
-def test_two_hosts_train_to_the_end(train, tmp_path):
-    first, second = train(TRAIN_DDP, epochs=2)
-    for host in (first, second):
-        assert host.wait() == 0, host.log()
-        assert (tmp_path / "ml" / host.name / "output" / "success").exists()
-    assert (tmp_path / "ml" / first.name / "model" / "model.pt").exists()
-    assert not (tmp_path / "ml" / second.name / "model" / "model.pt").exists()
-    assert "127.0.0.2 is node 1 of 2 in job job: 2 ranks on CPU" in second.err
-    assert "GLOO_SOCKET_IFNAME=lo" in second.err
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("program", [FOLDER, ONE_FILE])
-def test_a_script_that_raises_gives_the_first_line(train, script, tmp_path, program):
+def test_a_script_that_raises_gives_the_first_line(train, script, tmp_path):
+    """Whether the source folder has the package or the one file."""
     path = script(
         "import os\nif os.environ['RANK'] in '13': raise ValueError('loss is nan')\n", "x.py"
     )
-    hosts = train(path, sagemaker_program=program)
+    hosts = [
+        train(name, path, sagemaker_program=program)
+        for name, program in zip(HOSTS, (FOLDER, ONE_FILE))
+    ]
     assert [host.wait() for host in hosts] == [1, 1], hosts[0].log() + hosts[1].log()
     (text,) = {failure_of(host, tmp_path) for host in hosts}
     heads = [f"127.0.0.{n}, rank {2 * n - 1} (local rank 1) failed with " for n in (1, 2)]
     assert text.startswith(tuple(head + "ValueError: loss is nan\nexit code 1, " for head in heads))
+    assert "127.0.0.2 is node 1 of 2 in job job: 2 ranks on CPU" in hosts[1].err
+    assert "GLOO_SOCKET_IFNAME=lo" in hosts[1].err
 
 
 @pytest.mark.torch
 def test_a_stop_of_one_host_leaves_no_failure_file_on_any(train, script, tmp_path):
     path = script("import time\nprint('runs', flush=True)\ntime.sleep(600)\n", "x.py")
-    hosts = train(path, command=INIT, environ=OURS, **{"launcher-nproc-per-node": 1})
+    options = {"command": INIT, "environ": OURS, "launcher-nproc-per-node": 1}
+    hosts = [train(name, path, **options) for name in HOSTS]
     for host in hosts:
         host.wait_for("runs")
     hosts[1].signal(signal.SIGTERM)
@@ -114,13 +103,13 @@ def test_a_stop_of_one_host_leaves_no_failure_file_on_any(train, script, tmp_pat
     assert [failure_of(host, tmp_path) for host in hosts] == [None, None]
 
 
-@pytest.mark.parametrize("program", [FOLDER, ONE_FILE, None])
+@pytest.mark.parametrize("program", [ONE_FILE, None])
 def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch, program):
     """The toolkit itself would wait silently for its name, for 15 minutes."""
     pretend_torch("2.13.0")
     hosts, environ = (HOSTS[0], ABSENT), {**OURS, "LAUNCHER_START_TIMEOUT": "2"}
     options = {"command": INIT, "hosts": hosts, "environ": environ, "sagemaker_program": program}
-    host = train.on(HOSTS[0], script("", "x.py"), **options)
+    host = train(HOSTS[0], script("", "x.py"), **options)
     assert host.wait() == 69, host.log()
     seen = f"{ABSENT} did not arrive within 2 s"
     assert failure_of(host, tmp_path).startswith(seen)
@@ -129,16 +118,15 @@ def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch,
     assert f"{code} --launcher-nproc-per-node 2 " in host.log()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_path, number):
+def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_path):
     options = {"command": INIT, "hosts": (HOSTS[0], ABSENT), "environ": OURS}
     path = script("echo this must not be started", "x.sh")
-    host = train.on(HOSTS[0], path, sagemaker_program="script.sh", **options)
+    host = train(HOSTS[0], path, sagemaker_program="script.sh", **options)
     program = tmp_path / "ml" / HOSTS[0] / "code" / "script.sh"
     # The last that it does before.
     poll(lambda: program.exists() and program.stat().st_mode & stat.S_IXUSR)
-    host.signal(number)
-    assert host.wait() == ended_by(number), host.log()
+    host.signal(signal.SIGINT)
+    assert host.wait() == ended_by(signal.SIGINT), host.log()
     assert "no launcher runs; ending" in host.err and "not be started" not in host.out
     assert failure_of(host, tmp_path) is None
 
@@ -162,7 +150,7 @@ def test_a_launcher_beside_a_setup_py(train, script, pretend_torch, program):
     script("", "setup.py")
     script("print('in place of pip, which would install into this environment')", "pip.py")
     options = {"command": INIT, "environ": OURS, "launcher-dry-run": True}
-    host = train.on(HOSTS[0], script("", "x.py"), sagemaker_program=program, **options)
+    host = train(HOSTS[0], script("", "x.py"), sagemaker_program=program, **options)
     assert host.wait() == 0, host.log()
     assert "in place of pip" in host.out and " --rdzv-endpoint=127.0.0.1:" in host.out
 
@@ -174,13 +162,13 @@ def test_doctor_as_the_entry_point(train, script, tmp_path):
     (line,) = re.findall(r"^exec python launcher.* doctor .*$", DOCTOR, re.MULTILINE)
     line = line.replace("python", sys.executable, 1)
     run = {"sagemaker_program": "script.sh", "epochs": 3}
-    first = train.on(HOSTS[0], script(f"{line}\n", "script.sh"), **run, **{"train-script": "no.py"})
+    first = train(HOSTS[0], script(f"{line}\n", "script.sh"), **run, **{"train-script": "no.py"})
     assert first.wait() == 1, first.log()
     assert "127.0.0.1 is node 0 of 2" in first.out
     assert failure_of(first, tmp_path).startswith(
         "launcher: doctor: a job would fail\njob: --train-script no.py"
     )
-    second = train.on(
+    second = train(
         HOSTS[1], script(f"{line}\n", "script.sh"), **run, **{"train-script": "script.sh"}
     )
     assert second.wait() == 0, second.log()

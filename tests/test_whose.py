@@ -2,7 +2,6 @@
 
 import os
 import signal
-import textwrap
 
 import psutil
 import pytest
@@ -40,14 +39,6 @@ def loop_runs() -> bool:
         return psutil.Process(int(file.read())).status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_loop_of_the_entry_point_is_not_the_jobs(start, script, entry_point, code):
-    host = start("--train-script", script(f"raise SystemExit({code})"), command=entry_point)
-    assert host.wait() == code, host.log()
-    assert "which the job left behind" not in host.err and "SIGKILL" not in host.err
-    assert loop_runs()
-
-
 def test_a_stop_does_not_wait_for_a_loop_of_the_entry_point(start, script, entry_point):
     options = ("--train-script", script(SAVES), "--launcher-grace", "600")
     host = start(*options, command=entry_point)
@@ -58,51 +49,45 @@ def test_a_stop_does_not_wait_for_a_loop_of_the_entry_point(start, script, entry
     assert loop_runs()
 
 
-# How a process may leave the rank that started it, before the launcher looks for the first time.
-LEAVES = {
-    "a session of its own": "start_new_session=True",
-    "an emptied environment": "env={}",
-}
-
-
-@pytest.mark.parametrize("how", LEAVES.values(), ids=LEAVES)
-def test_what_has_left_its_rank_is_the_jobs(start, script, how):
-    path = script(
-        f"""
-        import subprocess, sys
-        twice = "import subprocess; subprocess.Popen(['sleep', '600']); print('started')"
-        subprocess.run([sys.executable, "-c", twice], {how})
-        """
-    )
-    path.write_text(textwrap.dedent(path.read_text()))
-    host = start("--train-script", path)
-    assert host.wait() == 0, host.log()
-    assert "started\n" in host.out and "which the job left behind" in host.err
-    assert host.leftovers() == []
-
-
-LEAVES_AND_FAILS_ONCE = """
+# What a rank starts in the first attempt, and how it may leave that rank before the launcher looks.
+LEAVES = """
 import os, subprocess, sys
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    twice = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
-    with open("left", "w") as file:
-        subprocess.run([sys.executable, "-c", twice], env={}, stdout=file)
-    sys.exit(9)
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+    left = open("left").read().split()
+    sys.exit(9 if any(os.path.exists("/proc/" + pid) for pid in left) else 0)
+twice = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+with open("left", "w") as file:
+    for how in ({}, {"start_new_session": True}):
+        print(subprocess.Popen(["sleep", "600"], **how).pid, file=file, flush=True)
+    # Their parents end first; then only the rank's session tells, or only their environment.
+    for how in ({"env": {}}, {"start_new_session": True}):
+        subprocess.run([sys.executable, "-c", twice], stdout=file, **how)
+sys.exit(int(sys.argv[1]))
 """
 
 
-def test_what_has_left_a_rank_of_the_last_attempt_is_the_jobs(start, script):
-    """With an emptied environment: only the session of its rank, which has ended, tells."""
-    options = ("--train-script", script(LEAVES_AND_FAILS_ONCE), "--launcher-max-restarts", "1")
-    host = start(*options)
-    assert host.wait() == 0, host.log()
+@pytest.mark.parametrize(
+    ("code", "restarts", "says"),
+    [
+        (0, 0, "which the job left behind"),
+        (3, 0, "which the job left behind"),
+        (3, 1, "which the last attempt left behind"),
+    ],
+)
+def test_what_ranks_have_started_is_the_jobs(start, script, entry_point, code, restarts, says):
+    """And ends with the attempt; a loop of the entry point is not the job's, and goes on."""
+    options = ("--launcher-max-restarts", restarts)
+    host = start("--train-script", script(LEAVES), code, *options, command=entry_point)
+    assert host.wait() == (0 if restarts else code), host.log()
     with open("left") as file:
-        pid = int(file.read())
-    ended = not psutil.pid_exists(pid)
-    if not ended:
-        os.kill(pid, signal.SIGKILL)  # it has no environment by which the test would find it
-    assert ended, host.log()
-    assert f"ending process {pid}, which the last attempt left behind" in host.err
+        left = [int(pid) for pid in file]
+    alive = [pid for pid in left if psutil.pid_exists(pid)]
+    for pid in alive:  # one has no environment by which the fixture would find it
+        os.kill(pid, signal.SIGKILL)
+    assert len(left) == 4 and not alive, host.log()
+    assert host.err.count(says) == 4, host.log()
+    assert loop_runs() and os.listdir(host.tmp) == []
 
 
 HIDDEN = """\

@@ -142,6 +142,7 @@ def test_a_rank_fails_and_its_sibling(fault, sibling, within):
     fault.ends(1, "algo-2, rank 2 (local rank 0) failed with ValueError", within + 1)
 
 
+@pytest.mark.more
 def test_a_rank_raises_and_cleans_up_while_the_other_sees_its_connection_break(fault):
     fault.prepare({0: CLEAN_UP, 1: SEE_IT_BREAK}, training=True)
     fault.start()
@@ -170,6 +171,7 @@ def test_a_rank_of_16_hosts_raises(fault):
     fault.ends(1, f"{name}, rank 7 (local rank 0) failed with ValueError: loss is nan\n", 6)
 
 
+@pytest.mark.more
 @ours_alone
 def test_a_rank_fails_once_and_is_restarted(fault):
     once = "again = os.path.exists('/opt/ml/input/again')\nopen('/opt/ml/input/again', 'w')\n"
@@ -308,8 +310,9 @@ def test_connections_of_others_up_to_the_last_moment(fault):
     fault.ends(0, None, 40)
 
 
+@pytest.mark.more
 @ours_alone
-@pytest.mark.parametrize("what", ["version of torch", more("script's arguments")])
+@pytest.mark.parametrize("what", ["version of torch", "script's arguments"])
 def test_hosts_differ_in_their(fault, what):
     fault.prepare()
     other = fault.job["algo-2"]
@@ -355,6 +358,7 @@ def test_the_rendezvous_port_is_taken(fault):
     assert "--launcher-rdzv-port" in fault.job["algo-2"].failure
 
 
+@pytest.mark.more
 @ours_alone
 def test_the_peer_port_is_taken(fault):
     fault.prepare()
@@ -389,7 +393,8 @@ def test_a_stop_of_one_host_and_ranks_that_save(fault):
     assert fault.job.logs().count("saved\n") == 2
 
 
-@pytest.mark.parametrize("what", ["have loader workers", more("replaced themselves")])
+@pytest.mark.more
+@pytest.mark.parametrize("what", ["have loader workers", "replaced themselves"])
 def test_a_stop_of_one_host_and_ranks_that(fault, what):
     plan = WORKERS if what == "have loader workers" else EXEC
     run_until_ready(fault, plan, plan)
@@ -425,8 +430,9 @@ def test_a_stop_while_another_host_is_missing(fault, host):
 FULL_PIPE = "mkfifo /full; exec 3<>/full; head -c 65536 /dev/zero >&3; exec 2>/full"
 
 
+@pytest.mark.more
 @ours_alone
-@pytest.mark.parametrize("what", ["a stop", more("a rank fails")])
+@pytest.mark.parametrize("what", ["a stop", "a rank fails"])
 def test_nobody_reads_stderr_and(fault, what):
     plan = {0: SAVE, 1: SAVE if what == "a stop" else RAISE}
     # Python hangs with its traceback, so the rank that raised is killed at the end of this.
@@ -446,6 +452,7 @@ def test_nobody_reads_stderr_and(fault, what):
         fault.ends(1, LAST + "failed with ValueError: loss is nan\n", 4 + 5)
 
 
+@pytest.mark.more
 @ours_alone
 def test_a_stop_while_a_loop_of_the_entry_point_goes_on(fault):
     fault.prepare({0: SAVE, 1: SAVE})
@@ -468,6 +475,7 @@ chmod +x /driver/nvidia-smi
 """
 
 
+@pytest.mark.more
 @ours_alone
 def test_a_stop_while_nvidia_smi_hangs(fault):
     fault.prepare()
