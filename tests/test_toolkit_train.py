@@ -138,7 +138,7 @@ def test_a_job_that_failed_is_none_that_completed_though_its_failure_file_cannot
     pretend_torch("2.13.0")
     run = {"hosts": HOSTS[:1], "environ": OURS, "train-script": "missing.py"}
     (tmp_path / "ml" / HOSTS[0] / "output" / "failure").mkdir(parents=True)
-    host = train.on(HOSTS[0], script("", "x.py"), command=INIT, **run)
+    host = train(HOSTS[0], script("", "x.py"), command=INIT, **run)
     assert host.wait() == 2, host.log()
     assert "--train-script missing.py: there is " in host.err
 
