@@ -228,7 +228,7 @@ def stopped(local, ants_and_bees):
         checkpoints = CHECKPOINTS if "spot" in name else ()
         data = ("--data", str(ants_and_bees))
         local.start(name, *arguments(name, image), *data, *checkpoints, *rest)
-        poll(lambda: "epoch=0 " in local.log or local.ended(), 120)
+        poll(lambda: "epoch=0 " in local.log or local.ended(), 300)
         codes = local.stop(limit)
         assert local.wait() == 1, local.log
         return codes
