@@ -53,10 +53,10 @@ if os.environ["RANK"] == "1":
     time.sleep(0 if attempt == "2" else 600)
 else:
     print("job", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
+    while not os.path.exists("ignores-" + attempt):
+        time.sleep(0.01)  # until the other one needs no file of the launcher's any more
     for folder in os.scandir(os.environ["TMPDIR"]):
         shutil.rmtree(folder)  # as a script does that empties /tmp
-    while not os.path.exists("ignores-" + attempt):
-        time.sleep(0.01)
     if attempt != "2":
         ThreadPoolExecutor().submit(time.sleep, 600)  # Python joins its thread at the exit
         raise ValueError("loss is nan")
