@@ -339,7 +339,7 @@ def test_a_stop_reaches_every_rank_once_and_leaves_it_time(start, script, number
     host.wait_for("ready", 2)
     # To the launcher's process group, as a terminal and `tini -g` do it.
     os.killpg(host.process.pid, number)
-    host.wait_for(f"heard {int(number)}", 2, timeout=10)
+    host.wait_for(f"heard {int(number)}", 2)
     host.signal(number)  # impatience does not shorten a save
     assert host.wait() == ended_by(number), host.log()
     assert host.out.count("heard") == 2
@@ -356,7 +356,7 @@ def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
     for _ in range(3):
         host.signal(signal.SIGINT)
         time.sleep(0.2)
-    assert host.wait(20) == ended_by(signal.SIGINT), host.log()
+    assert host.wait(60) == ended_by(signal.SIGINT), host.log()
     assert "SIGINT for the third time within 2 s: killing the job at once." in host.err
     assert "saved" not in host.out
     assert host.leftovers() == []
@@ -395,7 +395,7 @@ def test_without_peers_a_stop_while_the_first_host_is_missing(start, script):
     with pytest.raises(subprocess.TimeoutExpired):
         host.process.wait(2)
     host.signal(signal.SIGINT)
-    assert host.wait(20) == ended_by(signal.SIGINT), host.log()
+    assert host.wait(60) == ended_by(signal.SIGINT), host.log()
     assert "Traceback" not in host.err
     assert host.leftovers() == []
 
@@ -414,9 +414,9 @@ def test_signals_that_were_ignored_or_blocked_by_the_parent(start, script):
     ended = start("--train-script", script("raise SystemExit(3)", "other.py"), command=command)
     stopped.wait_for("ready")
     stopped.signal(signal.SIGTERM)
-    assert stopped.wait(30) == ended_by(signal.SIGTERM), stopped.log()
+    assert stopped.wait() == ended_by(signal.SIGTERM), stopped.log()
     assert "saved after 1" in stopped.out
-    assert ended.wait(30) == 3, ended.log()
+    assert ended.wait() == 3, ended.log()
 
 
 def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left(start, script):

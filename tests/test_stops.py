@@ -128,7 +128,7 @@ def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, w
         poll(lambda: "which the job left behind" in host.err)
         # It waits, and looks again only when something ends.
         assert psutil.Process(host.process.pid).num_ctx_switches().voluntary - slept < 100
-    assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
+    assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
     assert host.out == "runs\nuploaded\n", host.log()
     assert host.err.count("which the job left behind") == (what == "and a daemon")
     assert "processes that ranks left behind have" in host.err
@@ -148,7 +148,7 @@ def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     (agent,) = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)
     poll(lambda: len(agent.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
-    assert host.wait(25) == ended_by(signal.SIGTERM), host.log()
+    assert host.wait(35) == ended_by(signal.SIGTERM), host.log()
     assert "left behind" not in host.err
     assert host.leftovers() == []
 
