@@ -192,9 +192,10 @@ def test_each_module_is_compiled_once(script, one_file, pretend_torch):
 # A job
 
 LOOK = """
-import os, pathlib, stat, time
+import os, pathlib, stat, sys, time
 folder, = pathlib.Path(os.environ["TMPDIR"]).glob("sm-launch-*")
-print(oct(stat.S_IMODE(folder.stat().st_mode)), sorted(p.name for p in folder.glob("*.py")))
+mode, names = oct(stat.S_IMODE(folder.stat().st_mode)), sorted(p.name for p in folder.glob("*.py"))
+sys.stdout.write(f"{mode} {names}\\n")  # at once: the other rank writes, too
 try:
     import launcher
 except (SyntaxError, ValueError):  # it is in sys.path, but no module
@@ -220,7 +221,9 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     environ = {"PYTHONPATH": str(source), "TMPDIR": "../a//../a/b"}
     host = start(*words, command=[sys.executable, "launcher.py"], **environ)
     assert host.wait() == 1, host.log()
-    assert host.out.count("0o700 ['agent.py', 'describe.py', 'rank.py']\n") == 2, host.log()
+    assert host.out.count("0o700 ['agent.py', 'describe.py', 'in_rank.py', 'rank.py']\n") == 2, (
+        host.log()
+    )
     first = "localhost, rank 1 (local rank 1) failed with ValueError: loss is nan"
     assert host.failure.startswith(first)
     assert "sm-launch-" not in host.log() + host.failure
