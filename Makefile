@@ -149,11 +149,12 @@ simulate: $(PYTEST)
 	PYTHONPATH=tests $(BIN)/python -m simulation --jobs $(JOBS) --seed $(SEED) \
 		$(if $(PLAN),--replay "$(PLAN)") $(if $(MISTAKES),--mistakes)
 
-# What the launcher costs over plain torchrun, what the channel between hosts does, how fast the
-# reference training is, and what memory model parallelism saves: a quarter of an hour.
+# What the launcher costs over plain torchrun, what looks at ranks and the channel between hosts do,
+# how fast the reference training is, and what memory model parallelism saves: 20 minutes.
 bench: $(TORCHRUN)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/restart.py
+	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/memory.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import time
@@ -124,6 +125,9 @@ def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> St
         fingerprint=planned.fingerprint if planned else {},
         addresses=cluster.addresses,
         verbose=chosen.verbose,
+        watch=chosen.watch,
+        hang_notify=chosen.hang_notify,
+        hang_timeout=chosen.hang_timeout or math.inf,
     )
     with System(signals) as system:
         return supervisor.run(job, plan, environ, system)

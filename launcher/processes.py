@@ -205,6 +205,13 @@ class Processes:
         return [p for p in self.all() if p.pid != pid and _group(p.pid) == pid]
 
 
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state as in proc(5), such as T; "" if it is gone."""
+    with contextlib.suppress(OSError, KeyError):
+        return status(pid)[b"State"].decode().strip()[:1]
+    return ""
+
+
 def exit_state(pid: int) -> tuple[bool, int | None]:
     """Return whether a process has ended, and its exit code, negative for a signal.
 

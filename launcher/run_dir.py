@@ -14,6 +14,7 @@ from launcher.log import log
 
 # What torchrun and the ranks execute.
 _EXECUTED = [os.path.join(PACKAGE, "run", name) for name in ("agent.py", "rank.py", "describe.py")]
+IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 
 
 @contextlib.contextmanager
@@ -49,7 +50,7 @@ def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
     if not ARCHIVE:
         return argv
     folder = os.path.abspath(folder)  # as agent.py calls it: TMPDIR may be ./a//b
-    copies = {path: os.path.join(folder, os.path.basename(path)) for path in _EXECUTED}
+    copies = {path: os.path.join(folder, os.path.basename(path)) for path in (*_EXECUTED, IN_RANK)}
     try:
         for path, copy in copies.items():
             with open(copy, "xb") as file:

@@ -47,6 +47,7 @@ class System:
     folder = staticmethod(run_dir)
     oom_kills = staticmethod(oom_kills)
     exit_state = staticmethod(processes.exit_state)
+    state_of = staticmethod(processes.state_of)
 
     def __init__(self, signals: Signals) -> None:
         self.signals = signals

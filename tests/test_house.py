@@ -18,6 +18,7 @@ FLOORS = [
     ("launcher.cli",),
     ("launcher.run", "launcher.init"),
     ("launcher.peers",),
+    ("launcher.watch",),
     ("launcher.result", "launcher.system"),
     ("launcher.job", "launcher.presence"),
     ("launcher", "launcher.training"),
@@ -33,6 +34,7 @@ ACTS = {
     "launcher.peers.connection",
     "launcher.peers.listener",
     "launcher.result.failure",
+    "launcher.watch.in_rank",
 }
 # Pure wherever they are, and never missing.
 PURE = [
@@ -64,7 +66,7 @@ ALLOWED_IN_PURE = {
 }
 # Executed by path in torchrun, in each rank, and in the toolkit's process.
 CHILDREN = ["launcher.run.agent", "launcher.run.rank", "launcher.run.describe", "launcher.training"]
-CHILDREN += ["launcher_tools.doctor_probe"]
+CHILDREN += ["launcher.watch.in_rank", "launcher_tools.doctor_probe"]
 OURS = {"launcher", "launcher_tools"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 50
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -84,7 +86,9 @@ MODULES = modules()
 PURE += sorted(
     module
     for module in MODULES
-    if module.startswith(("launcher.run.", "launcher.peers.", "launcher.result."))
+    if module.startswith(
+        ("launcher.run.", "launcher.peers.", "launcher.result.", "launcher.watch.")
+    )
     and module not in {*ACTS, *PURE}
 )
 
@@ -133,7 +137,7 @@ def test_arrows_lead_downward_only(module):
             raise AssertionError(f"{module}:{line}: there is no {name}")
 
 
-@pytest.mark.parametrize("folder", ["job", "peers", "result", "run", "launcher_tools"])
+@pytest.mark.parametrize("folder", ["job", "peers", "result", "run", "watch", "launcher_tools"])
 def test_contributing_names_all_modules_of_a_folder(folder):
     page = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (part,) = re.findall(rf"^{folder}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)

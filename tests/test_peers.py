@@ -41,6 +41,7 @@ from launcher.peers.messages import (
     Start,
     Stop,
     Succeeded,
+    Watched,
     Welcome,
     from_coordinator,
     from_member,
@@ -51,6 +52,7 @@ from launcher.peers.messages import (
 from launcher.protocol import decoded, encoded
 from launcher.result.causes import LIMIT, Cause, Failure, Result
 from launcher.text import Log
+from launcher.watch.progress import Group, Rank
 
 HOSTS = FIRST, SECOND, THIRD = ("algo-1", "algo-2", "algo-3")
 SAME = {"version of torch": "2.13", "script": "script train.py"}
@@ -495,7 +497,8 @@ def heard(message):
 def test_messages_arrive_as_they_were_sent():
     said = hello(job(SECOND, fingerprint={**SAME, "words": ["a", "b"]}))
     assert from_stranger(wire(said)) == said
-    for message in (failed(code=255), Stop(2), Succeeded(1), NoRanks(2), Cleared(3, 4)):
+    members = (failed(code=255), Stop(2), Succeeded(1), NoRanks(2), Cleared(3, 4), WATCHED)
+    for message in members:
         assert from_member(wire(message)) == message
     ends = [End(Result(0)), End(STOPPED), End(Result(3, "loss is nan\nexit code 3\n"))]
     told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksLeft(2), Refused("why")]
@@ -516,6 +519,7 @@ def changed(message, *path):
 
 NESTED = json.loads("[" * 900 + "]" * 900)
 NUMBERS, TEXTS = (-1, 10**17, True, "1", 1.0, None), ("", " \n", None, 7, ["x"])
+WATCHED = Watched(1, (Rank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),))
 HELLO, MISSING, END = hello(job(SECOND)), Missing((THIRD,), 0), End(Result(3, "x\n"))
 # How it is read, a valid message, and values that are not valid at a path in it.
 INVALID = [
@@ -527,6 +531,10 @@ INVALID = [
     (from_member, failed(), "failure", "cause", [-1, 0, False, "own", "", None, []]),
     (from_member, failed(), "failure", "exit_code", [0, 256, *NUMBERS]),
     (from_member, failed(), "failure", "text", TEXTS),
+    *((from_member, WATCHED, "ranks", 0, name, NUMBERS) for name in ("rank", "local_rank")),
+    (from_member, WATCHED, "ranks", 0, "still", [-1, "1", None, math.inf, math.nan]),
+    (from_member, WATCHED, "ranks", 0, "groups", [1, [1], [["0-x", 0, "", 0, 0, "", ""]], [["0"]]]),
+    (from_member, WATCHED, "ranks", [1, [1], [{}]]),
     *((heard, one, "attempt", NUMBERS) for one in (Start(1), NoRanksLeft(1), Restart(1, "why"))),
     *((heard, one, "why", [7, None]) for one in (Refused("why"), Restart(1, "why"))),
     (heard, END, "result", "exit_code", [256, *NUMBERS]),

@@ -25,6 +25,7 @@ from launcher.run.reports import Reports
 from launcher.run_dir import run_dir
 from launcher.signals import Signals
 from launcher.system import System
+from launcher.watch.host import Watch
 
 RUNNER = "neuron_parallel_compile"
 
@@ -35,7 +36,7 @@ def reports():
         told = []
         # The job has a child, or else there are no processes to know.
         system.start(["true"], {}, ("MARK", "1"), tied=False)
-        reports = Reports(os.environ["TMPDIR"], system, told.append)
+        reports = Reports(os.environ["TMPDIR"], system, told.append, Watch(0, 60))
 
         def act_until(condition):
             def met():

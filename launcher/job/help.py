@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import signal
 
-from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_HOST_LOST, EXIT_NOT_FOUND, EXIT_USAGE
+from launcher.errors import (
+    EXIT_CANNOT_EXECUTE,
+    EXIT_HOST_LOST,
+    EXIT_HUNG,
+    EXIT_NOT_FOUND,
+    EXIT_USAGE,
+)
 from launcher.job.options import OPTIONS, Options
 from launcher.text import flag
 
@@ -21,6 +27,7 @@ EXIT_CODES = {
     f"{EXIT_HOST_LOST}": (
         "a host never arrived or was lost, the hosts could not meet, or torchrun was killed"
     ),
+    f"{EXIT_HUNG}": f"nothing moved for {flag('hang_timeout')} seconds",
     f"{EXIT_CANNOT_EXECUTE}, {EXIT_NOT_FOUND}": "torchrun cannot be executed, or is not installed",
 }
 

@@ -12,17 +12,18 @@ from launcher.text import PREFIX
 
 # Internal variables, not options. For torchrun and the ranks (run/): the folder of their socket,
 # what tells their processes from others, the attempt's number, how long torchrun's exit barrier
-# waits, and what they take for the first host's address.
+# waits, what they take for the first host's address, and the file with which ranks are watched.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 JOB_MARK = "LAUNCHER_JOB_MARK"
 ATTEMPT = "LAUNCHER_ATTEMPT"
 EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
 MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
+WATCHER = "LAUNCHER_WATCHER"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-INTERNAL = (RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, INIT, HOST_ADDRESSES)
+INTERNAL = (RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER, INIT, HOST_ADDRESSES)
 SWITCHES = {"true": True, "false": False}
 
 
@@ -119,6 +120,7 @@ class Option(NamedTuple):
 
 
 _SIZE, _MEET, _END = "Size of the job", "How hosts meet", "How a job ends"
+_HANG = "When nothing moves"
 _REACH = "What reaches torchrun and the script"
 _SAYS = "What the launcher says"
 _PORT, _SECONDS = whole(1, 65535), whole(0, 86400)
@@ -183,6 +185,34 @@ class Options(NamedTuple):
             "from a failure, or a restart, to SIGKILL for the ranks and what they left behind",
         ),
     ] = 10
+    watch: Annotated[
+        int,
+        Option(
+            _HANG,
+            "SECONDS",
+            _SECONDS,
+            "how often ranks are asked how far their collectives are; 0: never",
+        ),
+    ] = 15
+    hang_notify: Annotated[
+        int,
+        Option(
+            _HANG,
+            "SECONDS",
+            whole(1, 86400),
+            "without progress, until the log says which rank the others wait for",
+        ),
+    ] = 60
+    hang_timeout: Annotated[
+        int,
+        Option(
+            _HANG,
+            "SECONDS",
+            _SECONDS,
+            "without progress, until the job ends; more than its longest evaluation or save takes; "
+            "0: never",
+        ),
+    ] = 0
     bools: Annotated[
         str,
         Option(

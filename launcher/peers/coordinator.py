@@ -28,12 +28,15 @@ from launcher.peers.messages import (
     Start,
     Stop,
     Succeeded,
+    Watched,
     Welcome,
     checked,
     hello,
 )
+from launcher.result import causes
 from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
-from launcher.text import Log, flag, lasted, short, some_of
+from launcher.text import Log, flag, lasted, ordinal, short, shortened, some_of
+from launcher.watch import judge
 
 LINE_EVERY = 30  # s between two lines on who is missing
 _REFUSALS = 20  # that the log shows
@@ -184,6 +187,7 @@ class State(NamedTuple):
     no_ranks: frozenset[str] = frozenset()  # hosts on which no rank of this attempt runs
     headlines: tuple[str, ...] = ()  # of the attempts that have failed
     refused: int = 0  # connections
+    watch: judge.State = judge.State()  # ranks of which nothing moves
 
 
 Step = tuple[State, tuple[Any, ...]]
@@ -203,6 +207,8 @@ def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while ranks run."""
     if isinstance(state.phase, Joining):
         return min(state.phase.start_by, state.phase.line_at)
+    if isinstance(state.phase, Running):
+        return judge.due(state.watch)
     return state.phase.by if isinstance(state.phase, Failing) else math.inf
 
 
@@ -213,6 +219,8 @@ def step(state: State, event: Any, now: float) -> Step:
             return host_failed(state, event.host, event.message, now)
         if isinstance(event.message, Stop):
             return host_stopped(state, event.message, now)
+        if isinstance(event.message, Watched):
+            return host_watched(state, event.host, event.message, now)
         if isinstance(event.message, Succeeded):
             return host_succeeded(state, event.host, event.message)
         if isinstance(event.message, NoRanks):
@@ -321,6 +329,8 @@ def time_is_up(state: State, now: float) -> Step:
     phase, job = state.phase, state.job
     if isinstance(phase, Failing) and now >= phase.by:
         return _decide(state, phase, now)
+    if isinstance(phase, Running):
+        return _say_who_waits(state, now)
     if not isinstance(phase, Joining) or now < due(state):
         return state, ()
     absent = [host for host in job.members if host not in state.members]
@@ -379,13 +389,15 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     """Restart if every failure is one of ranks, and restarts are left; else end the job."""
     count = failing.failures if failing.failure.of_rank else 1
     failure = first_of(failing.failure, count)
+    if failure.cause >= Cause.ABORTED and (seen := judge.cause(state.watch, now)):
+        failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
     if not _restarts(state, failing):
         return _end(state, failure.result)
     attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_since
-    why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline}"
+    why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
     before = state.headlines.count(failure.headline)
     if before:
-        why += f", for the {_ordinal(before + 1)} time, {lasted(took)} after its start"
+        why += f", for the {ordinal(before + 1)} time, {lasted(took)} after its start"
     headlines = (*state.headlines, failure.headline)
     state = state._replace(phase=Restarting(failure), headlines=headlines)
     return _tell_all(state, Restart(attempt, f"{why}; restarting all ranks."))
@@ -395,12 +407,6 @@ def _restarts(state: State, failing: Failing) -> bool:
     job = state.job
     is_left = 1 <= state.attempt <= job.max_restarts
     return failing.may_restart and is_left and not job.torchrun_restarts
-
-
-def _ordinal(number: int) -> str:
-    words = {2: "second", 3: "third"}
-    of_ten = {1: "st", 2: "nd", 3: "rd"} if number % 100 // 10 != 1 else {}
-    return words.get(number, f"{number}{of_ten.get(number % 10, 'th')}")
 
 
 def host_stopped(state: State, event: Stop, now: float) -> Step:
@@ -421,6 +427,21 @@ def host_succeeded(state: State, host: str, event: Succeeded) -> Step:
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
         return _end(state, Result(0))
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
+
+
+def host_watched(state: State, host: str, event: Watched, now: float) -> Step:
+    """Take in of which ranks of a host nothing moves."""
+    if event.attempt != state.attempt or not isinstance(state.phase, Running):
+        return state, ()  # what was known when a rank failed says why it did
+    return state._replace(watch=judge.heard(state.watch, host, event.ranks, now)), ()
+
+
+def _say_who_waits(state: State, now: float) -> Step:
+    """Say that nothing moves, and end the job when the user's time for that is over."""
+    watch, lines = judge.time(state.watch, now)
+    logs = tuple(Log(line) for line in lines)
+    state = state._replace(watch=watch)
+    return (_note(state, causes.of_hang(watch.hung), now) if watch.hung else state), logs
 
 
 def no_ranks(state: State, host: str, attempt: int) -> Step:
@@ -452,7 +473,11 @@ def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
 
 def _start(state: State, attempt: int, now: float) -> Step:
     state = state._replace(
-        phase=Running(), attempt=attempt, attempt_since=now, no_ranks=frozenset()
+        phase=Running(),
+        attempt=attempt,
+        attempt_since=now,
+        no_ranks=frozenset(),
+        watch=judge.State(state.job.hang_notify, state.job.hang_timeout),
     )
     return _tell_all(state, Start(attempt))
 

@@ -8,6 +8,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
     Hello                           Welcome, or Refused or Later, and hangs up
                                     Missing, every 30 s; Start of attempt 1 when all have joined
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
+    Watched, when nothing moves
     NoRanks                         NoRanksLeft: torchrun's store may go
     Cleared                         Start of the next attempt, when all hosts have said it
                                     End: how the job ends, the same on every host
@@ -15,7 +16,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
 failure right behind its hello. A connection that ends before the end of the job is a lost host, and
 so is one whose other end answers no packet for 14 s (TCP keep-alive, tcp(7)): nothing is sent while
-ranks run. Once all have joined nobody else can connect. The protocol has no authentication: it is
+ranks move. Once all have joined nobody else can connect. The protocol has no authentication: it is
 meant for the job's own network. Whoever knows the job's name may have sent what comes in, so it is
 checked here: texts are cut, and show control characters as Python writes them. Pure.
 """
@@ -23,12 +24,15 @@ checked here: texts are cut, and show control characters as Python writes them. 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from launcher.errors import STOPS
 from launcher.result.causes import LIMIT, Cause, Failure, Result, stopped
 from launcher.text import NAMED, join_and_count, printable
+from launcher.watch import progress
+from launcher.watch.progress import Rank
 
 _LINE = 700  # characters of a reason
 _VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
@@ -54,6 +58,9 @@ class Job(NamedTuple):
     fingerprint: Mapping[str, Any] = {}
     addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
     verbose: bool = False
+    watch: float = 0  # between two looks at how far ranks are; 0: none
+    hang_notify: float = 60
+    hang_timeout: float = math.inf
 
     @property
     def coordinator(self) -> str:
@@ -118,6 +125,13 @@ class Cleared(NamedTuple):
     survivors: int
 
 
+class Watched(NamedTuple):
+    """The ranks of a host of which nothing has moved for a while: all of them, each time."""
+
+    attempt: int
+    ranks: tuple[Rank, ...]
+
+
 # What the coordinator says.
 
 
@@ -172,7 +186,7 @@ class End(NamedTuple):
     result: Result
 
 
-FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared]
+FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared, Watched]
 FromCoordinator = Union[Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, End]
 Message = Union[Hello, FromMember, FromCoordinator]
 
@@ -200,6 +214,8 @@ def to_wire(message: Message) -> Mapping[str, Any]:
     if isinstance(message, Failed):
         failure = message.failure
         fields["failure"] = {**failure._asdict(), "cause": failure.cause.name}
+    elif isinstance(message, Watched):
+        fields["ranks"] = [progress.to_wire(rank) for rank in message.ranks]
     elif isinstance(message, End):
         fields["result"] = message.result._asdict()
     return {type(message).__name__: fields}
@@ -232,6 +248,9 @@ def from_member(message: Mapping[str, Any]) -> FromMember:
         return Stop(_whole(fields["number"], STOPS))
     if name == "Cleared":
         return Cleared(_whole(fields["attempt"]), _whole(fields["survivors"]))
+    if name == "Watched":
+        ranks = tuple(progress.from_wire(_dict(rank)) for rank in fields["ranks"])
+        return Watched(_whole(fields["attempt"]), ranks)
     kinds: Mapping[str, type[Succeeded] | type[NoRanks]]
     kinds = {"Succeeded": Succeeded, "NoRanks": NoRanks}
     return kinds[name](_whole(fields["attempt"]))

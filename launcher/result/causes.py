@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.errors import EXIT_HOST_LOST, EXIT_USAGE
+from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_USAGE
 from launcher.result import raised
 from launcher.text import flag, port_is_taken, printable, shortened, signal_name
 
@@ -186,6 +186,12 @@ def of_lost_host(host: str, how: str) -> Failure:
     """Return the failure of a host that is lost, in the same words whoever has to find it."""
     text = f"{host[:900]} {how}\nexit code {EXIT_HOST_LOST}\n"
     return Failure(Cause.HOST_LOST, EXIT_HOST_LOST, text)
+
+
+def of_hang(what: str) -> Failure:
+    """Return the failure of a job in which ranks wait for one that does not come."""
+    text = f"{shortened(what, 900)}\nexit code {EXIT_HUNG} ({flag('hang_timeout')})\n"
+    return Failure(Cause.OWN, EXIT_HUNG, text, of_rank=True)
 
 
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:

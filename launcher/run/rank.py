@@ -23,6 +23,7 @@ import os
 import socket
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any, Callable
 
 Send = Callable[[dict[str, Any]], None]
@@ -58,6 +59,14 @@ class Launcher:
                 text = json.dumps(message, ensure_ascii=False) + "\n"
                 self._connection.sendall(text.encode("utf-8", "surrogatepass"))  # as json has it
 
+    def questions(self) -> Iterator[dict[str, Any]]:
+        """Wait for what the launcher asks, for as long as the connection is there."""
+        self._connection.settimeout(None)
+        rest = b""
+        while self._is_ours() and (data := self._connection.recv(4096)):
+            *lines, rest = (rest + data).split(b"\n")
+            yield from map(json.loads, lines)
+
     def _leave(self) -> None:
         with contextlib.suppress(OSError):
             if self._is_ours():
@@ -67,14 +76,17 @@ class Launcher:
 def connect() -> Send:
     """Tell the launcher that this rank is there; return the way to tell it more."""
     run_dir = os.environ.pop("LAUNCHER_RUN_DIR", None)
+    watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     if run_dir is None:
         return lambda message: None
     try:
         launcher = Launcher(run_dir)
     except OSError:
         return lambda message: None
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    launcher.send({"rank": rank, "local_rank": local_rank, "pid": os.getpid()})
+    rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
+    launcher.send({**rank, "pid": os.getpid()})
+    if watcher:
+        load(watcher).begin(lambda: Launcher(run_dir), {**rank, "watch": os.getpid()})
     return launcher.send
 
 
@@ -145,10 +157,9 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
         sys.path.insert(0, folder)
 
 
-def beside(name: str) -> types.ModuleType:
-    """Load the file name.py of this folder, out of the script's sight."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"launcher.run.{name}", path)
+def load(path: str) -> types.ModuleType:
+    """Load a file of the launcher's, out of the script's sight."""
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -172,7 +183,8 @@ def main() -> None:
     """Run the script or module that the arguments name, and end as it ends."""
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
-    send, describe = connect(), beside("describe")
+    here = os.path.dirname(os.path.abspath(__file__))
+    send, describe = connect(), load(os.path.join(here, "describe.py"))
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}

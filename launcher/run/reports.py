@@ -34,6 +34,7 @@ from launcher.run.events import (
     TorchrunRuns,
 )
 from launcher.system import System
+from launcher.watch.host import Watch
 
 WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
@@ -49,10 +50,16 @@ class Reports:
     """
 
     def __init__(
-        self, folder: str, system: System, tell: Callable[[Any], None], runner: str = ""
+        self,
+        folder: str,
+        system: System,
+        tell: Callable[[Any], None],
+        watch: Watch,
+        runner: str = "",
     ) -> None:
         self.torchrun = 0
-        self._system, self._tell, self._runner = system, tell, runner
+        self._system, self._tell, self._watch, self._runner = system, tell, watch, runner
+        self._asked: dict[socket.socket, int] = {}  # pids of ranks that say how far they are
         self._torchrun_at: socket.socket | None = None
         self._question: Any = None
         self._said_at_end: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
@@ -128,6 +135,12 @@ class Reports:
             except OSError:
                 pass  # it was killed while it waited
 
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Ask ranks how far they are; one that does not read is not waited for."""
+        for connection in self._asked:
+            with contextlib.suppress(OSError):
+                send(connection, encoded(question))
+
     # Connections.
 
     def _accept(self) -> None:
@@ -168,6 +181,8 @@ class Reports:
         if self._is_full:
             self._is_full = False
             self._system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if connection in self._asked:
+            self._watch.left(self._asked.pop(connection))
         pid = self._pids.pop(connection, None)
         # Its process may go on: it may replace itself (os.execv), or close all descriptors.
         if pid is not None and pid not in self._watched and not self._has_ended(pid):
@@ -203,6 +218,14 @@ class Reports:
             self._pids[connection] = pid
             self._started(pid, local)
             return RankRuns(pid, rank, local)
+        if "look" in message:
+            self._watch.answered(self._asked[connection], message, self._system.now())
+            return None
+        if "watch" in message:
+            pid, rank, local = (int(message[name]) for name in ("watch", "rank", "local_rank"))
+            self._asked[connection] = pid
+            self._watch.joined(pid, rank, local, self._system.now())
+            return None
         if "end" in message:
             end = message["end"]
             chain = read([Link(**link) for link in end["chain"]])

@@ -1,8 +1,9 @@
 """The loop of one host: turns what happens into events, and carries out what is decided.
 
 torchrun runs in a session of its own with the launcher's stdin, stdout and stderr. One loop waits
-for its end, for signals, for what the ranks report and for the other hosts; nothing polls while a
-job runs. Everything outside it is reached through System.
+for its end, for signals, for what the ranks report and for the other hosts. While a job runs it
+looks how far the ranks are every 15 s, and polls nothing else. Everything outside it is reached
+through System.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from typing import Any
 
 from launcher.decisions import described
 from launcher.errors import LaunchError
-from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR
+from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
 from launcher.peers.channel import Channel
-from launcher.peers.messages import Job
+from launcher.peers.messages import Job, Watched
 from launcher.result.causes import of_host
 from launcher.run import events, machine
 from launcher.run.reports import Reports
 from launcher.run.state import Done, State
-from launcher.run_dir import unpacked
+from launcher.run_dir import IN_RANK, unpacked
 from launcher.system import System
 from launcher.text import Log
+from launcher.watch.host import Watch
 
 # No host leaves one that still trains, however long it does. In seconds; torch counts 2**31 ms at
 # most.
@@ -70,6 +72,8 @@ class Supervisor:
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
+        self._watch = Watch(job.watch, job.hang_notify)
+        self._said = {""}  # of what the watch cannot see
         self._child = 0
 
     def turns(self) -> Generator[float | None, Ready, None]:
@@ -93,6 +97,8 @@ class Supervisor:
                     self._step(events.Time())
                 if now >= self._channel.due():
                     self._channel.tick()
+                if now >= self._watch.due():
+                    self._watch_ranks(now)
         finally:
             if not isinstance(self.state.phase, Done):
                 self._system.kill_all()  # the launcher itself has failed
@@ -108,7 +114,7 @@ class Supervisor:
             self._cannot_start(self._plan)
 
     def _timeout(self) -> float | None:
-        due = min(machine.due(self.state), self._channel.due())
+        due = min(machine.due(self.state), self._channel.due(), self._watch.due())
         seconds = max(0.0, due - self._system.now())
         look = self._reports.timeout() if self._reports else None
         seconds = seconds if look is None else min(seconds, look)
@@ -189,14 +195,18 @@ class Supervisor:
             environment.update(plan.environment)
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
-        self._reports = Reports(self._folder, self._system, self._step, plan.runner)
+        job = self.state.job
+        self._watch = Watch(job.watch, job.hang_notify)
+        self._reports = Reports(self._folder, self._system, self._step, self._watch, plan.runner)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
-        if not self.state.job.torchrun_restarts:
+        if not job.torchrun_restarts:
             plan, environment = for_attempt(plan, environment, attempt)
-        if self.state.job.members:
+        if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
-        argv = unpacked(plan.argv, self._folder)
+        *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)
+        if job.watch:
+            environment[WATCHER] = watcher
         self._child = self._system.start(
             argv, environment, (JOB_MARK, mark), tied=bool(plan.runner)
         )
@@ -206,6 +216,18 @@ class Supervisor:
             self._reports.close()
             self._reports = None
         self._stack.close()
+
+    def _watch_ranks(self, now: float) -> None:
+        question = self._watch.question(now)
+        if question and self._reports:
+            self._reports.ask(question)
+        succeeded = {pid for pid, rank in self.state.ranks.items() if rank.exit_code == 0}
+        ranks = self._watch.changes(succeeded, self._system.state_of, now)
+        if ranks is not None:
+            self._channel.say(Watched(self.state.attempt, ranks))
+        if self.state.job.verbose and self._watch.error not in self._said:
+            self._said.add(self._watch.error)
+            self._system.log(self._watch.error)
 
     def _look(self) -> list[int]:
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 # Promises that are held while a job runs; the others are in promises.py.
-QUIET = "While a job runs, nothing is sent and nothing polls"
+QUIET = "With `--launcher-watch 0`, nothing is sent and nothing polls"
 LEFT = "No process is left behind"
 
 Transition = tuple[str, str, str, str]  # of a machine: its phase, the event, the next phase

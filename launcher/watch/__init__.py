@@ -1,0 +1,1 @@
+"""Who waits for whom in collectives, and which rank is absent."""

@@ -1,0 +1,140 @@
+"""How far ranks are in their collectives: what ranks say of it, and hosts pass on. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from launcher.text import printable
+
+_MOST_GROUPS, _LONGEST_NAME, _LONGEST_RANKS = 64, 100, 2000
+_MOST_RANKS = 1 << 17
+ENDED = "has ended with exit code 0"  # a rank's trouble
+_SIGNIFICANT = 10**12  # numbers are below
+
+
+class Group(NamedTuple):
+    """One process group, as one of its ranks sees it.
+
+    `ranks` are written as in_rank.ranges() does, `order` is its place among groups of the same
+    ranks. `last` is the number of the last collective that the rank has begun; `waits` that of the
+    first which has not ended, 0 if there is none, `op` what it is (`all_reduce`) and `of` its size.
+    """
+
+    ranks: str
+    order: int = 0
+    name: str = ""
+    last: int = 0
+    waits: int = 0
+    op: str = ""
+    of: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What is the same on each of its ranks: their names for it may differ."""
+        return self.ranks, self.order
+
+
+class Rank(NamedTuple):
+    """One rank of which nothing has moved for `still` seconds.
+
+    `place` is where its main thread is (`load, data.py:88`). `trouble` is why it begins nothing
+    any more, if that is known: it has ended, or does not answer. Then its groups are those that it
+    told before, if it did.
+    """
+
+    rank: int
+    local_rank: int
+    still: float
+    trouble: str = ""
+    place: str = ""
+    groups: tuple[Group, ...] = ()
+
+
+def members(ranks: str) -> range | tuple[int, ...]:
+    """Return the ranks of a text such as `0-7`, `0-56:8` or `0,1,5`.
+
+    Raises ValueError if it is none.
+    """
+    if "-" not in ranks:
+        return tuple(_rank(text) for text in ranks.split(","))
+    first, _, rest = ranks.partition("-")
+    last, _, step = rest.partition(":")
+    return range(_rank(first), _rank(last) + 1, _rank(step or "1"))
+
+
+def _rank(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > _MOST_RANKS:
+        raise ValueError(text)
+    return int(text)
+
+
+def answer_of(fields: Mapping[str, Any]) -> tuple[float, str, tuple[Group, ...]]:
+    """Return what a rank has answered: seconds without a move, its place, and its groups.
+
+    Raises one of several errors if it is not valid.
+    """
+    groups = tuple(_group(one) for one in fields["groups"][:_MOST_GROUPS])
+    return _seconds(fields["still"]), _text(fields["place"]), groups
+
+
+def to_wire(rank: Rank) -> Mapping[str, Any]:
+    """Return the JSON object of a rank."""
+    return {**rank._asdict(), "groups": [list(group) for group in rank.groups]}
+
+
+def from_wire(fields: Mapping[str, Any]) -> Rank:
+    """Return the rank of a JSON object. Raises one of several errors if it is not valid."""
+    groups = [_group(dict(zip(Group._fields, one))) for one in fields["groups"][:_MOST_GROUPS]]
+    return Rank(
+        _whole(fields["rank"]),
+        _whole(fields["local_rank"]),
+        _seconds(fields["still"]),
+        _text(fields["trouble"]),
+        _text(fields["place"]),
+        tuple(groups),
+    )
+
+
+def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
+    """Return as many ranks as a message of so many bytes holds; of the others nothing is said."""
+    kept, left = [], limit
+    for rank in ranks:
+        left -= len(json.dumps(to_wire(rank))) + 2
+        if left >= 0:
+            kept.append(rank)
+    return tuple(kept)
+
+
+def _group(fields: Mapping[str, Any]) -> Group:
+    group = Group(
+        _text(fields["ranks"], _LONGEST_RANKS),
+        _whole(fields["order"]),
+        _text(fields["name"]),
+        _whole(fields["last"]),
+        _whole(fields["waits"]),
+        _text(fields.get("op", "")),
+        _text(fields.get("of", "")),
+    )
+    members(group.ranks)
+    return group
+
+
+def _text(value: Any, limit: int = _LONGEST_NAME) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_RANKS:
+        raise ValueError(value)
+    return printable(value)[:limit]
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _SIGNIFICANT:
+        raise ValueError(value)
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(value)
+    return float(value)

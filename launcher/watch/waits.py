@@ -1,0 +1,176 @@
+"""Who waits for whom: what is said of ranks of which nothing moves. Pure.
+
+A rank waits in the first collective that it has begun and that has not ended. What all its group's
+ranks have begun, none of them is absent from; GPUs may still be behind. So ranks belong together
+that are members of a group in which one of them waits, and nothing is said of them while one of
+them moves: it may come yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from launcher.text import join_and_count, plural
+from launcher.watch.progress import Group, Rank, members
+
+_NAMED = 4  # ranks that one sentence names
+
+
+class Seen(NamedTuple):
+    """A rank of which nothing has moved since a time, and its host."""
+
+    host: str
+    rank: Rank
+    since: float
+
+
+class Finding(NamedTuple):
+    """Ranks that wait, and why, in words; nothing of theirs has moved since a time.
+
+    `named` are the ranks that the others wait for, if there are some.
+    """
+
+    ranks: frozenset[int]
+    named: tuple[int, ...]
+    what: str
+    since: float
+
+
+class _Wait(NamedTuple):
+    """A collective in which ranks wait."""
+
+    group: Group  # as one of those sees it
+    waiting: tuple[int, ...]
+    absent: tuple[int, ...]  # that have not begun it
+
+
+def findings(seen: Mapping[int, Seen]) -> list[Finding]:
+    """Return what is known of all ranks that wait and of which none moves, by rank.
+
+    `seen` has the ranks of which nothing moves, by number; every other one does.
+    """
+    waits = _waits(seen)
+    found = []
+    for ranks in _together(waits):
+        if all(rank in seen for rank in ranks):
+            of_these = [wait for wait in waits if wait.waiting[0] in ranks]
+            since = max(seen[rank].since for rank in ranks)
+            named, what = _why(of_these, seen)
+            found.append(Finding(ranks, named, what, since))
+    return found
+
+
+def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
+    """Return each collective in which somebody waits, the one with the most waiting ranks first."""
+    waiting: dict[tuple[tuple[str, int], int], list[int]] = {}
+    groups: dict[tuple[tuple[str, int], int], Group] = {}
+    for number, one in sorted(seen.items()):
+        for group in one.rank.groups:
+            if group.waits:
+                what = group.key, group.waits
+                groups.setdefault(what, group)
+                waiting.setdefault(what, []).append(number)
+    found = []
+    for (key, number), ranks in waiting.items():
+        group = groups[key, number]
+        absent = [one for one in members(group.ranks) if not _has_begun(seen, one, key, number)]
+        found.append(_Wait(group, tuple(ranks), tuple(absent)))
+    return sorted(found, key=lambda wait: (-len(wait.waiting), wait.group))
+
+
+def _has_begun(seen: Mapping[int, Seen], rank: int, key: tuple[str, int], number: int) -> bool:
+    if rank not in seen:
+        return True  # it moves: nothing is said of it
+    return any(one.key == key and one.last >= number for one in seen[rank].rank.groups)
+
+
+def _together(waits: Iterable[_Wait]) -> list[frozenset[int]]:
+    """Return sets of ranks that belong together, as members of groups in which ranks wait."""
+    sets: list[set[int]] = []
+    for wait in waits:
+        joined = set(members(wait.group.ranks)) | set(wait.waiting)
+        apart = []
+        for one in sets:
+            if one & joined:
+                joined |= one
+            else:
+                apart.append(one)
+        sets = [*apart, joined]
+    return [frozenset(one) for one in sets]
+
+
+def _why(waits: Sequence[_Wait], seen: Mapping[int, Seen]) -> tuple[tuple[int, ...], str]:
+    """Return which ranks the others wait for, and the sentence that says it."""
+    busy = {rank for wait in waits for rank in wait.waiting}
+    for wait in waits:
+        # Ranks that nobody blocks.
+        free = tuple(rank for rank in wait.absent if rank not in busy)
+        if free:
+            return free, _absent(wait, free, seen)
+    for wait in waits:
+        if not wait.absent:
+            return (), _does_not_end(wait, seen)
+    blocked = sorted(busy)
+    where = [_is_in(rank, waits) for rank in blocked[:_NAMED]]
+    more = len(blocked) - len(where)
+    return tuple(blocked), f"ranks wait for each other: {join_and_count(where, more)}"
+
+
+def _absent(wait: _Wait, free: tuple[int, ...], seen: Mapping[int, Seen]) -> str:
+    what = f"{_collective(wait.group)}, where {plural(len(wait.waiting), 'rank')} "
+    what += "waits" if len(wait.waiting) == 1 else "wait"
+    state = _state(seen[free[0]].rank)
+    if len(free) == 1:
+        return f"{_rank(seen[free[0]])} is absent from {what}{state and f'; it {state}'}"
+    some = [_rank(seen[rank]) for rank in free[:_NAMED]]
+    named = join_and_count(some, len(free) - len(some))
+    return f"{named} are absent from {what}{state and f'; rank {free[0]} {state}'}"
+
+
+def _state(rank: Rank) -> str:
+    """Return what is known of a rank that is absent."""
+    return rank.trouble or (f"is in {rank.place}" if rank.place else "")
+
+
+def _does_not_end(wait: _Wait, seen: Mapping[int, Seen]) -> str:
+    """Return what is said when all ranks of a group have begun a collective that does not end."""
+    begun: dict[tuple[str, str], list[int]] = {}
+    for rank in wait.waiting:
+        for group in seen[rank].rank.groups:
+            if (group.key, group.waits) == (wait.group.key, wait.group.waits):
+                begun.setdefault((group.op, group.of), []).append(rank)
+    if len(begun) == 1:
+        in_it, all_ranks = len(wait.waiting), len(members(wait.group.ranks))
+        who = f"all {in_it} ranks are" if in_it == all_ranks else f"{plural(in_it, 'rank')} of "
+        if in_it != all_ranks:
+            who += f"{all_ranks} are" if in_it > 1 else f"{all_ranks} is"
+        return f"{who} in {_collective(wait.group)}, which does not complete"
+    by_count = sorted(begun.items(), key=lambda one: (len(one[1]), one[1]))
+    parts = []
+    for (op, of), ranks in by_count[:_NAMED]:
+        who = f"rank {ranks[0]} is" if len(ranks) == 1 else f"{len(ranks)} ranks are"
+        parts.append(f"{who} in {op} #{wait.group.waits}" + (f" ({of})" if of else ""))
+    return f"{', '.join(parts)} of {_name(wait.group)}: they must call the same"
+
+
+def _is_in(rank: int, waits: Sequence[_Wait]) -> str:
+    for wait in waits:
+        if rank in wait.waiting:
+            return f"rank {rank} in {_collective(wait.group)}"
+    return f"rank {rank}"
+
+
+def _collective(group: Group) -> str:
+    return f"{group.op or 'collective'} #{group.waits} of {_name(group)}"
+
+
+def _name(group: Group) -> str:
+    if group.name == "default_pg":
+        return "the default group"
+    ranks = group.ranks if len(group.ranks) <= 40 else f"{group.ranks[:37]}..."
+    return f"group {group.name} (ranks {ranks})" if group.name else f"the group of ranks {ranks}"
+
+
+def _rank(seen: Seen) -> str:
+    return f"{seen.host}, rank {seen.rank.rank} (local rank {seen.rank.local_rank})"

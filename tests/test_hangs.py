@@ -1,0 +1,126 @@
+"""Real jobs in which a rank does not come, or comes late."""
+
+import re
+from importlib.metadata import version
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def recorder():
+    """Leave out what gloo of an older torch does not record."""
+    if tuple(map(int, version("torch").split(".")[:2])) < (2, 8):
+        pytest.skip("gloo has no recorder before torch 2.8")
+
+
+OPTIONS = ("--launcher-watch", "1", "--launcher-hang-notify", "3")
+
+LOCKED = """
+import os, threading, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+half = [dist.new_group([0, 1]), dist.new_group([2, 3])][dist.get_rank() // 2]
+
+def load():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+for _ in range(20):
+    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), group=half)
+if dist.get_rank() == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    load()
+# Ranks 0 and 1 wait for ranks 2 and 3; rank 2 waits for rank 3 in another group.
+dist.all_reduce(torch.ones(1), group=half)
+dist.all_reduce(torch.ones(1024))
+dist.barrier()
+time.sleep(0.1)  # leave as leave_group() in train_scripts/checkpoints.py does
+dist.destroy_process_group()
+"""
+ABSENT = (
+    "127.0.0.2, rank 3 (local rank 1) is absent from all_reduce #21 of the default group, "
+    "where 2 ranks wait; it is in load, script.py:11"
+)
+
+
+def test_a_rank_that_does_not_come_is_named_and_its_job_ended_or_restarted(start_two, script):
+    size = ("--launcher-nproc-per-node", "2", "--launcher-max-restarts", "1")
+    options = (*OPTIONS, "--launcher-hang-timeout", "6", *size)
+    hosts = start_two("--train-script", script(LOCKED), *options)
+    codes = [host.wait() for host in hosts]
+    log = "".join(host.log() for host in hosts)
+    assert codes == [0, 0], log
+    assert hosts[0].err.count(f"launcher: no progress for 3.0 s: {ABSENT}.\n") == 1, log
+    for host in hosts:
+        why = rf"attempt 1 of 2 failed after [\d.]+ s: no progress for 6.\d s: {re.escape(ABSENT)};"
+        assert len(re.findall(why, host.err)) == 1, log
+
+
+STOPPED = """
+import datetime, os, signal
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(os.environ["TIMEOUT"])))
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("timeout", ["600", "9"])
+def test_the_failure_reason_names_the_rank_that_is_absent(start, script, timeout):
+    """Also if gloo's own time-out is first, which the waiting rank raises."""
+    options = (*OPTIONS, "--launcher-nproc-per-node", "2", "--launcher-failure-grace", "1")
+    options += ("--launcher-hang-timeout", "5") if timeout == "600" else ()
+    host = start("--train-script", script(STOPPED), *options, TIMEOUT=timeout)
+    assert host.wait() == (75 if timeout == "600" else 1), host.log()
+    first, second = host.failure.splitlines()[:2]
+    expected = (
+        r"no progress for [\d.]+ s: localhost, rank 1 \(local rank 1\) is absent from "
+        r"all_reduce #2 of the default group, where 1 rank waits; "
+        r"it does not answer: it was stopped \(SIGSTOP\)\."
+    )
+    assert re.fullmatch(expected, first), host.log()
+    assert second.startswith("exit code 75 (" if timeout == "600" else "localhost, rank 0 (local")
+    assert host.leftovers() == []
+
+
+SAVES = """
+import os, sys, time
+
+for _ in range(2):  # before torch is imported, and after it
+    if not (child := os.fork()):
+        import torch.distributed
+        sys.exit(0)  # through Python's exit, in a process that is no rank
+    assert os.waitpid(child, 0)[1] == 0
+    import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def save():
+    time.sleep(9)
+if dist.get_rank() == 0:
+    save()
+dist.barrier()
+batches = torch.utils.data.DataLoader(range(64), num_workers=2)  # forked, and no rank
+assert len(list(batches)) == 64
+for _ in range(20):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.2)
+dist.barrier()
+time.sleep(0.1)
+dist.destroy_process_group()
+"""
+
+
+def test_a_slow_save_is_said_and_ends_nothing(start, script):
+    options = (*OPTIONS, "--launcher-nproc-per-node", "3")
+    host = start("--train-script", script(SAVES), *options)
+    assert host.wait() == 0, host.log()
+    absent = "localhost, rank 0 (local rank 0) is absent from barrier #1 of the default group, "
+    said = re.findall(f"^launcher: no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE)
+    assert 1 <= len(said) <= 2, host.log()  # at 3 s and 6 s
+    assert said[0].endswith("where 2 ranks wait; it is in save, script.py:12."), host.log()

@@ -1,0 +1,253 @@
+"""Watching, on jobs that are only a model: ranks that run random programs of collectives.
+
+The ranks' numbers are made here; what hosts and the coordinator make of them is the launcher's own
+code. Two promises: an absent rank is named within `NOTIFY` seconds and one look, and nothing is
+said of a job that moves.
+"""
+
+import random
+
+import pytest
+
+from launcher.watch import host, judge, waits
+from launcher.watch.host import Watch
+
+EVERY, NOTIFY = 15, 60
+MOST = 400  # seconds of a job
+
+
+class Op:
+    """A collective of a group, by its number in it."""
+
+    def __init__(self, group, number, members):
+        self.group, self.number, self.members = group, number, members
+        self.begun, self.is_cut = set(), False
+
+    @property
+    def has_ended(self):
+        return self.begun == self.members and not self.is_cut
+
+
+class Rank:
+    """One rank: its program, how far it is, and what it says to the launcher."""
+
+    def __init__(self, number, program, depth, rng):
+        self.number, self.program, self.depth, self.rng = number, program, depth, rng
+        self.next, self.ready_at, self.changed_at = 0, 0.0, 0.0
+        self.open = []  # ops that it has begun and that have not ended
+        self.state = "runs"
+        self.seen = None
+        self.since = 0.0
+
+    def step(self, now):
+        ended = [op for op in self.open if op.has_ended]
+        if ended:
+            self.open = [op for op in self.open if not op.has_ended]
+            self.changed_at = now
+        if self.state != "runs" or now < self.ready_at or self.next == len(self.program):
+            return
+        if len(self.open) < self.depth:
+            op = self.program[self.next]
+            op.begun.add(self.number)
+            self.open.append(op)
+            self.next += 1
+            self.ready_at = now + self.rng.choice([0, 1, 5, 20, 40])
+            self.changed_at = now
+
+    def answer(self, now, groups):
+        done = self.program[: self.next]
+        said = []
+        for name, (members, order) in groups.items():
+            if self.number in members:
+                text = ",".join(map(str, sorted(members)))
+                last = max((op.number for op in done if op.group == name), default=0)
+                waits = min((op.number for op in self.open if op.group == name), default=0)
+                fields = {"ranks": text, "order": order, "name": "", "last": last, "waits": waits}
+                said.append({**fields, "op": "all_reduce", "of": ""})
+        if said != self.seen:
+            self.seen, self.since = said, now
+            return {}
+        return {"still": now - self.since, "place": "f, a.py:1", "groups": said}
+
+
+class Job:
+    """Ranks on hosts, two each; `fault` is what becomes of one of them at some time."""
+
+    def __init__(self, seed, fault=""):
+        rng = self.rng = random.Random(seed)
+        size = rng.choice([2, 3, 4, 6])
+        self.groups = {"all": (frozenset(range(size)), 0), "again": (frozenset(range(size)), 1)}
+        for number in range(rng.randrange(3)):
+            members = frozenset(rng.sample(range(size), rng.randrange(2, size + 1)))
+            same = sum(one == members for one, _ in self.groups.values())
+            self.groups[f"sub{number}"] = members, same
+        counts, program = dict.fromkeys(self.groups, 0), []
+        for _ in range(rng.choice([40, 400])):
+            name = rng.choice(list(self.groups))
+            counts[name] += 1
+            program.append(Op(name, counts[name], self.groups[name][0]))
+        depth = rng.choice([1, 1, 3])
+        self.ranks = [
+            Rank(number, [op for op in program if number in op.members], depth, rng)
+            for number in range(size)
+        ]
+        self.watches = [Watch(EVERY, NOTIFY) for _ in range(0, size, 2)]
+        self.starts = [rng.uniform(0, EVERY) for _ in self.watches]
+        self.judge = judge.State(NOTIFY)
+        self.fault, self.victim = fault, self.ranks[rng.randrange(size)]
+        self.fault_at = rng.uniform(1, 60)
+        self.lines = []  # (time, text)
+        self.program = program
+
+    def run(self):
+        now = 0.0
+        while now < MOST:
+            if self.fault == "network" and now >= self.fault_at:
+                for op in self.program:
+                    op.is_cut = True
+            elif self.fault and now >= self.fault_at and self.victim.state == "runs":
+                self.victim.state = self.fault
+            if self.fault == "long" and now >= self.fault_at + 100:
+                self.victim.state = "runs"
+            for rank in self.ranks:
+                rank.step(now)
+            for number, watch in enumerate(self.watches):
+                self.look(number, watch, now)
+            if now >= judge.due(self.judge):
+                self.judge, lines = judge.time(self.judge, now)
+                self.lines += [(now, line) for line in lines]
+            now += 0.5
+        return self
+
+    def look(self, number, watch, now):
+        ranks = self.ranks[2 * number : 2 * number + 2]
+        if self.starts[number] is not None:
+            if now < self.starts[number]:
+                return
+            self.starts[number] = None
+            for rank in ranks:
+                watch.joined(rank.number, rank.number, rank.number % 2, now)
+        if now < watch.due():
+            return
+        question = watch.question(now)
+        for rank in ranks if question else ():
+            if rank.state == "ended":
+                watch.left(rank.number)
+            elif rank.state != "silent":
+                watch.answered(rank.number, {**question, **rank.answer(now, self.groups)}, now)
+        ended = {rank.number for rank in ranks if rank.state == "ended"}
+        changes = watch.changes(ended, lambda _: "T", now)
+        if changes is not None:
+            self.judge = judge.heard(self.judge, f"algo-{number + 1}", changes, now)
+
+    @property
+    def waiting(self):
+        return [rank for rank in self.ranks if rank.open and rank is not self.victim]
+
+
+def broken(seed, fault):
+    """Return the promise that a job breaks, "" if it keeps both."""
+    job = Job(seed, fault).run()
+    told = [(at, line) for at, line in job.lines if "no progress" in line]
+    if not fault:
+        return f"said of a job that moves: {told[0]}" if told else ""
+    if fault == "long":  # it goes on after 100 s: said for 60 s, perhaps for 120 s, and taken back
+        if len(told) > 2:
+            return f"said too often: {told}"
+        is_taken_back = job.lines[-1:] and job.lines[-1][1].startswith("progress again")
+        return "" if is_taken_back or not told else "progress was not said"
+    if fault == "network":
+        wrong = [line for _, line in told if "which does not complete" not in line]
+        return f"not the network: {wrong[0]}" if wrong else ""
+    if not job.waiting or job.victim.open:
+        return ""  # nobody waits for it, or it was in a collective itself
+    frozen_at = max(rank.changed_at for rank in job.ranks)
+    name = f"rank {job.victim.number} "
+    named = [at for at, line in told if name in line.partition(" absent")[0]]
+    others = [line for _, line in told if name not in line.partition(" absent")[0]]
+    if others:
+        return f"another one was named: {others[0]}"
+    by = max(frozen_at, job.fault_at, EVERY) + NOTIFY + EVERY + 3
+    if by < MOST and (not named or named[0] > by):
+        return f"named at {named[:1]}, not by {by}"
+    return ""
+
+
+FAULTS = ("", "absent", "silent", "ended", "long", "network")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_both_promises_hold(fault):
+    for seed in range(60):
+        assert not broken(seed, fault), f"{fault or 'no fault'}, seed {seed}"
+
+
+def moves_is_forgotten(monkeypatch):
+    monkeypatch.setattr(waits, "findings", lambda seen, real=waits.findings: real(Anybody(seen)))
+    monkeypatch.setattr(judge, "findings", waits.findings)
+
+
+class Anybody(dict):
+    """Seen ranks, of which those are in, too, that move."""
+
+    def __contains__(self, rank):
+        return True
+
+    def __missing__(self, rank):
+        return next(iter(self.values()))
+
+
+def order_is_forgotten(monkeypatch):
+    monkeypatch.setattr(waits.Group, "key", property(lambda self: self.ranks))
+
+
+def the_last_is_off_by_one(monkeypatch):
+    def has_begun(seen, rank, key, number):
+        groups = seen[rank].rank.groups if rank in seen else ()
+        return rank not in seen or any(one.key == key and one.last > number for one in groups)
+
+    monkeypatch.setattr(waits, "_has_begun", has_begun)
+
+
+def progress_is_not_told(monkeypatch):
+    real = Watch.changes
+    monkeypatch.setattr(Watch, "changes", lambda *args: real(*args) or None)
+
+
+def a_silent_rank_is_left_out(monkeypatch):
+    real = host.Rank._replace
+    monkeypatch.setattr(
+        host.Rank,
+        "_replace",
+        lambda self, **how: real(self, **{**how, "still": 0} if "trouble" in how else how),
+    )
+
+
+def the_one_that_is_behind_is_not_looked_for(monkeypatch):
+    real = waits._why
+
+    def why(found, seen):
+        return real([one._replace(absent=()) for one in found], seen)
+
+    monkeypatch.setattr(waits, "_why", why)
+
+
+def looks_are_late(monkeypatch):
+    monkeypatch.setattr(judge, "_SETTLES", 100.0)
+
+
+MISTAKES = [
+    moves_is_forgotten,
+    order_is_forgotten,
+    the_last_is_off_by_one,
+    progress_is_not_told,
+    a_silent_rank_is_left_out,
+    the_one_that_is_behind_is_not_looked_for,
+    looks_are_late,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_planted_mistake_is_found(monkeypatch, mistake):
+    mistake(monkeypatch)
+    assert any(broken(seed, fault) for seed in range(60) for fault in FAULTS)
