@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             from launcher import init  # which a job does not need
 
             run = init.run
-    elif argv[:1] in (["local"], ["doctor"]):
+    elif argv[:1] in (["local"], ["doctor"], ["stacks"]):
         argv, run = argv[1:], functools.partial(_run_tool, argv[0])
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need

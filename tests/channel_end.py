@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from launcher.peers.channel import Channel
-from launcher.peers.coordinator import AllKnow
+from launcher.peers.events import AllKnow
 from launcher.peers.messages import End as TheEnd
 from launcher.peers.messages import Start
 from launcher.system import System

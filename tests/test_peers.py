@@ -10,24 +10,28 @@ import pytest
 
 from launcher.peers import coordinator, member
 from launcher.peers.connection import LINE_LIMIT
-from launcher.peers.coordinator import (
+from launcher.peers.events import (
     Admit,
     AllKnow,
     Arrived,
     CannotListen,
+    Connect,
+    Connected,
     HangUp,
     Listen,
     Lost,
     Refuse,
     Said,
+    Say,
     Send,
     StopListening,
     Tell,
     Time,
     TooFewFiles,
+    Unreachable,
 )
-from launcher.peers.member import Connect, Connected, Say, Unreachable
 from launcher.peers.messages import (
+    AllStacks,
     Cleared,
     End,
     Failed,
@@ -38,9 +42,12 @@ from launcher.peers.messages import (
     NoRanksLeft,
     Refused,
     Restart,
+    ShowStacks,
+    Stacks,
     Start,
     Stop,
     Succeeded,
+    WantStacks,
     Watched,
     Welcome,
     from_coordinator,
@@ -498,10 +505,12 @@ def test_messages_arrive_as_they_were_sent():
     said = hello(job(SECOND, fingerprint={**SAME, "words": ["a", "b"]}))
     assert from_stranger(wire(said)) == said
     members = (failed(code=255), Stop(2), Succeeded(1), NoRanks(2), Cleared(3, 4), WATCHED)
+    members = (*members, WantStacks(), STACKS)
     for message in members:
         assert from_member(wire(message)) == message
     ends = [End(Result(0)), End(STOPPED), End(Result(3, "loss is nan\nexit code 3\n"))]
     told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksLeft(2), Refused("why")]
+    told += [ShowStacks(3), AllStacks(("rank 0:", "  main thread:"))]
     for message in (*told, *ends, Missing((THIRD,), 2)):
         assert heard(wire(message)) == message
 
@@ -520,6 +529,7 @@ def changed(message, *path):
 NESTED = json.loads("[" * 900 + "]" * 900)
 NUMBERS, TEXTS = (-1, 10**17, True, "1", 1.0, None), ("", " \n", None, 7, ["x"])
 WATCHED = Watched(1, (Rank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),))
+STACKS = Stacks(3, (((0, 1), "  main thread:\n    x"),))
 HELLO, MISSING, END = hello(job(SECOND)), Missing((THIRD,), 0), End(Result(3, "x\n"))
 # How it is read, a valid message, and values that are not valid at a path in it.
 INVALID = [
@@ -535,6 +545,10 @@ INVALID = [
     (from_member, WATCHED, "ranks", 0, "still", [-1, "1", None, math.inf, math.nan]),
     (from_member, WATCHED, "ranks", 0, "groups", [1, [1], [["0-x", 0, "", 0, 0, "", ""]], [["0"]]]),
     (from_member, WATCHED, "ranks", [1, [1], [{}]]),
+    (from_member, STACKS, "number", NUMBERS),
+    (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]]]),
+    (heard, ShowStacks(3), "number", NUMBERS),
+    (heard, AllStacks(("x",)), "lines", [1, [1], None]),
     *((heard, one, "attempt", NUMBERS) for one in (Start(1), NoRanksLeft(1), Restart(1, "why"))),
     *((heard, one, "why", [7, None]) for one in (Refused("why"), Restart(1, "why"))),
     (heard, END, "result", "exit_code", [256, *NUMBERS]),

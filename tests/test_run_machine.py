@@ -28,12 +28,14 @@ from launcher.run.events import (
     Answer,
     AsksToEnd,
     AsksToStart,
+    AskWhere,
     ChildEnded,
     KillRanks,
     KillTorchrun,
     RankEnded,
     RankRuns,
     RankSaid,
+    RanksAreIn,
     RanksStarted,
     Remaining,
     Signal,
@@ -141,7 +143,10 @@ def test_ranks_are_told_once_and_killed_when_their_time_is_over():
     assert host.done == [SignalRanks((71, 72), TERM)]
     host.at(6.0, RankEnded(71, 0))
     assert host.done == []
+    assert [type(one) for one in host.due(13.0).done] == [AskWhere]
+    host.at(13.5, RanksAreIn({71: "save, a.py:1", 72: "load, data.py:88"}))
     assert host.due(15.0).done == [KillRanks((72,))]
+    assert host.lines[0] == "rank 1 does not end; it is in load, data.py:88."
 
 
 def test_a_rank_that_said_what_it_raised_is_not_told():
@@ -155,7 +160,7 @@ def test_a_rank_that_starts_after_the_others_has_its_whole_grace():
     assert SignalRanks((71,), TERM) in host.done
     host.at(4.0, RanksStarted(RANKS, False))
     assert host.done == [SignalRanks((72,), TERM)]
-    assert host.due(24.0).done == [KillRanks((71, 72))]
+    assert host.due(22.0).due(24.0).done == [KillRanks((71, 72))]
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -379,7 +384,7 @@ def test_a_torchrun_that_survives_sigkill_before_its_ranks_are_known_is_left():
 
 
 def test_what_is_left_later_is_killed_though_ranks_have_been():
-    host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED)).due(15.0)
+    host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED)).due(13.0).due(15.0)
     host.at(15.1, RankEnded(71, -9), RankEnded(72, -9)).at(15.1, Remaining(()))
     host.at(25.0, ChildEnded(-9)).at(25.0, Remaining((99,)))
     assert host.done[0] == SignalProcesses((99,), KILL)

@@ -112,14 +112,14 @@ def test_when_it_is_said():
     state = judge.State(notify=60, timeout=200)
     ranks = [rank(0, IN_61, still=31), rank(1, IN_61, still=30)]
     state = judge.heard(state, "algo-1", ranks, 100)
-    state, lines = judge.time(state, 101)
+    state, lines, _ = judge.time(state, 101)
     assert not lines and judge.due(state) == math.inf
     ranks = [rank(2, IN_61, still=30), rank(3, group(60), still=33)]
     state = judge.heard(state, "algo-2", ranks, 102)
     said = []
     while not state.hung:
         now = judge.due(state)
-        state, lines = judge.time(state, now)
+        state, lines, _ = judge.time(state, now)
         said += [(now, line.partition(":")[0]) for line in lines]
         assert not judge.cause(state, 131)
     # Since 72 nothing has moved.
@@ -128,10 +128,10 @@ def test_when_it_is_said():
     assert judge.due(state) == math.inf
     assert "rank 3" in judge.cause(state, 133)
     state = judge.heard(state, "algo-2", [rank(2, IN_61)], 290)
-    state, lines = judge.time(state._replace(hung=""), 291)
+    state, lines, _ = judge.time(state._replace(hung=""), 291)
     assert "rank 3" in judge.cause(state, 293) and not lines  # torch's time-out, perhaps
     assert judge.due(state) == 301
-    state, lines = judge.time(state, 301)
+    state, lines, _ = judge.time(state, 301)
     assert lines == ["progress again after 219 s."] and not state.known
 
 
@@ -141,26 +141,26 @@ def test_more_ranks_that_come_to_wait_are_no_other_trouble():
     state = judge.heard(
         state, "algo-1", [rank(0, group(9, 9, **two)), rank(1, group(8, **two), group(60))], 60
     )
-    state, _ = judge.time(state, 61)
-    assert [one.said for one in state.known] == [True]
+    state, _, is_new = judge.time(state, 61)
+    assert is_new and [one.said for one in state.known] == [True]
     state = judge.heard(state, "algo-2", [rank(2, IN_61), rank(3, IN_61)], 61)
     ranks = [rank(0, group(9, 9, **two), IN_61), rank(1, group(8, **two), group(60))]
     state = judge.heard(state, "algo-1", ranks, 61)
-    state, lines = judge.time(state, 62)
-    assert lines == [] and [one.said for one in state.known] == [True]
+    state, lines, is_new = judge.time(state, 62)
+    assert lines == [] and not is_new and [one.said for one in state.known] == [True]
 
 
 def test_what_a_host_asks_and_tells():
     watch = Watch(15, 60)
     assert watch.due() == math.inf
     for pid in (7, 8, 9):
-        watch.joined(pid, pid - 7, pid - 7, 0)
+        watch.joined(pid, pid - 7, pid - 7, 0, 0)
     told = []
     for now in range(200):
         question = watch.question(now)
         if question:
             watch.answered(7, question, now)  # it moves
-            still = {"still": max(0, now - 15), "place": "x", "groups": []}
+            still = {"still": max(0, now - 15), "calls": [["f", "/x/a.py", 3]], "groups": []}
             watch.answered(8, {**question, **still}, now)
             if now < 40:
                 watch.answered(9, question, now)  # and then it is stopped
@@ -168,18 +168,18 @@ def test_what_a_host_asks_and_tells():
         if ranks is not None:
             told.append((now, ranks))
     answers = "does not answer: it was stopped (SIGSTOP)"
-    two = Rank(1, 1, 30, "", "x")
+    two = Rank(1, 1, 31, "", "f, a.py:3")
     # The first look is told, for whoever was told something of an attempt before.
     assert told == [
         (46, (two,)),
-        (61, (two._replace(still=45), Rank(2, 2, 31, answers))),
+        (61, (two._replace(still=46), Rank(2, 2, 31, answers))),
     ]
 
 
 def test_a_rank_that_has_ended_or_gone_on_without_us():
     watch = Watch(15, 60)
     for pid in (7, 8):
-        watch.joined(pid, pid, 0, 0)
+        watch.joined(pid, pid, 0, 0, 0)
         watch.left(pid)
     watch.question(60)
     assert watch.changes({7}, lambda _: "", 61) == (Rank(7, 0, 61, ENDED),)

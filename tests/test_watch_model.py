@@ -67,7 +67,7 @@ class Rank:
         if said != self.seen:
             self.seen, self.since = said, now
             return {}
-        return {"still": now - self.since, "place": "f, a.py:1", "groups": said}
+        return {"still": now - self.since, "calls": [["f", "a.py", 1]], "groups": said}
 
 
 class Job:
@@ -114,7 +114,7 @@ class Job:
             for number, watch in enumerate(self.watches):
                 self.look(number, watch, now)
             if now >= judge.due(self.judge):
-                self.judge, lines = judge.time(self.judge, now)
+                self.judge, lines, _ = judge.time(self.judge, now)
                 self.lines += [(now, line) for line in lines]
             now += 0.5
         return self
@@ -126,7 +126,7 @@ class Job:
                 return
             self.starts[number] = None
             for rank in ranks:
-                watch.joined(rank.number, rank.number, rank.number % 2, now)
+                watch.joined(rank.number, rank.number, rank.number % 2, 0, now)
         if now < watch.due():
             return
         question = watch.question(now)

@@ -129,6 +129,11 @@ def _has_peers(cluster: Cluster, chosen: Options) -> bool:
 def _planned(
     chosen: Options, cluster: Cluster, environ: Mapping[str, str], made: Mapping[str, str]
 ) -> LaunchPlan:
+    if chosen.hang_timeout and not chosen.watch:
+        raise LaunchError(
+            "--launcher-hang-timeout needs looks at the ranks, which --launcher-watch 0 turns off; "
+            "leave one of them out."
+        )
     if chosen.log_dir and not chosen.dry_run:
         try:
             os.makedirs(chosen.log_dir, exist_ok=True)

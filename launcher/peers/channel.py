@@ -15,9 +15,9 @@ from selectors import EVENT_READ
 from typing import Any, Callable, Union
 
 from launcher.decisions import described
-from launcher.peers import coordinator, member
+from launcher.peers import coordinator, events, member
 from launcher.peers.connection import Connection
-from launcher.peers.coordinator import Lost, Said, Time
+from launcher.peers.events import Lost, Said, Time
 from launcher.peers.listener import Listener
 from launcher.peers.messages import (
     FromMember,
@@ -96,33 +96,33 @@ class Channel:
 
     def _do(self, actions: tuple[Any, ...]) -> None:
         for action in actions:
-            if isinstance(action, coordinator.Tell):
+            if isinstance(action, events.Tell):
                 self._tell(action.message)
             elif isinstance(action, Log):
                 self._system.log(action.line)
-            elif isinstance(action, coordinator.Send):
+            elif isinstance(action, events.Send):
                 self._send(action.hosts, action.message)
-            elif isinstance(action, coordinator.Admit):
+            elif isinstance(action, events.Admit):
                 self._admit(self._arrived.pop(action.conn), action.host)
-            elif isinstance(action, coordinator.Refuse):
+            elif isinstance(action, events.Refuse):
                 connection = self._arrived.pop(action.conn)
                 connection.send(encoded(to_wire(action.message)))
                 connection.close()
-            elif isinstance(action, coordinator.Listen):
+            elif isinstance(action, events.Listen):
                 self._listener = Listener(
                     *(self._job, self._system, self._connections, self._arrives, self.happens)
                 )
                 self._listener.tick()
-            elif isinstance(action, coordinator.StopListening):
+            elif isinstance(action, events.StopListening):
                 if self._listener:
                     self._listener.close()
-            elif isinstance(action, member.Say):
+            elif isinstance(action, events.Say):
                 self._send((self._job.coordinator,), action.message)
-            elif isinstance(action, member.Connect):
+            elif isinstance(action, events.Connect):
                 address = self._job.address(self._job.coordinator)
                 port, then = self._job.peer_port, self._connected
                 self._system.connect(address, port, action.wait, then)
-            elif isinstance(action, coordinator.HangUp):
+            elif isinstance(action, events.HangUp):
                 self._drop(action.host)
 
     def _send(self, hosts: Sequence[str], message: Message) -> None:
@@ -148,7 +148,7 @@ class Channel:
     def _arrives(self, connection: Connection, hello: Hello, more: list[dict[str, Any]]) -> None:
         conn = id(connection)
         self._arrived[conn] = connection
-        self.happens(coordinator.Arrived(conn, connection.address, hello))
+        self.happens(events.Arrived(conn, connection.address, hello))
         if connection.host:
             self._hear(connection, more)
 
@@ -161,9 +161,9 @@ class Channel:
             connection, what = None, "it does not answer"
         if connection:
             self._admit(connection, self._job.coordinator)
-            self.happens(member.Connected())
+            self.happens(events.Connected())
         else:
-            self.happens(member.Unreachable(str(what)))
+            self.happens(events.Unreachable(str(what)))
 
     def _read(self, connection: Connection) -> None:
         if connection.closed_by:

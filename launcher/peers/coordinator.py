@@ -12,12 +12,27 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Union
 
+from launcher.peers.events import (
+    Admit,
+    AllKnow,
+    Arrived,
+    CannotListen,
+    HangUp,
+    Listen,
+    Lost,
+    Refuse,
+    Said,
+    Send,
+    StopListening,
+    Tell,
+    TooFewFiles,
+)
 from launcher.peers.messages import (
+    AllStacks,
     Cleared,
     End,
     Failed,
     FromCoordinator,
-    FromMember,
     Hello,
     Job,
     Missing,
@@ -25,9 +40,12 @@ from launcher.peers.messages import (
     NoRanksLeft,
     Refused,
     Restart,
+    ShowStacks,
+    Stacks,
     Start,
     Stop,
     Succeeded,
+    WantStacks,
     Watched,
     Welcome,
     checked,
@@ -36,100 +54,10 @@ from launcher.peers.messages import (
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
 from launcher.text import Log, flag, lasted, ordinal, short, shortened, some_of
-from launcher.watch import judge
+from launcher.watch import judge, stacks
 
 LINE_EVERY = 30  # s between two lines on who is missing
 _REFUSALS = 20  # that the log shows
-
-
-# Events.
-
-
-class Arrived(NamedTuple):
-    """A connection from `address` has said whose it is."""
-
-    conn: int
-    address: str
-    hello: Hello
-
-
-class Said(NamedTuple):
-    """A host that has joined, or this one, says something."""
-
-    host: str
-    message: FromMember
-
-
-class Lost(NamedTuple):
-    """The connection to a host that has joined has ended."""
-
-    host: str
-    why: str
-
-
-class CannotListen(NamedTuple):
-    """This host cannot take connections, nor will it be able to."""
-
-    why: str
-
-
-class TooFewFiles(NamedTuple):
-    """This process can have `files` descriptors, but needs more for all hosts' connections."""
-
-    files: int
-    needs: int
-
-
-class Time(NamedTuple):
-    """Something is due."""
-
-
-# Actions.
-
-
-class Listen(NamedTuple):
-    """Take connections: of hosts, until all have joined."""
-
-
-class StopListening(NamedTuple):
-    """Take no more connections."""
-
-
-class Admit(NamedTuple):
-    """Take a connection for a host's."""
-
-    conn: int
-    host: str
-
-
-class Refuse(NamedTuple):
-    """Say why a connection is not taken, and hang up."""
-
-    conn: int
-    message: Refused
-
-
-class HangUp(NamedTuple):
-    """Close the connection of a host, or to it; what was sent before still arrives."""
-
-    host: str
-
-
-class Send(NamedTuple):
-    """Send a message to some hosts."""
-
-    hosts: tuple[str, ...]
-    message: FromCoordinator
-
-
-class Tell(NamedTuple):
-    """Tell this host's own run."""
-
-    message: Any
-
-
-class AllKnow(NamedTuple):
-    """Told to this host's run: no other host has to be told how the job ends any more."""
 
 
 # Phases.
@@ -188,6 +116,7 @@ class State(NamedTuple):
     headlines: tuple[str, ...] = ()  # of the attempts that have failed
     refused: int = 0  # connections
     watch: judge.State = judge.State()  # ranks of which nothing moves
+    shows: stacks.Gathering = stacks.Gathering()  # where ranks are
 
 
 Step = tuple[State, tuple[Any, ...]]
@@ -205,11 +134,12 @@ def begin(job: Job, now: float) -> Step:
 
 def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while ranks run."""
-    if isinstance(state.phase, Joining):
-        return min(state.phase.start_by, state.phase.line_at)
-    if isinstance(state.phase, Running):
-        return judge.due(state.watch)
-    return state.phase.by if isinstance(state.phase, Failing) else math.inf
+    phase, by = state.phase, state.shows.by
+    if isinstance(phase, Joining):
+        return min(phase.start_by, phase.line_at, by)
+    if isinstance(phase, Running):
+        return min(judge.due(state.watch), by)
+    return min(phase.by, by) if isinstance(phase, Failing) else by
 
 
 def step(state: State, event: Any, now: float) -> Step:
@@ -221,6 +151,10 @@ def step(state: State, event: Any, now: float) -> Step:
             return host_stopped(state, event.message, now)
         if isinstance(event.message, Watched):
             return host_watched(state, event.host, event.message, now)
+        if isinstance(event.message, WantStacks):
+            return _gather_stacks(state, event.host, now)
+        if isinstance(event.message, Stacks):
+            return host_showed_stacks(state, event.host, event.message)
         if isinstance(event.message, Succeeded):
             return host_succeeded(state, event.host, event.message)
         if isinstance(event.message, NoRanks):
@@ -327,6 +261,8 @@ def too_few_files(state: State, event: TooFewFiles) -> Step:
 def time_is_up(state: State, now: float) -> Step:
     """Say who is missing, end the job without them, or decide since no better cause has come."""
     phase, job = state.phase, state.job
+    if now >= state.shows.by:
+        return _show_stacks(state)
     if isinstance(phase, Failing) and now >= phase.by:
         return _decide(state, phase, now)
     if isinstance(phase, Running):
@@ -438,10 +374,43 @@ def host_watched(state: State, host: str, event: Watched, now: float) -> Step:
 
 def _say_who_waits(state: State, now: float) -> Step:
     """Say that nothing moves, and end the job when the user's time for that is over."""
-    watch, lines = judge.time(state.watch, now)
-    logs = tuple(Log(line) for line in lines)
+    watch, lines, is_new = judge.time(state.watch, now)
+    logs, asks = tuple(Log(line) for line in lines), tuple[Any, ...]()
     state = state._replace(watch=watch)
-    return (_note(state, causes.of_hang(watch.hung), now) if watch.hung else state), logs
+    if is_new:
+        state, asks = _gather_stacks(state, "", now)
+    if watch.hung:
+        state = _note(state, causes.of_hang(watch.hung), now)
+    return state, logs + asks
+
+
+def _gather_stacks(state: State, host: str, now: float) -> Step:
+    """Ask all hosts where their ranks are, for somebody at a host, or for the log ("")."""
+    before, state = state.shows, state._replace(shows=stacks.wanted(state.shows, host, now))
+    if state.shows.number == before.number:
+        return state, ()  # they have been asked just now
+    return _tell_all(state, ShowStacks(state.shows.number))
+
+
+def host_showed_stacks(state: State, host: str, event: Stacks) -> Step:
+    """Show the stacks when all hosts' are here."""
+    known = stacks.heard(state.shows, host, event.number, event.ranks)
+    state = state._replace(shows=known)
+    if math.isinf(known.by) or {state.job.current_host, *state.members} - set(known.heard):
+        return state, ()
+    return _show_stacks(state)
+
+
+def _show_stacks(state: State) -> Step:
+    """Show them to all that want them."""
+    known, job = state.shows, state.job
+    state = state._replace(shows=stacks.Gathering(known.number))
+    lines = stacks.shown(known, {job.current_host, *state.members})
+    logs = tuple(Log(line) for line in lines) if "" in known.wanted else ()
+    others = tuple(host for host in state.members if host in known.wanted)
+    send = (Send(others, AllStacks(lines)),) if others else ()
+    tell = (Tell(AllStacks(lines)),) if job.current_host in known.wanted else ()
+    return state, (*logs, *send, *tell)
 
 
 def no_ranks(state: State, host: str, attempt: int) -> Step:

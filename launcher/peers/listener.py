@@ -15,7 +15,7 @@ from selectors import EVENT_READ
 from typing import Any, Callable
 
 from launcher.peers.connection import Connection
-from launcher.peers.coordinator import CannotListen, TooFewFiles
+from launcher.peers.events import CannotListen, TooFewFiles
 from launcher.peers.messages import Hello, Job, Later, from_stranger, to_wire
 from launcher.protocol import encoded
 from launcher.system import System

@@ -10,8 +10,20 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Union
 
-from launcher.peers.coordinator import LINE_EVERY, AllKnow, HangUp, Lost, Said, Tell
+from launcher.peers.coordinator import LINE_EVERY
+from launcher.peers.events import (
+    AllKnow,
+    Connect,
+    Connected,
+    HangUp,
+    Lost,
+    Said,
+    Say,
+    Tell,
+    Unreachable,
+)
 from launcher.peers.messages import (
+    AllStacks,
     End,
     Failed,
     Job,
@@ -20,6 +32,7 @@ from launcher.peers.messages import (
     Missing,
     NoRanksLeft,
     Refused,
+    ShowStacks,
     Start,
     Stop,
     Succeeded,
@@ -34,34 +47,6 @@ from launcher.text import Log
 TO_ANSWER = 10  # for the coordinator to welcome this host, or refuse it
 RETRY = 0.02  # between two tries to reach the coordinator: at first,
 RETRY_MOST = 1.0  # and after a while
-
-# Events: Said, Lost (coordinator.py), of the coordinator; Said of this host itself; and these.
-
-
-class Connected(NamedTuple):
-    """There is a connection to the coordinator."""
-
-
-class Unreachable(NamedTuple):
-    """The coordinator could not be connected to."""
-
-    trouble: str
-
-
-# Actions: Tell; and these.
-
-
-class Connect(NamedTuple):
-    """Connect to the coordinator after a wait: `Connected` or `Unreachable` tells how that went."""
-
-    wait: float
-
-
-class Say(NamedTuple):
-    """Send the coordinator a message."""
-
-    message: Message
-
 
 # Phases.
 
@@ -153,7 +138,7 @@ def connected(state: State, now: float) -> Step:
 
 def coordinator_says(state: State, message: Any) -> Step:
     """Follow the coordinator; that the job has succeeded is true only if this host has."""
-    if isinstance(message, NoRanksLeft):
+    if isinstance(message, (NoRanksLeft, ShowStacks, AllStacks)):
         return state, (Tell(message),)  # also after the end
     if isinstance(state.phase, Ended):
         return state, ()

@@ -9,6 +9,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
                                     Missing, every 30 s; Start of attempt 1 when all have joined
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
     Watched, when nothing moves
+    WantStacks                      ShowStacks, answered by Stacks; AllStacks
     NoRanks                         NoRanksLeft: torchrun's store may go
     Cleared                         Start of the next attempt, when all hosts have said it
                                     End: how the job ends, the same on every host
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple, Union
 from launcher.errors import STOPS
 from launcher.result.causes import LIMIT, Cause, Failure, Result, stopped
 from launcher.text import NAMED, join_and_count, printable
-from launcher.watch import progress
+from launcher.watch import progress, stacks
 from launcher.watch.progress import Rank
 
 _LINE = 700  # characters of a reason
@@ -132,6 +133,17 @@ class Watched(NamedTuple):
     ranks: tuple[Rank, ...]
 
 
+class WantStacks(NamedTuple):
+    """Somebody at a host wants to see where all ranks are."""
+
+
+class Stacks(NamedTuple):
+    """Where the ranks of a host are, to the ShowStacks of this number."""
+
+    number: int
+    ranks: stacks.Stacks
+
+
 # What the coordinator says.
 
 
@@ -180,14 +192,28 @@ class NoRanksLeft(NamedTuple):
     attempt: int
 
 
+class ShowStacks(NamedTuple):
+    """Say where this host's ranks are."""
+
+    number: int
+
+
+class AllStacks(NamedTuple):
+    """Where the ranks of all hosts are, for those that wanted to know."""
+
+    lines: tuple[str, ...]
+
+
 class End(NamedTuple):
     """How the job ends."""
 
     result: Result
 
 
-FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared, Watched]
-FromCoordinator = Union[Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, End]
+FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared, Watched, WantStacks, Stacks]
+FromCoordinator = Union[
+    Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End
+]
 Message = Union[Hello, FromMember, FromCoordinator]
 
 
@@ -251,6 +277,10 @@ def from_member(message: Mapping[str, Any]) -> FromMember:
     if name == "Watched":
         ranks = tuple(progress.from_wire(_dict(rank)) for rank in fields["ranks"])
         return Watched(_whole(fields["attempt"]), ranks)
+    if name == "WantStacks":
+        return WantStacks()
+    if name == "Stacks":
+        return Stacks(_whole(fields["number"]), stacks.stacks_of(fields["ranks"]))
     kinds: Mapping[str, type[Succeeded] | type[NoRanks]]
     kinds = {"Succeeded": Succeeded, "NoRanks": NoRanks}
     return kinds[name](_whole(fields["attempt"]))
@@ -275,6 +305,10 @@ def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> From
     if name in ("Start", "NoRanksLeft"):
         attempt = _whole(fields["attempt"])
         return Start(attempt) if name == "Start" else NoRanksLeft(attempt)
+    if name == "ShowStacks":
+        return ShowStacks(_whole(fields["number"]))
+    if name == "AllStacks":
+        return AllStacks(tuple(_line(line) for line in fields["lines"]))
     if name in ("Welcome", "Later"):
         return Welcome() if name == "Welcome" else Later()
     raise ValueError

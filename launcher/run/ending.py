@@ -14,9 +14,11 @@ from launcher.result.causes import headline, stopped
 from launcher.run.events import (
     Actions,
     Answer,
+    AskWhere,
     KillRanks,
     KillTorchrun,
     Look,
+    Remaining,
     SignalChild,
     SignalGroup,
     Signalled,
@@ -30,6 +32,7 @@ from launcher.run.state import (
     MARGIN,
     TO_ASK,
     TO_LEAVE_BARRIER,
+    TO_SAY_WHERE,
     Done,
     Ending,
     Restarting,
@@ -40,7 +43,7 @@ from launcher.run.state import (
     Waiting,
     Why,
 )
-from launcher.text import Log
+from launcher.text import NAMED, Log
 
 
 class _Clock:
@@ -113,6 +116,9 @@ def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Act
         by = max(ending.by, clock.now + grace)  # also for ranks that started after the others
         ending = ending._replace(told=ending.told | set(to_tell), by=by)
         actions = (SignalRanks(tuple(to_tell), ending.number),)
+    if not ending.asked and clock.has_come(_to_ask_at(state, ending)):
+        ending = ending._replace(asked=True)
+        actions += (AskWhere(),) if clock.now < ending.by else ()
     if not clock.has_come(ending.by) or not clock.has_come(ending.kill_again_at):
         return ending, actions
     if math.isinf(ending.killed_at):
@@ -123,19 +129,35 @@ def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Act
     return ending, (*actions, KillRanks(tuple(rank.pid for rank in state.alive)))
 
 
+def _to_ask_at(state: State, ending: Ending) -> float:
+    """Return when ranks are asked where they are: shortly before they are killed."""
+    if ending.why is Why.INTERRUPT:
+        return math.inf
+    grace = state.job.grace if ending.why is Why.STOP else state.job.failure_grace
+    return ending.by - min(TO_SAY_WHERE, grace / 2)
+
+
+def remaining(state: State, event: Remaining, now: float) -> Step:
+    """Note what ranks have left behind."""
+    if not isinstance(state.phase, Ending):
+        return state, ()
+    return advance(state, state.phase._replace(left=tuple(event.pids)), now)
+
+
 def _hanging(state: State, ending: Ending) -> list[str]:
     """Return why ranks are killed."""
     if ending.why is Why.INTERRUPT:
         return []
-    lines = []
-    for rank in state.alive:
-        if rank.failure and rank.counts:
-            grace = f"{state.job.failure_grace:g}"
-            lines.append(
-                f"rank {rank.rank} has failed but still runs {grace} s later: killing it with "
-                "SIGKILL (--launcher-failure-grace sets its time to end)."
-            )
-    others = len(state.alive) - len(lines)
+    where = [rank for rank in state.alive if rank.place][:NAMED]
+    lines = [f"rank {rank.rank} does not end; it is in {rank.place}." for rank in where]
+    failed = [rank for rank in state.alive if rank.failure and rank.counts]
+    for rank in failed:
+        grace = f"{state.job.failure_grace:g}"
+        lines.append(
+            f"rank {rank.rank} has failed but still runs {grace} s later: killing it with "
+            "SIGKILL (--launcher-failure-grace sets its time to end)."
+        )
+    others = len(state.alive) - len(failed)
     if others:
         lines.append(f"{others} ranks still run at the end of their grace: killing them.")
     return lines

@@ -89,6 +89,12 @@ class RankSaid(NamedTuple):
     chain: Sequence[Link]  # what it raised, as raised.read gives it
 
 
+class RanksAreIn(NamedTuple):
+    """Where ranks are that were asked (to AskWhere), by pid: `load, data.py:88`."""
+
+    places: Mapping[int, str]
+
+
 class RankEnded(NamedTuple):
     """A rank's process has ended; its exit code is None if torchrun alone knows it."""
 
@@ -143,6 +149,10 @@ class SignalRanks(NamedTuple):
 
     pids: Sequence[int]
     number: int
+
+
+class AskWhere(NamedTuple):
+    """Ask all ranks where they are. Answer: RanksAreIn."""
 
 
 class SignalGroup(NamedTuple):

@@ -14,7 +14,7 @@ import math
 import signal
 from typing import Any
 
-from launcher.peers.coordinator import AllKnow
+from launcher.peers.events import AllKnow
 from launcher.peers.messages import (
     Cleared,
     End,
@@ -37,7 +37,7 @@ from launcher.result.causes import (
     told_to_end,
 )
 from launcher.run import ranks
-from launcher.run.ending import advance, ended_while_ending, ranks_signalled
+from launcher.run.ending import advance, ended_while_ending, ranks_signalled, remaining
 from launcher.run.events import (
     Actions,
     Answer,
@@ -50,6 +50,7 @@ from launcher.run.events import (
     RankEnded,
     RankRuns,
     RankSaid,
+    RanksAreIn,
     RanksStarted,
     Remaining,
     Signal,
@@ -133,6 +134,8 @@ def step(state: State, event: Any, now: float) -> Step:
     if isinstance(event, NoRanksLeft):
         known = event.attempt == state.attempt
         return _go_on(state._replace(no_ranks_left=state.no_ranks_left or known), now)
+    if isinstance(event, RanksAreIn):
+        return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
     if isinstance(event, CannotStart):
         return cannot_start(state, event, now)
     if isinstance(event, AllKnow):
@@ -219,9 +222,8 @@ def _instead(ending: Ending, why: Why, now: float, grace: float) -> Ending:
         return Ending(why, now, now + grace, told=ending.told, left=ending.left)
     if why is not Why.STOP:
         return ending._replace(why=why)
-    return ending._replace(
-        why=why, by=max(ending.by, now + grace), killed_at=math.inf, kill_again_at=-math.inf
-    )
+    ending = ending._replace(asked=False, killed_at=math.inf, kill_again_at=-math.inf)
+    return ending._replace(why=why, by=max(ending.by, now + grace))
 
 
 def all_know(state: State) -> Step:
@@ -491,10 +493,3 @@ def _go_on(state: State, now: float) -> Step:
             actions = (Tell(Succeeded(state.attempt)), *actions)
         return state, actions
     return state, ()
-
-
-def remaining(state: State, event: Remaining, now: float) -> Step:
-    """Note what ranks have left behind."""
-    if not isinstance(state.phase, Ending):
-        return state, ()
-    return advance(state, state.phase._replace(left=tuple(event.pids)), now)

@@ -42,7 +42,7 @@ class Launcher:
         self._connection.connect(os.path.join(run_dir, "socket"))
         self._identity = self._status()
         # Forked data loaders must not hold the connection when this process is gone.
-        os.register_at_fork(after_in_child=self._leave)
+        os.register_at_fork(after_in_child=self.close)
 
     def _status(self) -> tuple[int, int]:
         status = os.fstat(self._connection.fileno())
@@ -67,7 +67,12 @@ class Launcher:
             *lines, rest = (rest + data).split(b"\n")
             yield from map(json.loads, lines)
 
-    def _leave(self) -> None:
+    def fileno(self) -> int:
+        """Return the connection's descriptor."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Hang up; also in what the script has forked."""
         with contextlib.suppress(OSError):
             if self._is_ours():
                 self._connection.close()

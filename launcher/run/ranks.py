@@ -29,6 +29,7 @@ class Rank(NamedTuple):
     exit_code: int | None = None
     counts: bool = False  # its failure has been told to the coordinator
     disposition: Disposition | None = None  # at the signal that it was sent; None: none was
+    place: str = ""  # where it was when it was asked: `load, data.py:88`
 
 
 Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
@@ -52,6 +53,11 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
         if report.exit_code is not None and rank.exit_code is None:
             rank = _with_exit_code(rank, report.exit_code, time, report.oom)
     return {**ranks, rank.pid: rank}
+
+
+def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
+    """Return what is known of ranks that have said where they are, by pid."""
+    return {pid: one._replace(place=places.get(pid, one.place)) for pid, one in ranks.items()}
 
 
 def _with_exit_code(rank: Rank, exit_code: int, time: float, oom: str) -> Rank:

@@ -4,7 +4,7 @@ Each of them connects to a Unix socket in the job's folder and sends lines of JS
 says who it is before its script runs, and what ended it if that was an exception or sys.exit.
 torchrun (agent.py) asks before it starts ranks, says their pids, asks again before it would end
 them, and says what it raised. Its pid and exit code are needed where another program runs it, which
-may pass on neither signals nor codes.
+may pass on neither signals nor codes. `sm-launch stacks` asks here where all ranks are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
+from launcher.peers.messages import WantStacks
 from launcher.protocol import Lines, decoded, encoded, send
 from launcher.result.causes import told_to_end
 from launcher.result.raised import Link, read
@@ -60,6 +61,7 @@ class Reports:
         self.torchrun = 0
         self._system, self._tell, self._watch, self._runner = system, tell, watch, runner
         self._asked: dict[socket.socket, int] = {}  # pids of ranks that say how far they are
+        self._wants_stacks: set[socket.socket] = set()
         self._torchrun_at: socket.socket | None = None
         self._question: Any = None
         self._said_at_end: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
@@ -141,6 +143,12 @@ class Reports:
             with contextlib.suppress(OSError):
                 send(connection, encoded(question))
 
+    def show_stacks(self, message: Mapping[str, Any]) -> None:
+        """Give the stacks to all who want to see them."""
+        while self._wants_stacks:
+            with contextlib.suppress(OSError):
+                send(self._wants_stacks.pop(), encoded(message))
+
     # Connections.
 
     def _accept(self) -> None:
@@ -164,6 +172,10 @@ class Reports:
         except (OSError, ValueError):
             data, complete = b"", []
         for line in complete:
+            if connection in self._asked and line[:1] != b"{":  # faulthandler has written it
+                text = line.decode("utf-8", "backslashreplace")
+                self._watch.wrote(self._asked[connection], text)
+                continue
             try:
                 event = self._heard(connection, decoded(line))
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
@@ -181,6 +193,7 @@ class Reports:
         if self._is_full:
             self._is_full = False
             self._system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._wants_stacks.discard(connection)
         if connection in self._asked:
             self._watch.left(self._asked.pop(connection))
         pid = self._pids.pop(connection, None)
@@ -218,14 +231,19 @@ class Reports:
             self._pids[connection] = pid
             self._started(pid, local)
             return RankRuns(pid, rank, local)
-        if "look" in message:
+        if "look" in message or "stacks" in message:
             self._watch.answered(self._asked[connection], message, self._system.now())
             return None
         if "watch" in message:
-            pid, rank, local = (int(message[name]) for name in ("watch", "rank", "local_rank"))
-            self._asked[connection] = pid
-            self._watch.joined(pid, rank, local, self._system.now())
+            names = ("watch", "rank", "local_rank", "signal")
+            pid, rank, local, number = (int(message[name]) for name in names)
+            if pid in self._pids.values():
+                self._asked[connection] = pid
+                self._watch.joined(pid, rank, local, number, self._system.now())
             return None
+        if "want_stacks" in message:
+            self._wants_stacks.add(connection)
+            return WantStacks()
         if "end" in message:
             end = message["end"]
             chain = read([Link(**link) for link in end["chain"]])

@@ -20,6 +20,7 @@ from launcher.text import lasted
 TO_BE_CERTAIN = 2.5  # for a rank that said what it raised to end, until its failure counts
 MARGIN = 5.0  # for what should take a moment
 TO_ASK = 2.0  # for torchrun, after its last rank's end; and to end after the answer
+TO_SAY_WHERE = 2.0  # for ranks, before they are killed
 TO_LEAVE_BARRIER = 15.0  # for torchrun, once all hosts have succeeded
 TO_TELL = 3.0  # for a host that starts nothing, to tell the others
 IS_A_STOP = 1.0  # a stop within this time after somebody else told torchrun to end
@@ -76,6 +77,7 @@ class Ending(NamedTuple):
     left: tuple[int, ...] | None = None  # processes that ranks left behind; None: not looked
     killed_at: float = math.inf  # when ranks or what they left behind were killed first
     kill_again_at: float = -math.inf
+    asked: bool = False  # ranks, where they are
     left_said: bool = False  # that what ranks left behind has time
     program_told: bool = False
     program_killed_at: float = math.inf

@@ -17,12 +17,19 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from launcher.decisions import described
-from launcher.errors import LaunchError
+from launcher.errors import Disposition, LaunchError
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
 from launcher.peers.channel import Channel
-from launcher.peers.messages import Job, Watched
+from launcher.peers.messages import (
+    AllStacks,
+    Job,
+    ShowStacks,
+    Stacks,
+    WantStacks,
+    Watched,
+)
 from launcher.result.causes import of_host
 from launcher.run import events, machine
 from launcher.run.reports import Reports
@@ -30,7 +37,8 @@ from launcher.run.state import Done, State
 from launcher.run_dir import IN_RANK, unpacked
 from launcher.system import System
 from launcher.text import Log
-from launcher.watch.host import Watch
+from launcher.watch import stacks
+from launcher.watch.host import Watch, does_not_answer
 
 # No host leaves one that still trains, however long it does. In seconds; torch counts 2**31 ms at
 # most.
@@ -68,11 +76,12 @@ class Supervisor:
         runner = plan.runner if isinstance(plan, LaunchPlan) else ""
         self.state = machine.begin(job, runner, system.now())
         self._plan, self._environ, self._system = plan, environ, system
-        self._channel = Channel(job, system, self._step)
+        self._channel = Channel(job, system, self._hear)
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
-        self._watch = Watch(job.watch, job.hang_notify)
+        self._watch = _watch(job)
+        self._shows: dict[int, int] = {}  # numbers of ShowStacks, by what ranks were asked
         self._said = {""}  # of what the watch cannot see
         self._child = 0
 
@@ -119,6 +128,21 @@ class Supervisor:
         look = self._reports.timeout() if self._reports else None
         seconds = seconds if look is None else min(seconds, look)
         return None if math.isinf(seconds) else seconds
+
+    def _hear(self, event: Any) -> None:
+        """Take in what the coordinator, a rank or somebody else at this host says."""
+        if isinstance(event, WantStacks):
+            self._channel.say(event)
+        elif isinstance(event, ShowStacks):
+            self._shows[self._ask()] = event.number
+            self._tell_where(self._system.now())
+        elif isinstance(event, AllStacks):
+            job, lines = self.state.job, list(event.lines)
+            message = {"job": job.name, "endpoint": job.endpoint, "lines": lines}
+            if self._reports:
+                self._reports.show_stacks(message)
+        else:
+            self._step(event)
 
     def _step(self, event: Any) -> None:
         before, now = self.state, self._system.now()
@@ -181,6 +205,8 @@ class Supervisor:
         elif isinstance(action, events.SignalProcesses):
             for pid in action.pids:
                 system.send_found(pid, action.number)
+        elif isinstance(action, events.AskWhere):
+            self._ask()
         elif isinstance(action, events.Look):
             self._step(events.Remaining(tuple(self._look())))
 
@@ -196,8 +222,8 @@ class Supervisor:
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
         job = self.state.job
-        self._watch = Watch(job.watch, job.hang_notify)
-        self._reports = Reports(self._folder, self._system, self._step, self._watch, plan.runner)
+        self._watch = _watch(job)
+        self._reports = Reports(self._folder, self._system, self._hear, self._watch, plan.runner)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
         if not job.torchrun_restarts:
@@ -225,9 +251,37 @@ class Supervisor:
         ranks = self._watch.changes(succeeded, self._system.state_of, now)
         if ranks is not None:
             self._channel.say(Watched(self.state.attempt, ranks))
-        if self.state.job.verbose and self._watch.error not in self._said:
+        is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
+        if is_to_say and self._watch.error not in self._said:
             self._said.add(self._watch.error)
             self._system.log(self._watch.error)
+        self._tell_where(now)
+
+    def _ask(self) -> int:
+        """Ask all ranks where they are; return the number of the question."""
+        asked, question = self._watch.ask(self._system.now())
+        if self._reports:
+            self._reports.ask(question)
+        return asked.number
+
+    def _tell_where(self, now: float) -> None:
+        """Tell where ranks are, of all that was asked and is known now, as far as it will be."""
+        system = self._system
+        for pid, number in self._watch.to_signal(now).items():
+            runs = system.state_of(pid) in ("R", "S")
+            if runs and system.response(pid, number) is Disposition.HANDLES:
+                system.send(pid, number)
+        for asked in self._watch.over(now):
+            alive = self.state.alive
+            places = {rank.pid: stacks.place(asked.calls(rank.pid)) for rank in alive}
+            self._step(events.RanksAreIn({pid: place for pid, place in places.items() if place}))
+            if asked.number in self._shows:
+                texts = {
+                    rank.rank: asked.text(rank.pid, does_not_answer(system.state_of(rank.pid)))
+                    for rank in alive
+                }
+                number = self._shows.pop(asked.number)
+                self._channel.say(Stacks(number, stacks.grouped(texts)))
 
     def _look(self) -> list[int]:
         try:
@@ -249,3 +303,7 @@ class Supervisor:
         for pid in action.pids:
             self._system.send(pid, action.number)
         self._step(events.Signalled(disposition))
+
+
+def _watch(job: Job) -> Watch:
+    return Watch(job.watch, min(job.hang_notify, job.hang_timeout))

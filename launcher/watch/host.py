@@ -1,7 +1,8 @@
 """How a host watches its own ranks: it asks them every few seconds, and tells the coordinator when
-nothing moves for a while, and when something does again.
+nothing moves for a while, and when something does again. It asks them where they are, too, if
+somebody wants to know.
 
-While all ranks move nothing is sent to other hosts. Times are on the clock time.monotonic().
+While all ranks move nothing is sent to other hosts. Times are on the clock time.monotonic(). Pure.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Callable, NamedTuple
 
-from launcher.watch.progress import ENDED, Rank, answer_of, bounded
+from launcher.watch.progress import ENDED, Rank, answer_of, bounded, seconds
+from launcher.watch.stacks import Asked, calls_of, place, threads_of
 
 _TO_ANSWER = 1.0  # s that a rank has
+_LOOKS = 2  # that a rank misses until it counts as one that does not answer: machines are busy
 _MOST_BYTES = 60_000  # of a message, which may have 64 KiB
 # By the letter of the process's state; else it runs code that keeps Python's lock.
 _WHY_SILENT = {
@@ -25,16 +28,17 @@ _HOLDS = "it runs code that keeps Python's lock"
 
 
 class _Watched(NamedTuple):
-    rank: int
-    local_rank: int
+    """A rank: what it has said last; `known.still` is 0 if it moved then."""
+
+    known: Rank
     heard_at: float
-    known: Rank | None = None  # what it has said, if nothing moves; None: it moves
     error: str = ""  # why it cannot say how far it is
     is_there: bool = True  # it can be asked
+    signal: int = 0  # at which it writes where it is; 0: none
 
 
 class Watch:
-    """What is known of this host's ranks in one attempt, by pid."""
+    """What is known of this host's ranks in one attempt, by pid. With `every` 0 none is asked."""
 
     def __init__(self, every: float, notify: float) -> None:
         self._every, self._quiet = every, notify / 2
@@ -43,27 +47,66 @@ class Watch:
         self._answer_by = math.inf
         self._looks = 0
         self._told: list[Rank] = []
+        self._asked: list[Asked] = []
+        self._asks = 0
 
-    def joined(self, pid: int, rank: int, local_rank: int, now: float) -> None:
-        """Take in a rank that can be asked."""
+    def joined(self, pid: int, rank: int, local_rank: int, number: int, now: float) -> None:
+        """Take in a rank that can be asked; at signal `number` it writes where it is."""
+        if not self._every:
+            return
         if not self._ranks:
             self._look_at = now + self._every
-        self._ranks[pid] = _Watched(rank, local_rank, now)
+        self._ranks[pid] = _Watched(Rank(rank, local_rank, 0), now, signal=number)
 
     def answered(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
         """Take in what a rank says. Raises one of several errors if it is not valid."""
+        if "stacks" in fields:
+            for asked in self._asked:
+                if asked.number == fields["stacks"]:
+                    asked.answered(pid, threads_of(fields["threads"]))
+            return
         if pid not in self._ranks or fields["look"] != self._looks:
             return  # too late
-        one = self._ranks[pid]._replace(heard_at=now, known=None)
-        one = one._replace(error=str(fields.get("error", ""))[:200])
-        if "groups" in fields:
-            still, place, groups = answer_of(fields)
-            one = one._replace(known=Rank(one.rank, one.local_rank, still, "", place, groups))
-        self._ranks[pid] = one
+        one = self._ranks[pid]
+        error = str(fields.get("error", ""))[:200]
+        known = Rank(one.known.rank, one.known.local_rank, 0)
+        if fields.get("ends"):
+            where = place(calls_of(fields["calls"]))
+            known = _without_waits(one.known, f"is about to end{where and f', in {where}'}")
+            known = known._replace(still=seconds(fields["still"]))
+        elif "groups" in fields:
+            still, groups = answer_of(fields)
+            where = place(calls_of(fields["calls"]))
+            known = known._replace(still=still, place=where, groups=groups)
+        self._ranks[pid] = one._replace(heard_at=now, known=known, error=error)
+
+    def wrote(self, pid: int, line: str) -> None:
+        """Take in a line that a rank has written at its signal."""
+        for asked in self._asked:
+            asked.wrote(pid, line)
+
+    def ask(self, now: float) -> tuple[Asked, Mapping[str, int]]:
+        """Return what will hold where ranks are, once `over` returns it, and what to ask them."""
+        self._asks += 1
+        there = [pid for pid, one in self._ranks.items() if one.is_there]
+        self._asked.append(Asked(self._asks, there, now))
+        return self._asked[-1], {"stacks": self._asks}
+
+    def to_signal(self, now: float) -> Mapping[int, int]:
+        """Return the signals that ranks are to get now, by pid, to write where they are."""
+        pids = {pid for asked in self._asked for pid in asked.to_signal(now)}
+        return {pid: one.signal for pid, one in self._ranks.items() if pid in pids and one.signal}
+
+    def over(self, now: float) -> list[Asked]:
+        """Return what has been asked and is known now, as far as it will be."""
+        over = [asked for asked in self._asked if asked.is_over(now)]
+        self._asked = [asked for asked in self._asked if asked not in over]
+        return over
 
     def due(self) -> float:
-        """Return when `tick` is due; infinite: never, as for ranks that cannot be asked."""
-        return min(self._look_at, self._answer_by) if self._ranks else math.inf
+        """Return when something is due; infinite: never, as for ranks that cannot be asked."""
+        looks = min(self._look_at, self._answer_by) if self._ranks else math.inf
+        return min((looks, *(asked.due() for asked in self._asked)))
 
     def question(self, now: float) -> Mapping[str, int] | None:
         """Return what to ask all ranks now, if a look is due."""
@@ -86,16 +129,19 @@ class Watch:
         self._answer_by = math.inf
         still = []
         for pid, one in self._ranks.items():
-            known = one.known or Rank(one.rank, one.local_rank, 0)
-            silent = now - one.heard_at
+            known, silent = one.known, now - one.heard_at
             if pid in ended:
-                still.append(_without_waits(known, silent, ENDED))
-            elif one.is_there and silent > self._every:
-                why = f"does not answer: {_WHY_SILENT.get(state_of(pid), _HOLDS)}"
-                still.append(_without_waits(known, silent, why))
+                still.append(_without_waits(known._replace(still=silent), ENDED))
             elif one.is_there:
+                if silent > _LOOKS * self._every:
+                    why = does_not_answer(state_of(pid))
+                    known = known._replace(still=known.still + silent, trouble=why)
+                elif known.still:
+                    known = known._replace(still=known.still + silent)
                 still.append(known)
-        ranks = bounded([rank for rank in still if rank.still >= self._quiet], _MOST_BYTES)
+        ranks = bounded(
+            [rank for rank in still if rank.still >= self._quiet and rank.still], _MOST_BYTES
+        )
         what = [rank._replace(still=0) for rank in ranks]
         if what == self._told:
             return None
@@ -112,11 +158,16 @@ class Watch:
         """Why a rank cannot say how far it is, "" if each can."""
         for one in self._ranks.values():
             if one.error:
-                return f"rank {one.rank} cannot say how far it is: {one.error}."
+                return f"rank {one.known.rank} cannot say how far it is: {one.error}."
         return ""
 
 
-def _without_waits(known: Rank, still: float, trouble: str) -> Rank:
-    """Return a rank that says nothing more: where it waited before, it may have gone on."""
+def does_not_answer(state: str) -> str:
+    """Return why a rank's process does not answer, by the letter of its state (proc(5))."""
+    return f"does not answer: {_WHY_SILENT.get(state, _HOLDS)}"
+
+
+def _without_waits(known: Rank, trouble: str) -> Rank:
+    """Return a rank that has gone on from where it waited."""
     groups = tuple(group._replace(waits=0) for group in known.groups)
-    return known._replace(still=still, trouble=trouble, groups=groups)
+    return known._replace(trouble=trouble, groups=groups)

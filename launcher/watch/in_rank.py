@@ -1,10 +1,11 @@
-"""Tells the launcher, from inside a rank's process, how far its collectives are.
+"""Tells the launcher, from inside a rank's process, how far its collectives are, and where it is.
 
 A thread waits for the launcher's questions; it exists only once the script imports
-torch.distributed, and answers within a millisecond or so. While something moves that is all that it
-says; else it says what this rank has begun, what of it has not ended, and where its main thread is.
-If it does not answer, C code of the script's does not release the interpreter, or the process is
-stopped.
+torch.distributed, and answers within a millisecond or so. Asked how far it is, it says that
+something moves; else what this rank has begun, what of it has not ended, and where its main thread
+is. Asked for its stacks, it says where all threads are. If it does not answer, C code of the
+script's does not release the interpreter, or the process is stopped. Where the main thread is then,
+faulthandler writes at a signal, to the same connection: in C, and without the interpreter.
 
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
 2.8 on). NCCL has one of its own, which is not read yet: that asks the GPU for the state of events,
@@ -16,8 +17,11 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import faulthandler
+import gc
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,10 +30,8 @@ from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
 _ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itself
-_HERE = os.path.dirname(os.path.abspath(__file__))
-# rank.py, too, which lies beside this file if the launcher is one file.
-_OURS = {os.path.join(folder, "rank.py") for folder in (_HERE, f"{os.path.dirname(_HERE)}/run")}
 _MOST_GROUPS, _MOST_TEXT = 64, 2000  # of an answer: groups, and characters of one's ranks
+_MOST_CALLS, _MOST_THREADS = 60, 30  # of an answer: innermost calls of a thread, threads
 
 
 def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
@@ -39,17 +41,21 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
     """
 
     class AtImport:
-        """A finder that finds nothing, but sees what is imported."""
+        """A finder that finds nothing, but sees what is imported.
 
-        @staticmethod
-        def find_spec(name: str, path: object = None, target: object = None) -> None:
-            if name == _MODULE:
-                sys.meta_path.remove(AtImport)
-                if os.getpid() != hello["watch"]:
-                    return  # a process that the script has forked is no rank
-                _record()
-                with contextlib.suppress(OSError, RuntimeError):  # no launcher, no thread
-                    Watch(connect(), hello)
+        It stays: others may be looking through sys.meta_path just now.
+        """
+
+        has_begun = False
+
+        @classmethod
+        def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
+            if name == _MODULE and not cls.has_begun:
+                cls.has_begun = True
+                if os.getpid() == hello["watch"]:  # what the script has forked is no rank
+                    with contextlib.suppress(Exception):  # no launcher, no thread
+                        _record()
+                        Watch(connect(), hello)
 
     sys.meta_path.insert(0, AtImport)
 
@@ -64,28 +70,54 @@ class Watch:
     """The thread that answers, on a connection of its own."""
 
     def __init__(self, launcher: Any, hello: dict[str, Any]) -> None:
-        self._launcher, self._pid = launcher, os.getpid()
+        self._launcher, self._hello, self._pid = launcher, hello, os.getpid()
         self._main = threading.main_thread().ident
         self._same: Any = None  # what was the same at the last looks
         self._since = 0.0
         self._busy = _thread.allocate_lock()
-        launcher.send(hello)
         atexit.register(self._end)
-        _thread.start_new_thread(self._run, ())
+        try:
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError:  # ulimit -u
+            launcher.close()
 
     def _end(self) -> None:
         """Ask torch nothing while Python ends: a thread that it stops in C++ would abort it."""
         if os.getpid() == self._pid:
             self._busy.acquire(timeout=1)
+            self._since = time.monotonic()
 
     def _run(self) -> None:
-        try:
+        # An exception: the launcher is gone, or Python is.
+        with contextlib.suppress(Exception):
+            self._launcher.send({**self._hello, "signal": _write_at_signal(self._launcher)})
             for question in self._launcher.questions():
-                with self._busy:
-                    answer = self._answer()
-                self._launcher.send({"look": question["look"], **answer})
-        except Exception:  # the launcher is gone, or Python is
-            return
+                answer = {"threads": self._threads()} if "stacks" in question else self._look()
+                self._launcher.send({**question, **answer})
+        with contextlib.suppress(Exception):
+            self._launcher.close()
+
+    def _threads(self) -> list[Any]:
+        """Return where each thread is but this one, with its name, the main one first."""
+        frames = current_frames()
+        names = {one.ident: one.name for one in list(getattr(threading, "_active", {}).values())}
+        frames.pop(_thread.get_ident(), None)
+        order = sorted(frames, key=lambda thread: thread != self._main)
+        return [
+            ["" if thread == self._main else names.get(thread, ""), calls(frames[thread])]
+            for thread in order[:_MOST_THREADS]
+        ]
+
+    def _look(self) -> dict[str, Any]:
+        if self._busy.acquire(blocking=False):
+            try:
+                return self._answer()
+            finally:
+                self._busy.release()
+        return {"ends": True, "still": time.monotonic() - self._since, "calls": self._calls()}
+
+    def _calls(self) -> list[Any]:
+        return calls(current_frames().get(self._main or 0))
 
     def _answer(self) -> dict[str, Any]:
         try:
@@ -99,7 +131,7 @@ class Watch:
             entries = recorded(entries=True).get("entries", ())
             return {
                 "still": now - self._since,
-                "place": place(sys._current_frames().get(self._main or 0)),
+                "calls": self._calls(),
                 "groups": groups(names, world.pg_group_ranks, entries)[-_MOST_GROUPS:],
             }
         except Exception as error:  # of a torch that is other than those that we know
@@ -176,17 +208,38 @@ def ranges(ranks: Sequence[int]) -> str:
     return ",".join(map(str, ranks))
 
 
-def place(frame: Any) -> str:
-    """Return where the innermost frame is that is the user's own: `load, data.py:88`."""
-    library = os.path.dirname(os.__file__) + os.sep
-    innermost = frame
-    while frame is not None:
-        path = frame.f_code.co_filename
-        is_library = path.startswith((library, "<frozen ")) or "-packages/" in path
-        if not is_library and path not in _OURS:
-            break
+def calls(frame: Any) -> list[Any]:
+    """Return the calls that led to a frame, the innermost last: function, file and line of each."""
+    found: list[Any] = []
+    while frame is not None and len(found) < _MOST_CALLS:
+        found.append([frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno])
         frame = frame.f_back
-    frame = frame or innermost
-    if frame is None:
-        return ""
-    return f"{frame.f_code.co_name}, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return found[::-1]
+
+
+def current_frames() -> dict[int, Any]:
+    """Return the innermost frame of each thread.
+
+    In Python 3.11 that must not collect garbage: it holds a lock, and what is collected may want
+    the same one (python/cpython#106883).
+    """
+    collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _write_at_signal(launcher: Any) -> int:
+    """Have faulthandler write where the main thread is at a signal; return its number, 0 if none.
+
+    A real-time signal near the end, of which the script is unlikely to have a use of its own.
+    """
+    number = signal.SIGRTMAX - 3
+    if signal.getsignal(number) != signal.SIG_DFL:
+        return 0
+    faulthandler.register(number, file=launcher.fileno(), all_threads=False)
+    return int(number)

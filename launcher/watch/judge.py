@@ -84,10 +84,13 @@ def _due(one: Known, timeout: float) -> float:
     return min(one.say_at, one.finding.since + timeout)
 
 
-def time(state: State, now: float) -> tuple[State, list[str]]:
-    """Return what is due to be said; `hung` is set when the user's time is over."""
+def time(state: State, now: float) -> tuple[State, list[str], bool]:
+    """Return what is due to be said, and whether some of it is new, so that stacks are wanted.
+
+    `hung` is set when the user's time is over.
+    """
     state = _looked(state, now) if now >= state.look_at else state
-    known, lines, hung = [], list[str](), state.hung
+    known, lines, hung, is_new = [], list[str](), state.hung, False
     for one in state.known:
         if now < _due(one, state.timeout):
             known.append(one)
@@ -97,12 +100,13 @@ def time(state: State, now: float) -> tuple[State, list[str]]:
             continue
         if now >= one.say_at:
             lines.append(sentence(one.finding, now))
-            wait = max(state.notify, one.say_at - one.finding.since)
+            is_new = is_new or not one.said
+            wait = max(state.notify, now - one.finding.since)
             one = one._replace(say_at=one.finding.since + 2 * wait, said=True)
         if now >= one.finding.since + state.timeout and not hung:
             hung = sentence(one.finding, now)
         known.append(one)
-    return state._replace(known=tuple(known), hung=hung), lines
+    return state._replace(known=tuple(known), hung=hung), lines, is_new
 
 
 def sentence(finding: Finding, now: float) -> str:

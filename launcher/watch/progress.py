@@ -71,13 +71,13 @@ def _rank(text: str) -> int:
     return int(text)
 
 
-def answer_of(fields: Mapping[str, Any]) -> tuple[float, str, tuple[Group, ...]]:
-    """Return what a rank has answered: seconds without a move, its place, and its groups.
+def answer_of(fields: Mapping[str, Any]) -> tuple[float, tuple[Group, ...]]:
+    """Return what a rank has answered: seconds without a move, and its groups.
 
     Raises one of several errors if it is not valid.
     """
     groups = tuple(_group(one) for one in fields["groups"][:_MOST_GROUPS])
-    return _seconds(fields["still"]), _text(fields["place"]), groups
+    return seconds(fields["still"]), groups
 
 
 def to_wire(rank: Rank) -> Mapping[str, Any]:
@@ -89,9 +89,9 @@ def from_wire(fields: Mapping[str, Any]) -> Rank:
     """Return the rank of a JSON object. Raises one of several errors if it is not valid."""
     groups = [_group(dict(zip(Group._fields, one))) for one in fields["groups"][:_MOST_GROUPS]]
     return Rank(
-        _whole(fields["rank"]),
-        _whole(fields["local_rank"]),
-        _seconds(fields["still"]),
+        whole(fields["rank"]),
+        whole(fields["local_rank"]),
+        seconds(fields["still"]),
         _text(fields["trouble"]),
         _text(fields["place"]),
         tuple(groups),
@@ -111,10 +111,10 @@ def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
 def _group(fields: Mapping[str, Any]) -> Group:
     group = Group(
         _text(fields["ranks"], _LONGEST_RANKS),
-        _whole(fields["order"]),
+        whole(fields["order"]),
         _text(fields["name"]),
-        _whole(fields["last"]),
-        _whole(fields["waits"]),
+        whole(fields["last"]),
+        whole(fields["waits"]),
         _text(fields.get("op", "")),
         _text(fields.get("of", "")),
     )
@@ -128,13 +128,15 @@ def _text(value: Any, limit: int = _LONGEST_NAME) -> str:
     return printable(value)[:limit]
 
 
-def _whole(value: Any) -> int:
+def whole(value: Any) -> int:
+    """Return a number that was sent. Raises ValueError if it is none."""
     if type(value) is not int or not 0 <= value < _SIGNIFICANT:
         raise ValueError(value)
     return value
 
 
-def _seconds(value: Any) -> float:
+def seconds(value: Any) -> float:
+    """Return a time that was sent. Raises ValueError if it is none."""
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(value)
     return float(value)

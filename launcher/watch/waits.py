@@ -3,7 +3,8 @@
 A rank waits in the first collective that it has begun and that has not ended. What all its group's
 ranks have begun, none of them is absent from; GPUs may still be behind. So ranks belong together
 that are members of a group in which one of them waits, and nothing is said of them while one of
-them moves: it may come yet.
+them moves: it may come yet. A rank that says nothing more still waits where others are absent;
+elsewhere it may have gone on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from launcher.text import join_and_count, plural
 from launcher.watch.progress import Group, Rank, members
 
 _NAMED = 4  # ranks that one sentence names
+# Of these each rank's input has the same size; a root's, or a share's, may have another.
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
 
 
 class Seen(NamedTuple):
@@ -75,7 +78,10 @@ def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
     for (key, number), ranks in waiting.items():
         group = groups[key, number]
         absent = [one for one in members(group.ranks) if not _has_begun(seen, one, key, number)]
-        found.append(_Wait(group, tuple(ranks), tuple(absent)))
+        if not absent:
+            ranks = [rank for rank in ranks if not seen[rank].rank.trouble]
+        if ranks:
+            found.append(_Wait(group, tuple(ranks), tuple(absent)))
     return sorted(found, key=lambda wait: (-len(wait.waiting), wait.group))
 
 
@@ -103,11 +109,13 @@ def _together(waits: Iterable[_Wait]) -> list[frozenset[int]]:
 def _why(waits: Sequence[_Wait], seen: Mapping[int, Seen]) -> tuple[tuple[int, ...], str]:
     """Return which ranks the others wait for, and the sentence that says it."""
     busy = {rank for wait in waits for rank in wait.waiting}
-    for wait in waits:
-        # Ranks that nobody blocks.
-        free = tuple(rank for rank in wait.absent if rank not in busy)
-        if free:
-            return free, _absent(wait, free, seen)
+    # Ranks that nobody blocks; of one that says nothing more, another may be the reason.
+    for silent in (False, True):
+        for wait in waits:
+            free = [rank for rank in wait.absent if rank not in busy]
+            free = [rank for rank in free if silent or not seen[rank].rank.trouble]
+            if free:
+                return tuple(free), _absent(wait, free, seen)
     for wait in waits:
         if not wait.absent:
             return (), _does_not_end(wait, seen)
@@ -117,7 +125,7 @@ def _why(waits: Sequence[_Wait], seen: Mapping[int, Seen]) -> tuple[tuple[int, .
     return tuple(blocked), f"ranks wait for each other: {join_and_count(where, more)}"
 
 
-def _absent(wait: _Wait, free: tuple[int, ...], seen: Mapping[int, Seen]) -> str:
+def _absent(wait: _Wait, free: Sequence[int], seen: Mapping[int, Seen]) -> str:
     what = f"{_collective(wait.group)}, where {plural(len(wait.waiting), 'rank')} "
     what += "waits" if len(wait.waiting) == 1 else "wait"
     state = _state(seen[free[0]].rank)
@@ -139,7 +147,8 @@ def _does_not_end(wait: _Wait, seen: Mapping[int, Seen]) -> str:
     for rank in wait.waiting:
         for group in seen[rank].rank.groups:
             if (group.key, group.waits) == (wait.group.key, wait.group.waits):
-                begun.setdefault((group.op, group.of), []).append(rank)
+                of = group.of if group.op in _SAME_SIZE else ""
+                begun.setdefault((group.op, of), []).append(rank)
     if len(begun) == 1:
         in_it, all_ranks = len(wait.waiting), len(members(wait.group.ranks))
         who = f"all {in_it} ranks are" if in_it == all_ranks else f"{plural(in_it, 'rank')} of "

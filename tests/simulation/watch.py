@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.peers import coordinator
+from launcher.peers import coordinator, events
 from launcher.peers.messages import Failed, Stop
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
@@ -124,10 +124,10 @@ class Watch:
 
     def _coordinator(self, before: Any, event: Any, after: Any, now: float) -> None:
         ended, restarts = coordinator.Ended, coordinator.Restarting
-        if isinstance(event, coordinator.Lost) and not isinstance(before.phase, ended):
+        if isinstance(event, events.Lost) and not isinstance(before.phase, ended):
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(Told(now, before.attempt, failure))
-        if isinstance(event, coordinator.Said) and isinstance(event.message, Failed):
+        if isinstance(event, events.Said) and isinstance(event.message, Failed):
             current = event.message.attempt == before.attempt
             if current and not isinstance(before.phase, (ended, restarts)):
                 self.failures.append(Told(now, before.attempt, event.message.failure))
@@ -135,7 +135,7 @@ class Watch:
             self.decided = (now, after.phase.result)
         if isinstance(after.phase, restarts) and not isinstance(before.phase, restarts):
             self.restarts.append(now)
-        if isinstance(event, coordinator.Said) and isinstance(event.message, Stop):
+        if isinstance(event, events.Said) and isinstance(event.message, Stop):
             self.note("the coordinator hears of a stop", before.job.current_host)
 
     # What happens.

@@ -1,0 +1,230 @@
+"""Where ranks are: their Python stacks, of all hosts, equal ones grouped. Pure.
+
+A rank answers with its threads (in_rank.py); one that keeps Python's lock does not, and writes
+where its main thread is when it gets a signal (faulthandler). Times are on the clock
+time.monotonic(), waits in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from launcher.text import join_and_count, plural, printable, some_of
+from launcher.watch.progress import whole
+
+_TO_ANSWER, _TO_WRITE = 0.5, 1.0  # s for a rank to answer; to write after that, at a signal
+TO_GATHER = 3.0  # s for all hosts
+_MOST_CALLS, _MOST_THREADS, _LONGEST = 60, 30, 300  # of a rank; characters of a name
+_MOST_TEXT, _MOST_BYTES = 8_000, 50_000  # characters of one rank's; bytes of a message
+_MOST_LINES = 400
+_LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
+_OURS = re.compile(r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank)\.py$")
+_WRITTEN = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+class Call(NamedTuple):
+    """A call of a stack: its function, and where it goes on."""
+
+    function: str
+    path: str
+    line: int
+
+
+Calls = tuple[Call, ...]  # the innermost last
+Threads = tuple[tuple[str, Calls], ...]  # by name; "" is the main thread, which is the first
+Stacks = tuple[tuple[tuple[int, ...], str], ...]  # ranks, and their stacks as text
+
+
+def calls_of(value: Any) -> Calls:
+    """Return the calls that a rank has sent. Raises one of several errors if they are not valid."""
+    calls = []
+    for function, path, line in value[-_MOST_CALLS:]:
+        calls.append(Call(_text(function), _text(path), int(line or 0)))
+    return tuple(calls)
+
+
+def threads_of(value: Any) -> Threads:
+    """Return the threads that a rank has sent. Raises as `calls_of` does."""
+    return tuple((_text(name), calls_of(calls)) for name, calls in value[:_MOST_THREADS])
+
+
+def calls_in(lines: Iterable[str]) -> Calls:
+    """Return the calls that faulthandler has written, which has the innermost first."""
+    found = [match for line in lines if (match := _WRITTEN.fullmatch(line))]
+    calls = [Call(_text(match[3]), _text(match[1]), int(match[2])) for match in found]
+    return tuple(calls[:_MOST_CALLS][::-1])
+
+
+def _text(value: Any) -> str:
+    return printable(str(value)[-_LONGEST:])
+
+
+def place(calls: Calls) -> str:
+    """Return where the innermost call is that is the user's own: `load, data.py:88`."""
+    own = _own(calls) or calls
+    return f"{own[-1].function}, {own[-1].path.rpartition('/')[2]}:{own[-1].line}" if own else ""
+
+
+def _own(calls: Calls) -> Calls:
+    return tuple(one for one in calls if not (_LIBRARY.search(one.path) or _OURS.search(one.path)))
+
+
+def text_of(threads: Threads) -> str:
+    """Return the lines of a rank's stacks: the main thread, and those that run code of the user's.
+
+    Others wait in libraries, each rank's at another line.
+    """
+    lines = []
+    for name, calls in threads:
+        if not name or _own(calls):
+            lines.append(f"  thread {name}:" if name else "  main thread:")
+            shown = [one for one in calls if not _OURS.search(one.path)]
+            lines += [f'    File "{one.path}", line {one.line}, in {one.function}' for one in shown]
+    return "\n".join(lines)[:_MOST_TEXT]
+
+
+class Asked:
+    """Ranks of this host, by pid, that were asked once where they are; some may never say."""
+
+    def __init__(self, number: int, pids: Iterable[int], now: float) -> None:
+        self.number = number
+        self.threads: dict[int, Threads] = {}
+        self._pids = set(pids)
+        self._written: dict[int, list[str]] = {}
+        self._signal_at, self._by = now + _TO_ANSWER, now + _TO_ANSWER + _TO_WRITE
+
+    def answered(self, pid: int, threads: Threads) -> None:
+        """Take in what a rank says."""
+        self.threads[pid] = threads
+
+    def wrote(self, pid: int, line: str) -> None:
+        """Take in a line that a rank has written at a signal."""
+        self._written.setdefault(pid, []).append(line)
+
+    @property
+    def missing(self) -> set[int]:
+        """Those that have not answered."""
+        return self._pids - set(self.threads)
+
+    def due(self) -> float:
+        """Return when `to_signal` or `is_over` is due."""
+        if not self.missing:
+            return -math.inf
+        return min(self._signal_at, self._by)
+
+    def to_signal(self, now: float) -> set[int]:
+        """Return, once, which ranks are to get the signal at which they write."""
+        if now < self._signal_at:
+            return set()
+        self._signal_at = math.inf
+        return self.missing
+
+    def is_over(self, now: float) -> bool:
+        """Tell whether all have answered, or their time is over."""
+        return now >= self._by or not self.missing
+
+    def calls(self, pid: int) -> Calls:
+        """Return where a rank's main thread is, () if that is not known."""
+        for name, calls in self.threads.get(pid, ()):
+            if not name:
+                return calls
+        return calls_in(self._written.get(pid, ()))
+
+    def text(self, pid: int, trouble: str) -> str:
+        """Return a rank's stacks; `trouble` is why it does not answer, if it does not."""
+        if pid in self.threads:
+            return text_of(self.threads[pid])
+        if pid not in self._pids:
+            return "  it cannot be asked: it has not imported torch.distributed, or goes on alone."
+        calls = self.calls(pid)
+        return "\n".join([f"  it {trouble}.", *([text_of((("", calls),))] if calls else [])])
+
+
+def grouped(texts: Mapping[int, str]) -> Stacks:
+    """Return the stacks of ranks, equal ones once, as far as a message holds them."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        by_text.setdefault(text, []).append(rank)
+    found, left = [], _MOST_BYTES
+    for text, ranks in by_text.items():
+        left -= len(json.dumps((ranks, text)))
+        found.append((tuple(ranks), text if left >= 0 else "  there is no room for its stack."))
+    return tuple(found)
+
+
+def stacks_of(value: Any) -> Stacks:
+    """Return what a host has sent. Raises one of several errors if it is not valid."""
+    found = []
+    for ranks, text in value:
+        found.append((tuple(map(whole, ranks)), printable(text[:_MOST_TEXT], keep="\n")))
+    return tuple(found)
+
+
+class Gathering(NamedTuple):
+    """What the coordinator knows of the stacks that are wanted now, if they are."""
+
+    number: int = 0
+    by: float = math.inf
+    wanted: frozenset[str] = frozenset()  # by users on these hosts; "": for the log
+    heard: Mapping[str, Stacks] = {}
+
+
+def wanted(state: Gathering, host: str, now: float) -> Gathering:
+    """Note who wants stacks; `number` is a new one if hosts are to be asked for them now."""
+    if state.by < math.inf:
+        return state._replace(wanted=state.wanted | {host})
+    return Gathering(state.number + 1, now + TO_GATHER, frozenset({host}))
+
+
+def heard(state: Gathering, host: str, number: int, stacks: Stacks) -> Gathering:
+    """Take in a host's stacks."""
+    if number != state.number:
+        return state  # too late
+    return state._replace(heard={**state.heard, host: stacks})
+
+
+def shown(state: Gathering, hosts: Collection[str]) -> tuple[str, ...]:
+    """Return the stacks of all ranks as lines, those of the most ranks first."""
+    by_text: dict[str, list[int]] = {}
+    for stacks in state.heard.values():
+        for ranks, text in stacks:
+            by_text.setdefault(text, []).extend(ranks)
+    lines: list[str] = []
+    for text, found in sorted(by_text.items(), key=lambda one: (-len(one[1]), min(one[1]))):
+        lines += [_title(sorted(found)), *text.splitlines()]
+    lines = _cut(lines)
+    missing = sorted(set(hosts) - set(state.heard))
+    if missing:
+        some = some_of(missing)
+        names = join_and_count(some, len(missing) - len(some))
+        lines.append(f"no answer within {TO_GATHER:g} s from {names}.")
+    return tuple(lines or ["no rank runs."])
+
+
+def _title(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}:"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    text = ", ".join("-".join(map(str, run)) for run in runs)
+    return f"{len(ranks)} ranks ({text if len(text) <= 60 else f'{text[:57]}...'}):"
+
+
+def _cut(lines: list[str]) -> list[str]:
+    """Return as many lines as people read, and a message holds."""
+    kept, left = [], _MOST_BYTES
+    for line in lines[:_MOST_LINES]:
+        left -= len(json.dumps(line)) + 2
+        if left < 0:
+            break
+        kept.append(line)
+    more = len(lines) - len(kept)
+    return [*kept, f"... and {plural(more, 'line')} more."] if more else kept

@@ -1,0 +1,92 @@
+"""`sm-launch stacks`: where all ranks of the jobs on this host are, of all their hosts.
+
+Each launcher has a Unix socket in its job's folder, which only its user can reach. A rank's
+environment names that folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.errors import LaunchError
+from launcher.job import arguments
+from launcher.job.options import RUN_DIR
+from launcher.log import show
+from launcher.presence import Ending
+from launcher.protocol import Lines, decoded, encoded
+from launcher.signals import Signals
+from launcher.text import printable
+
+_TO_CONNECT, _TO_ANSWER = 2, 8  # s; hosts answer within 3
+_LIMIT = 1 << 20  # bytes of an answer
+_HELP = """\
+usage: sm-launch stacks
+
+Print the Python stacks of all ranks of the job that runs here, on all its hosts, those that are the
+same once. Run it beside the job, as the job's user or root: in a container with `docker exec`.
+What it asks, a rank answers within a second, also if it waits in a collective; one that keeps
+Python's lock gets a signal, at which a sleep of its may end early.
+
+Exit codes: 0; 2 if no job runs here that this user may see."""
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+    """Print the stacks. Raises LaunchError if there are none to ask for."""
+    if arguments.wants_help(argv):
+        show(_HELP)
+        return Ending(0)
+    if argv:
+        raise LaunchError(f"sm-launch stacks takes no argument, but got {argv[0]!r}.")
+    answers: dict[Any, Sequence[str]] = {}
+    for folder in sorted(set(_folders())):
+        answer = _answer(folder)
+        if signals.stop():
+            return Ending(128 + signals.stop(), was_stopped=True)
+        if answer:  # launchers of one job's hosts, on one machine, say the same
+            key = answer["uid"], str(answer.get("job")), str(answer.get("endpoint"))
+            answers.setdefault(key, answer["lines"])
+    if not answers:
+        raise LaunchError(
+            "no job runs here that this user may see; run it in the job's container, as the job's "
+            "user or root, once its ranks run."
+        )
+    for (_, job, _), lines in answers.items():
+        if len(answers) > 1:
+            show(f"job {printable(job)}:")
+        for line in lines:
+            show(printable(str(line)))
+    return Ending(0)
+
+
+def _folders() -> Iterator[str]:
+    """Yield the folders of the launchers whose processes this user may see."""
+    prefix = f"{RUN_DIR}=".encode()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                for entry in file.read().split(b"\0"):
+                    if entry.startswith(prefix):
+                        yield os.fsdecode(entry[len(prefix) :])
+
+
+def _answer(folder: str) -> dict[str, Any] | None:
+    """Return what the launcher of a folder says, None if it has gone."""
+    lines = Lines(_LIMIT)
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.settimeout(_TO_CONNECT)
+            connection.connect(os.path.join(folder, "socket"))
+            connection.sendall(encoded({"want_stacks": True}))
+            connection.settimeout(_TO_ANSWER)
+            while data := connection.recv(1 << 16):
+                for line in lines.feed(data):
+                    answer = decoded(line)
+                    if isinstance(answer["lines"], list):
+                        return {**answer, "uid": os.stat(folder).st_uid}
+        except (OSError, ValueError, KeyError):  # it ends, or is older than this command
+            pass
+    return None
