@@ -1,12 +1,13 @@
 """What is said of ranks of which nothing moves, and what a rank says of itself (launcher/watch)."""
 
+import json
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.watch import in_rank, judge, progress, waits
+from launcher.watch import in_rank, judge, progress, stacks, waits
 from launcher.watch.host import Watch
 from launcher.watch.progress import ENDED, Group, Rank
 
@@ -106,6 +107,45 @@ def test_a_part_of_the_job_may_move():
     moving = [rank(2, group(5, 5, ranks="2,3"))]
     (one,) = found([*stuck, *moving])
     assert one.named == (1,) and one.ranks == {0, 1}
+
+
+def test_a_rank_that_says_nothing_more_is_named_only_if_no_other_is_absent():
+    """It may wait for the other; and it may have gone on from where it waited."""
+    three = [rank(0, IN_61), rank(1, group(60)), rank(2, IN_61)]
+    (one,) = found([*three, rank(3, group(60), trouble="does not answer: x")])
+    assert one.named == (1,)
+    silent = rank(3, group(60), group(5, 5, **PAIR), trouble="does not answer: x")
+    others = rank(1, IN_61, group(5, **PAIR))
+    (one,) = found([rank(0, IN_61, group(5, **PAIR)), others, rank(2, IN_61), silent])
+    assert one.named == (3,)
+
+
+@pytest.mark.parametrize(
+    ("op", "is_wrong"), [("all_reduce", True), ("scatter", False), ("all_to_all", False)]
+)
+def test_sizes_are_compared_where_they_must_agree(op, is_wrong):
+    ranks = [rank(number, group(61, 61, op, f"{number} Float")) for number in range(4)]
+    (one,) = found(ranks)
+    assert ("they must call the same" in one.what) == is_wrong
+
+
+def test_a_rank_that_is_about_to_end():
+    watch = Watch(15, 60)
+    watch.joined(7, 3, 1, 0, 0)
+    for now in (15, 30):
+        question = watch.question(now)
+        said = {"still": 35, "calls": [["f", "a.py", 3]], "groups": [], "ends": now == 30}
+        watch.answered(7, {**question, **said}, now)
+    (one,) = watch.changes((), lambda _: "S", 31)
+    assert (one.trouble, one.still) == ("is about to end, in f, a.py:3", 36)
+
+
+def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
+    state = judge.State(notify=60)
+    state = judge.heard(state, "algo-1", [rank(0, IN_61, still=500), rank(1, still=500)], 500)
+    state = judge.heard(state, "algo-2", [rank(2, still=500), rank(3, still=500)], 500)
+    state, lines, is_new = judge.time(state, 501)
+    assert len(lines) == 1 and is_new and judge.due(state) == 1002
 
 
 def test_when_it_is_said():
@@ -212,6 +252,80 @@ def test_a_message_holds_as_many_ranks_as_it_has_room_for():
     assert progress.bounded(ranks, 1 << 20) == tuple(ranks)
     kept = progress.bounded(ranks, 2000)
     assert 5 < len(kept) < 20 and kept == tuple(ranks[: len(kept)])
+
+
+TRAIN = [["<module>", "/code/train.py", 30], ["all_reduce", "/x/site-packages/torch/d.py", 9]]
+LOAD = [["main", "/opt/launcher/run/rank.py", 200], ["load", "/code/data.py", 88]]
+IDLE = [["run", "/usr/lib/python3.11/threading.py", 5]]
+
+
+def test_the_stacks_of_a_rank():
+    threads = stacks.threads_of([["", TRAIN], ["loader", LOAD], ["monitor", IDLE]])
+    assert stacks.text_of(threads).splitlines() == [
+        "  main thread:",
+        '    File "/code/train.py", line 30, in <module>',
+        '    File "/x/site-packages/torch/d.py", line 9, in all_reduce',
+        "  thread loader:",
+        '    File "/code/data.py", line 88, in load',
+    ]
+    calls = [calls for _, calls in threads]
+    assert [stacks.place(one) for one in calls] == [
+        "<module>, train.py:30",
+        "load, data.py:88",
+        "run, threading.py:5",
+    ]
+
+
+def test_ranks_that_are_asked_where_they_are():
+    watch = Watch(15, 60)
+    for pid in (7, 8, 9):
+        watch.joined(pid, pid - 7, 0, 61, 0)
+    asked, question = watch.ask(100)
+    watch.answered(7, {**question, "threads": [["", TRAIN]]}, 100)
+    assert watch.to_signal(100.4) == {} and watch.due() == 15  # the next look
+    assert watch.to_signal(100.5) == {8: 61, 9: 61} and watch.to_signal(100.6) == {}
+    for line in ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f'):
+        watch.wrote(8, line)
+    assert watch.over(101) == [] and watch.over(101.5) == [asked]
+    held = "does not answer: it runs code that keeps Python's lock"
+    assert asked.text(7, held).startswith("  main thread:")
+    assert asked.text(8, held).splitlines() == [
+        f"  it {held}.",
+        "  main thread:",
+        '    File "/code/a.py", line 3, in f',
+    ]
+    assert asked.text(9, held) == f"  it {held}."
+    assert "cannot be asked" in asked.text(10, held)
+
+
+def test_stacks_of_all_hosts():
+    state = stacks.wanted(stacks.Gathering(), "algo-2", 50)
+    state = stacks.wanted(state, "", 51)
+    assert (state.number, state.by, state.wanted) == (1, 53, {"algo-2", ""})
+    first = stacks.grouped({0: "  a", 1: "  a", 2: "  b", 3: "  a"})
+    assert first == (((0, 1, 3), "  a"), ((2,), "  b"))
+    state = stacks.heard(state, "algo-1", 1, first)
+    state = stacks.heard(state, "algo-2", 1, (((4, 5), "  a"),))
+    state = stacks.heard(state, "algo-3", 0, (((6,), "  too late"),))
+    assert stacks.shown(state, ["algo-1", "algo-2", "algo-3"]) == (
+        "5 ranks (0-1, 3-5):",
+        "  a",
+        "rank 2:",
+        "  b",
+        "no answer within 3 s from algo-3.",
+    )
+    assert stacks.wanted(stacks.Gathering(1), "algo-1", 60).number == 2
+
+
+def test_stacks_fit_in_a_message():
+    long = {number: f"  {number}" + 7990 * "\u20ac" for number in range(64)}
+    sent = stacks.grouped(long)
+    assert [len(ranks) for ranks, _ in sent] == [1] * 64 and len(json.dumps(sent)) < 60_000
+    state = stacks.heard(stacks.wanted(stacks.Gathering(), "", 0), "algo-1", 1, sent)
+    others = {str(number): (((number,), f"  {number}"),) for number in range(1000)}
+    lines = stacks.shown(state._replace(heard=others), [])
+    assert len(lines) == 401 and lines[-1] == "... and 1600 more lines."
+    assert len(json.dumps(stacks.shown(state, []))) < 60_000
 
 
 def entry(number, **how):

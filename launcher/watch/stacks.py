@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.text import join_and_count, plural, printable, some_of
+from launcher.text import join_and_count, printable, some_of
 from launcher.watch.progress import whole
 
 _TO_ANSWER, _TO_WRITE = 0.5, 1.0  # s for a rank to answer; to write after that, at a signal
@@ -151,8 +151,10 @@ def grouped(texts: Mapping[int, str]) -> Stacks:
         by_text.setdefault(text, []).append(rank)
     found, left = [], _MOST_BYTES
     for text, ranks in by_text.items():
+        if len(json.dumps((ranks, text))) > left:
+            text = "  there is no room for its stack."
         left -= len(json.dumps((ranks, text)))
-        found.append((tuple(ranks), text if left >= 0 else "  there is no room for its stack."))
+        found.append((tuple(ranks), text))
     return tuple(found)
 
 
@@ -227,4 +229,4 @@ def _cut(lines: list[str]) -> list[str]:
             break
         kept.append(line)
     more = len(lines) - len(kept)
-    return [*kept, f"... and {plural(more, 'line')} more."] if more else kept
+    return [*kept, f"... and {more} more lines."] if more else kept
