@@ -151,6 +151,7 @@ WRONG = [
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({}, ["--train_script", "x"], "--train_script is taken for an argument of the script"),
     ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot make the folder /proc/x"),
+    ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs looks at the ranks"),
     ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
     ({"LOCAL_RANK": "0"}, DRY, NESTED),
