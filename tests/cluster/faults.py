@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -105,7 +106,7 @@ class Fault:
     def ends(
         self,
         code: int,
-        says: str | None,
+        says: str | re.Pattern[str] | None,
         within: float,
         *,
         lost: tuple[str, ...] = (),
@@ -132,7 +133,8 @@ class Fault:
         assert len(texts) == 1, texts
         (text,) = texts
         assert (text is None) == (says is None), self.job.logs()
-        assert (text or "").startswith(says or ""), f"{text}\n{self.job.logs()}"
+        begins = re.escape(says) if isinstance(says, str) else says or ""
+        assert re.match(begins, text or ""), f"{text}\n{self.job.logs()}"
         for host in left.values():
             assert host.temporary_files() == []
         first = text.splitlines()[0] if text else "no failure file"

@@ -6,10 +6,11 @@ in the others, real processes (test_stops.py, test_two_hosts.py ...) or simulate
 """
 
 import io
+import re
 import time
 
 import pytest
-from conftest import more
+from conftest import more, poll
 
 from cluster.faults import OURS, SUBPROCESS, TOOLKIT, Fault
 from cluster.hosts import CONTAINERS, TRAIN
@@ -248,6 +249,60 @@ def test_the_network_is_cut(fault, host):
     fault.ends(69, f"{host} was lost: it stopped answering", 20, lost=(host,))
     assert fault.job[host].wait() == 69
     assert fault.job[host].failure.startswith(f"{left} was lost: it stopped answering")
+
+
+# Nothing moves
+
+
+SAID = r"no progress for [\d.]+ s: "
+ABSENT = SAID + r"algo-3, rank 2 \(local rank 0\) is absent from all_reduce #\d+ "
+ABSENT += "of the default group, where 2 ranks wait; it "
+IN_LOAD = ABSENT + r"is in load, <string>:2\.\n"
+KEEPS = ABSENT + r"does not answer: it runs code that keeps Python's lock\.\n"
+STOPPED = ABSENT + r"does not answer: it was stopped \(SIGSTOP\)\.\n"
+OTHER = SAID + r"rank 2 is in broadcast #\d+ \(1 Float\), 2 ranks are in all_reduce #\d+ "
+OTHER += r"\(1 Float\) of the default group: they must call the same\.\n"
+
+
+@pytest.mark.parametrize(
+    ("load", "says", "within"),
+    [
+        more("time.sleep(600)", IN_LOAD, 15),
+        ("os.read(os.pipe()[0], 1)", IN_LOAD, 15),
+        more("import threading as t; lock = t.Lock(); lock.acquire(); lock.acquire()", IN_LOAD, 15),
+        more("while True: pass", IN_LOAD, 15),
+        ("import ctypes; ctypes.PyDLL(None).pause()", KEEPS, 15),
+        more("os.kill(os.getpid(), signal.SIGSTOP)", STOPPED, 15 + 4),
+        more("dist.broadcast(torch.ones(1), 0)", OTHER, 15),
+    ],
+    ids=["sleeps", "reads", "locks", "loops", "keeps Python's lock", "gets SIGSTOP", "broadcasts"],
+)
+def test_two_ranks_wait_for_one_that(fault, load, says, within):
+    plan = {2: f"def load():\n    {load}\nload()"}
+    hang = {"launcher_watch": 1, "launcher_hang_notify": 5, "launcher_hang_timeout": 10}
+    fault.prepare(plan, training=True, hosts=3, launcher_failure_grace=4, **hang)
+    fault.start()
+    fault.strike()
+    fault.ends(75, re.compile(says), within)
+
+
+@pytest.mark.more
+def test_a_stop_while_a_rank_saves_and_the_others_wait(fault):
+    save = "time.sleep(15); sys.stdout.write('does it\\n'); time.sleep(600)"
+    plan = {0: f"def save():\n    {save}\nsave()"}
+    fault.prepare(plan, training=True, hosts=3, launcher_watch=1, launcher_hang_notify=5)
+    fault.start()
+    fault.strike()
+    # A peer's rank 0 may be on any host.
+    poll(lambda: "does it\n" in fault.job.logs(), every=0.2)
+    fault.happens()
+    fault.job["algo-2"].send(15)
+    fault.ends(143, None, 3)
+    said = re.findall(SAID + ".*", fault.job.logs())
+    assert len(said) == 2, fault.job.logs()  # after 5 s and 10 s
+    for line in said:
+        assert FIRST + "is absent from all_reduce #" in line
+        assert line.endswith("where 2 ranks wait; it is in save, <string>:2.")
 
 
 # Hosts do not come together
