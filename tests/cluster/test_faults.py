@@ -254,6 +254,8 @@ def test_the_network_is_cut(fault, host):
 # Nothing moves
 
 
+KEEP = "import ctypes; lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None); "
+KEEP += "libc.pthread_mutex_lock(lock), libc.pthread_mutex_lock(lock)"
 SAID = r"no progress for [\d.]+ s: "
 ABSENT = SAID + r"algo-3, rank 2 \(local rank 0\) is absent from all_reduce #\d+ "
 ABSENT += "of the default group, where 2 ranks wait; it "
@@ -271,7 +273,7 @@ OTHER += r"\(1 Float\) of the default group: they must call the same\.\n"
         ("os.read(os.pipe()[0], 1)", IN_LOAD, 15),
         more("import threading as t; lock = t.Lock(); lock.acquire(); lock.acquire()", IN_LOAD, 15),
         more("while True: pass", IN_LOAD, 15),
-        ("import ctypes; ctypes.PyDLL(None).pause()", KEEPS, 15),
+        (KEEP, KEEPS, 15),
         more("os.kill(os.getpid(), signal.SIGSTOP)", STOPPED, 15 + 4),
         more("dist.broadcast(torch.ones(1), 0)", OTHER, 15),
     ],
