@@ -139,9 +139,7 @@ class Watch:
                 elif known.still:
                     known = known._replace(still=known.still + silent)
                 still.append(known)
-        ranks = bounded(
-            [rank for rank in still if rank.still >= self._quiet and rank.still], _MOST_BYTES
-        )
+        ranks = bounded([rank for rank in still if rank.still >= self._quiet], _MOST_BYTES)
         what = [rank._replace(still=0) for rank in ranks]
         if what == self._told:
             return None

@@ -195,6 +195,10 @@ class Job:
             self.watch.fault(fault, machine)
             machine.launcher.signal(number)
 
+    def _ask_for_stacks(self, fault: Fault, machine: Machine) -> None:
+        if machine.launcher and machine.launcher.runs and machine.launcher.torchrun:
+            self.watch.asks_for_stacks(machine)
+
     def _connect_stranger(self, fault: Fault, machine: Machine) -> None:
         for number in range(300 if int(fault.amount) == 0 else 1):
             self.clock.after(0.1 * (number // 100), Stranger, self, int(fault.amount), machine)
@@ -218,5 +222,6 @@ _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.STOP_ALL: Job._stop,
     What.CTRL_C: Job._stop,
     What.CTRL_C_THRICE: Job._stop,
+    What.STACKS: Job._ask_for_stacks,
     What.STRANGER: Job._connect_stranger,
 }

@@ -15,6 +15,7 @@ from launcher.result.causes import RankFailure, Result
 from launcher.run import ending, machine, ranks
 from launcher.run.events import SignalRanks
 from launcher.run.state import Ending, Restarting, Running, Why
+from launcher.watch import stacks
 from simulation.planting import MISTAKES, Planter, mistake, without
 
 __all__ = ["MISTAKES"]
@@ -403,3 +404,11 @@ def _(plant: Planter) -> None:
         return (state, ()) if isinstance(state.phase, Ending) else plain(state, now)
 
     plant.around(machine, "time_is_up", passes)
+
+
+# Where ranks are.
+
+
+@mistake("stacks wait for a host that is lost")
+def _(plant: Planter) -> None:
+    plant.set(stacks, "TO_GATHER", 60.0)

@@ -90,6 +90,7 @@ class What(Word):
     STOP_ALL = "a stop of all hosts"
     CTRL_C = "Ctrl-C"
     CTRL_C_THRICE = "Ctrl-C three times"
+    STACKS = "somebody asks where all ranks are"  # sm-launch stacks
     # Configuration.
     DIFFERS = "a host's script has other arguments"
     CANNOT_START = "a host cannot start"

@@ -248,6 +248,21 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
             yield f"stopped, but at {last[0].time:.3f} s it heard: {last[0].failure.text}"
 
 
+@promise("it is answered within 4 s, whatever becomes of other hosts")
+def stacks_are_shown(watch: Watch) -> Iterator[str]:
+    """But the first, which answers; and unless its ranks are started again, or its host ends."""
+    first = watch.job.machines[0]
+    for asked in watch.asked:
+        by = asked.time + 4
+        again = any(
+            machine is asked.machine and asked.time < at < by for at, machine, _ in watch.started
+        )
+        ends = any(not one.launcher or one.launcher.ended_at < by for one in (asked.machine, first))
+        away = {asked.machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
+        if asked.answered_at > by and not (again or ends or away):
+            yield f"{asked.machine.name} is not answered, asked at {asked.time:.3f} s"
+
+
 @promise("no failure file is written")
 def stop_says_nothing(watch: Watch) -> Iterator[str]:
     """After a stop; what fails says why."""

@@ -81,6 +81,9 @@ THEMES = (
           amounts=(1.0, 2.0, 4.0)),
     # Causes, and what is secondary to them.
     Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
+    # Somebody asks where all ranks are, again and again.
+    Theme((*[What.STACKS] * 4, What.RAISES, What.STOP, What.HOST_KILLED, What.CUT, What.LINGERS),
+          TRAINING, (0, 1, 2), (1, *FEW)),
     # A program that runs torchrun.
     Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
            What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,

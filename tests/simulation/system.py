@@ -315,6 +315,10 @@ class System:
             return True, None
         return True, process.exit_code
 
+    def state_of(self, pid: int) -> str:
+        """Return the letter of a process that runs, as in proc(5)."""
+        return "S" if pid in self.machine.processes else ""
+
     def send(self, pid: int, number: int) -> None:
         """Send a process a signal."""
         process = self.machine.processes.get(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from launcher.run.events import Time
 from launcher.run.state import Ending, State, Why
 from launcher.text import Log
 from simulation.machine import Helper, Machine
+from simulation.pipe import Pipe
 from simulation.plan import Fault
 from simulation.ranks import Rank
 
@@ -54,6 +56,19 @@ class Told(NamedTuple):
     failure: Failure
 
 
+class Asked:
+    """Somebody who has asked a host's launcher where all ranks are, and when that was answered."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.clock = machine, machine.job.clock
+        self.time, self.answered_at = self.clock.now, math.inf
+        Pipe(machine, self._hears).say({"want_stacks": True})
+
+    def _hears(self, message: dict[str, Any]) -> None:
+        assert message["lines"]
+        self.answered_at = self.clock.now
+
+
 class Watch:
     """The facts of one job.
 
@@ -76,6 +91,7 @@ class Watch:
         self.restarts: list[float] = []
         self.lost_store: list[tuple[float, Rank]] = []  # ranks whose store has gone before them
         self.quiet_from: float | None = None
+        self.asked: list[Asked] = []
 
     # What is decided.
 
@@ -169,6 +185,11 @@ class Watch:
     def fault(self, fault: Fault, machine: Machine, rank: Rank | None = None) -> None:
         """A fault takes effect."""
         self.faults.append(Happened(self.job.clock.now, fault, machine, rank))
+        self.quiet_from = None
+
+    def asks_for_stacks(self, machine: Machine) -> None:
+        """Somebody asks a launcher where all ranks are."""
+        self.asked.append(Asked(machine))
         self.quiet_from = None
 
     def trains(self) -> None:
