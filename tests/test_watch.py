@@ -278,9 +278,10 @@ def test_the_stacks_of_a_rank():
 
 def test_ranks_that_are_asked_where_they_are():
     watch = Watch(15, 60)
-    for pid in (7, 8, 9):
-        watch.joined(pid, pid - 7, 0, 61, 0)
+    for pid in (6, 7, 8, 9):
+        watch.joined(pid, pid - 6, 0, 61, 0)
     asked, question = watch.ask(100)
+    watch.left(6)  # it has closed all descriptors, and may have others by these numbers
     watch.answered(7, {**question, "threads": [["", TRAIN]]}, 100)
     assert watch.to_signal(100.4) == {} and watch.due() == 15  # the next look
     assert watch.to_signal(100.5) == {8: 61, 9: 61} and watch.to_signal(100.6) == {}

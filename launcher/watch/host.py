@@ -95,7 +95,9 @@ class Watch:
     def to_signal(self, now: float) -> Mapping[int, int]:
         """Return the signals that ranks are to get now, by pid, to write where they are."""
         pids = {pid for asked in self._asked for pid in asked.to_signal(now)}
-        return {pid: one.signal for pid, one in self._ranks.items() if pid in pids and one.signal}
+        # What has closed its connection would write to whatever has that descriptor now.
+        there = {pid: one.signal for pid, one in self._ranks.items() if one.is_there and one.signal}
+        return {pid: number for pid, number in there.items() if pid in pids}
 
     def over(self, now: float) -> list[Asked]:
         """Return what has been asked and is known now, as far as it will be."""
