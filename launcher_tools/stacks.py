@@ -42,13 +42,22 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> En
     if argv:
         raise LaunchError(f"sm-launch stacks takes no argument, but got {argv[0]!r}.")
     answers: dict[Any, Sequence[str]] = {}
+    silent = False
     for folder in sorted(set(_folders())):
-        answer = _answer(folder)
+        try:
+            answer = _answer(folder)
+        except socket.timeout:
+            answer, silent = None, True
         if signals.stop():
             return Ending(128 + signals.stop(), was_stopped=True)
         if answer:  # launchers of one job's hosts, on one machine, say the same
             key = answer["uid"], str(answer.get("job")), str(answer.get("endpoint"))
             answers.setdefault(key, answer["lines"])
+    if not answers and silent:
+        raise LaunchError(
+            f"the job's launcher has not answered within {_TO_ANSWER} s: it was stopped, or the "
+            "first host's does not answer it."
+        )
     if not answers:
         raise LaunchError(
             "no job runs here that this user may see; run it in the job's container, as the job's "
@@ -74,7 +83,10 @@ def _folders() -> Iterator[str]:
 
 
 def _answer(folder: str) -> dict[str, Any] | None:
-    """Return what the launcher of a folder says, None if it has gone."""
+    """Return what the launcher of a folder says, None if it has gone.
+
+    Raises socket.timeout if it does not answer.
+    """
     lines = Lines(_LIMIT)
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -87,6 +99,8 @@ def _answer(folder: str) -> dict[str, Any] | None:
                     answer = decoded(line)
                     if isinstance(answer["lines"], list):
                         return {**answer, "uid": os.stat(folder).st_uid}
+        except socket.timeout:
+            raise
         except (OSError, ValueError, KeyError):  # it ends, or is older than this command
             pass
     return None

@@ -285,7 +285,8 @@ def test_ranks_that_are_asked_where_they_are():
     watch.answered(7, {**question, "threads": [["", TRAIN]]}, 100)
     assert watch.to_signal(100.4) == {} and watch.due() == 15  # the next look
     assert watch.to_signal(100.5) == {8: 61, 9: 61} and watch.to_signal(100.6) == {}
-    for line in ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f'):
+    odd = f'  File "x", line {5000 * "9"} in x'
+    for line in ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):
         watch.wrote(8, line)
     assert watch.over(101) == [] and watch.over(101.5) == [asked]
     held = "does not answer: it runs code that keeps Python's lock"
@@ -321,7 +322,9 @@ def test_stacks_of_all_hosts():
 def test_stacks_fit_in_a_message():
     long = {number: f"  {number}" + 7990 * "\u20ac" for number in range(64)}
     sent = stacks.grouped(long)
-    assert [len(ranks) for ranks, _ in sent] == [1] * 64 and len(json.dumps(sent)) < 60_000
+    assert sum(len(ranks) for ranks, _ in sent) == 64 and len(json.dumps(sent)) < 60_000
+    many = stacks.grouped({number: f"  {number}" + 300 * "x" for number in range(1024)})
+    assert sum(len(ranks) for ranks, _ in many) == 1024 and len(json.dumps(many)) < 60_000
     state = stacks.heard(stacks.wanted(stacks.Gathering(), "", 0), "algo-1", 1, sent)
     others = {str(number): (((number,), f"  {number}"),) for number in range(1000)}
     lines = stacks.shown(state._replace(heard=others), [])

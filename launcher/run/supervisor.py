@@ -222,7 +222,7 @@ class Supervisor:
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
         job = self.state.job
-        self._watch = _watch(job)
+        self._watch, self._shows = _watch(job), {}
         self._reports = Reports(self._folder, self._system, self._hear, self._watch, plan.runner)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         environment.update({RUN_DIR: self._folder, JOB_MARK: mark})

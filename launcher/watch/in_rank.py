@@ -238,8 +238,8 @@ def _write_at_signal(launcher: Any) -> int:
 
     A real-time signal near the end, of which the script is unlikely to have a use of its own.
     """
-    number = signal.SIGRTMAX - 3
-    if signal.getsignal(number) != signal.SIG_DFL:
+    if sys.platform != "linux" or signal.getsignal(signal.SIGRTMAX - 3) != signal.SIG_DFL:
         return 0
+    number = int(signal.SIGRTMAX - 3)
     faulthandler.register(number, file=launcher.fileno(), all_threads=False)
-    return int(number)
+    return number

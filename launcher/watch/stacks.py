@@ -23,7 +23,7 @@ _MOST_TEXT, _MOST_BYTES = 8_000, 50_000  # characters of one rank's; bytes of a 
 _MOST_LINES = 400
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _OURS = re.compile(r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank)\.py$")
-_WRITTEN = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_WRITTEN = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
 
 class Call(NamedTuple):
@@ -149,12 +149,16 @@ def grouped(texts: Mapping[int, str]) -> Stacks:
     by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         by_text.setdefault(text, []).append(rank)
-    found, left = [], _MOST_BYTES
+    found, left, others = [], _MOST_BYTES, list[int]()
     for text, ranks in by_text.items():
-        if len(json.dumps((ranks, text))) > left:
-            text = "  there is no room for its stack."
-        left -= len(json.dumps((ranks, text)))
-        found.append((tuple(ranks), text))
+        size = len(json.dumps((ranks, text)))
+        if size <= left:
+            left -= size
+            found.append((tuple(ranks), text))
+        else:
+            others += ranks
+    if others:
+        found.append((tuple(others), "  there is no room for these ranks' stacks."))
     return tuple(found)
 
 
