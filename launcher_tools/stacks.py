@@ -15,7 +15,7 @@ from typing import Any
 from launcher.errors import LaunchError
 from launcher.job import arguments
 from launcher.job.options import RUN_DIR
-from launcher.log import show
+from launcher.log import log, show
 from launcher.presence import Ending
 from launcher.protocol import Lines, decoded, encoded
 from launcher.signals import Signals
@@ -35,28 +35,34 @@ Exit codes: 0; 2 if no job runs here that this user may see."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
-    """Print the stacks. Raises LaunchError if there are none to ask for."""
+    """Print the stacks, or say why not; the failure file is the job's, and left to it."""
     if arguments.wants_help(argv):
         show(_HELP)
         return Ending(0)
+    try:
+        return _show(argv, signals)
+    except LaunchError as error:
+        log(str(error))
+        return Ending(error.exit_code)
+
+
+def _show(argv: Sequence[str], signals: Signals) -> Ending:
     if argv:
         raise LaunchError(f"sm-launch stacks takes no argument, but got {argv[0]!r}.")
     answers: dict[Any, Sequence[str]] = {}
-    silent = False
+    is_silent = False
     for folder in sorted(set(_folders())):
-        try:
-            answer = _answer(folder)
-        except socket.timeout:
-            answer, silent = None, True
+        answer = _answer(folder)
+        is_silent = is_silent or answer == {}
         if signals.stop():
             return Ending(128 + signals.stop(), was_stopped=True)
         if answer:  # launchers of one job's hosts, on one machine, say the same
-            key = answer["uid"], str(answer.get("job")), str(answer.get("endpoint"))
+            key = answer["uid"], str(answer.get("job")), str(answer.get("key"))
             answers.setdefault(key, answer["lines"])
-    if not answers and silent:
+    if not answers and is_silent:
         raise LaunchError(
-            f"the job's launcher has not answered within {_TO_ANSWER} s: it was stopped, or the "
-            "first host's does not answer it."
+            "the job's launcher has not answered: its ranks end or are started again, it was "
+            "stopped, or the first host's does not answer it; try again."
         )
     if not answers:
         raise LaunchError(
@@ -83,15 +89,15 @@ def _folders() -> Iterator[str]:
 
 
 def _answer(folder: str) -> dict[str, Any] | None:
-    """Return what the launcher of a folder says, None if it has gone.
-
-    Raises socket.timeout if it does not answer.
-    """
+    """Return what the launcher of a folder says: {} if nothing, None if it has gone."""
     lines = Lines(_LIMIT)
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_TO_CONNECT)
         try:
-            connection.settimeout(_TO_CONNECT)
             connection.connect(os.path.join(folder, "socket"))
+        except OSError:
+            return None
+        with contextlib.suppress(OSError, ValueError, KeyError):
             connection.sendall(encoded({"want_stacks": True}))
             connection.settimeout(_TO_ANSWER)
             while data := connection.recv(1 << 16):
@@ -99,8 +105,4 @@ def _answer(folder: str) -> dict[str, Any] | None:
                     answer = decoded(line)
                     if isinstance(answer["lines"], list):
                         return {**answer, "uid": os.stat(folder).st_uid}
-        except socket.timeout:
-            raise
-        except (OSError, ValueError, KeyError):  # it ends, or is older than this command
-            pass
-    return None
+    return {}

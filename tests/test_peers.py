@@ -546,7 +546,7 @@ INVALID = [
     (from_member, WATCHED, "ranks", 0, "groups", [1, [1], [["0-x", 0, "", 0, 0, "", ""]], [["0"]]]),
     (from_member, WATCHED, "ranks", [1, [1], [{}]]),
     (from_member, STACKS, "number", NUMBERS),
-    (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]]]),
+    (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]], [[[], "x"]]]),
     (heard, ShowStacks(3), "number", NUMBERS),
     (heard, AllStacks(("x",)), "lines", [1, [1], None]),
     *((heard, one, "attempt", NUMBERS) for one in (Start(1), NoRanksLeft(1), Restart(1, "why"))),

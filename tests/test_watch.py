@@ -148,6 +148,13 @@ def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
     assert len(lines) == 1 and is_new and judge.due(state) == 1002
 
 
+def test_stacks_are_new_also_if_the_job_ends_at_once():
+    state = judge.State(notify=60, timeout=30)
+    ranks = [rank(number, IN_61, still=40) for number in range(4)]
+    state, lines, is_new = judge.time(judge.heard(state, "algo-1", ranks, 100), 101)
+    assert state.hung and is_new and not lines
+
+
 def test_when_it_is_said():
     state = judge.State(notify=60, timeout=200)
     ranks = [rank(0, IN_61, still=31), rank(1, IN_61, still=30)]
@@ -286,8 +293,8 @@ def test_ranks_that_are_asked_where_they_are():
     assert watch.to_signal(100.4) == {} and watch.due() == 15  # the next look
     assert watch.to_signal(100.5) == {8: 61, 9: 61} and watch.to_signal(100.6) == {}
     odd = f'  File "x", line {5000 * "9"} in x'
-    for line in ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):
-        watch.wrote(8, line)
+    for line in 2 * ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):
+        watch.wrote(8, line)  # twice, if it was asked twice
     assert watch.over(101) == [] and watch.over(101.5) == [asked]
     held = "does not answer: it runs code that keeps Python's lock"
     assert asked.text(7, held).startswith("  main thread:")
@@ -319,6 +326,17 @@ def test_stacks_of_all_hosts():
     assert stacks.wanted(stacks.Gathering(1), "algo-1", 60).number == 2
 
 
+def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
+    deep = [[f"f{depth}", f"/code/{200 * 'x'}.py", depth] for depth in range(60)]
+    (main,) = stacks.threads_of([["", deep]])
+    text = stacks.text_of((main,)).splitlines()
+    assert text[0] == "  main thread:" and 10 < len(text) < 60 and text[-1].endswith("in f59")
+    pairs = tuple(((n, n + 1), f"  {n}\n" + 60 * "  x\n" + "  last") for n in range(0, 16, 2))
+    state = stacks.wanted(stacks.Gathering(), "", 0)
+    lines = stacks.shown(stacks.heard(state, "algo-1", 1, (*pairs, ((16,), "  here"))), [])
+    assert lines[-2:] == ("rank 16:", "  here") and lines.count("  last") == 8
+
+
 def test_stacks_fit_in_a_message():
     long = {number: f"  {number}" + 7990 * "\u20ac" for number in range(64)}
     sent = stacks.grouped(long)
@@ -328,7 +346,7 @@ def test_stacks_fit_in_a_message():
     state = stacks.heard(stacks.wanted(stacks.Gathering(), "", 0), "algo-1", 1, sent)
     others = {str(number): (((number,), f"  {number}"),) for number in range(1000)}
     lines = stacks.shown(state._replace(heard=others), [])
-    assert len(lines) == 401 and lines[-1] == "... and 1600 more lines."
+    assert len(lines) == 401 and lines[0] == "800 stacks of as many ranks or more are left out."
     assert len(json.dumps(stacks.shown(state, []))) < 60_000
 
 

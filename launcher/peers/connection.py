@@ -33,6 +33,7 @@ class Connection:
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
         self.own_address = _plain(connection.getsockname()[0])
 
     def fileno(self) -> int:
@@ -48,7 +49,10 @@ class Connection:
             return "an address that is gone"
 
     def send(self, line: bytes) -> None:
-        """Send a line, of which there are so few that the kernel takes each whole."""
+        """Send a line, of which there are so few that the kernel takes each whole.
+
+        The longest say where ranks are; the buffer has room for several, not acknowledged yet.
+        """
         if self.closed_by or self._stopped_reading:
             return
         with contextlib.suppress(OSError):  # read() tells

@@ -1,6 +1,7 @@
-"""What happens between hosts, and what can be done about it: to the coordinator, and to a member.
+"""What happens between hosts, and what can be done about it. Pure.
 
-A member has of these Said and Lost, of the coordinator, Connected, Unreachable and Time. Pure.
+The coordinator has all of these events but Connected and Unreachable; a member has those two, Time,
+and of its coordinator Said and Lost.
 """
 
 from __future__ import annotations

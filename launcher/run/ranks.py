@@ -57,7 +57,7 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
 
 def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
     """Return what is known of ranks that have said where they are, by pid."""
-    return {pid: one._replace(place=places.get(pid, one.place)) for pid, one in ranks.items()}
+    return {pid: one._replace(place=places.get(pid, "")) for pid, one in ranks.items()}
 
 
 def _with_exit_code(rank: Rank, exit_code: int, time: float, oom: str) -> Rank:

@@ -82,6 +82,7 @@ class Supervisor:
         self._reports: Reports | None = None
         self._watch = _watch(job)
         self._shows: dict[int, int] = {}  # numbers of ShowStacks, by what ranks were asked
+        self._where = 0  # by what number they were asked before they are killed
         self._said = {""}  # of what the watch cannot see
         self._child = 0
 
@@ -138,7 +139,9 @@ class Supervisor:
             self._tell_where(self._system.now())
         elif isinstance(event, AllStacks):
             job, lines = self.state.job, list(event.lines)
-            message = {"job": job.name, "endpoint": job.endpoint, "lines": lines}
+            # The same on all hosts whose launchers talk, and another job's is not.
+            key = job.endpoint if job.peer_port else self._mark
+            message = {"job": job.name, "key": key, "lines": lines}
             if self._reports:
                 self._reports.show_stacks(message)
         else:
@@ -206,7 +209,7 @@ class Supervisor:
             for pid in action.pids:
                 system.send_found(pid, action.number)
         elif isinstance(action, events.AskWhere):
-            self._ask()
+            self._where = self._ask()
         elif isinstance(action, events.Look):
             self._step(events.Remaining(tuple(self._look())))
 
@@ -222,7 +225,7 @@ class Supervisor:
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
         job = self.state.job
-        self._watch, self._shows = _watch(job), {}
+        self._watch, self._shows, self._where = _watch(job), {}, 0
         self._reports = Reports(self._folder, self._system, self._hear, self._watch, plan.runner)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
@@ -274,7 +277,8 @@ class Supervisor:
         for asked in self._watch.over(now):
             alive = self.state.alive
             places = {rank.pid: stacks.place(asked.calls(rank.pid)) for rank in alive}
-            self._step(events.RanksAreIn({pid: place for pid, place in places.items() if place}))
+            if asked.number == self._where:
+                self._step(events.RanksAreIn(places))
             if asked.number in self._shows:
                 texts = {
                     rank.rank: asked.text(rank.pid, does_not_answer(system.state_of(rank.pid)))

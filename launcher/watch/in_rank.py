@@ -32,6 +32,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 _ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itself
 _MOST_GROUPS, _MOST_TEXT = 64, 2000  # of an answer: groups, and characters of one's ranks
 _MOST_CALLS, _MOST_THREADS = 60, 30  # of an answer: innermost calls of a thread, threads
+_LONGEST = 300  # characters of a call's function or file
 
 
 def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
@@ -104,7 +105,11 @@ class Watch:
         frames.pop(_thread.get_ident(), None)
         order = sorted(frames, key=lambda thread: thread != self._main)
         return [
-            ["" if thread == self._main else names.get(thread, ""), calls(frames[thread])]
+            # One that C++ has started, or without a name, goes by its number.
+            [
+                "" if thread == self._main else names.get(thread) or hex(thread),
+                calls(frames[thread]),
+            ]
             for thread in order[:_MOST_THREADS]
         ]
 
@@ -212,7 +217,8 @@ def calls(frame: Any) -> list[Any]:
     """Return the calls that led to a frame, the innermost last: function, file and line of each."""
     found: list[Any] = []
     while frame is not None and len(found) < _MOST_CALLS:
-        found.append([frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno])
+        code = frame.f_code
+        found.append([code.co_name[:_LONGEST], code.co_filename[-_LONGEST:], frame.f_lineno])
         frame = frame.f_back
     return found[::-1]
 

@@ -98,13 +98,14 @@ def time(state: State, now: float) -> tuple[State, list[str], bool]:
         if one.moved_at < math.inf:
             lines.append(f"progress again after {lasted(one.moved_at - one.finding.since)}.")
             continue
+        was_said = one.said
         if now >= one.say_at:
             lines.append(sentence(one.finding, now))
-            is_new = is_new or not one.said
+            is_new = is_new or not was_said
             wait = max(state.notify, now - one.finding.since)
             one = one._replace(say_at=one.finding.since + 2 * wait, said=True)
         if now >= one.finding.since + state.timeout and not hung:
-            hung = sentence(one.finding, now)
+            hung, is_new = sentence(one.finding, now), is_new or not was_said
         known.append(one)
     return state._replace(known=tuple(known), hung=hung), lines, is_new
 

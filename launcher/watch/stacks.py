@@ -19,8 +19,9 @@ from launcher.watch.progress import whole
 _TO_ANSWER, _TO_WRITE = 0.5, 1.0  # s for a rank to answer; to write after that, at a signal
 TO_GATHER = 3.0  # s for all hosts
 _MOST_CALLS, _MOST_THREADS, _LONGEST = 60, 30, 300  # of a rank; characters of a name
-_MOST_TEXT, _MOST_BYTES = 8_000, 50_000  # characters of one rank's; bytes of a message
+_MOST_TEXT, _MOST_BYTES = 5_000, 40_000  # characters of one rank's; bytes of a message
 _MOST_LINES = 400
+_MOST_PLACE = 100  # characters
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _OURS = re.compile(r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank)\.py$")
 _WRITTEN = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
@@ -66,7 +67,10 @@ def _text(value: Any) -> str:
 def place(calls: Calls) -> str:
     """Return where the innermost call is that is the user's own: `load, data.py:88`."""
     own = _own(calls) or calls
-    return f"{own[-1].function}, {own[-1].path.rpartition('/')[2]}:{own[-1].line}" if own else ""
+    if not own:
+        return ""
+    function, path, line = own[-1]
+    return f"{function}, {path.rpartition('/')[2]}:{line}"[-_MOST_PLACE:]
 
 
 def _own(calls: Calls) -> Calls:
@@ -76,15 +80,21 @@ def _own(calls: Calls) -> Calls:
 def text_of(threads: Threads) -> str:
     """Return the lines of a rank's stacks: the main thread, and those that run code of the user's.
 
-    Others wait in libraries, each rank's at another line.
+    Others wait in libraries, each rank's at another line. If they are too long, the outermost calls
+    are left out.
     """
-    lines = []
+    lines, left = list[str](), _MOST_TEXT
     for name, calls in threads:
-        if not name or _own(calls):
-            lines.append(f"  thread {name}:" if name else "  main thread:")
-            shown = [one for one in calls if not _OURS.search(one.path)]
-            lines += [f'    File "{one.path}", line {one.line}, in {one.function}' for one in shown]
-    return "\n".join(lines)[:_MOST_TEXT]
+        if left < 0 or (name and not _own(calls)):
+            continue
+        kept: list[str] = []
+        for one in reversed([one for one in calls if not _OURS.search(one.path)]):
+            line = f'    File "{one.path}", line {one.line}, in {one.function}'
+            left -= len(line) + 1
+            if left >= 0:
+                kept.insert(0, line)
+        lines += [f"  thread {name}:" if name else "  main thread:", *kept]
+    return "\n".join(lines)
 
 
 class Asked:
@@ -103,7 +113,11 @@ class Asked:
 
     def wrote(self, pid: int, line: str) -> None:
         """Take in a line that a rank has written at a signal."""
-        self._written.setdefault(pid, []).append(line)
+        lines = self._written.setdefault(pid, [])
+        if line.startswith("Stack "):  # it begins again, for somebody else
+            lines.clear()
+        elif len(lines) < _MOST_CALLS:
+            lines.append(line)
 
     @property
     def missing(self) -> set[int]:
@@ -139,7 +153,10 @@ class Asked:
         if pid in self.threads:
             return text_of(self.threads[pid])
         if pid not in self._pids:
-            return "  it cannot be asked: it has not imported torch.distributed, or goes on alone."
+            return (
+                "  it cannot be asked: it has not imported torch.distributed, has closed its "
+                "connection, or --launcher-watch is 0."
+            )
         calls = self.calls(pid)
         return "\n".join([f"  it {trouble}.", *([text_of((("", calls),))] if calls else [])])
 
@@ -166,6 +183,8 @@ def stacks_of(value: Any) -> Stacks:
     """Return what a host has sent. Raises one of several errors if it is not valid."""
     found = []
     for ranks, text in value:
+        if not ranks:
+            raise ValueError(ranks)
         found.append((tuple(map(whole, ranks)), printable(text[:_MOST_TEXT], keep="\n")))
     return tuple(found)
 
@@ -199,16 +218,30 @@ def shown(state: Gathering, hosts: Collection[str]) -> tuple[str, ...]:
     for stacks in state.heard.values():
         for ranks, text in stacks:
             by_text.setdefault(text, []).extend(ranks)
-    lines: list[str] = []
-    for text, found in sorted(by_text.items(), key=lambda one: (-len(one[1]), min(one[1]))):
-        lines += [_title(sorted(found)), *text.splitlines()]
-    lines = _cut(lines)
+    order = sorted(by_text.items(), key=lambda one: (-len(one[1]), min(one[1])))
+    lines = _fitting([[_title(sorted(ranks)), *text.splitlines()] for text, ranks in order])
     missing = sorted(set(hosts) - set(state.heard))
     if missing:
         some = some_of(missing)
         names = join_and_count(some, len(missing) - len(some))
         lines.append(f"no answer within {TO_GATHER:g} s from {names}.")
     return tuple(lines or ["no rank runs."])
+
+
+def _fitting(blocks: Sequence[list[str]]) -> list[str]:
+    """Return as many lines as people read, and a message holds: of the rarest stacks first.
+
+    Those say most of a hang. Of each the innermost calls are kept.
+    """
+    kept, lines, size = list[str](), 0, 0
+    most = max(8, _MOST_LINES // max(1, len(blocks)))
+    for done, block in enumerate(reversed(blocks)):
+        short = block if len(block) <= most else [block[0], "  ...", *block[2 - most :]]
+        lines, size = lines + len(short), size + len(json.dumps(short))
+        if lines > _MOST_LINES or size > _MOST_BYTES:
+            return [f"{len(blocks) - done} stacks of as many ranks or more are left out.", *kept]
+        kept = [*short, *kept]
+    return kept
 
 
 def _title(ranks: Sequence[int]) -> str:
@@ -222,15 +255,3 @@ def _title(ranks: Sequence[int]) -> str:
             runs.append([rank])
     text = ", ".join("-".join(map(str, run)) for run in runs)
     return f"{len(ranks)} ranks ({text if len(text) <= 60 else f'{text[:57]}...'}):"
-
-
-def _cut(lines: list[str]) -> list[str]:
-    """Return as many lines as people read, and a message holds."""
-    kept, left = [], _MOST_BYTES
-    for line in lines[:_MOST_LINES]:
-        left -= len(json.dumps(line)) + 2
-        if left < 0:
-            break
-        kept.append(line)
-    more = len(lines) - len(kept)
-    return [*kept, f"... and {more} more lines."] if more else kept
