@@ -411,7 +411,7 @@ def test_random_environments_and_arguments():
 
     check()
     # The test is void if hardly anything is planned, or nothing is refused.
-    assert seen[1] > 25 and seen[2] + seen[3] > 45 and seen[None] > 45, seen
+    assert min(seen[1], seen[2] + seen[3], seen[None]) > 10, seen
 
 
 @settings(SETTINGS, max_examples=150)
