@@ -90,7 +90,7 @@ def coordinators_part(hosts: int = 1000, ranks: int = 8) -> tuple[int, float, fl
         state = judge.heard(state, f"algo-{host + 1}", told, 100)
     heard = time.perf_counter() - began
     began = time.perf_counter()
-    state, _ = judge.time(state, 101)
+    state, *_ = judge.time(state, 101)
     assert state.known[0].finding.named == (size - 1,)
     return length, heard, time.perf_counter() - began
 
