@@ -97,6 +97,40 @@ def test_the_failure_reason_names_the_rank_that_is_absent(start, script, timeout
     assert host.leftovers() == []
 
 
+COUNTED = """
+import os, signal, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+# gloo's count stands in for NCCL's, for which a GPU is needed.
+dist.distributed_c10d._world.pg_backend_config[dist.group.WORLD] = "cuda:nccl"
+for _ in range(20):
+    dist.all_reduce(torch.ones(1))
+def load():
+    time.sleep(600)
+if dist.get_rank() == 1:
+    load() if os.environ["FAULT"] == "absent" else os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(torch.ones(1))
+"""
+NOT_BEGUN = (
+    " has not begun collective #21 of the default group, which 2 ranks have; "
+    "it is in load, script.py:11."
+)
+NO_ANSWER = (
+    " does not answer: it was stopped (SIGSTOP); "
+    "in the default group nobody has begun a collective after #21."
+)
+
+
+@pytest.mark.parametrize(("fault", "words"), [("absent", NOT_BEGUN), ("stopped", NO_ANSWER)])
+def test_of_nccl_it_is_known_who_has_not_begun(start, script, fault, words):
+    options = (*OPTIONS, "--launcher-nproc-per-node", "3", "--launcher-hang-timeout", "5")
+    host = start("--train-script", script(COUNTED), *options, FAULT=fault, TORCH_FR_BUFFER_SIZE="0")
+    assert host.wait() == 75, host.log()
+    named = re.escape(f": localhost, rank 1 (local rank 1){words}")
+    assert re.match(rf"no progress for [5-7]\.\d s{named}\n", host.failure), host.log()
+
+
 SAVES = """
 import os, sys, time
 

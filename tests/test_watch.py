@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,11 @@ def rank(number, *groups, still=60, **how):
 def found(ranks, since=0.0):
     seen = {one.rank: waits.Seen(f"algo-{one.rank // 2 + 1}", one, since) for one in ranks}
     return waits.findings(seen)
+
+
+def counted(last, ranks="0-3", name="default_pg"):
+    """A group of NCCL's."""
+    return Group(ranks, 0, name, last, is_counted=True)
 
 
 IN_61 = group(61, 61)
@@ -80,6 +87,41 @@ SENTENCES = [
         "barrier #2 of the group of ranks 0,1",
     ),
     ([rank(0, group(9, 9, ranks="0,1", name="mesh_dp")), rank(1)], "group mesh_dp (ranks 0,1), w"),
+    # Those ahead may be so by different numbers: they do not wait for the GPU after each.
+    (
+        [rank(0, counted(61)), rank(1, counted(75)), rank(2, counted(75)), rank(3, counted(60))],
+        "algo-2, rank 3 (local rank 1) has not begun collective #61 of the default group, which "
+        "3 ranks have; it is in load, data.py:88",
+    ),
+    # Rank 0 is behind, but waits for rank 1 in another group.
+    (
+        [
+            rank(0, counted(60), counted(5, "0,1", "")),
+            rank(1, counted(60), counted(4, "0,1", "")),
+            rank(2, counted(61)),
+            rank(3, counted(61)),
+        ],
+        "algo-1, rank 1 (local rank 1) has not begun collective #61 of the default group",
+    ),
+    (
+        [
+            *(rank(number, counted(61)) for number in range(3)),
+            rank(3, trouble="does not answer: x"),
+        ],
+        "algo-2, rank 3 (local rank 1) does not answer: x; in the default group nobody has begun "
+        "a collective after #61",
+    ),
+    # How far those were is not known, and rank 0 may wait for rank 3.
+    (
+        [
+            rank(0, counted(61), counted(4, "0,1", "")),
+            rank(1, counted(61), counted(5, "0,1", "")),
+            rank(2, trouble=ENDED),
+            rank(3, trouble=ENDED),
+        ],
+        "rank 2 (local rank 0), algo-2, rank 3 (local rank 1) say nothing more: rank 2 has ended "
+        "with exit code 0; in the default group nobody has begun a collective after #61",
+    ),
 ]
 
 
@@ -94,6 +136,10 @@ def test_what_is_said(ranks, words):
     [
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61)],  # rank 3 moves
         [rank(number, group(60)) for number in range(4)],  # in a long computation
+        [rank(number, counted(60)) for number in range(4)],  # or in a graph's collectives
+        [*(rank(number, counted(60)) for number in range(3)), rank(3, trouble=ENDED)],
+        [*(rank(number, counted(0)) for number in range(3)), rank(3, trouble="does not answer: x")],
+        [rank(0, counted(61)), rank(1, counted(60)), rank(2, counted(60))],  # rank 3 moves
         [rank(0)],
         [],
     ],
@@ -379,10 +425,37 @@ def test_how_far_a_group_is(entries, expected):
 def test_a_group_of_which_the_recorder_holds_nothing(oldest, last):
     """It has begun nothing, unless the recorder has had no room."""
 
+    entries = [entry(3, record_id=oldest, process_group=["1", ""])]
+    (said,) = groups_of("cpu:gloo", entries)
+    assert (said["ranks"], said["order"], said["last"]) == ("0,1", 0, last)
+
+
+def groups_of(backends, entries):
+    """Return what is said of a group of ranks 0 and 1 that has begun 9 operations."""
+
     class ProcessGroup:
+        group_desc = "mesh_dp"
+
         def _get_sequence_number_for_group(self):
             return 9
 
-    one, entries = ProcessGroup(), [entry(3, record_id=oldest, process_group=["1", ""])]
-    (said,) = in_rank.groups({one: "0"}, {one: {1: 1, 0: 0}}, entries)
-    assert (said["ranks"], said["order"], said["last"]) == ("0,1", 0, last)
+    one = ProcessGroup()
+    world = SimpleNamespace(pg_group_ranks={one: {1: 1, 0: 0}}, pg_backend_config={one: backends})
+    return in_rank.groups(world, {one: "0"}, entries)
+
+
+@pytest.mark.parametrize(
+    ("backends", "version", "expected"),
+    [
+        ("cuda:nccl", (2, 6), [(9, True)]),
+        ("cuda:nccl", (2, 5, 1), [(0, False)]),  # there a batch of sends counted, too
+        ("cpu:gloo,cuda:nccl", (2, 13), [(9, True), (1, False)]),
+        ("cpu:gloo,cuda:nccl2", (2, 13), [(1, False)]),
+    ],
+)
+def test_of_which_groups_it_is_only_counted(monkeypatch, backends, version, expected):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    other = entry(2, profiling_name="other:all_reduce", retired=False)
+    entries = [entry(1, record_id=0), other]
+    said = groups_of(backends, entries if "gloo" in backends else [])
+    assert [(one["last"], one.get("is_counted", False)) for one in said] == expected

@@ -6,6 +6,7 @@ said of a job that moves.
 """
 
 import random
+import re
 
 import pytest
 
@@ -31,9 +32,9 @@ class Op:
 class Rank:
     """One rank: its program, how far it is, and what it says to the launcher."""
 
-    def __init__(self, number, program, depth, lateness, rng):
-        self.number, self.program, self.depth = number, program, depth
-        self.lateness, self.rng = lateness, rng
+    def __init__(self, number, program, job, rng):
+        self.number, self.program, self.depth = number, program, job.depth
+        self.lateness, self.is_counted, self.rng = job.lateness, job.is_counted, rng
         self.next, self.ready_at, self.changed_at = 0, 0.0, 0.0
         self.open = []  # ops that it has begun and that have not ended
         self.state = "runs"
@@ -69,8 +70,9 @@ class Rank:
                 text = ",".join(map(str, sorted(members)))
                 last = max((op.number for op in done if op.group == name), default=0)
                 waits = min((op.number for op in self.open if op.group == name), default=0)
-                fields = {"ranks": text, "order": order, "name": "", "last": last, "waits": waits}
-                said.append({**fields, "op": "all_reduce", "of": ""})
+                fields = {"ranks": text, "order": order, "name": "", "last": last}
+                known = {"waits": waits, "op": "all_reduce", "of": ""}
+                said.append({**fields, **({"is_counted": True} if self.is_counted else known)})
         if said != self.seen:
             self.seen, self.since = said, now
             return {}
@@ -93,9 +95,12 @@ class Job:
             name = rng.choice(list(self.groups))
             counts[name] += 1
             program.append(Op(name, counts[name], self.groups[name][0]))
-        depth, self.lateness = rng.choice([1, 1, 3]), rng.choice([0, 0.02])
+        self.depth, self.lateness = rng.choice([1, 1, 3]), rng.choice([0, 0.02])
+        self.is_counted = rng.random() < 0.5  # as NCCL's are
+        if self.is_counted:
+            self.depth = rng.choice([1, 10])
         self.ranks = [
-            Rank(number, [op for op in program if number in op.members], depth, self.lateness, rng)
+            Rank(number, [op for op in program if number in op.members], self, rng)
             for number in range(size)
         ]
         self.watches = [Watch(EVERY, NOTIFY) for _ in range(0, size, 2)]
@@ -152,6 +157,9 @@ class Job:
         return [rank for rank in self.ranks if rank.open and rank is not self.victim]
 
 
+NAMES = re.compile(" (?:absent|not begun|does not answer|has ended)")
+
+
 def broken(seed, fault):
     """Return the promise that a job breaks, "" if it keeps both."""
     job = Job(seed, fault).run()
@@ -166,6 +174,8 @@ def broken(seed, fault):
         is_taken_back = job.lines[-1:] and job.lines[-1][1].startswith("progress again")
         return "" if is_taken_back or not told else "progress was not said"
     if fault == "network":
+        if job.is_counted:
+            return ""  # who is behind then is not known to be waited for
         # A rank of which a look was missed may have gone on, to the others.
         first = 1 if job.lateness else 0
         wrong = [line for _, line in told[first:] if "which does not complete" not in line]
@@ -177,10 +187,12 @@ def broken(seed, fault):
     if not job.waiting or job.victim.open:
         return ""  # nobody waits for it, or it was in a collective itself
     name = f"rank {job.victim.number} "
-    named = [at for at, line in told if name in line.partition(" absent")[0]]
-    others = [line for _, line in told if name not in line.partition(" absent")[0]]
+    named = [at for at, line in told if name in NAMES.split(line)[0]]
+    others = [line for _, line in told if name not in NAMES.split(line)[0]]
     if others:
         return f"another one was named: {others[0]}"
+    if job.is_counted and fault == "ended":
+        return ""  # what it had begun is not known then
     looks = 2 if job.lateness else 1
     by = max(frozen_at, job.fault_at, EVERY) + NOTIFY + looks * EVERY + 3
     if by < MOST and (not named or named[0] > by):
@@ -267,7 +279,15 @@ def looks_are_late(monkeypatch):
     monkeypatch.setattr(judge, "_SETTLES", 100.0)
 
 
+def those_ahead_are_named(monkeypatch):
+    def swapped(seen, real=waits._counted_waits):
+        return [one._replace(waiting=one.absent, absent=one.waiting) for one in real(seen)]
+
+    monkeypatch.setattr(waits, "_counted_waits", swapped)
+
+
 MISTAKES = [
+    those_ahead_are_named,
     moves_is_forgotten,
     order_is_forgotten,
     the_last_is_off_by_one,

@@ -191,7 +191,7 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             _SECONDS,
-            "how often ranks are asked how far gloo's collectives are; 0: never",
+            "how often ranks are asked how far their collectives are; 0: never",
         ),
     ] = 15
     hang_notify: Annotated[
@@ -209,7 +209,7 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             _SECONDS,
-            "without progress of gloo's collectives, until the job ends; longer than any "
+            "without progress of collectives, until the job ends; longer than any "
             "evaluation or save; 0: never",
         ),
     ] = 0

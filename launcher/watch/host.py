@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Callable, NamedTuple
 
-from launcher.watch.progress import ENDED, Rank, answer_of, bounded, seconds
+from launcher.watch.progress import ENDED, ENDS, Rank, answer_of, bounded, seconds
 from launcher.watch.stacks import Asked, calls_of, place, threads_of
 
 _TO_ANSWER = 1.0  # s that a rank has
@@ -72,7 +72,7 @@ class Watch:
         known = Rank(one.known.rank, one.known.local_rank, 0)
         if fields.get("ends"):
             where = place(calls_of(fields["calls"]))
-            known = _without_waits(one.known, f"is about to end{where and f', in {where}'}")
+            known = _without_waits(one.known, f"{ENDS}{where and f', in {where}'}")
             known = known._replace(still=seconds(fields["still"]))
         elif "groups" in fields:
             still, groups = answer_of(fields)

@@ -8,8 +8,9 @@ script's does not release the interpreter, or the process is stopped. Where the 
 faulthandler writes at a signal, to the same connection: in C, and without the interpreter.
 
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
-2.8 on). NCCL has one of its own, which is not read yet: that asks the GPU for the state of events,
-and no GPU was at hand to try what it does to a job.
+2.8 on). NCCL's own is not read: that asks the GPU for the state of events, some of which may be
+gone (ProcessGroupNCCL.cpp, as of graphs and blocking waits). Of NCCL a rank tells its count of the
+collectives that it has begun, an integer in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
@@ -137,7 +138,7 @@ class Watch:
             return {
                 "still": now - self._since,
                 "calls": self._calls(),
-                "groups": groups(names, world.pg_group_ranks, entries)[-_MOST_GROUPS:],
+                "groups": groups(world, names, entries)[-_MOST_GROUPS:],
             }
         except Exception as error:  # of a torch that is other than those that we know
             return {"error": f"{type(error).__name__}: {error}"}
@@ -150,21 +151,39 @@ def recorded(*, entries: bool) -> dict[str, Any]:
 
 
 def groups(
-    names: Mapping[Any, str],
-    ranks_of: Mapping[Any, Iterable[int]],
-    entries: Sequence[dict[str, Any]],
+    world: Any, names: Mapping[Any, str], entries: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return how far each process group is (progress.Group)."""
+    """Return how far each process group is (progress.Group), from what torch knows of them."""
     found, seen = [], dict[str, int]()
     has_lost = bool(entries) and entries[0]["record_id"] > 0  # the oldest ones, for lack of room
     for group, name in names.items():
-        ranks = ranges(sorted(ranks_of[group]))
+        ranks = ranges(sorted(world.pg_group_ranks[group]))
         order = seen[ranks] = seen.get(ranks, -1) + 1  # among groups of the same ranks
-        if len(ranks) <= _MOST_TEXT:
-            own = [one for one in entries if one["process_group"][0] == name]
-            count = _sequence(group) if has_lost else 0
-            found.append({"ranks": ranks, "order": order, **summary(own, count)})
+        if len(ranks) > _MOST_TEXT:
+            continue
+        which = {"ranks": ranks, "order": order}
+        is_counted = _is_counted(world.pg_backend_config.get(group, ""))
+        if is_counted:
+            label = _label(getattr(group, "group_desc", ""))
+            found.append({**which, "name": label, "last": _sequence(group), "is_counted": True})
+        own = [one for one in entries if one["process_group"][0] == name]
+        own = [one for one in own if one["profiling_name"].startswith("gloo:")]
+        if own or not is_counted:  # one group may have both NCCL and gloo
+            found.append({**which, **summary(own, _sequence(group) if has_lost else 0)})
     return found
+
+
+def _is_counted(backends: str) -> bool:
+    """Tell whether a group's own count is of collectives alone: NCCL's, from torch 2.6 on.
+
+    Before, a batch of point-to-point operations moved it, too (pytorch/pytorch#135132).
+    """
+    has_nccl = "nccl" in [one.rpartition(":")[2] for one in backends.split(",")]
+    return has_nccl and bool(sys.modules["torch"].__version__ >= (2, 6))
+
+
+def _label(description: str) -> str:
+    return "" if description == "undefined" else description
 
 
 def _sequence(group: Any) -> int:
@@ -186,10 +205,8 @@ def summary(own: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
     last = max((one["collective_seq_id"] for one in own), default=count)
     begun = [one for one in own if not one["retired"]]
     first = min(begun, key=lambda one: int(one["collective_seq_id"]), default=None)
-    said = {"name": "", "last": last, "waits": 0}
-    label = own[0]["process_group"][1] if own else ""
-    if label not in ("", "undefined"):
-        said["name"] = label
+    label = _label(own[0]["process_group"][1]) if own else ""
+    said = {"name": label, "last": last, "waits": 0}
     if first:
         said["waits"] = first["collective_seq_id"]
         said["op"] = str(first["profiling_name"]).partition(":")[2]

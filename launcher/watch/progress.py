@@ -11,8 +11,11 @@ from launcher.text import printable
 
 _MOST_GROUPS, _LONGEST_NAME, _LONGEST_RANKS = 64, 100, 2000
 _MOST_RANKS = 1 << 17
-ENDED = "has ended with exit code 0"  # a rank's trouble
+ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 _SIGNIFICANT = 10**12  # numbers are below
+
+
+Key = tuple[str, int, bool]
 
 
 class Group(NamedTuple):
@@ -21,6 +24,7 @@ class Group(NamedTuple):
     `ranks` are written as in_rank.ranges() does, `order` is its place among groups of the same
     ranks. `last` is the number of the last collective that the rank has begun; `waits` that of the
     first which has not ended, 0 if there is none, `op` what it is (`all_reduce`) and `of` its size.
+    If it is only counted what the rank has begun, as of NCCL, these three are not known.
     """
 
     ranks: str
@@ -30,11 +34,12 @@ class Group(NamedTuple):
     waits: int = 0
     op: str = ""
     of: str = ""
+    is_counted: bool = False
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         """What is the same on each of its ranks: their names for it may differ."""
-        return self.ranks, self.order
+        return self.ranks, self.order, self.is_counted
 
 
 class Rank(NamedTuple):
@@ -51,6 +56,10 @@ class Rank(NamedTuple):
     trouble: str = ""
     place: str = ""
     groups: tuple[Group, ...] = ()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.trouble.startswith((ENDED, ENDS))
 
 
 def members(ranks: str) -> range | tuple[int, ...]:
@@ -114,9 +123,10 @@ def _group(fields: Mapping[str, Any]) -> Group:
         whole(fields["order"]),
         _text(fields["name"]),
         whole(fields["last"]),
-        whole(fields["waits"]),
+        whole(fields.get("waits", 0)),
         _text(fields.get("op", "")),
         _text(fields.get("of", "")),
+        fields.get("is_counted", False) is True,
     )
     members(group.ranks)
     return group

@@ -5,6 +5,10 @@ ranks have begun, none of them is absent from; GPUs may still be behind. So rank
 that are members of a group in which one of them waits, and nothing is said of them while one of
 them moves: it may come yet. A rank that says nothing more still waits where others are absent;
 elsewhere it may have gone on.
+
+Where it is only counted what ranks have begun, those that are ahead of others count as waiting, in
+the first collective that not all have begun. If all are equal, nothing is known to wait, unless a
+member does not answer.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.text import join_and_count, plural
-from launcher.watch.progress import Group, Rank, members
+from launcher.watch.progress import Group, Key, Rank, members
 
 _NAMED = 4  # ranks that one sentence names
 # Of these each rank's input has the same size; a root's, or a share's, may have another.
@@ -46,6 +50,7 @@ class _Wait(NamedTuple):
     group: Group  # as one of those sees it
     waiting: tuple[int, ...]
     absent: tuple[int, ...]  # that have not begun it
+    is_sure: bool = True  # that somebody waits
 
 
 def findings(seen: Mapping[int, Seen]) -> list[Finding]:
@@ -56,8 +61,8 @@ def findings(seen: Mapping[int, Seen]) -> list[Finding]:
     waits = _waits(seen)
     found = []
     for ranks in _together(waits):
-        if all(rank in seen for rank in ranks):
-            of_these = [wait for wait in waits if wait.waiting[0] in ranks]
+        of_these = [wait for wait in waits if wait.waiting[0] in ranks]
+        if all(rank in seen for rank in ranks) and any(wait.is_sure for wait in of_these):
             since = max(seen[rank].since for rank in ranks)
             named, what = _why(of_these, seen)
             found.append(Finding(ranks, named, what, since))
@@ -66,8 +71,8 @@ def findings(seen: Mapping[int, Seen]) -> list[Finding]:
 
 def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
     """Return each collective in which somebody waits, the one with the most waiting ranks first."""
-    waiting: dict[tuple[tuple[str, int], int], list[int]] = {}
-    groups: dict[tuple[tuple[str, int], int], Group] = {}
+    waiting: dict[tuple[Key, int], list[int]] = {}
+    groups: dict[tuple[Key, int], Group] = {}
     for number, one in sorted(seen.items()):
         for group in one.rank.groups:
             if group.waits:
@@ -82,10 +87,35 @@ def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
             ranks = [rank for rank in ranks if not seen[rank].rank.trouble]
         if ranks:
             found.append(_Wait(group, tuple(ranks), tuple(absent)))
+    found += _counted_waits(seen)
     return sorted(found, key=lambda wait: (-len(wait.waiting), wait.group))
 
 
-def _has_begun(seen: Mapping[int, Seen], rank: int, key: tuple[str, int], number: int) -> bool:
+def _counted_waits(seen: Mapping[int, Seen]) -> list[_Wait]:
+    counts: dict[Key, dict[int, Group]] = {}
+    for number, one in sorted(seen.items()):
+        for group in one.rank.groups:
+            if group.is_counted and not one.rank.trouble:
+                counts.setdefault(group.key, {})[number] = group
+    found = []
+    for groups in counts.values():
+        group = max(groups.values(), key=lambda one: one.last)
+        least = min(one.last for one in groups.values())
+        quiet = [rank for rank in members(group.ranks) if rank in seen and rank not in groups]
+        quiet = [rank for rank in quiet if seen[rank].rank.trouble]
+        if quiet and group.last:
+            # How far these are is not known; those that have ended may have done all there was.
+            is_sure = least < group.last or not all(seen[rank].rank.has_ended for rank in quiet)
+            group = group._replace(waits=group.last)
+            found.append(_Wait(group, tuple(groups), tuple(quiet), is_sure))
+        elif least < group.last:
+            ahead = tuple(rank for rank, one in groups.items() if one.last > least)
+            behind = tuple(rank for rank in groups if rank not in ahead)
+            found.append(_Wait(group._replace(waits=least + 1), ahead, behind))
+    return found
+
+
+def _has_begun(seen: Mapping[int, Seen], rank: int, key: Key, number: int) -> bool:
     if rank not in seen:
         return True  # it moves: nothing is said of it
     return any(one.key == key and one.last >= number for one in seen[rank].rank.groups)
@@ -126,19 +156,22 @@ def _why(waits: Sequence[_Wait], seen: Mapping[int, Seen]) -> tuple[tuple[int, .
 
 
 def _absent(wait: _Wait, free: Sequence[int], seen: Mapping[int, Seen]) -> str:
-    what = f"{_collective(wait.group)}, where {plural(len(wait.waiting), 'rank')} "
-    what += "waits" if len(wait.waiting) == 1 else "wait"
-    state = _state(seen[free[0]].rank)
-    if len(free) == 1:
-        return f"{_rank(seen[free[0]])} is absent from {what}{state and f'; it {state}'}"
     some = [_rank(seen[rank]) for rank in free[:_NAMED]]
-    named = join_and_count(some, len(free) - len(some))
-    return f"{named} are absent from {what}{state and f'; rank {free[0]} {state}'}"
-
-
-def _state(rank: Rank) -> str:
-    """Return what is known of a rank that is absent."""
-    return rank.trouble or (f"is in {rank.place}" if rank.place else "")
+    named, is_one = join_and_count(some, len(free) - len(some)), len(free) == 1
+    who = plural(len(wait.waiting), "rank")
+    first = seen[free[0]].rank
+    if wait.group.is_counted and first.trouble:
+        state = first.trouble if is_one else f"say nothing more: rank {first.rank} {first.trouble}"
+        last = f"in {_name(wait.group)} nobody has begun a collective after #{wait.group.waits}"
+        return f"{named} {state}; {last}"
+    state = first.trouble or (f"is in {first.place}" if first.place else "")
+    state = state and f"; {'it' if is_one else f'rank {first.rank}'} {state}"
+    what, is_alone = _collective(wait.group), len(wait.waiting) == 1
+    if wait.group.is_counted:
+        what += f", which {who} {'has' if is_alone else 'have'}"
+        return f"{named} {'has' if is_one else 'have'} not begun {what}{state}"
+    what += f", where {who} {'waits' if is_alone else 'wait'}"
+    return f"{named} {'is' if is_one else 'are'} absent from {what}{state}"
 
 
 def _does_not_end(wait: _Wait, seen: Mapping[int, Seen]) -> str:
