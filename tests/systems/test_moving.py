@@ -1,0 +1,19 @@
+"""Nothing is said of a job that moves, however its ranks share the work."""
+
+from pathlib import Path
+
+import pytest
+from conftest import slow
+
+SCRIPT = Path(__file__).with_name("moving.py")
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("argument", [slow("recorded"), slow("counted")])
+def test_nothing_is_said_of_a_job_that_moves(start, argument):
+    looks = ("--launcher-watch", "1", "--launcher-hang-notify", "8", "--launcher-hang-timeout", "9")
+    options = ("--launcher-nproc-per-node", "8", *looks)
+    recorder = {"TORCH_FR_BUFFER_SIZE": "2000" if argument == "recorded" else "0"}
+    host = start("--train-script", SCRIPT, *options, argument, **recorder)
+    assert host.wait(250) == 0 and "no progress" not in host.err, host.log()
+    assert host.out.count("all parts done") == 8
