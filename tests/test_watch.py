@@ -82,9 +82,10 @@ SENTENCES = [
         [
             rank(0, group(3, 3, **PAIR), group(1, **PAIR, order=1)),
             rank(1, group(2, **PAIR), group(2, 2, "barrier", "", **PAIR, order=1)),
+            *(rank(number, group(9, 9, ranks="0-3")) for number in (2, 3)),  # who wait for both
         ],
         "ranks wait for each other: rank 0 in all_reduce #3 of the group of ranks 0,1, rank 1 in "
-        "barrier #2 of the group of ranks 0,1",
+        "barrier #2 of group 2 of ranks 0,1",
     ),
     ([rank(0, group(9, 9, ranks="0,1", name="mesh_dp")), rank(1)], "group mesh_dp (ranks 0,1), w"),
     # Those ahead may be so by different numbers: they do not wait for the GPU after each.

@@ -149,7 +149,8 @@ def _why(waits: Sequence[_Wait], seen: Mapping[int, Seen]) -> tuple[tuple[int, .
     for wait in waits:
         if not wait.absent:
             return (), _does_not_end(wait, seen)
-    blocked = sorted(busy)
+    # Not those that nobody waits for.
+    blocked = sorted(busy & {rank for wait in waits for rank in wait.absent})
     where = [_is_in(rank, waits) for rank in blocked[:_NAMED]]
     more = len(blocked) - len(where)
     return tuple(blocked), f"ranks wait for each other: {join_and_count(where, more)}"
@@ -211,7 +212,13 @@ def _name(group: Group) -> str:
     if group.name == "default_pg":
         return "the default group"
     ranks = group.ranks if len(group.ranks) <= 40 else f"{group.ranks[:37]}..."
-    return f"group {group.name} (ranks {ranks})" if group.name else f"the group of ranks {ranks}"
+    if group.name:
+        return f"group {group.name} (ranks {ranks})"
+    return (
+        f"group {group.order + 1} of ranks {ranks}"
+        if group.order
+        else f"the group of ranks {ranks}"
+    )
 
 
 def _rank(seen: Seen) -> str:
