@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +54,7 @@ def _show(argv: Sequence[str], signals: Signals) -> Ending:
     answers: dict[Any, Sequence[str]] = {}
     is_silent = False
     for folder in sorted(set(_folders())):
-        answer = _answer(folder)
+        answer = _answer(folder, signals)
         is_silent = is_silent or answer == {}
         if signals.stop():
             return Ending(128 + signals.stop(), was_stopped=True)
@@ -88,7 +90,7 @@ def _folders() -> Iterator[str]:
                         yield os.fsdecode(entry[len(prefix) :])
 
 
-def _answer(folder: str) -> dict[str, Any] | None:
+def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
     """Return what the launcher of a folder says: {} if nothing, None if it has gone."""
     lines = Lines(_LIMIT)
     with socket.socket(socket.AF_UNIX) as connection:
@@ -99,10 +101,16 @@ def _answer(folder: str) -> dict[str, Any] | None:
             return None
         with contextlib.suppress(OSError, ValueError, KeyError):
             connection.sendall(encoded({"want_stacks": True}))
-            connection.settimeout(_TO_ANSWER)
-            while data := connection.recv(1 << 16):
+            by = time.monotonic() + _TO_ANSWER
+            while _can_read(connection, signals, by) and (data := connection.recv(1 << 16)):
                 for line in lines.feed(data):
                     answer = decoded(line)
                     if isinstance(answer["lines"], list):
                         return {**answer, "uid": os.stat(folder).st_uid}
     return {}
+
+
+def _can_read(connection: socket.socket, signals: Signals, by: float) -> bool:
+    """Wait until a connection has something to read; not past a time, or a signal."""
+    ready, _, _ = select.select([connection, signals], [], [], max(0, by - time.monotonic()))
+    return ready == [connection]

@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -441,3 +443,16 @@ def test_random_config_files(tmp_path, hyperparameters, resources, channels):
     }.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
     nodes_planned([], {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")})
+
+
+def test_a_stop_ends_the_wait_for_stacks(start, tmp_path):
+    """Of a launcher that does not answer."""
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.bind(str(tmp_path / "socket"))
+        launcher.listen()
+        tool = start("stacks", LAUNCHER_RUN_DIR=str(tmp_path))
+        connection, _ = launcher.accept()
+        with connection:
+            assert connection.recv(100)
+            tool.signal(signal.SIGINT)
+            assert tool.wait(5) == 130, tool.log()  # before its own 8 s are over
