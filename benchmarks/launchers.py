@@ -74,7 +74,9 @@ if case == "workers":
     while not heard:
         list(loader)
     save()
-while case == "training":
+if case == "hang" and rank == 1:
+    time.sleep(600)
+while case in ("training", "hang"):
     dist.all_reduce(torch.ones(1))
 """
 ARGUMENTS = {"log": "a", "t": "b", "text": "$$", "lr": "1e-05"}
@@ -84,6 +86,7 @@ CASES = {
     "exit": "a rank of algo-2 ends with exit code 3, the other is in no collective",
     "restart": "a rank of algo-2 fails once, and one restart is allowed",
     "lost": "algo-2 is killed",
+    "hang": "a rank of algo-2 sleeps, and the other waits for it in a collective",
     "stop": "SIGTERM to both hosts, and ranks that take 5 s to save",
     "stop one": "SIGTERM to algo-2 alone, and ranks that take 5 s to save",
     "workers": "SIGTERM to both hosts, and ranks that save with the workers of a data loader",
@@ -158,6 +161,9 @@ class Host:
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
             **({} if case == "own name" else {"GLOO_SOCKET_IFNAME": "lo"}),
             "LAUNCHER_START_TIMEOUT": "10",
+            "LAUNCHER_WATCH": "1",
+            "LAUNCHER_HANG_NOTIFY": "5",
+            "LAUNCHER_HANG_TIMEOUT": str(10 * (case == "hang")),
             "LAUNCHER_MAX_RESTARTS": str(int(case == "restart")),
             "PET_MAX_RESTARTS": str(int(case == "restart")),
             "HOME": str(folder),
