@@ -110,7 +110,7 @@ def _counted_waits(seen: Mapping[int, Seen]) -> list[_Wait]:
             found.append(_Wait(group, tuple(groups), tuple(quiet), is_sure))
         elif least < group.last:
             ahead = tuple(rank for rank, one in groups.items() if one.last > least)
-            behind = tuple(rank for rank in groups if rank not in ahead)
+            behind = tuple(rank for rank, one in groups.items() if one.last == least)
             found.append(_Wait(group._replace(waits=least + 1), ahead, behind))
     return found
 
