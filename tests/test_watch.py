@@ -431,8 +431,8 @@ def test_a_group_of_which_the_recorder_holds_nothing(oldest, last):
     assert (said["ranks"], said["order"], said["last"]) == ("0,1", 0, last)
 
 
-def groups_of(backends, entries):
-    """Return what is said of a group of ranks 0 and 1 that has begun 9 operations."""
+def a_group(backends):
+    """Return torch's world, of one group, of ranks 0 and 1, that has begun 9 operations."""
 
     class ProcessGroup:
         group_desc = "mesh_dp"
@@ -442,21 +442,30 @@ def groups_of(backends, entries):
 
     one = ProcessGroup()
     world = SimpleNamespace(pg_group_ranks={one: {1: 1, 0: 0}}, pg_backend_config={one: backends})
-    return in_rank.groups(world, {one: "0"}, entries)
+    return world, {one: "0"}
+
+
+def groups_of(backends, entries):
+    return in_rank.groups(*a_group(backends), entries)
 
 
 @pytest.mark.parametrize(
-    ("backends", "version", "expected"),
+    ("backends", "version", "expected", "is_known"),
     [
-        ("cuda:nccl", (2, 6), [(9, True)]),
-        ("cuda:nccl", (2, 5, 1), [(0, False)]),  # there a batch of sends counted, too
-        ("cpu:gloo,cuda:nccl", (2, 13), [(9, True), (1, False)]),
-        ("cpu:gloo,cuda:nccl2", (2, 13), [(1, False)]),
+        ("cuda:nccl", (2, 6), [(9, True)], True),
+        ("cuda:nccl", (2, 5, 1), [(0, False)], False),  # there a batch of sends counted, too
+        ("cpu:gloo,cuda:nccl", (2, 7), [(9, True), (1, False)], True),
+        ("cpu:gloo,cuda:nccl", (2, 13), [(9, True), (1, False)], True),
+        ("cpu:gloo,cuda:other", (2, 7), [(1, False)], False),
+        ("cpu:gloo,cuda:other", (2, 13), [(1, False)], True),
     ],
 )
-def test_of_which_groups_it_is_only_counted(monkeypatch, backends, version, expected):
+def test_of_which_groups_it_is_only_counted(monkeypatch, backends, version, expected, is_known):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    recorder = {"_dump_fr_trace_json": None} if version >= (2, 8) else {}
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(**recorder))
     other = entry(2, profiling_name="other:all_reduce", retired=False)
     entries = [entry(1, record_id=0), other]
     said = groups_of(backends, entries if "gloo" in backends else [])
     assert [(one["last"], one.get("is_counted", False)) for one in said] == expected
+    assert bool(in_rank.unknown(*a_group(backends))) != is_known

@@ -133,15 +133,27 @@ class Watch:
             now = time.monotonic()
             if numbers != self._same or not names:
                 self._same, self._since = numbers, now
-                return {}
+                return unknown(world, names)
             entries = recorded(entries=True).get("entries", ())
             return {
+                **unknown(world, names),
                 "still": now - self._since,
                 "calls": self._calls(),
                 "groups": groups(world, names, entries)[-_MOST_GROUPS:],
             }
         except Exception as error:  # of a torch that is other than those that we know
             return {"error": f"{type(error).__name__}: {error}"}
+
+
+def unknown(world: Any, names: Mapping[Any, str]) -> dict[str, str]:
+    """Return of which group nothing is known, as an `error` to answer with; {} if of none."""
+    version = sys.modules["torch"].__version__
+    has_recorder = hasattr(sys.modules["torch._C._distributed_c10d"], "_dump_fr_trace_json")
+    for group in names:
+        backends = world.pg_backend_config.get(group, "")
+        if not (_is_counted(backends) or (has_recorder and "gloo" in _kinds(backends))):
+            return {"error": f"torch {version} keeps no record of a group of {backends}"}
+    return {}
 
 
 def recorded(*, entries: bool) -> dict[str, Any]:
@@ -178,8 +190,12 @@ def _is_counted(backends: str) -> bool:
 
     Before, a batch of point-to-point operations moved it, too (pytorch/pytorch#135132).
     """
-    has_nccl = "nccl" in [one.rpartition(":")[2] for one in backends.split(",")]
-    return has_nccl and bool(sys.modules["torch"].__version__ >= (2, 6))
+    return "nccl" in _kinds(backends) and bool(sys.modules["torch"].__version__ >= (2, 6))
+
+
+def _kinds(backends: str) -> list[str]:
+    """Return the backends of a group: of `cpu:gloo,cuda:nccl`, gloo and nccl."""
+    return [one.rpartition(":")[2] for one in backends.split(",")]
 
 
 def _label(description: str) -> str:
