@@ -28,9 +28,9 @@ def found(ranks, since=0.0):
     return waits.findings(seen)
 
 
-def counted(last, ranks="0-3", name="default_pg"):
+def counted(last, ranks="0-3", name="default_pg", waits=0):
     """A group of NCCL's."""
-    return Group(ranks, 0, name, last, is_counted=True)
+    return Group(ranks, 0, name, last, waits, is_counted=True)
 
 
 IN_61 = group(61, 61)
@@ -112,6 +112,23 @@ SENTENCES = [
         "algo-2, rank 3 (local rank 1) does not answer: x; in the default group nobody has begun "
         "a collective after #61",
     ),
+    (
+        [rank(number, counted(61, waits=61)) for number in range(4)],
+        "all 4 ranks have begun collective #61 of the default group, which does not complete",
+    ),
+    (
+        [*(rank(number, counted(61, waits=61)) for number in range(3)), rank(3, counted(61))],
+        "have begun collective #61 of the default group, which does not complete on 3 of them",
+    ),
+    # Ranks 2 and 3 wait for their GPUs after each.
+    (
+        [
+            *(rank(number, counted(75, waits=75)) for number in range(2)),
+            *(rank(number, counted(61, waits=61)) for number in (2, 3)),
+        ],
+        "all 4 ranks have begun collective #61 of the default group, which does not complete on 2 "
+        "of them",
+    ),
     # How far those were is not known, and rank 0 may wait for rank 3.
     (
         [
@@ -138,6 +155,7 @@ def test_what_is_said(ranks, words):
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61)],  # rank 3 moves
         [rank(number, group(60)) for number in range(4)],  # in a long computation
         [rank(number, counted(60)) for number in range(4)],  # or in a graph's collectives
+        [*(rank(number, counted(60, waits=60)) for number in range(3)), rank(3)],  # of 3 no word
         [*(rank(number, counted(60)) for number in range(3)), rank(3, trouble=ENDED)],
         [*(rank(number, counted(0)) for number in range(3)), rank(3, trouble="does not answer: x")],
         [rank(0, counted(61)), rank(1, counted(60)), rank(2, counted(60))],  # rank 3 moves
@@ -446,7 +464,26 @@ def a_group(backends):
 
 
 def groups_of(backends, entries):
-    return in_rank.groups(*a_group(backends), entries)
+    return in_rank.groups(*a_group(backends), entries, {})
+
+
+@pytest.mark.parametrize(
+    ("enqueued", "completed", "waits"),
+    [
+        ("9", "8", 9),
+        ("9", "9", 0),
+        ("4", "3", 0),  # a send's number, or in a graph
+        (None, None, 0),  # the recorder is off
+    ],
+)
+def test_whether_the_last_collective_of_nccls_has_ended(monkeypatch, enqueued, completed, waits):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=str))
+    world, _ = a_group("cuda:nccl")
+    (one,) = world.pg_backend_config
+    one._get_backend = {"cuda": SimpleNamespace(uid=2)}.get
+    numbers = {"last_enqueued_collective": enqueued, "last_completed_collective": completed}
+    status = {"1": {}, "2": numbers} if enqueued else {}
+    assert in_rank.counted(one, status) == {"name": "mesh_dp", "last": 9, "waits": waits}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Rank:
     def __init__(self, number, program, job, rng):
         self.number, self.program, self.depth = number, program, job.depth
         self.lateness, self.is_counted, self.rng = job.lateness, job.is_counted, rng
+        self.knows_ends = job.knows_ends
         self.next, self.ready_at, self.changed_at = 0, 0.0, 0.0
         self.open = []  # ops that it has begun and that have not ended
         self.state = "runs"
@@ -72,7 +73,11 @@ class Rank:
                 waits = min((op.number for op in self.open if op.group == name), default=0)
                 fields = {"ranks": text, "order": order, "name": "", "last": last}
                 known = {"waits": waits, "op": "all_reduce", "of": ""}
-                said.append({**fields, **({"is_counted": True} if self.is_counted else known)})
+                if self.is_counted:
+                    is_open = any((op.group, op.number) == (name, last) for op in self.open)
+                    waits = last if is_open and self.knows_ends else 0
+                    known = {"waits": waits, "is_counted": True}
+                said.append({**fields, **known})
         if said != self.seen:
             self.seen, self.since = said, now
             return {}
@@ -97,6 +102,7 @@ class Job:
             program.append(Op(name, counts[name], self.groups[name][0]))
         self.depth, self.lateness = rng.choice([1, 1, 3]), rng.choice([0, 0.02])
         self.is_counted = rng.random() < 0.5  # as NCCL's are
+        self.knows_ends = self.is_counted and rng.random() < 0.5  # with its recorder on
         if self.is_counted:
             self.depth = rng.choice([1, 10])
         self.ranks = [
@@ -174,7 +180,7 @@ def broken(seed, fault):
         is_taken_back = job.lines[-1:] and job.lines[-1][1].startswith("progress again")
         return "" if is_taken_back or not told else "progress was not said"
     if fault == "network":
-        if job.is_counted:
+        if job.is_counted and not job.knows_ends:
             return ""  # who is behind then is not known to be waited for
         # A rank of which a look was missed may have gone on, to the others.
         first = 1 if job.lateness else 0

@@ -8,9 +8,10 @@ script's does not release the interpreter, or the process is stopped. Where the 
 faulthandler writes at a signal, to the same connection: in C, and without the interpreter.
 
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
-2.8 on). NCCL's own is not read: that asks the GPU for the state of events, some of which may be
-gone (ProcessGroupNCCL.cpp, as of graphs and blocking waits). Of NCCL a rank tells its count of the
-collectives that it has begun, an integer in memory.
+2.8 on). Of NCCL's the entries are not read: that asks the GPU for the state of events, some of
+which may be gone (ProcessGroupNCCL.cpp, as of graphs and blocking waits). Of NCCL a rank tells how
+many collectives it has begun and, where its recorder is on (by itself from torch 2.10 on), whether
+the last has ended, as torch's watchdog has seen it: integers in memory.
 """
 
 from __future__ import annotations
@@ -129,17 +130,19 @@ class Watch:
         try:
             world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
             names = dict(world.pg_names) if world else {}
-            numbers = recorded(entries=False), [_sequence(group) for group in names]
+            has_nccl = any("nccl" in _kinds(world.pg_backend_config.get(one, "")) for one in names)
+            status = recorded("nccl").get("pg_status", {}) if has_nccl else {}
+            numbers = recorded("fr"), status, [_sequence(group) for group in names]
             now = time.monotonic()
             if numbers != self._same or not names:
                 self._same, self._since = numbers, now
                 return unknown(world, names)
-            entries = recorded(entries=True).get("entries", ())
+            entries = recorded("fr", entries=True).get("entries", ())
             return {
                 **unknown(world, names),
                 "still": now - self._since,
                 "calls": self._calls(),
-                "groups": groups(world, names, entries)[-_MOST_GROUPS:],
+                "groups": groups(world, names, entries, status)[-_MOST_GROUPS:],
             }
         except Exception as error:  # of a torch that is other than those that we know
             return {"error": f"{type(error).__name__}: {error}"}
@@ -156,16 +159,22 @@ def unknown(world: Any, names: Mapping[Any, str]) -> dict[str, str]:
     return {}
 
 
-def recorded(*, entries: bool) -> dict[str, Any]:
-    """Return what torch's recorder holds, with or without its entries; {} if there is none."""
-    dump = getattr(sys.modules["torch._C._distributed_c10d"], "_dump_fr_trace_json", None)
+def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
+    """Return what a recorder of torch's holds, `fr` or `nccl`; {} if there is none."""
+    dump = getattr(sys.modules["torch._C._distributed_c10d"], f"_dump_{which}_trace_json", None)
     return dict(json.loads(dump(entries, False))) if dump else {}
 
 
 def groups(
-    world: Any, names: Mapping[Any, str], entries: Sequence[dict[str, Any]]
+    world: Any,
+    names: Mapping[Any, str],
+    entries: Sequence[dict[str, Any]],
+    status: Mapping[str, Mapping[str, str]],
 ) -> list[dict[str, Any]]:
-    """Return how far each process group is (progress.Group), from what torch knows of them."""
+    """Return how far each process group is (progress.Group), from what torch knows of them.
+
+    `entries` are gloo's, `status` is NCCL's, by a group's `uid`.
+    """
     found, seen = [], dict[str, int]()
     has_lost = bool(entries) and entries[0]["record_id"] > 0  # the oldest ones, for lack of room
     for group, name in names.items():
@@ -176,8 +185,7 @@ def groups(
         which = {"ranks": ranks, "order": order}
         is_counted = _is_counted(world.pg_backend_config.get(group, ""))
         if is_counted:
-            label = _label(getattr(group, "group_desc", ""))
-            found.append({**which, "name": label, "last": _sequence(group), "is_counted": True})
+            found.append({**which, **counted(group, status), "is_counted": True})
         own = [one for one in entries if one["process_group"][0] == name]
         own = [one for one in own if one["profiling_name"].startswith("gloo:")]
         if own or not is_counted:  # one group may have both NCCL and gloo
@@ -196,6 +204,22 @@ def _is_counted(backends: str) -> bool:
 def _kinds(backends: str) -> list[str]:
     """Return the backends of a group: of `cpu:gloo,cuda:nccl`, gloo and nccl."""
     return [one.rpartition(":")[2] for one in backends.split(",")]
+
+
+def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Return the last collective of NCCL's that a group has begun; it `waits` if it has not ended.
+
+    torch numbers sends apart, but keeps the last number of either, so that this may not be known.
+    """
+    last = _sequence(group)
+    said = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}
+    if status:
+        backend = group._get_backend(sys.modules["torch"].device("cuda"))
+        seen = status.get(str(getattr(backend, "uid", "")), {})
+        has_ended = seen.get("last_completed_collective") == str(last)
+        if seen.get("last_enqueued_collective") == str(last) and not has_ended:
+            said["waits"] = last
+    return said
 
 
 def _label(description: str) -> str:

@@ -24,7 +24,8 @@ class Group(NamedTuple):
     `ranks` are written as in_rank.ranges() does, `order` is its place among groups of the same
     ranks. `last` is the number of the last collective that the rank has begun; `waits` that of the
     first which has not ended, 0 if there is none, `op` what it is (`all_reduce`) and `of` its size.
-    If it is only counted what the rank has begun, as of NCCL, these three are not known.
+    If what the rank has begun is only counted, as of NCCL, `waits` is `last` if that is known not
+    to have ended, and the two others are not known.
     """
 
     ranks: str

@@ -6,9 +6,9 @@ that are members of a group in which one of them waits, and nothing is said of t
 them moves: it may come yet. A rank that says nothing more still waits where others are absent;
 elsewhere it may have gone on.
 
-Where it is only counted what ranks have begun, those that are ahead of others count as waiting, in
-the first collective that not all have begun. If all are equal, nothing is known to wait, unless a
-member does not answer.
+Where what ranks have begun is only counted, as of NCCL, those that are ahead of others count as
+waiting, in the first collective that not all have begun; but if those behind are known to wait in
+their last, all do. If all are equal, nothing is known to wait, unless a member does not answer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
     groups: dict[tuple[Key, int], Group] = {}
     for number, one in sorted(seen.items()):
         for group in one.rank.groups:
-            if group.waits:
+            if group.waits and not group.is_counted:
                 what = group.key, group.waits
                 groups.setdefault(what, group)
                 waiting.setdefault(what, []).append(number)
@@ -108,10 +108,15 @@ def _counted_waits(seen: Mapping[int, Seen]) -> list[_Wait]:
             is_sure = least < group.last or not all(seen[rank].rank.has_ended for rank in quiet)
             group = group._replace(waits=group.last)
             found.append(_Wait(group, tuple(groups), tuple(quiet), is_sure))
-        elif least < group.last:
-            ahead = tuple(rank for rank, one in groups.items() if one.last > least)
-            behind = tuple(rank for rank, one in groups.items() if one.last == least)
-            found.append(_Wait(group._replace(waits=least + 1), ahead, behind))
+            continue
+        behind = {rank: one for rank, one in groups.items() if one.last == least}
+        waiting = tuple(rank for rank, one in behind.items() if one.waits)
+        if least < group.last and len(waiting) < len(behind):
+            ahead = tuple(rank for rank in groups if rank not in behind)
+            absent = tuple(rank for rank in behind if rank not in waiting)
+            found.append(_Wait(group._replace(waits=least + 1), ahead, absent))
+        elif waiting and len(groups) == len(members(group.ranks)):  # in what all have begun
+            found.append(_Wait(group._replace(waits=least), waiting, ()))
     return found
 
 
@@ -177,6 +182,11 @@ def _absent(wait: _Wait, free: Sequence[int], seen: Mapping[int, Seen]) -> str:
 
 def _does_not_end(wait: _Wait, seen: Mapping[int, Seen]) -> str:
     """Return what is said when all ranks of a group have begun a collective that does not end."""
+    in_it, all_ranks = len(wait.waiting), len(members(wait.group.ranks))
+    if wait.group.is_counted:
+        some = "" if in_it == all_ranks else f" on {in_it} of them"
+        what = f"have begun {_collective(wait.group)}, which does not complete"
+        return f"all {all_ranks} ranks {what}{some}"
     begun: dict[tuple[str, str], list[int]] = {}
     for rank in wait.waiting:
         for group in seen[rank].rank.groups:
@@ -184,7 +194,6 @@ def _does_not_end(wait: _Wait, seen: Mapping[int, Seen]) -> str:
                 of = group.of if group.op in _SAME_SIZE else ""
                 begun.setdefault((group.op, of), []).append(rank)
     if len(begun) == 1:
-        in_it, all_ranks = len(wait.waiting), len(members(wait.group.ranks))
         who = f"all {in_it} ranks are" if in_it == all_ranks else f"{plural(in_it, 'rank')} of "
         if in_it != all_ranks:
             who += f"{all_ranks} are" if in_it > 1 else f"{all_ranks} is"
