@@ -371,6 +371,22 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
     assert first.waits_until(70.3)[1] == Tell(End(Result(1, "of the last attempt\n")))
 
 
+def test_stacks_are_of_the_ranks_that_run_now():
+    first = ready(max_restarts=3)
+    assert first.hears(SECOND, WantStacks(), 37) == everywhere(ShowStacks(1))
+    first.hears(SECOND, failed(), 37.5)
+    first.step(Time(), 38)
+    for host in HOSTS:
+        first.hears(host, Cleared(1, 0), 38)
+    assert first.hears(THIRD, WantStacks(), 38.5) == everywhere(ShowStacks(2))
+    for host in HOSTS:
+        assert first.hears(host, Stacks(1, (((0,), "  of attempt 1"),)), 38.6) == ()
+    for host in (FIRST, SECOND):
+        assert first.hears(host, Stacks(2, ()), 39) == ()
+    told = first.hears(THIRD, Stacks(2, (((0,), "  here"),)), 39)
+    assert told == (Send((THIRD,), AllStacks(("rank 0:", "  here"))),)
+
+
 def test_no_ranks_are_left_when_the_last_host_that_is_here_has_none():
     first = ready()
     first.hears(SECOND, Stop(15))
@@ -543,7 +559,7 @@ INVALID = [
     (from_member, failed(), "failure", "text", TEXTS),
     *((from_member, WATCHED, "ranks", 0, name, NUMBERS) for name in ("rank", "local_rank")),
     (from_member, WATCHED, "ranks", 0, "still", [-1, "1", None, math.inf, math.nan]),
-    (from_member, WATCHED, "ranks", 0, "groups", [1, [1], [["0-x", 0, "", 0, 0, "", ""]], [["0"]]]),
+    (from_member, WATCHED, "ranks", 0, "groups", [1, [1], [["0-x", 0, "", 0, 0, "", ""]], [[0]]]),
     (from_member, WATCHED, "ranks", [1, [1], [{}]]),
     (from_member, STACKS, "number", NUMBERS),
     (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]], [[[], "x"]]]),

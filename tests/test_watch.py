@@ -126,8 +126,18 @@ SENTENCES = [
             *(rank(number, counted(75, waits=75)) for number in range(2)),
             *(rank(number, counted(61, waits=61)) for number in (2, 3)),
         ],
-        "all 4 ranks have begun collective #61 of the default group, which does not complete on 2 "
-        "of them",
+        "all 4 ranks have begun collective #61 of the default group, which does not complete",
+    ),
+    # Of rank 3 it is known how far it was.
+    (
+        [
+            rank(0, counted(61)),
+            rank(1, counted(60)),
+            rank(2, counted(61)),
+            rank(3, counted(61), trouble=ENDED),
+        ],
+        "algo-1, rank 1 (local rank 1) has not begun collective #61 of the default group, which "
+        "2 ranks have; it is in load, data.py:88",
     ),
     # How far those were is not known, and rank 0 may wait for rank 3.
     (
@@ -214,14 +224,14 @@ def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
 
 
 def test_stacks_are_new_also_if_the_job_ends_at_once():
-    state = judge.State(notify=60, timeout=30)
+    state = judge.State(notify=60, timeout=30, every=1)
     ranks = [rank(number, IN_61, still=40) for number in range(4)]
     state, lines, is_new = judge.time(judge.heard(state, "algo-1", ranks, 100), 101)
-    assert state.hung and is_new and not lines
+    assert state.hung and is_new and len(lines) == 1
 
 
 def test_when_it_is_said():
-    state = judge.State(notify=60, timeout=200)
+    state = judge.State(notify=60, timeout=200, every=1)
     ranks = [rank(0, IN_61, still=31), rank(1, IN_61, still=30)]
     state = judge.heard(state, "algo-1", ranks, 100)
     state, lines, _ = judge.time(state, 101)
@@ -236,7 +246,8 @@ def test_when_it_is_said():
         assert not judge.cause(state, 131)
     # Since 72 nothing has moved.
     assert said == [(132, "no progress for 60 s"), (192, "no progress for 120 s")]
-    assert (now, state.hung[:21]) == (272, "no progress for 200 s")
+    # The last moment at which what was seen before the time was over can become known.
+    assert (now, state.hung[:21]) == (276, "no progress for 204 s")
     assert judge.due(state) == math.inf
     assert "rank 3" in judge.cause(state, 133)
     state = judge.heard(state, "algo-2", [rank(2, IN_61)], 290)
@@ -250,16 +261,65 @@ def test_when_it_is_said():
 def test_more_ranks_that_come_to_wait_are_no_other_trouble():
     state = judge.State(notify=60)
     two = {"ranks": "0,1"}
-    state = judge.heard(
-        state, "algo-1", [rank(0, group(9, 9, **two)), rank(1, group(8, **two), group(60))], 60
-    )
+    ranks = [rank(0, group(9, 9, **two), group(60)), rank(1, group(8, **two), group(60))]
+    state = judge.heard(state, "algo-1", ranks, 60)
     state, _, is_new = judge.time(state, 61)
     assert is_new and [one.said for one in state.known] == [True]
     state = judge.heard(state, "algo-2", [rank(2, IN_61), rank(3, IN_61)], 61)
-    ranks = [rank(0, group(9, 9, **two), IN_61), rank(1, group(8, **two), group(60))]
-    state = judge.heard(state, "algo-1", ranks, 61)
     state, lines, is_new = judge.time(state, 62)
     assert lines == [] and not is_new and [one.said for one in state.known] == [True]
+
+
+def stalls(*hosts, notify=60):
+    """Return what is said when hosts tell of their ranks, one after another, 100 s apart."""
+    state, said = judge.State(notify=notify), []
+    for now, (host, ranks) in zip(range(100, 10000, 100), hosts):
+        state = judge.heard(state, host, ranks, now)
+        for later in (1, 12):
+            state, lines, _ = judge.time(state, now + later)
+            said += [line.partition(":")[0] + line[-30:] for line in lines]
+    return state, said
+
+
+def test_who_is_named_may_change_while_nothing_moves():
+    others = [rank(0, counted(61)), rank(1, counted(60)), rank(2, counted(61))]
+    one, silent = rank(3, counted(60)), rank(3, counted(60), trouble="does not answer: x")
+    hosts = [("algo-1", [*others, last._replace(still=70)]) for last in (one, silent, one)]
+    state, said = stalls(*hosts)
+    assert len(state.known) == 1 and not [line for line in said if "progress again" in line], said
+
+
+def test_two_stalls_that_become_one():
+    state = judge.State(notify=60)
+    pairs = [({"ranks": "0,1", "name": ""}), ({"ranks": "2,3", "name": ""})]
+    all_of = {"ranks": "0-4", "name": ""}
+    ranks = []
+    for first, pair in zip((0, 2), pairs):
+        ranks += [rank(first, group(9, 9, **pair)), rank(first + 1, group(8, **pair))]
+    state, lines, _ = judge.time(judge.heard(state, "algo-1", ranks, 100), 101)
+    assert len(lines) == len(state.known) == 2
+    ranks += [rank(4, group(1, 1, **all_of))]
+    state, lines, is_new = judge.time(judge.heard(state, "algo-1", ranks, 140), 141)
+    assert (lines, is_new, len(state.known)) == ([], False, 1)
+
+
+def test_a_stall_is_not_the_one_before():
+    """Rank 0 has come to #61, and is absent from #62: that is no hang of both together."""
+    state, timeout = judge.State(notify=20, timeout=60, every=5), 60
+    for number, now in enumerate(range(30, 30 + 10 * 30, 30)):
+        ranks = [rank(0, group(number), still=25)]
+        ranks += [rank(one, group(number + 1, number + 1), still=25) for one in (1, 2, 3)]
+        state, _, _ = judge.time(judge.heard(state, "algo-1", ranks, now), now + 1)
+        assert not state.hung and now - state.known[-1].finding.since < timeout
+
+
+def test_many_stalls_at_once_are_not_all_said():
+    pairs = []
+    for first in range(0, 200, 2):
+        pair = {"ranks": f"{first},{first + 1}", "name": ""}
+        pairs += [rank(first, group(9, 9, **pair)), rank(first + 1, group(8, **pair))]
+    state, lines, _ = judge.time(judge.heard(judge.State(), "algo-1", pairs, 100), 101)
+    assert len(state.known) == 100 and lines[5:] == ["... and 95 more like these."]
 
 
 def test_what_a_host_asks_and_tells():
@@ -286,6 +346,28 @@ def test_what_a_host_asks_and_tells():
         (46, (two,)),
         (61, (two._replace(still=46), Rank(2, 2, 31, answers))),
     ]
+
+
+def test_ranks_of_which_no_message_has_the_groups_are_counted():
+    watch, most = Watch(15, 60), progress.MOST_GROUPS
+    groups = [{"ranks": f"{n},{n + 1},{n + 9}", "name": 90 * "x", "last": 9} for n in range(most)]
+    for pid in range(12):
+        watch.joined(pid, pid, pid, 0, 0)
+    assert not watch.error
+    question = watch.question(15)
+    for pid in range(12):
+        watch.answered(pid, {**question, "still": 40, "calls": [], "groups": groups}, 15)
+    told = watch.changes((), lambda _: "S", 16)
+    assert 6 < len(told) < 12
+    assert watch.error == (
+        f"ranks are in too many groups: {12 - len(told)} cannot say how far they are."
+    )
+
+
+def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():
+    many = [group(5, ranks=f"0,{n}", name="") for n in range(1, 1 + progress.MOST_GROUPS)]
+    (one,) = found([rank(0, *many), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))])
+    assert one.named == (3,)
 
 
 def test_a_rank_that_has_ended_or_gone_on_without_us():
@@ -440,6 +522,16 @@ def test_how_far_a_group_is(entries, expected):
     assert tuple(said.get(key, "") for key in ("last", "waits", "op", "of")) == expected
 
 
+def test_groups_in_which_a_rank_waits_come_first():
+    world, names = a_group("cpu:gloo")
+    other, _ = a_group("cpu:gloo")
+    (one,) = other.pg_group_ranks
+    world.pg_group_ranks[one], world.pg_backend_config[one] = {1: 0, 2: 1}, "cpu:gloo"
+    entries = [entry(3, record_id=0), entry(4, process_group=["1", ""], retired=False)]
+    said = in_rank.groups(world, {**names, one: "1"}, entries, {})
+    assert [(group["ranks"], group["waits"]) for group in said] == [("1,2", 4), ("0,1", 0)]
+
+
 @pytest.mark.parametrize(("oldest", "last"), [(0, 0), (7, 9)])
 def test_a_group_of_which_the_recorder_holds_nothing(oldest, last):
     """It has begun nothing, unless the recorder has had no room."""
@@ -499,10 +591,14 @@ def test_whether_the_last_collective_of_nccls_has_ended(monkeypatch, enqueued, c
 )
 def test_of_which_groups_it_is_only_counted(monkeypatch, backends, version, expected, is_known):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
-    recorder = {"_dump_fr_trace_json": None} if version >= (2, 8) else {}
+    is_recorded = version >= (2, 8)
+    recorder = {"_dump_fr_trace_json": None} if is_recorded else {}
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(**recorder))
     other = entry(2, profiling_name="other:all_reduce", retired=False)
     entries = [entry(1, record_id=0), other]
     said = groups_of(backends, entries if "gloo" in backends else [])
     assert [(one["last"], one.get("is_counted", False)) for one in said] == expected
-    assert bool(in_rank.unknown(*a_group(backends))) != is_known
+    known = in_rank.unknown(*a_group(backends), is_recorded=is_recorded) == {}
+    assert known == is_known
+    is_on = known if "nccl" in backends else False  # TORCH_FR_BUFFER_SIZE may be 0
+    assert (in_rank.unknown(*a_group(backends), is_recorded=False) == {}) == is_on

@@ -1,10 +1,11 @@
 """Watching, on jobs that are only a model: ranks that run random programs of collectives.
 
 The ranks' numbers are made here; what hosts and the coordinator make of them is the launcher's own
-code. Two promises: an absent rank is named within `NOTIFY` seconds and one look, and nothing is
-said of a job that moves.
+code. Three promises: an absent rank is named within `NOTIFY` seconds and one look, nothing is said
+of a job that moves, and none is ended of which no stall was as long as its time-out.
 """
 
+import math
 import random
 import re
 
@@ -15,6 +16,7 @@ from launcher.watch.host import Watch
 
 EVERY, NOTIFY = 15, 60
 MOST = 400  # seconds of a job
+LONGEST, LONG = 40, 100  # seconds between two steps of a rank, and with the fault "long"
 
 
 class Op:
@@ -55,7 +57,7 @@ class Rank:
             op.begun.add(self.number)
             self.open.append(op)
             self.next += 1
-            self.ready_at = now + self.rng.choice([0, 1, 5, 20, 40])
+            self.ready_at = now + self.rng.choice([0, 1, 5, 20, LONGEST])
             self.changed_at = now
 
     def misses(self):
@@ -87,7 +89,7 @@ class Rank:
 class Job:
     """Ranks on hosts, two each; `fault` is what becomes of one of them at some time."""
 
-    def __init__(self, seed, fault=""):
+    def __init__(self, seed, fault="", every=EVERY, notify=NOTIFY, timeout=math.inf):
         rng = self.rng = random.Random(seed)
         size = rng.choice([2, 3, 4, 6])
         self.groups = {"all": (frozenset(range(size)), 0), "again": (frozenset(range(size)), 1)}
@@ -109,9 +111,10 @@ class Job:
             Rank(number, [op for op in program if number in op.members], self, rng)
             for number in range(size)
         ]
-        self.watches = [Watch(EVERY, NOTIFY) for _ in range(0, size, 2)]
-        self.starts = [rng.uniform(0, EVERY) for _ in self.watches]
-        self.judge = judge.State(NOTIFY)
+        self.watches = [Watch(every, min(notify, timeout)) for _ in range(0, size, 2)]
+        self.starts = [rng.uniform(0, every) for _ in self.watches]
+        self.judge = judge.State(notify, timeout, every)
+        self.ended_at = math.inf
         self.fault, self.victim = fault, self.ranks[rng.randrange(size)]
         self.fault_at = rng.uniform(1, 60)
         self.lines = []  # (time, text)
@@ -125,7 +128,7 @@ class Job:
                     op.is_cut = True
             elif self.fault and now >= self.fault_at and self.victim.state == "runs":
                 self.victim.state = self.fault
-            if self.fault == "long" and now >= self.fault_at + 100:
+            if self.fault == "long" and now >= self.fault_at + LONG:
                 self.victim.state = "runs"
             for rank in self.ranks:
                 rank.step(now)
@@ -134,6 +137,9 @@ class Job:
             if now >= judge.due(self.judge):
                 self.judge, lines, _ = judge.time(self.judge, now)
                 self.lines += [(now, line) for line in lines]
+                if self.judge.hung:
+                    self.ended_at = now
+                    break
             now += 0.5
         return self
 
@@ -195,6 +201,8 @@ def broken(seed, fault):
     name = f"rank {job.victim.number} "
     named = [at for at, line in told if name in NAMES.split(line)[0]]
     others = [line for _, line in told if name not in NAMES.split(line)[0]]
+    if job.lateness:
+        others = others[1:]  # one of which a look was missed may have gone on
     if others:
         return f"another one was named: {others[0]}"
     if job.is_counted and fault == "ended":
@@ -206,6 +214,22 @@ def broken(seed, fault):
     return ""
 
 
+def broken_by_the_end(seed, fault):
+    """Return the promise that a job with a time-out breaks, "" if it keeps it."""
+    rng = random.Random(seed)
+    longest = LONGEST + (LONG if fault == "long" else 0)
+    every = rng.choice([1, 2, 5, 15])
+    timeout = longest + rng.choice([0.5, 5, 30])
+    job = Job(seed, fault, every, rng.choice([2, 4]) * every, timeout).run()
+    if fault in ("", "long"):
+        return f"ended at {job.ended_at}: {job.judge.hung}" if job.judge.hung else ""
+    if not job.waiting or job.victim.open:
+        return ""
+    frozen_at = max(job.fault_at, *(rank.changed_at for rank in job.ranks))
+    by = frozen_at + timeout + 4 * every + 5
+    return f"not ended by {by}" if min(job.ended_at, MOST) > by else ""
+
+
 FAULTS = ("", "absent", "silent", "ended", "long", "network")
 
 
@@ -213,6 +237,12 @@ FAULTS = ("", "absent", "silent", "ended", "long", "network")
 def test_both_promises_hold(fault):
     for seed in range(60):
         assert not broken(seed, fault), f"{fault or 'no fault'}, seed {seed}"
+
+
+@pytest.mark.parametrize("fault", ["", "long", "absent"])
+def test_no_job_is_ended_that_moves(fault):
+    for seed in range(60):
+        assert not broken_by_the_end(seed, fault), f"{fault or 'no fault'}, seed {seed}"
 
 
 def moves_is_forgotten(monkeypatch):
@@ -292,6 +322,15 @@ def those_ahead_are_named(monkeypatch):
     monkeypatch.setattr(waits, "_counted_waits", swapped)
 
 
+def stalls_are_added_up(monkeypatch):
+    monkeypatch.setattr(waits.Finding, "is_of", lambda self, one: bool(self.ranks & one.ranks))
+
+
+def what_was_seen_last_is_taken_for_now(monkeypatch):
+    real = judge._ends_at
+    monkeypatch.setattr(judge, "_ends_at", lambda one, state: real(one, state._replace(every=-1)))
+
+
 MISTAKES = [
     those_ahead_are_named,
     moves_is_forgotten,
@@ -310,3 +349,13 @@ MISTAKES = [
 def test_a_planted_mistake_is_found(monkeypatch, mistake):
     mistake(monkeypatch)
     assert any(broken(seed, fault) for seed in range(60) for fault in FAULTS)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [stalls_are_added_up, what_was_seen_last_is_taken_for_now],
+    ids=lambda mistake: mistake.__name__,
+)
+def test_a_planted_mistake_is_found_that_ends_jobs(monkeypatch, mistake):
+    mistake(monkeypatch)
+    assert any(broken_by_the_end(seed, fault) for seed in range(300) for fault in ("", "long"))

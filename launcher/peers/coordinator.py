@@ -446,7 +446,8 @@ def _start(state: State, attempt: int, now: float) -> Step:
         attempt=attempt,
         attempt_since=now,
         no_ranks=frozenset(),
-        watch=judge.State(state.job.hang_notify, state.job.hang_timeout),
+        watch=judge.State(state.job.hang_notify, state.job.hang_timeout, state.job.watch),
+        shows=stacks.Gathering(state.shows.number),  # who wanted ranks' stacks that are no more
     )
     return _tell_all(state, Start(attempt))
 

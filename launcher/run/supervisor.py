@@ -225,8 +225,6 @@ class Supervisor:
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
         job = self.state.job
-        for number in self._shows.values():
-            self._channel.say(Stacks(number, ()))  # those ranks are no more
         self._watch, self._shows, self._where = _watch(job), {}, 0
         self._reports = Reports(self._folder, self._system, self._hear, self._watch, plan.runner)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's

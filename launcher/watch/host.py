@@ -23,6 +23,7 @@ _WHY_SILENT = {
     "T": "it was stopped (SIGSTOP)",
     "t": "a debugger has stopped it",
     "Z": "it has ended",
+    "": "it has ended",
 }
 _HOLDS = "it runs code that keeps Python's lock"
 
@@ -47,6 +48,7 @@ class Watch:
         self._answer_by = math.inf
         self._looks = 0
         self._told: list[Rank] = []
+        self._left_out = 0  # ranks of which no message holds the groups
         self._asked: list[Asked] = []
         self._asks = 0
 
@@ -141,7 +143,9 @@ class Watch:
                 elif known.still:
                     known = known._replace(still=known.still + silent)
                 still.append(known)
-        ranks = bounded([rank for rank in still if rank.still >= self._quiet], _MOST_BYTES)
+        still = [rank for rank in still if rank.still >= self._quiet]
+        ranks = bounded(still, _MOST_BYTES)
+        self._left_out = len(still) - len(ranks)
         what = [rank._replace(still=0) for rank in ranks]
         if what == self._told:
             return None
@@ -156,6 +160,8 @@ class Watch:
     @property
     def error(self) -> str:
         """Why a rank cannot say how far it is, "" if each can."""
+        if self._left_out:
+            return f"ranks are in too many groups: {self._left_out} cannot say how far they are."
         for one in self._ranks.values():
             if one.error:
                 return f"rank {one.known.rank} cannot say how far it is: {one.error}."

@@ -134,27 +134,34 @@ class Watch:
             status = recorded("nccl").get("pg_status", {}) if has_nccl else {}
             numbers = recorded("fr"), status, [_sequence(group) for group in names]
             now = time.monotonic()
+            error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
             if numbers != self._same or not names:
                 self._same, self._since = numbers, now
-                return unknown(world, names)
+                return error
             entries = recorded("fr", entries=True).get("entries", ())
             return {
-                **unknown(world, names),
+                **error,
                 "still": now - self._since,
                 "calls": self._calls(),
-                "groups": groups(world, names, entries, status)[-_MOST_GROUPS:],
+                "groups": groups(world, names, entries, status)[:_MOST_GROUPS],
             }
         except Exception as error:  # of a torch that is other than those that we know
             return {"error": f"{type(error).__name__}: {error}"}
 
 
-def unknown(world: Any, names: Mapping[Any, str]) -> dict[str, str]:
-    """Return of which group nothing is known, as an `error` to answer with; {} if of none."""
+def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:
+    """Return of which group nothing is known, as an `error` to answer with; {} if of none.
+
+    `is_recorded` tells whether gloo's recorder holds something.
+    """
     version = sys.modules["torch"].__version__
     has_recorder = hasattr(sys.modules["torch._C._distributed_c10d"], "_dump_fr_trace_json")
     for group in names:
         backends = world.pg_backend_config.get(group, "")
-        if not (_is_counted(backends) or (has_recorder and "gloo" in _kinds(backends))):
+        is_known = has_recorder and "gloo" in _kinds(backends)
+        if is_known and not is_recorded and _sequence(group):
+            is_known = False  # TORCH_FR_BUFFER_SIZE is 0
+        if not (_is_counted(backends) or is_known):
             return {"error": f"torch {version} keeps no record of a group of {backends}"}
     return {}
 
@@ -173,7 +180,8 @@ def groups(
 ) -> list[dict[str, Any]]:
     """Return how far each process group is (progress.Group), from what torch knows of them.
 
-    `entries` are gloo's, `status` is NCCL's, by a group's `uid`.
+    First come those in which the rank waits. `entries` are gloo's, `status` is NCCL's, by a group's
+    `uid`.
     """
     found, seen = [], dict[str, int]()
     has_lost = bool(entries) and entries[0]["record_id"] > 0  # the oldest ones, for lack of room
@@ -190,7 +198,7 @@ def groups(
         own = [one for one in own if one["profiling_name"].startswith("gloo:")]
         if own or not is_counted:  # one group may have both NCCL and gloo
             found.append({**which, **summary(own, _sequence(group) if has_lost else 0)})
-    return found
+    return sorted(found, key=lambda one: not one["waits"])
 
 
 def _is_counted(backends: str) -> bool:
@@ -284,7 +292,8 @@ def current_frames() -> dict[int, Any]:
     """Return the innermost frame of each thread.
 
     In Python 3.11 that must not collect garbage: it holds a lock, and what is collected may want
-    the same one (python/cpython#106883).
+    the same one (python/cpython#106883). A script that switches collection off in that very moment
+    has it on again.
     """
     collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
     if collects:

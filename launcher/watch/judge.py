@@ -3,7 +3,8 @@ the job.
 
 Silence is no fault: rank 0 may evaluate for minutes while the others wait. So what is seen is said
 as a fact, after `notify` seconds and after each doubling of them; only the user's own time-out
-(`--launcher-hang-timeout`) makes a failure of it. Pure.
+(`--launcher-hang-timeout`) makes a failure of it, and only once the ranks have been looked at after
+it was over, also where one look was missed. Pure.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from launcher.watch.waits import Finding, Seen, findings
 
 _SETTLES = 1.0  # s until all hosts have said what they see
 _IS_PROGRESS = 10.0  # s after a move that no failure has followed
+_IS_SEEN = 2.0  # s after the last look until it is known here what was seen
+_MOST_SAID = 5  # at once
 
 
 class Known(NamedTuple):
@@ -34,6 +37,7 @@ class State(NamedTuple):
 
     notify: float = 60
     timeout: float = math.inf
+    every: float = 15  # between looks
     hosts: Mapping[str, tuple[Seen, ...]] = {}
     known: tuple[Known, ...] = ()
     look_at: float = math.inf  # when it is worked out again who waits for whom
@@ -51,37 +55,32 @@ def _looked(state: State, now: float) -> State:
     by_rank = {one.rank.rank: one for ranks in state.hosts.values() for one in ranks}
     before, known = list(state.known), []
     for finding in findings(by_rank):
-        same = next((one for one in before if _is_same(one, finding)), None)
-        if same:
-            before.remove(same)
-            finding = finding._replace(since=min(finding.since, same.finding.since))
-            known.append(same._replace(finding=finding, moved_at=math.inf))
-        else:
-            known.append(Known(finding, finding.since + state.notify))
+        same = [one for one in before if finding.is_of(one.finding)]
+        before = [one for one in before if one not in same]
+        since = min((finding.since, *(one.finding.since for one in same)))
+        say_at = min((one.say_at for one in same), default=since + min(state.notify, state.timeout))
+        was_said = any(one.said for one in same)
+        known.append(Known(finding._replace(since=since), say_at, was_said))
     known += [one._replace(moved_at=min(one.moved_at, now)) for one in before if one.said]
     return state._replace(known=tuple(known), look_at=math.inf)
-
-
-def _is_same(known: Known, finding: Finding) -> bool:
-    """Tell whether a finding is of a trouble that is known, of which more may be seen now."""
-    if finding.since >= known.moved_at:
-        return False
-    if known.finding.named or finding.named:
-        return bool(set(known.finding.named) & set(finding.named))
-    return known.finding.ranks == finding.ranks
 
 
 def due(state: State) -> float:
     """Return when something is to be said or done; infinite: never, while all moves."""
     if state.hung:
         return math.inf
-    return min((state.look_at, *(_due(one, state.timeout) for one in state.known)))
+    return min((state.look_at, *(_due(one, state) for one in state.known)))
 
 
-def _due(one: Known, timeout: float) -> float:
+def _due(one: Known, state: State) -> float:
     if one.moved_at < math.inf:
         return one.moved_at + _IS_PROGRESS
-    return min(one.say_at, one.finding.since + timeout)
+    return min(one.say_at, _ends_at(one, state))
+
+
+def _ends_at(one: Known, state: State) -> float:
+    """Return when the user's time is over for sure."""
+    return one.finding.since + state.timeout + 2 * state.every + _IS_SEEN
 
 
 def time(state: State, now: float) -> tuple[State, list[str], bool]:
@@ -92,21 +91,22 @@ def time(state: State, now: float) -> tuple[State, list[str], bool]:
     state = _looked(state, now) if now >= state.look_at else state
     known, lines, hung, is_new = [], list[str](), state.hung, False
     for one in state.known:
-        if now < _due(one, state.timeout):
+        if now < _due(one, state):
             known.append(one)
             continue
         if one.moved_at < math.inf:
             lines.append(f"progress again after {lasted(one.moved_at - one.finding.since)}.")
             continue
-        was_said = one.said
         if now >= one.say_at:
             lines.append(sentence(one.finding, now))
-            is_new = is_new or not was_said
+            is_new = is_new or not one.said
             wait = max(state.notify, now - one.finding.since)
             one = one._replace(say_at=one.finding.since + 2 * wait, said=True)
-        if now >= one.finding.since + state.timeout and not hung:
-            hung, is_new = sentence(one.finding, now), is_new or not was_said
+        if now >= _ends_at(one, state) and not hung:
+            hung = sentence(one.finding, now)
         known.append(one)
+    if len(lines) > _MOST_SAID:
+        lines[_MOST_SAID:] = [f"... and {len(lines) - _MOST_SAID} more like these."]
     return state._replace(known=tuple(known), hung=hung), lines, is_new
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from launcher.text import printable
 
-_MOST_GROUPS, _LONGEST_NAME, _LONGEST_RANKS = 64, 100, 2000
+MOST_GROUPS = 64  # that a rank tells of
+_LONGEST_NAME, _LONGEST_RANKS = 100, 2000
 _MOST_RANKS = 1 << 17
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 _SIGNIFICANT = 10**12  # numbers are below
@@ -41,6 +42,9 @@ class Group(NamedTuple):
     def key(self) -> Key:
         """What is the same on each of its ranks: their names for it may differ."""
         return self.ranks, self.order, self.is_counted
+
+
+_NO_GROUP = Group("")
 
 
 class Rank(NamedTuple):
@@ -86,18 +90,26 @@ def answer_of(fields: Mapping[str, Any]) -> tuple[float, tuple[Group, ...]]:
 
     Raises one of several errors if it is not valid.
     """
-    groups = tuple(_group(one) for one in fields["groups"][:_MOST_GROUPS])
+    groups = tuple(_group(one) for one in fields["groups"][:MOST_GROUPS])
     return seconds(fields["still"]), groups
 
 
 def to_wire(rank: Rank) -> Mapping[str, Any]:
-    """Return the JSON object of a rank."""
-    return {**rank._asdict(), "groups": [list(group) for group in rank.groups]}
+    """Return the JSON object of a rank; of most groups there is little to say."""
+    return {**rank._asdict(), "groups": [_short(group) for group in rank.groups]}
+
+
+def _short(group: Group) -> list[Any]:
+    """Return a group's fields, but for those at the end that are as by default."""
+    fields = list(group)
+    while fields[1:] and fields[-1] == _NO_GROUP[len(fields) - 1]:
+        fields.pop()
+    return fields
 
 
 def from_wire(fields: Mapping[str, Any]) -> Rank:
     """Return the rank of a JSON object. Raises one of several errors if it is not valid."""
-    groups = [_group(dict(zip(Group._fields, one))) for one in fields["groups"][:_MOST_GROUPS]]
+    groups = [_group(dict(zip(Group._fields, one))) for one in fields["groups"][:MOST_GROUPS]]
     return Rank(
         whole(fields["rank"]),
         whole(fields["local_rank"]),
@@ -121,9 +133,9 @@ def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
 def _group(fields: Mapping[str, Any]) -> Group:
     group = Group(
         _text(fields["ranks"], _LONGEST_RANKS),
-        whole(fields["order"]),
-        _text(fields["name"]),
-        whole(fields["last"]),
+        whole(fields.get("order", 0)),
+        _text(fields.get("name", "")),
+        whole(fields.get("last", 0)),
         whole(fields.get("waits", 0)),
         _text(fields.get("op", "")),
         _text(fields.get("of", "")),

@@ -7,17 +7,17 @@ them moves: it may come yet. A rank that says nothing more still waits where oth
 elsewhere it may have gone on.
 
 Where what ranks have begun is only counted, as of NCCL, those that are ahead of others count as
-waiting, in the first collective that not all have begun; but if those behind are known to wait in
-their last, all do. If all are equal, nothing is known to wait, unless a member does not answer.
+waiting, in the first collective that not all have begun; but if those behind wait in their last
+one, that is it. If all are equal, nothing is known to wait, unless a member does not answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.text import join_and_count, plural
-from launcher.watch.progress import Group, Key, Rank, members
+from launcher.watch.progress import MOST_GROUPS, Group, Key, Rank, members
 
 _NAMED = 4  # ranks that one sentence names
 # Of these each rank's input has the same size; a root's, or a share's, may have another.
@@ -35,13 +35,20 @@ class Seen(NamedTuple):
 class Finding(NamedTuple):
     """Ranks that wait, and why, in words; nothing of theirs has moved since a time.
 
-    `named` are the ranks that the others wait for, if there are some.
+    `named` are the ranks that the others wait for, if there are some; `groups` are those of each
+    rank, which tell one stall from the next.
     """
 
     ranks: frozenset[int]
     named: tuple[int, ...]
     what: str
     since: float
+    groups: Mapping[int, Sequence[Group]] = {}
+
+    def is_of(self, earlier: Finding) -> bool:
+        """Tell whether this is of a stall that was found before, and of which more is seen now."""
+        both = self.ranks & earlier.ranks
+        return bool(both) and all(self.groups[rank] == earlier.groups[rank] for rank in both)
 
 
 class _Wait(NamedTuple):
@@ -58,14 +65,12 @@ def findings(seen: Mapping[int, Seen]) -> list[Finding]:
 
     `seen` has the ranks of which nothing moves, by number; every other one does.
     """
-    waits = _waits(seen)
     found = []
-    for ranks in _together(waits):
-        of_these = [wait for wait in waits if wait.waiting[0] in ranks]
-        if all(rank in seen for rank in ranks) and any(wait.is_sure for wait in of_these):
+    for ranks, waits in _together(_waits(seen)):
+        if all(rank in seen for rank in ranks) and any(wait.is_sure for wait in waits):
             since = max(seen[rank].since for rank in ranks)
-            named, what = _why(of_these, seen)
-            found.append(Finding(ranks, named, what, since))
+            groups = {rank: seen[rank].rank.groups for rank in ranks}
+            found.append(Finding(ranks, *_why(waits, seen), since, groups))
     return found
 
 
@@ -92,53 +97,73 @@ def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
 
 
 def _counted_waits(seen: Mapping[int, Seen]) -> list[_Wait]:
+    """Return the waits in groups of which is only counted what ranks have begun."""
     counts: dict[Key, dict[int, Group]] = {}
     for number, one in sorted(seen.items()):
         for group in one.rank.groups:
             if group.is_counted and not one.rank.trouble:
                 counts.setdefault(group.key, {})[number] = group
+    return [wait for groups in counts.values() for wait in _waits_in(groups, seen)]
+
+
+def _waits_in(groups: Mapping[int, Group], seen: Mapping[int, Seen]) -> list[_Wait]:
+    """Return the waits in one such group, as its ranks see it."""
+    group = max(groups.values(), key=lambda one: one.last)
+    least = min(one.last for one in groups.values())
+    is_behind = least < group.last
+    quiet = [rank for rank in members(group.ranks) if rank in seen and rank not in groups]
+    quiet = [rank for rank in quiet if _may_be_behind(seen[rank].rank, group, is_behind)]
+    if quiet and group.last:
+        # How far these are is not known; those that have ended may have done all there was.
+        is_sure = is_behind or not all(seen[rank].rank.has_ended for rank in quiet)
+        return [_Wait(group._replace(waits=group.last), tuple(groups), tuple(quiet), is_sure)]
     found = []
-    for groups in counts.values():
-        group = max(groups.values(), key=lambda one: one.last)
-        least = min(one.last for one in groups.values())
-        quiet = [rank for rank in members(group.ranks) if rank in seen and rank not in groups]
-        quiet = [rank for rank in quiet if seen[rank].rank.trouble]
-        if quiet and group.last:
-            # How far these are is not known; those that have ended may have done all there was.
-            is_sure = least < group.last or not all(seen[rank].rank.has_ended for rank in quiet)
-            group = group._replace(waits=group.last)
-            found.append(_Wait(group, tuple(groups), tuple(quiet), is_sure))
-            continue
-        behind = {rank: one for rank, one in groups.items() if one.last == least}
-        waiting = tuple(rank for rank, one in behind.items() if one.waits)
-        if least < group.last and len(waiting) < len(behind):
-            ahead = tuple(rank for rank in groups if rank not in behind)
-            absent = tuple(rank for rank in behind if rank not in waiting)
-            found.append(_Wait(group._replace(waits=least + 1), ahead, absent))
-        elif waiting and len(groups) == len(members(group.ranks)):  # in what all have begun
-            found.append(_Wait(group._replace(waits=least), waiting, ()))
+    waiting = [rank for rank, one in groups.items() if one.waits]
+    absent = [rank for rank, one in groups.items() if one.last == least and not one.waits]
+    if is_behind and absent:
+        ahead = [rank for rank, one in groups.items() if one.last > least]
+        found.append(_Wait(group._replace(waits=least + 1), tuple(ahead), tuple(absent)))
+        waiting = [rank for rank in waiting if rank not in ahead]
+    if waiting and all(rank in groups or rank not in seen for rank in members(group.ranks)):
+        # In what all have begun of which nothing moves.
+        found.append(_Wait(group._replace(waits=least), tuple(waiting), ()))
     return found
+
+
+def _may_be_behind(quiet: Rank, group: Group, others_are: bool) -> bool:
+    """Tell whether the others may wait for a rank that says nothing more."""
+    if not quiet.trouble:
+        return False
+    told = max((one.last for one in quiet.groups if one.key == group.key), default=0)
+    return told < group.last or not (others_are or quiet.has_ended)
 
 
 def _has_begun(seen: Mapping[int, Seen], rank: int, key: Key, number: int) -> bool:
     if rank not in seen:
         return True  # it moves: nothing is said of it
-    return any(one.key == key and one.last >= number for one in seen[rank].rank.groups)
+    groups = seen[rank].rank.groups
+    if len(groups) == MOST_GROUPS and all(one.key != key for one in groups):
+        return True  # it did not tell of all of its groups
+    return any(one.key == key and one.last >= number for one in groups)
 
 
-def _together(waits: Iterable[_Wait]) -> list[frozenset[int]]:
-    """Return sets of ranks that belong together, as members of groups in which ranks wait."""
-    sets: list[set[int]] = []
+def _together(waits: Sequence[_Wait]) -> list[tuple[frozenset[int], list[_Wait]]]:
+    """Return ranks that belong together, members of groups in which ranks wait, and their waits."""
+    of_rank: dict[int, set[int]] = {}
     for wait in waits:
-        joined = set(members(wait.group.ranks)) | set(wait.waiting)
-        apart = []
-        for one in sets:
-            if one & joined:
-                joined |= one
-            else:
-                apart.append(one)
-        sets = [*apart, joined]
-    return [frozenset(one) for one in sets]
+        joined = {*members(wait.group.ranks), *wait.waiting}
+        parts = {id(of_rank[rank]): of_rank[rank] for rank in joined if rank in of_rank}
+        largest = max((joined, *parts.values()), key=len)
+        for part in (joined, *parts.values()):
+            if part is not largest:
+                largest |= part
+                of_rank.update(dict.fromkeys(part, largest))
+        of_rank.update(dict.fromkeys(joined, largest))
+    found: dict[int, tuple[frozenset[int], list[_Wait]]] = {}
+    for wait in waits:
+        ranks = of_rank[wait.waiting[0]]
+        found.setdefault(id(ranks), (frozenset(ranks), []))[1].append(wait)
+    return list(found.values())
 
 
 def _why(waits: Sequence[_Wait], seen: Mapping[int, Seen]) -> tuple[tuple[int, ...], str]:
