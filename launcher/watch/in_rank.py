@@ -1,7 +1,7 @@
 """Tells the launcher, from inside a rank's process, how far its collectives are, and where it is.
 
 A thread waits for the launcher's questions; it exists only once the script imports
-torch.distributed, and answers within a millisecond or so. Asked how far it is, it says that
+torch.distributed, and answers within milliseconds. Asked how far it is, it says that
 something moves; else what this rank has begun, what of it has not ended, and where its main thread
 is. Asked for its stacks, it says where all threads are. If it does not answer, C code of the
 script's does not release the interpreter, or the process is stopped. Where the main thread is then,

@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What is the same on each of its ranks: their names for it may differ."""
+        """What is the same on each of its ranks; torch's names for it may differ."""
         return self.ranks, self.order, self.is_counted
 
 

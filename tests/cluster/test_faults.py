@@ -269,13 +269,13 @@ OTHER += r"\(1 Float\) of the default group: they must call the same\.\n"
 @pytest.mark.parametrize(
     ("load", "says", "within"),
     [
-        more("time.sleep(600)", IN_LOAD, 15),
-        ("os.read(os.pipe()[0], 1)", IN_LOAD, 15),
-        more("import threading as t; lock = t.Lock(); lock.acquire(); lock.acquire()", IN_LOAD, 15),
-        more("while True: pass", IN_LOAD, 15),
-        (KEEP, KEEPS, 15),
-        more("os.kill(os.getpid(), signal.SIGSTOP)", STOPPED, 15 + 4),
-        more("dist.broadcast(torch.ones(1), 0)", OTHER, 15),
+        more("time.sleep(600)", IN_LOAD, 19),
+        ("os.read(os.pipe()[0], 1)", IN_LOAD, 19),
+        more("import threading as t; lock = t.Lock(); lock.acquire(); lock.acquire()", IN_LOAD, 19),
+        more("while True: pass", IN_LOAD, 19),
+        (KEEP, KEEPS, 19),
+        more("os.kill(os.getpid(), signal.SIGSTOP)", STOPPED, 19 + 4),
+        more("dist.broadcast(torch.ones(1), 0)", OTHER, 19),
     ],
     ids=["sleeps", "reads", "locks", "loops", "keeps Python's lock", "gets SIGSTOP", "broadcasts"],
 )
