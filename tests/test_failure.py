@@ -60,7 +60,7 @@ def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
     ],
 )
 def test_the_first_line_is_what_a_person_needs(failure, line):
-    _, code, text, _ = of_rank(failure, "algo-1")
+    _, code, text, *_ = of_rank(failure, "algo-1")
     assert text.splitlines()[0] == f"algo-1, rank 5 (local rank 5) {line}"
     assert text.splitlines()[1] == f"exit code {code}, 10 s after start"
 

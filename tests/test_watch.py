@@ -243,16 +243,20 @@ def test_when_it_is_said():
         now = judge.due(state)
         state, lines, _ = judge.time(state, now)
         said += [(now, line.partition(":")[0]) for line in lines]
-        assert not judge.cause(state, 131)
+        assert not judge.cause(state, 0, 131)
     # Since 72 nothing has moved.
     assert said == [(132, "no progress for 60 s"), (192, "no progress for 120 s")]
     # The last moment at which what was seen before the time was over can become known.
     assert (now, state.hung[:21]) == (276, "no progress for 204 s")
     assert judge.due(state) == math.inf
-    assert "rank 3" in judge.cause(state, 133)
+    assert "rank 3" in judge.cause(state, 0, 133)
+    assert not judge.cause(state, 3, 133) and not judge.cause(state, 4, 133)  # which do not wait
+    ranks = judge.heard(state, "algo-1", [rank(0, IN_61)], 290)
+    ranks, lines, _ = judge.time(ranks._replace(hung=""), 291)
+    assert "rank 3" in judge.cause(ranks, 1, 293) and not lines  # torch's time-out, perhaps
     state = judge.heard(state, "algo-2", [rank(2, IN_61)], 290)
     state, lines, _ = judge.time(state._replace(hung=""), 291)
-    assert "rank 3" in judge.cause(state, 293) and not lines  # torch's time-out, perhaps
+    assert not judge.cause(state, 0, 293) and not lines  # rank 3 has come
     assert judge.due(state) == 301
     state, lines, _ = judge.time(state, 301)
     assert lines == ["progress again after 219 s."] and not state.known
@@ -499,16 +503,17 @@ def test_stacks_fit_in_a_message():
 
 def entry(number, **how):
     """Return an entry of torch's flight recorder, as of torch 2.13."""
-    about = {"collective_seq_id": number, "pg_id": 0, "is_p2p": False, "retired": True}
+    about = {"collective_seq_id": number, "op_id": number, "pg_id": 0, "is_p2p": False}
     sizes = {"input_sizes": [[4, 2]], "input_dtypes": ["Float"]}
     name = {"process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce"}
-    return {**about, **sizes, **name, **how}
+    return {"retired": True, **about, **sizes, **name, **how}
 
 
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
-        ([], (7, 0, "", "")),  # the recorder's buffer has no entry of this group any more
+        ([], (9, 0, "", "")),  # the recorder's buffer has no entry of this group any more
+        ([entry(12), entry(13, retired=False)], (9, 0, "", "")),  # these were of another one
         ([entry(1), entry(2)], (2, 0, "", "")),
         ([entry(1), entry(2, retired=False)], (2, 2, "all_reduce", "4x2 Float")),
         ([entry(2, retired=False), entry(3, retired=False)], (3, 2, "all_reduce", "4x2 Float")),
@@ -518,7 +523,7 @@ def entry(number, **how):
     ],
 )
 def test_how_far_a_group_is(entries, expected):
-    said = in_rank.summary(entries, 7)
+    said = in_rank.summary(entries, 9, has_lost=True)
     assert tuple(said.get(key, "") for key in ("last", "waits", "op", "of")) == expected
 
 

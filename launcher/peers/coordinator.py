@@ -325,7 +325,8 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     """Restart if every failure is one of ranks, and restarts are left; else end the job."""
     count = failing.failures if failing.failure.of_rank else 1
     failure = first_of(failing.failure, count)
-    if failure.cause >= Cause.ABORTED and (seen := judge.cause(state.watch, now)):
+    seen = judge.cause(state.watch, failure.rank, now)
+    if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
     if not _restarts(state, failing):
         return _end(state, failure.result)

@@ -267,9 +267,9 @@ def from_member(message: Mapping[str, Any]) -> FromMember:
             raise ValueError
         code = _whole(failure["exit_code"], range(1, 256))  # a failure is never a success
         cause, of_rank = Cause[failure["cause"]], failure["of_rank"] is True
-        return Failed(
-            _whole(fields["attempt"]), Failure(cause, code, _text(failure["text"]), of_rank)
-        )
+        rank = _whole(failure["rank"], range(-1, 1 << 31))
+        text = _text(failure["text"])
+        return Failed(_whole(fields["attempt"]), Failure(cause, code, text, of_rank, rank))
     if name == "Stop":
         return Stop(_whole(fields["number"], STOPS))
     if name == "Cleared":

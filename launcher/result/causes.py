@@ -50,13 +50,15 @@ class Result(NamedTuple):
 class Failure(NamedTuple):
     """One reason for the job to fail: `text` is that of the failure file, its first line the cause.
 
-    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be fixed by a restart.
+    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be fixed by a restart; `rank`
+    is that which failed, -1 if none did.
     """
 
     cause: Cause
     exit_code: int
     text: str
     of_rank: bool = False
+    rank: int = -1
 
     @property
     def result(self) -> Result:
@@ -135,7 +137,7 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
     while lines and not lines[0].startswith("  File "):
         lines.pop(0)  # the rest of a frame
     text += "".join(line + "\n" for line in lines)
-    return Failure(failure.cause, code, text, of_rank=True)
+    return Failure(failure.cause, code, text, of_rank=True, rank=failure.rank)
 
 
 def told_to_end(number: int) -> str:

@@ -18,12 +18,14 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import io
-import json
 import os
-import socket
 import sys
 import types
 from collections.abc import Iterator
+
+# As they are now: a script may put its own in their place (gevent).
+from json import dumps, loads
+from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any, Callable
 
 Send = Callable[[dict[str, Any]], None]
@@ -37,7 +39,7 @@ class Launcher:
 
     def __init__(self, run_dir: str) -> None:
         self._pid = os.getpid()
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection = socket(AF_UNIX, SOCK_STREAM)
         self._connection.settimeout(5)
         self._connection.connect(os.path.join(run_dir, "socket"))
         self._identity = self._status()
@@ -56,7 +58,7 @@ class Launcher:
         """Send a message, but not from a fork of the script's that came back here."""
         with contextlib.suppress(OSError):
             if os.getpid() == self._pid and self._is_ours():
-                text = json.dumps(message, ensure_ascii=False) + "\n"
+                text = dumps(message, ensure_ascii=False) + "\n"
                 self._connection.sendall(text.encode("utf-8", "surrogatepass"))  # as json has it
 
     def questions(self) -> Iterator[dict[str, Any]]:
@@ -65,7 +67,7 @@ class Launcher:
         rest = b""
         while self._is_ours() and (data := self._connection.recv(4096)):
             *lines, rest = (rest + data).split(b"\n")
-            yield from map(json.loads, lines)
+            yield from map(loads, lines)
 
     def fileno(self) -> int:
         """Return the connection's descriptor."""

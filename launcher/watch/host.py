@@ -70,6 +70,7 @@ class Watch:
         if pid not in self._ranks or fields["look"] != self._looks:
             return  # too late
         one = self._ranks[pid]
+        one = one._replace(signal=int(fields.get("signal", one.signal)))
         error = str(fields.get("error", ""))[:200]
         known = Rank(one.known.rank, one.known.local_rank, 0)
         if fields.get("ends"):

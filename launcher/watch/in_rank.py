@@ -16,25 +16,28 @@ the last has ended, as torch's watchdog has seen it: integers in memory.
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
 import threading
 import time
+
+# As they are now: a script may put its own in their place (gevent).
+from _thread import allocate_lock, get_ident, start_new_thread
 from collections.abc import Mapping, Sequence
+from json import loads
 from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
 _ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itself
 _MOST_GROUPS, _MOST_TEXT = 64, 2000  # of an answer: groups, and characters of one's ranks
 _MOST_CALLS, _MOST_THREADS = 60, 30  # of an answer: innermost calls of a thread, threads
-_LONGEST = 300  # characters of a call's function or file
+_LONGEST, _LONGEST_NAME = 300, 100  # characters of a call's function or file; of other names
+_MOST_STACKS = 200_000  # characters of an answer: the launcher takes 1 MiB
 
 
 def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
@@ -61,6 +64,8 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
                         Watch(connect(), hello)
 
     sys.meta_path.insert(0, AtImport)
+    if _MODULE in sys.modules:  # by sitecustomize
+        AtImport.find_spec(_MODULE)
 
 
 def _record() -> None:
@@ -76,11 +81,13 @@ class Watch:
         self._launcher, self._hello, self._pid = launcher, hello, os.getpid()
         self._main = threading.main_thread().ident
         self._same: Any = None  # what was the same at the last looks
+        self._groups: list[dict[str, Any]] | None = None  # as they were then, once asked for
         self._since = 0.0
-        self._busy = _thread.allocate_lock()
+        self._signal = 0
+        self._busy = allocate_lock()
         atexit.register(self._end)
         try:
-            _thread.start_new_thread(self._run, ())
+            start_new_thread(self._run, ())
         except RuntimeError:  # ulimit -u
             launcher.close()
 
@@ -93,9 +100,13 @@ class Watch:
     def _run(self) -> None:
         # An exception: the launcher is gone, or Python is.
         with contextlib.suppress(Exception):
-            self._launcher.send({**self._hello, "signal": _write_at_signal(self._launcher)})
+            self._signal = _write_at_signal(self._launcher)
+            self._launcher.send({**self._hello, "signal": self._signal})
             for question in self._launcher.questions():
-                answer = {"threads": self._threads()} if "stacks" in question else self._look()
+                try:
+                    answer = {"threads": self._threads()} if "stacks" in question else self._look()
+                except Exception as error:  # of a torch that is other than those that we know
+                    answer = {"threads": [], "error": f"{type(error).__name__}: {error}"[:_LONGEST]}
                 self._launcher.send({**question, **answer})
         with contextlib.suppress(Exception):
             self._launcher.close()
@@ -103,22 +114,25 @@ class Watch:
     def _threads(self) -> list[Any]:
         """Return where each thread is but this one, with its name, the main one first."""
         frames = current_frames()
-        names = {one.ident: one.name for one in list(getattr(threading, "_active", {}).values())}
-        frames.pop(_thread.get_ident(), None)
-        order = sorted(frames, key=lambda thread: thread != self._main)
-        return [
-            # One that C++ has started, or without a name, goes by its number.
-            [
-                "" if thread == self._main else names.get(thread) or hex(thread),
-                calls(frames[thread]),
-            ]
-            for thread in order[:_MOST_THREADS]
-        ]
+        threads = {one.ident: one for one in list(getattr(threading, "_active", {}).values())}
+        frames.pop(get_ident(), None)
+        found, left = list[Any](), _MOST_STACKS
+        for thread in sorted(frames, key=lambda thread: thread != self._main)[:_MOST_THREADS]:
+            name = hex(thread)  # of one that C++ has started, or without a name
+            with contextlib.suppress(Exception):  # it may be any code of the script's
+                name = str(threads[thread].name)[:_LONGEST_NAME] or name
+            found.append(["" if thread == self._main else name, calls(frames[thread])])
+            left -= sum(len(function) + len(path) for function, path, _ in found[-1][1])
+            if left < 0:
+                break
+        return found
 
     def _look(self) -> dict[str, Any]:
         if self._busy.acquire(blocking=False):
             try:
-                return self._answer()
+                # A handler of the script's has come in the place of faulthandler's.
+                is_ours = signal.getsignal(self._signal) == signal.SIG_DFL if self._signal else True
+                return {**self._answer(), **({} if is_ours else {"signal": 0})}
             finally:
                 self._busy.release()
         return {"ends": True, "still": time.monotonic() - self._since, "calls": self._calls()}
@@ -127,26 +141,21 @@ class Watch:
         return calls(current_frames().get(self._main or 0))
 
     def _answer(self) -> dict[str, Any]:
-        try:
-            world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
-            names = dict(world.pg_names) if world else {}
-            has_nccl = any("nccl" in _kinds(world.pg_backend_config.get(one, "")) for one in names)
-            status = recorded("nccl").get("pg_status", {}) if has_nccl else {}
-            numbers = recorded("fr"), status, [_sequence(group) for group in names]
-            now = time.monotonic()
-            error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
-            if numbers != self._same or not names:
-                self._same, self._since = numbers, now
-                return error
+        world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
+        names = dict(world.pg_names) if world else {}
+        has_nccl = any("nccl" in _kinds(world.pg_backend_config.get(one, "")) for one in names)
+        status = recorded("nccl").get("pg_status", {}) if has_nccl else {}
+        numbers = recorded("fr"), status, [_sequence(group) for group in names]
+        now = time.monotonic()
+        error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
+        if numbers != self._same or not names:
+            self._same, self._since, self._groups = numbers, now, None
+            return error
+        if self._groups is None:  # thousands of entries take their time, so once
             entries = recorded("fr", entries=True).get("entries", ())
-            return {
-                **error,
-                "still": now - self._since,
-                "calls": self._calls(),
-                "groups": groups(world, names, entries, status)[:_MOST_GROUPS],
-            }
-        except Exception as error:  # of a torch that is other than those that we know
-            return {"error": f"{type(error).__name__}: {error}"}
+            self._groups = groups(world, names, entries, status)[:_MOST_GROUPS]
+        still = {"still": now - self._since, "calls": self._calls(), "groups": self._groups}
+        return {**error, **still}
 
 
 def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:
@@ -154,6 +163,8 @@ def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[
 
     `is_recorded` tells whether gloo's recorder holds something.
     """
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        return {"error": "TORCH_DISTRIBUTED_DEBUG=DETAIL has ranks wait before each collective"}
     version = sys.modules["torch"].__version__
     has_recorder = hasattr(sys.modules["torch._C._distributed_c10d"], "_dump_fr_trace_json")
     for group in names:
@@ -169,7 +180,7 @@ def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[
 def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
     """Return what a recorder of torch's holds, `fr` or `nccl`; {} if there is none."""
     dump = getattr(sys.modules["torch._C._distributed_c10d"], f"_dump_{which}_trace_json", None)
-    return dict(json.loads(dump(entries, False))) if dump else {}
+    return dict(loads(dump(entries, False))) if dump else {}
 
 
 def groups(
@@ -184,6 +195,10 @@ def groups(
     `uid`.
     """
     found, seen = [], dict[str, int]()
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for one in entries:
+        if one["profiling_name"].startswith("gloo:"):
+            by_name.setdefault(one["process_group"][0], []).append(one)
     has_lost = bool(entries) and entries[0]["record_id"] > 0  # the oldest ones, for lack of room
     for group, name in names.items():
         ranks = ranges(sorted(world.pg_group_ranks[group]))
@@ -194,10 +209,9 @@ def groups(
         is_counted = _is_counted(world.pg_backend_config.get(group, ""))
         if is_counted:
             found.append({**which, **counted(group, status), "is_counted": True})
-        own = [one for one in entries if one["process_group"][0] == name]
-        own = [one for one in own if one["profiling_name"].startswith("gloo:")]
+        own = by_name.get(name, [])
         if own or not is_counted:  # one group may have both NCCL and gloo
-            found.append({**which, **summary(own, _sequence(group) if has_lost else 0)})
+            found.append({**which, **summary(own, _sequence(group), has_lost=has_lost)})
     return sorted(found, key=lambda one: not one["waits"])
 
 
@@ -231,7 +245,7 @@ def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, An
 
 
 def _label(description: str) -> str:
-    return "" if description == "undefined" else description
+    return "" if description == "undefined" else description[:_LONGEST_NAME]
 
 
 def _sequence(group: Any) -> int:
@@ -242,15 +256,17 @@ def _sequence(group: Any) -> int:
         return 0
 
 
-def summary(own: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
+def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> dict[str, Any]:
     """Return the last collective that a group has begun, and the first that has not ended.
 
     `waits` is that one's number, 0 if there is none; `op` and `of` say what it is, and its size.
-    `count`, of its operations, is for a group of which the recorder holds no entry any more.
+    `count`, of all its operations, is for a group of which the recorder `has_lost` the entries.
     """
     newest = max((one["pg_id"] for one in own), default=0)  # a name may come again
     own = [one for one in own if one["pg_id"] == newest and not one["is_p2p"]]
-    last = max((one["collective_seq_id"] for one in own), default=count)
+    if own and own[-1]["op_id"] > count:
+        own = []  # of a group that is gone: this one has begun nothing yet
+    last = max((one["collective_seq_id"] for one in own), default=count if has_lost else 0)
     begun = [one for one in own if not one["retired"]]
     first = min(begun, key=lambda one: int(one["collective_seq_id"]), default=None)
     label = _label(own[0]["process_group"][1]) if own else ""

@@ -30,6 +30,7 @@ class Known(NamedTuple):
     say_at: float
     said: bool = False
     moved_at: float = math.inf  # when something moved again: a time-out of torch's, perhaps
+    has_come: bool = False  # a rank that the others wait for
 
 
 class State(NamedTuple):
@@ -61,8 +62,18 @@ def _looked(state: State, now: float) -> State:
         say_at = min((one.say_at for one in same), default=since + min(state.notify, state.timeout))
         was_said = any(one.said for one in same)
         known.append(Known(finding._replace(since=since), say_at, was_said))
-    known += [one._replace(moved_at=min(one.moved_at, now)) for one in before if one.said]
+    for one in before:
+        if one.said:
+            has_come = one.has_come or _has_come(one.finding, by_rank)
+            known.append(one._replace(moved_at=min(one.moved_at, now), has_come=has_come))
     return state._replace(known=tuple(known), look_at=math.inf)
+
+
+def _has_come(finding: Finding, seen: Mapping[int, Seen]) -> bool:
+    """Tell whether a rank has moved that the others wait for."""
+    return any(
+        rank not in seen or seen[rank].rank.groups != finding.groups[rank] for rank in finding.named
+    )
 
 
 def due(state: State) -> float:
@@ -115,9 +126,11 @@ def sentence(finding: Finding, now: float) -> str:
     return f"no progress for {lasted(now - finding.since)}: {finding.what}."
 
 
-def cause(state: State, now: float) -> str:
-    """Return what was seen before a rank was aborted by a time-out of torch's, "" if nothing."""
+def cause(state: State, rank: int, now: float) -> str:
+    """Return why a rank waited that a time-out of torch's has ended, "" if that is not known."""
     for one in state.known:
-        if one.finding.named and now >= one.finding.since + state.notify:
+        waits = rank in one.finding.ranks and rank not in one.finding.named
+        is_long = now >= one.finding.since + state.notify
+        if waits and is_long and one.finding.named and not one.has_come:
             return sentence(one.finding, min(now, one.moved_at))
     return ""

@@ -19,7 +19,8 @@ def says(kind: int, job: Job, host: str) -> tuple[Mapping[str, Any], ...]:
     """Return what a stranger of a kind says; from IMPOSTORS on it knows the job's hosts."""
     true = hello_of(job_of(job, host, FINGERPRINT))
     hello, fingerprint = to_wire(true), true.fingerprint
-    failure = {"cause": "OWN", "exit_code": 1, "text": "\x1b[31mforged\n", "of_rank": True}
+    failure = {"cause": "OWN", "exit_code": 1, "text": "\x1b[31mforged\n"}
+    failure.update(of_rank=True, rank=0)
     failed = {"Failed": {"attempt": 0, "failure": failure}}
     kinds: tuple[tuple[Mapping[str, Any], ...], ...] = (
         (),  # many at once, which say nothing
