@@ -3,8 +3,9 @@
     python benchmarks/watch.py [--pairs 5] [--seconds 15]
 
 Two ranks of one host do small all-reduces, in turn without looks, with one each 15 s (the default)
-and with one each second; the ranks' memory is measured, too. Then the ranks of 1,000 hosts, eight
-each, all stop at once, as far as the coordinator can tell. Needs torch and the launcher installed.
+and with one each second; the ranks' memory is measured, too, and how long a look keeps a rank's
+Python. Then the ranks of 1,000 hosts, eight each, all stop at once, as far as the coordinator can
+tell. Needs torch and the launcher installed.
 """
 
 from __future__ import annotations
@@ -43,16 +44,25 @@ while go_on.item():
     dist.broadcast(go_on, 0)
 if dist.get_rank() == 0:
     took, memory = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    from launcher.watch import in_rank
+    world, begin = dist.distributed_c10d._world, time.perf_counter()
+    in_rank.recorded("fr")
+    moving, begin = time.perf_counter() - begin, time.perf_counter()
+    entries = in_rank.recorded("fr", entries=True)["entries"]
+    in_rank.groups(world, dict(world.pg_names), entries, {})
+    waiting = time.perf_counter() - begin
     with open(sys.argv[1], "w") as file:
-        json.dump([steps / took, memory / 1024], file)
+        json.dump([steps / took, memory / 1024, 1000 * moving, 1000 * waiting], file)
 dist.barrier()
 time.sleep(0.1)
 dist.destroy_process_group()
 """
 
 
-def measured(every: int, seconds: float, folder: Path) -> tuple[float, float]:
-    """Return the steps per second of a job, and the peak of rank 0's memory in MiB."""
+def measured(every: int, seconds: float, folder: Path) -> list[float]:
+    """Return the steps per second of a job, and of rank 0 the peak of its memory in MiB, and the
+    milliseconds that a look takes while it moves, and the first one after that.
+    """
     script, result = folder / "steps.py", folder / "result"
     script.write_text(STEPS)
     others = ("SM_", "PET_", "LAUNCHER_", "SAGEMAKER_")
@@ -64,8 +74,7 @@ def measured(every: int, seconds: float, folder: Path) -> tuple[float, float]:
     done = subprocess.run(argv, env=environment, stderr=subprocess.DEVNULL, timeout=600)
     if done.returncode != 0:
         sys.exit(f"{shlex.join(argv)} failed with {done.returncode}")
-    speed, memory = json.loads(result.read_text())
-    return speed, memory
+    return list(json.loads(result.read_text()))
 
 
 def coordinators_part(hosts: int = 1000, ranks: int = 8) -> tuple[int, float, float]:
@@ -100,7 +109,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15)
     asked = parser.parse_args()
-    runs: dict[int, list[tuple[float, float]]] = {0: [], 15: [], 1: []}
+    runs: dict[int, list[list[float]]] = {0: [], 15: [], 1: []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(asked.pairs):
             for every, found in runs.items():
@@ -120,6 +129,8 @@ def main() -> None:
         row = [f"{part:.3f}" for part in (min(ratios), statistics.median(ratios), max(ratios))]
         name = f"each {every} s" if every else "none"
         print(f"| {name} | {speed:.0f} | {' | '.join(row)} | {memory:.1f} |")
+    moving, waiting = (statistics.median(one[part] for one in runs[15]) for part in (2, 3))
+    print(f"\nA look takes {moving:.2f} ms of a rank that moves, {waiting:.0f} ms once it waits.")
     print(f"\n1,000 hosts of 8 ranks, of which nothing moves: {length} bytes from each.")
     print(f"The coordinator hears them in {heard:.2f} s, and sees who is absent in {seen:.2f} s.")
 

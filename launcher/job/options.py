@@ -209,8 +209,8 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             _SECONDS,
-            "without progress of collectives, until the job ends, two looks later; longer than "
-            "any evaluation or save; 0: never",
+            "without progress, until the job ends two looks later; longer than any evaluation "
+            "or save; 0: never",
         ),
     ] = 0
     bools: Annotated[
