@@ -247,7 +247,7 @@ def test_when_it_is_said():
     # Since 72 nothing has moved.
     assert said == [(132, "no progress for 60 s"), (192, "no progress for 120 s")]
     # The last moment at which what was seen before the time was over can become known.
-    assert (now, state.hung[:21]) == (276, "no progress for 204 s")
+    assert (now, state.hung[:21]) == (277, "no progress for 205 s")
     assert judge.due(state) == math.inf
     assert "rank 3" in judge.cause(state, 0, 133)
     assert not judge.cause(state, 3, 133) and not judge.cause(state, 4, 133)  # which do not wait
@@ -274,23 +274,42 @@ def test_more_ranks_that_come_to_wait_are_no_other_trouble():
     assert lines == [] and not is_new and [one.said for one in state.known] == [True]
 
 
-def stalls(*hosts, notify=60):
-    """Return what is said when hosts tell of their ranks, one after another, 100 s apart."""
-    state, said = judge.State(notify=notify), []
-    for now, (host, ranks) in zip(range(100, 10000, 100), hosts):
-        state = judge.heard(state, host, ranks, now)
-        for later in (1, 12):
-            state, lines, _ = judge.time(state, now + later)
-            said += [line.partition(":")[0] + line[-30:] for line in lines]
-    return state, said
-
-
 def test_who_is_named_may_change_while_nothing_moves():
     others = [rank(0, counted(61)), rank(1, counted(60)), rank(2, counted(61))]
+    state, said = judge.State(notify=60), []
     one, silent = rank(3, counted(60)), rank(3, counted(60), trouble="does not answer: x")
-    hosts = [("algo-1", [*others, last._replace(still=70)]) for last in (one, silent, one)]
-    state, said = stalls(*hosts)
-    assert len(state.known) == 1 and not [line for line in said if "progress again" in line], said
+    unknown = silent._replace(groups=())  # it moved at its last look
+    for now, last in zip(range(100, 1000, 100), (unknown, one, silent, one)):
+        state = judge.heard(state, "algo-1", [*others, last._replace(still=70)], now)
+        for later in (1, 12):
+            state, lines, is_new = judge.time(state, now + later)
+            said += [(now + later, is_new)] if lines else []
+            assert not any("progress again" in line for line in lines), lines
+    assert len(state.known) == 1 and [is_new for _, is_new in said] == [True, False, False], said
+
+
+def test_a_move_that_shows_in_no_group_ends_a_stall():
+    """As one of a send, before the others' wait is taken back."""
+    state = judge.State(notify=4, timeout=20, every=2)
+    for now in range(10, 100, 8):
+        waiting = [rank(one, IN_61, still=now - 5) for one in range(3)]
+        state = judge.heard(state, "algo-1", [*waiting, rank(3, group(60), still=4)], now)
+        state, _, _ = judge.time(state, now + 1)
+        assert not state.hung and state.known
+        state = judge.heard(state, "algo-1", waiting, now + 2)
+        state, _, _ = judge.time(state, now + 3)
+
+
+def test_a_stall_that_becomes_two_is_not_new():
+    pairs = [rank(0, counted(5, "0,1")), rank(1, counted(4, "0,1"))]
+    pairs += [rank(2, counted(5, "2,3")), rank(3, counted(4, "2,3"))]
+    whole = [one._replace(groups=(*one.groups, counted(8))) for one in pairs]
+    silent = whole[3]._replace(trouble="does not answer: x")
+    state = judge.heard(judge.State(notify=60), "algo-1", [*whole[:3], silent], 100)
+    state, lines, is_new = judge.time(state, 101)
+    assert len(lines) == 1 and is_new
+    state, lines, is_new = judge.time(judge.heard(state, "algo-1", whole, 110), 111)
+    assert len(state.known) == 2 and not lines and not is_new
 
 
 def test_two_stalls_that_become_one():
@@ -363,9 +382,8 @@ def test_ranks_of_which_no_message_has_the_groups_are_counted():
         watch.answered(pid, {**question, "still": 40, "calls": [], "groups": groups}, 15)
     told = watch.changes((), lambda _: "S", 16)
     assert 6 < len(told) < 12
-    assert watch.error == (
-        f"ranks are in too many groups: {12 - len(told)} cannot say how far they are."
-    )
+    left_out = f"{12 - len(told)} ranks"
+    assert watch.error == f"how far {left_out} of this host got does not fit into a message."
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():

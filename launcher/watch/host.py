@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Callable, NamedTuple
 
+from launcher.text import plural
 from launcher.watch.progress import ENDED, ENDS, Rank, answer_of, bounded, seconds
 from launcher.watch.stacks import Asked, calls_of, place, threads_of
 
@@ -162,7 +163,8 @@ class Watch:
     def error(self) -> str:
         """Why a rank cannot say how far it is, "" if each can."""
         if self._left_out:
-            return f"ranks are in too many groups: {self._left_out} cannot say how far they are."
+            left_out = plural(self._left_out, "rank")
+            return f"how far {left_out} of this host got does not fit into a message."
         for one in self._ranks.values():
             if one.error:
                 return f"rank {one.known.rank} cannot say how far it is: {one.error}."

@@ -10,7 +10,7 @@ faulthandler writes at a signal, to the same connection: in C, and without the i
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
 2.8 on). Of NCCL's the entries are not read: that asks the GPU for the state of events, some of
 which may be gone (ProcessGroupNCCL.cpp, as of graphs and blocking waits). Of NCCL a rank tells how
-many collectives it has begun and, where its recorder is on (by itself from torch 2.10 on), whether
+many collectives it has begun and, from torch 2.10 on, where the recorder is on by itself, whether
 the last has ended, as torch's watchdog has seen it: integers in memory.
 """
 
@@ -46,6 +46,8 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
     connect() returns a connection to it (rank.py); hello says which rank this is.
     """
 
+    main = get_ident()
+
     class AtImport:
         """A finder that finds nothing, but sees what is imported.
 
@@ -61,7 +63,7 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
                 if os.getpid() == hello["watch"]:  # what the script has forked is no rank
                     with contextlib.suppress(Exception):  # no launcher, no thread
                         _record()
-                        Watch(connect(), hello)
+                        Watch(connect(), hello, main)
 
     sys.meta_path.insert(0, AtImport)
     if _MODULE in sys.modules:  # by sitecustomize
@@ -77,9 +79,9 @@ def _record() -> None:
 class Watch:
     """The thread that answers, on a connection of its own."""
 
-    def __init__(self, launcher: Any, hello: dict[str, Any]) -> None:
-        self._launcher, self._hello, self._pid = launcher, hello, os.getpid()
-        self._main = threading.main_thread().ident
+    def __init__(self, launcher: Any, hello: dict[str, Any], main: int) -> None:
+        self._launcher, self._hello, self._main = launcher, hello, main
+        self._pid = os.getpid()
         self._same: Any = None  # what was the same at the last looks
         self._groups: list[dict[str, Any]] | None = None  # as they were then, once asked for
         self._since = 0.0
@@ -138,13 +140,12 @@ class Watch:
         return {"ends": True, "still": time.monotonic() - self._since, "calls": self._calls()}
 
     def _calls(self) -> list[Any]:
-        return calls(current_frames().get(self._main or 0))
+        return calls(current_frames().get(self._main))
 
     def _answer(self) -> dict[str, Any]:
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
         names = dict(world.pg_names) if world else {}
-        has_nccl = any("nccl" in _kinds(world.pg_backend_config.get(one, "")) for one in names)
-        status = recorded("nccl").get("pg_status", {}) if has_nccl else {}
+        status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
         numbers = recorded("fr"), status, [_sequence(group) for group in names]
         now = time.monotonic()
         error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
@@ -175,6 +176,17 @@ def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[
         if not (_is_counted(backends) or is_known):
             return {"error": f"torch {version} keeps no record of a group of {backends}"}
     return {}
+
+
+def has_status(world: Any, names: Mapping[Any, str]) -> bool:
+    """Tell whether torch may know what has ended of NCCL's, and can be asked at no risk.
+
+    Before 2.10 it asks NCCL's profiler plugin at that, too, and with ROCm the communicators.
+    """
+    torch = sys.modules["torch"]
+    if torch.__version__ < (2, 10) or torch.version.hip:
+        return False
+    return any("nccl" in _kinds(world.pg_backend_config.get(one, "")) for one in names)
 
 
 def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
@@ -231,7 +243,8 @@ def _kinds(backends: str) -> list[str]:
 def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Return the last collective of NCCL's that a group has begun; it `waits` if it has not ended.
 
-    torch numbers sends apart, but keeps the last number of either, so that this may not be known.
+    torch numbers sends apart, but keeps the last number of either: this may not be known, and if a
+    send has ended after the collective, it seems as if that had not.
     """
     last = _sequence(group)
     said = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}

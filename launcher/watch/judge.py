@@ -19,7 +19,7 @@ from launcher.watch.waits import Finding, Seen, findings
 
 _SETTLES = 1.0  # s until all hosts have said what they see
 _IS_PROGRESS = 10.0  # s after a move that no failure has followed
-_IS_SEEN = 2.0  # s after the last look until it is known here what was seen
+_IS_SEEN = 3.0  # s after a look until it is known here what was seen
 _MOST_SAID = 5  # at once
 
 
@@ -54,25 +54,37 @@ def heard(state: State, host: str, ranks: Sequence[Rank], now: float) -> State:
 
 def _looked(state: State, now: float) -> State:
     by_rank = {one.rank.rank: one for ranks in state.hosts.values() for one in ranks}
-    before, known = list(state.known), []
+    of_rank: dict[int, list[int]] = {}
+    for number, one in enumerate(state.known):
+        for rank in one.finding.ranks:
+            of_rank.setdefault(rank, []).append(number)
+    known, go_on = [], set[int]()
     for finding in findings(by_rank):
-        same = [one for one in before if finding.is_of(one.finding)]
-        before = [one for one in before if one not in same]
+        near = {number for rank in finding.ranks for number in of_rank.get(rank, ())}
+        near = {number for number in near if _is_same(state.known[number], finding)}
+        go_on |= near
+        same = [state.known[number] for number in near]
         since = min((finding.since, *(one.finding.since for one in same)))
         say_at = min((one.say_at for one in same), default=since + min(state.notify, state.timeout))
         was_said = any(one.said for one in same)
         known.append(Known(finding._replace(since=since), say_at, was_said))
-    for one in before:
-        if one.said:
+    for number, one in enumerate(state.known):
+        if one.said and number not in go_on:
             has_come = one.has_come or _has_come(one.finding, by_rank)
             known.append(one._replace(moved_at=min(one.moved_at, now), has_come=has_come))
     return state._replace(known=tuple(known), look_at=math.inf)
 
 
+def _is_same(known: Known, finding: Finding) -> bool:
+    """Tell whether a finding is of a stall that is known: nothing has moved in between."""
+    return finding.since + _IS_SEEN < known.moved_at and finding.is_of(known.finding)
+
+
 def _has_come(finding: Finding, seen: Mapping[int, Seen]) -> bool:
     """Tell whether a rank has moved that the others wait for."""
     return any(
-        rank not in seen or seen[rank].rank.groups != finding.groups[rank] for rank in finding.named
+        rank not in seen or finding.groups[rank] not in ((), seen[rank].rank.groups)
+        for rank in finding.named
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from launcher.text import printable
 
 MOST_GROUPS = 64  # that a rank tells of
-_LONGEST_NAME, _LONGEST_RANKS = 100, 2000
+_LONGEST_NAME, _LONGEST_RANKS, _LONGEST_NUMBER = 100, 2000, 24
 _MOST_RANKS = 1 << 17
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 _SIGNIFICANT = 10**12  # numbers are below
@@ -124,8 +124,10 @@ def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
     """Return as many ranks as a message of so many bytes holds; of the others nothing is said."""
     kept, left = [], limit
     for rank in ranks:
-        left -= len(json.dumps(to_wire(rank))) + 2
-        if left >= 0:
+        # The same each time, however long the number of seconds is.
+        size = len(json.dumps(to_wire(rank._replace(still=0)))) + _LONGEST_NUMBER
+        if size <= left:
+            left -= size
             kept.append(rank)
     return tuple(kept)
 

@@ -48,7 +48,8 @@ class Finding(NamedTuple):
     def is_of(self, earlier: Finding) -> bool:
         """Tell whether this is of a stall that was found before, and of which more is seen now."""
         both = self.ranks & earlier.ranks
-        return bool(both) and all(self.groups[rank] == earlier.groups[rank] for rank in both)
+        # Of one that did not answer its groups may not have been known.
+        return bool(both) and all(earlier.groups[one] in ((), self.groups[one]) for one in both)
 
 
 class _Wait(NamedTuple):
@@ -76,6 +77,9 @@ def findings(seen: Mapping[int, Seen]) -> list[Finding]:
 
 def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
     """Return each collective in which somebody waits, the one with the most waiting ranks first."""
+    begun = {
+        number: {group.key: group.last for group in one.rank.groups} for number, one in seen.items()
+    }
     waiting: dict[tuple[Key, int], list[int]] = {}
     groups: dict[tuple[Key, int], Group] = {}
     for number, one in sorted(seen.items()):
@@ -87,7 +91,7 @@ def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
     found = []
     for (key, number), ranks in waiting.items():
         group = groups[key, number]
-        absent = [one for one in members(group.ranks) if not _has_begun(seen, one, key, number)]
+        absent = [one for one in members(group.ranks) if not _has_begun(begun, one, key, number)]
         if not absent:
             ranks = [rank for rank in ranks if not seen[rank].rank.trouble]
         if ranks:
@@ -138,13 +142,13 @@ def _may_be_behind(quiet: Rank, group: Group, others_are: bool) -> bool:
     return told < group.last or not (others_are or quiet.has_ended)
 
 
-def _has_begun(seen: Mapping[int, Seen], rank: int, key: Key, number: int) -> bool:
-    if rank not in seen:
-        return True  # it moves: nothing is said of it
-    groups = seen[rank].rank.groups
-    if len(groups) == MOST_GROUPS and all(one.key != key for one in groups):
+def _has_begun(begun: Mapping[int, Mapping[Key, int]], rank: int, key: Key, number: int) -> bool:
+    """Tell whether a rank has begun a collective, or that is not known: nothing is said of it."""
+    if rank not in begun:
+        return True  # it moves
+    if len(begun[rank]) >= MOST_GROUPS and key not in begun[rank]:
         return True  # it did not tell of all of its groups
-    return any(one.key == key and one.last >= number for one in groups)
+    return begun[rank].get(key, 0) >= number
 
 
 def _together(waits: Sequence[_Wait]) -> list[tuple[frozenset[int], list[_Wait]]]:
