@@ -25,7 +25,7 @@ def rank(number, *groups, still=60, **how):
 
 def found(ranks, since=0.0):
     seen = {one.rank: waits.Seen(f"algo-{one.rank // 2 + 1}", one, since) for one in ranks}
-    return waits.findings(seen)
+    return [one for one in waits.findings(seen) if one.is_sure]
 
 
 def counted(last, ranks="0-3", name="default_pg", waits=0):
@@ -298,6 +298,23 @@ def test_a_move_that_shows_in_no_group_ends_a_stall():
         assert not state.hung and state.known
         state = judge.heard(state, "algo-1", waiting, now + 2)
         state, _, _ = judge.time(state, now + 3)
+
+
+def test_ranks_that_all_say_nothing_more_may_have_gone_on():
+    """And then each keeps Python's lock, or Python ends."""
+    silent = {"trouble": "does not answer: x"}
+    state = judge.State(notify=60, timeout=90, every=1)
+    ranks = [*(rank(number, IN_61) for number in range(3)), rank(3, group(60))]
+    state, lines, _ = judge.time(judge.heard(state, "algo-1", ranks, 100), 101)
+    assert len(lines) == 1 and math.isfinite(judge.due(state))
+    all_silent = [one._replace(**silent) for one in ranks]
+    state, lines, _ = judge.time(judge.heard(state, "algo-1", all_silent, 120), 121)
+    assert not lines and judge.due(state) == math.inf
+    # One that still waits has answered: it is the same stall.
+    state, lines, _ = judge.time(
+        judge.heard(state, "algo-1", [ranks[0], *all_silent[1:]], 400), 401
+    )
+    assert len(lines) == 1 and "no progress for 361 s" in lines[0] and state.hung
 
 
 def test_a_stall_that_becomes_two_is_not_new():

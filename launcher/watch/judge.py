@@ -98,6 +98,8 @@ def due(state: State) -> float:
 def _due(one: Known, state: State) -> float:
     if one.moved_at < math.inf:
         return one.moved_at + _IS_PROGRESS
+    if not one.finding.is_sure:
+        return math.inf
     return min(one.say_at, _ends_at(one, state))
 
 
@@ -142,6 +144,7 @@ def cause(state: State, rank: int, now: float) -> str:
     """Return why a rank waited that a time-out of torch's has ended, "" if that is not known."""
     for one in state.known:
         waits = rank in one.finding.ranks and rank not in one.finding.named
+        waits = waits and one.finding.is_sure
         is_long = now >= one.finding.since + state.notify
         if waits and is_long and one.finding.named and not one.has_come:
             return sentence(one.finding, min(now, one.moved_at))

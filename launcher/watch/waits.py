@@ -36,7 +36,8 @@ class Finding(NamedTuple):
     """Ranks that wait, and why, in words; nothing of theirs has moved since a time.
 
     `named` are the ranks that the others wait for, if there are some; `groups` are those of each
-    rank, which tell one stall from the next.
+    rank, which tell one stall from the next. If it is not sure that somebody still waits, nothing
+    is to be made of it.
     """
 
     ranks: frozenset[int]
@@ -44,6 +45,7 @@ class Finding(NamedTuple):
     what: str
     since: float
     groups: Mapping[int, Sequence[Group]] = {}
+    is_sure: bool = True
 
     def is_of(self, earlier: Finding) -> bool:
         """Tell whether this is of a stall that was found before, and of which more is seen now."""
@@ -68,10 +70,11 @@ def findings(seen: Mapping[int, Seen]) -> list[Finding]:
     """
     found = []
     for ranks, waits in _together(_waits(seen)):
-        if all(rank in seen for rank in ranks) and any(wait.is_sure for wait in waits):
+        if all(rank in seen for rank in ranks):
             since = max(seen[rank].since for rank in ranks)
             groups = {rank: seen[rank].rank.groups for rank in ranks}
-            found.append(Finding(ranks, *_why(waits, seen), since, groups))
+            is_sure = any(wait.is_sure for wait in waits)
+            found.append(Finding(ranks, *_why(waits, seen), since, groups, is_sure))
     return found
 
 
@@ -92,10 +95,11 @@ def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
     for (key, number), ranks in waiting.items():
         group = groups[key, number]
         absent = [one for one in members(group.ranks) if not _has_begun(begun, one, key, number)]
-        if not absent:
-            ranks = [rank for rank in ranks if not seen[rank].rank.trouble]
+        answer = [rank for rank in ranks if not seen[rank].rank.trouble]
+        ranks = ranks if absent else answer
         if ranks:
-            found.append(_Wait(group, tuple(ranks), tuple(absent)))
+            # All may have gone on, and say nothing more since then.
+            found.append(_Wait(group, tuple(ranks), tuple(absent), bool(answer)))
     found += _counted_waits(seen)
     return sorted(found, key=lambda wait: (-len(wait.waiting), wait.group))
 
