@@ -60,8 +60,8 @@ dist.destroy_process_group()
 
 
 def measured(every: int, seconds: float, folder: Path) -> list[float]:
-    """Return the steps per second of a job, and of rank 0 the peak of its memory in MiB, and the
-    milliseconds that a look takes while it moves, and the first one after that.
+    """Return a job's steps per second, the peak of rank 0's memory in MiB, and how many
+    milliseconds a look takes it while it moves, and the first time that it waits.
     """
     script, result = folder / "steps.py", folder / "result"
     script.write_text(STEPS)
@@ -130,7 +130,8 @@ def main() -> None:
         name = f"each {every} s" if every else "none"
         print(f"| {name} | {speed:.0f} | {' | '.join(row)} | {memory:.1f} |")
     moving, waiting = (statistics.median(one[part] for one in runs[15]) for part in (2, 3))
-    print(f"\nA look takes {moving:.2f} ms of a rank that moves, {waiting:.0f} ms once it waits.")
+    print(f"\nA look takes a rank {moving:.2f} ms while it moves, ", end="")
+    print(f"and {waiting:.0f} ms the first time that it waits.")
     print(f"\n1,000 hosts of 8 ranks, of which nothing moves: {length} bytes from each.")
     print(f"The coordinator hears them in {heard:.2f} s, and sees who is absent in {seen:.2f} s.")
 

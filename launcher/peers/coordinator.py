@@ -448,7 +448,7 @@ def _start(state: State, attempt: int, now: float) -> Step:
         attempt_since=now,
         no_ranks=frozenset(),
         watch=judge.State(state.job.hang_notify, state.job.hang_timeout, state.job.watch),
-        shows=stacks.Gathering(state.shows.number),  # who wanted ranks' stacks that are no more
+        shows=stacks.Gathering(state.shows.number),  # a restart cuts off those who asked
     )
     return _tell_all(state, Start(attempt))
 

@@ -243,8 +243,8 @@ def _kinds(backends: str) -> list[str]:
 def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Return the last collective of NCCL's that a group has begun; it `waits` if it has not ended.
 
-    torch numbers sends apart, but keeps the last number of either: this may not be known, and if a
-    send has ended after the collective, it seems as if that had not.
+    torch numbers sends apart, but keeps the last number of either. So this may not be known; and a
+    collective seems not to have ended if a send has ended after it.
     """
     last = _sequence(group)
     said = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}

@@ -36,8 +36,8 @@ class Finding(NamedTuple):
     """Ranks that wait, and why, in words; nothing of theirs has moved since a time.
 
     `named` are the ranks that the others wait for, if there are some; `groups` are those of each
-    rank, which tell one stall from the next. If it is not sure that somebody still waits, nothing
-    is to be made of it.
+    rank, which tell one stall from the next. Unless it `is_sure` that somebody still waits, nothing
+    is said and nothing is ended.
     """
 
     ranks: frozenset[int]
@@ -50,7 +50,7 @@ class Finding(NamedTuple):
     def is_of(self, earlier: Finding) -> bool:
         """Tell whether this is of a stall that was found before, and of which more is seen now."""
         both = self.ranks & earlier.ranks
-        # Of one that did not answer its groups may not have been known.
+        # The groups of a rank that did not answer may not have been known.
         return bool(both) and all(earlier.groups[one] in ((), self.groups[one]) for one in both)
 
 
@@ -98,7 +98,7 @@ def _waits(seen: Mapping[int, Seen]) -> list[_Wait]:
         answer = [rank for rank in ranks if not seen[rank].rank.trouble]
         ranks = ranks if absent else answer
         if ranks:
-            # All may have gone on, and say nothing more since then.
+            # If none of them answers, all may have gone on.
             found.append(_Wait(group, tuple(ranks), tuple(absent), bool(answer)))
     found += _counted_waits(seen)
     return sorted(found, key=lambda wait: (-len(wait.waiting), wait.group))
