@@ -128,6 +128,7 @@ def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> St
         watch=chosen.watch,
         hang_notify=chosen.hang_notify,
         hang_timeout=chosen.hang_timeout or math.inf,
+        host_timeout=chosen.host_timeout,
     )
     with System(signals) as system:
         return supervisor.run(job, plan, environ, system)

@@ -167,6 +167,15 @@ class Options(NamedTuple):
             _MEET, "SECONDS", whole(1, 86400), "how long hosts may be missing before the job fails"
         ),
     ] = 900
+    host_timeout: Annotated[
+        int,
+        Option(
+            _MEET,
+            "SECONDS",
+            whole(5, 3600),
+            "how long the network may lose a host's packets before the host is lost",
+        ),
+    ] = 14
     grace: Annotated[
         int,
         Option(

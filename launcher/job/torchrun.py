@@ -166,19 +166,23 @@ def _values(
 def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> str:
     # Without is_host torchrun guesses from the host's own name, which need not resolve.
     pairs = [f"is_host={int(cluster.node_rank == 0)}"]
+    typed: list[str] = []  # by the user, as options of ours
     if cluster.nnodes > 1:
         # If the first host is late, the others fail on read_timeout; if another one is late, on
         # join_timeout.
-        pairs += [f"{name}_timeout={options.start_timeout}" for name in ("read", "join")]
+        timeouts = [f"{name}_timeout={options.start_timeout}" for name in ("read", "join")]
+        (typed if "start_timeout" in options.given else pairs).extend(timeouts)
+        if "host_timeout" in options.given:  # torchrun's own are 3 of 5 s
+            typed += [f"keep_alive_interval={-(-options.host_timeout // 3)}"]
+            typed += ["keep_alive_max_attempt=3"]
     users = environ.get("PET_RDZV_CONF")
     if users:
         if not all("=" in pair for pair in users.split(",")):
             raise LaunchError(
                 f"PET_RDZV_CONF is {users!r}; expected KEY=VALUE pairs with commas between."
             )
-        # Of a key given twice the last counts.
-        pairs.insert(1 if "start_timeout" in options.given else len(pairs), users)
-    return ",".join(pairs)
+        pairs.append(users)
+    return ",".join([*pairs, *typed])  # of a key given twice the last counts
 
 
 def endpoint_of(cluster: Cluster, options: Options) -> str:

@@ -5,10 +5,15 @@
 
 What happens is given to the coordinator's state machine, or a member's; what they decide is done
 here, but for what they tell this host's own run: that is told by tell(message).
+
+TCP finds a host that is gone, but not a launcher that is stopped, frozen or blocked: its kernel still
+answers. So the loop itself says `Alive` to each connection, and one on which nothing has come for a
+while is lost.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Sequence
 from selectors import EVENT_READ
@@ -20,10 +25,13 @@ from launcher.peers.connection import Connection
 from launcher.peers.events import Lost, Said, Time
 from launcher.peers.listener import Listener
 from launcher.peers.messages import (
+    Alive,
+    End,
     FromMember,
     Hello,
     Job,
     Message,
+    Welcome,
     from_coordinator,
     from_member,
     to_wire,
@@ -33,6 +41,10 @@ from launcher.system import System
 from launcher.text import Log
 
 State = Union[coordinator.State, member.State]
+# All in seconds.
+_ALIVE_EVERY = 15.0
+_SILENCE, _OF_TIMEOUT = 60.0, 4  # until a launcher is lost: that, or so many --launcher-host-timeout
+_WAS_LATE = 1.0  # this loop: then it was stopped itself, and does not know how long others were silent
 
 
 class Channel:
@@ -45,6 +57,9 @@ class Channel:
         self._connections: dict[str, Connection] = {}  # by host
         self._arrived: dict[int, Connection] = {}  # that have said hello just now
         self._listener: Listener | None = None
+        self._silence = max(_SILENCE, _OF_TIMEOUT * job.host_timeout)
+        self._say_alive_at = self._check_at = math.inf
+        self._given_up: list[Connection] = []  # since their launchers are silent
         self._began = system.now()
         self.own_address = ""  # at which other hosts have reached this one, or it them
         self.state: State
@@ -61,13 +76,15 @@ class Channel:
 
     def due(self) -> float:
         """Return when `tick` is due; infinite: never, as while ranks run."""
-        due: float = self._machine.due(self.state)
+        due: float = min(self._machine.due(self.state), self._check_at)
         return min(due, self._listener.due()) if self._listener else due
 
     def tick(self) -> None:
         """Do what is due."""
         if self._listener:
             self._listener.tick()
+        if self._system.now() >= self._check_at:
+            self._check_silence(self._system.now())
         if self._system.now() >= self._machine.due(self.state):
             self.happens(Time())
 
@@ -91,6 +108,40 @@ class Channel:
             self._listener.close()
         for host in list(self._connections):
             self._drop(host)
+        for connection in self._given_up:
+            connection.close()
+
+    # Who is alive.
+
+    def _begin_alive(self) -> None:
+        self._say_alive_at = min(self._say_alive_at, self._system.now() + _ALIVE_EVERY)
+        self._check_at = min(self._check_at, self._say_alive_at)
+
+    def _check_silence(self, now: float) -> None:
+        """Say that this launcher runs, and find those that do not."""
+        late = now - self._check_at
+        if now >= self._say_alive_at:
+            self._send(tuple(self._connections), Alive())
+            self._say_alive_at = now + _ALIVE_EVERY
+        for connection in list(self._connections.values()):
+            if late > _WAS_LATE:
+                connection.heard_at = min(now, connection.heard_at + late)
+            if now >= connection.heard_at + self._silence:
+                self._give_up(connection)
+        heard = (one.heard_at + self._silence for one in self._connections.values())
+        self._check_at = min((self._say_alive_at, *heard))
+
+    def _give_up(self, connection: Connection) -> None:
+        """Lose a host whose launcher is silent.
+
+        The connection stays: if the launcher goes on, it reads there how the job has ended.
+        """
+        host = connection.host
+        self.happens(Lost(host, f"its launcher has not answered for {self._silence:g} s"))
+        if self._connections.get(host) is connection:
+            del self._connections[host]
+            self._system.selector.unregister(connection)
+            self._given_up.append(connection)
 
     # What is done.
 
@@ -130,12 +181,17 @@ class Channel:
         for host in hosts:
             if host in self._connections:
                 self._connections[host].send(line)
+        if isinstance(message, End):
+            for connection in self._given_up:
+                connection.send(line)
 
     def _admit(self, connection: Connection, host: str) -> None:
-        connection.host = host
+        connection.host, connection.heard_at = host, self._system.now()
         self._connections[host] = connection
         self.own_address = connection.own_address
         self._system.selector.register(connection, EVENT_READ, lambda: self._read(connection))
+        if self._coordinates:
+            self._begin_alive()
 
     def _drop(self, host: str) -> None:
         connection = self._connections.pop(host, None)
@@ -154,7 +210,8 @@ class Channel:
 
     def _connected(self, what: socket.socket | str) -> None:
         try:
-            connection = Connection(what) if not isinstance(what, str) else None
+            timeout = self._job.host_timeout
+            connection = Connection(what, timeout) if not isinstance(what, str) else None
         except OSError:
             assert not isinstance(what, str)
             what.close()
@@ -168,7 +225,9 @@ class Channel:
     def _read(self, connection: Connection) -> None:
         if connection.closed_by:
             return  # by what came before it
-        self._hear(connection, connection.read())
+        messages = connection.read()
+        connection.heard_at = self._system.now()
+        self._hear(connection, messages)
         if connection.closed_by and self._connections.get(connection.host) is connection:
             self._drop(connection.host)
             self.happens(Lost(connection.host, connection.closed_by))
@@ -185,4 +244,7 @@ class Channel:
                     said = from_coordinator(message, self._job.hosts)
             except (AttributeError, KeyError, TypeError, ValueError):
                 continue  # what is not valid is ignored
-            self.happens(Said(host, said))
+            if isinstance(said, Welcome):
+                self._begin_alive()
+            if not isinstance(said, Alive):
+                self.happens(Said(host, said))

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from typing import Any
 
 from launcher.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
+_PROBES = 3  # of TCP's keep-alive, until a connection is given up
 
 
 class Connection:
     """One end; `host` is who is at the other, "" while that is not known.
 
-    `closed_by` is why it is closed ("": it is not). Raises OSError if it is closed already.
+    `closed_by` is why it is closed ("": it is not); `heard_at` is when something has come. The
+    connection ends if no packet is answered for `timeout` seconds. Raises OSError if it is closed
+    already.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, timeout: int) -> None:
         self.host = ""
         self.closed_by = ""
+        self.heard_at = -math.inf
         self._socket = connection
         self._lines = Lines(LINE_LIMIT)
         self._stopped_reading = False  # the other end
         connection.setblocking(False)
+        interval = max(1, 3 * timeout // 14)  # 3 s of 14
         for option, value in (
             (socket.TCP_NODELAY, 1),
-            (socket.TCP_KEEPIDLE, 5),
-            (socket.TCP_KEEPINTVL, 3),
-            (socket.TCP_KEEPCNT, 3),
-            (socket.TCP_USER_TIMEOUT, 14_000),  # ms, for what was sent and not acknowledged
+            (socket.TCP_KEEPIDLE, timeout - _PROBES * interval),
+            (socket.TCP_KEEPINTVL, interval),
+            (socket.TCP_KEEPCNT, _PROBES),
+            (socket.TCP_USER_TIMEOUT, timeout * 1000),  # ms, for what was sent and not acknowledged
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

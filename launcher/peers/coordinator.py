@@ -9,7 +9,7 @@ coordinates itself. Times are on the clock time.monotonic(), waits in seconds. P
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
 from launcher.peers.events import (
@@ -35,9 +35,11 @@ from launcher.peers.messages import (
     FromCoordinator,
     Hello,
     Job,
+    Meeting,
     Missing,
     NoRanks,
     NoRanksLeft,
+    Refusal,
     Refused,
     Restart,
     ShowStacks,
@@ -53,7 +55,16 @@ from launcher.peers.messages import (
 )
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
-from launcher.text import Log, flag, lasted, ordinal, short, shortened, some_of
+from launcher.text import (
+    Log,
+    flag,
+    join_and_count,
+    lasted,
+    ordinal,
+    short,
+    shortened,
+    some_of,
+)
 from launcher.watch import judge, stacks
 
 LINE_EVERY = 30  # s between two lines on who is missing
@@ -71,9 +82,14 @@ class Joining(NamedTuple):
 
 
 class Running(NamedTuple):
-    """All hosts have joined and run an attempt."""
+    """All hosts have joined and run an attempt.
+
+    `meet_by`: until then their torchruns are to meet again, after a restart; those `waiting` do.
+    """
 
     succeeded: frozenset[str] = frozenset()
+    meet_by: float = math.inf
+    waiting: frozenset[str] = frozenset()
 
 
 class Failing(NamedTuple):
@@ -87,9 +103,13 @@ class Failing(NamedTuple):
 
 
 class Restarting(NamedTuple):
-    """Hosts end this attempt's ranks, for the next one to start when all have."""
+    """Hosts end this attempt's ranks, for the next one to start when all have.
+
+    `by`: until then all hosts are to have done so, and their torchruns to have met again.
+    """
 
     failure: Failure
+    by: float
     cleared: frozenset[str] = frozenset()
 
 
@@ -138,8 +158,8 @@ def due(state: State) -> float:
     if isinstance(phase, Joining):
         return min(phase.start_by, phase.line_at, by)
     if isinstance(phase, Running):
-        return min(judge.due(state.watch), by)
-    return min(phase.by, by) if isinstance(phase, Failing) else by
+        return min(judge.due(state.watch), phase.meet_by, by)
+    return min(phase.by, by) if isinstance(phase, (Failing, Restarting)) else by
 
 
 def step(state: State, event: Any, now: float) -> Step:
@@ -157,6 +177,8 @@ def step(state: State, event: Any, now: float) -> Step:
             return host_showed_stacks(state, event.host, event.message)
         if isinstance(event.message, Succeeded):
             return host_succeeded(state, event.host, event.message)
+        if isinstance(event.message, Meeting):
+            return host_meets(state, event.host, event.message)
         if isinstance(event.message, NoRanks):
             return no_ranks(state, event.host, event.message.attempt)
         return host_cleared(state, event.host, event.message, now)
@@ -180,8 +202,8 @@ def host_arrived(state: State, event: Arrived, now: float) -> Step:
     why = _why_not(state, theirs)
     if why:
         state = state._replace(refused=state.refused + 1)
-        line = f"refused a connection from {event.address} to port {job.peer_port}: {why}."
-        refuse = Refuse(event.conn, Refused(why))
+        line = f"refused a connection from {event.address} to port {job.peer_port}: {why[1]}."
+        refuse = Refuse(event.conn, Refused(why[0]))
         return state, (Log(line), refuse) if state.refused <= _REFUSALS else (refuse,)
     state = state._replace(arrived=state.arrived | {theirs.host})
     actions = (Admit(event.conn, theirs.host), Send((theirs.host,), Welcome()))
@@ -202,15 +224,16 @@ def host_arrived(state: State, event: Arrived, now: float) -> Step:
     return state, actions + more
 
 
-def _why_not(state: State, theirs: Hello) -> str:
-    """Return why a host is refused, "" if it is not."""
-    if theirs.job != state.job.name:
-        return f"this is job {state.job.name}, not {short(theirs.job, 60)}"
-    if theirs.host not in state.job.members:
-        return f"{short(theirs.host, 60)} is not another host of this job"
-    if theirs.host in state.members:
-        return f"{theirs.host} has joined already, from {state.members[theirs.host]}"
-    return "all hosts have joined" if state.attempt else ""
+def _why_not(state: State, theirs: Hello) -> tuple[Refusal, str] | None:
+    """Return why a host is refused, and that in words for this host's own log; None: it is not."""
+    job, host = state.job, theirs.host
+    if theirs.job != job.name:
+        return Refusal.ANOTHER_JOB, f"this is job {job.name}, not {short(theirs.job, 60)}"
+    if host not in job.members:
+        return Refusal.NO_HOST, f"{short(host, 60)} is not another host of this job"
+    if host in state.members:
+        return Refusal.HAS_JOINED, f"{host} has joined already, from {state.members[host]}"
+    return (Refusal.ALL_HAVE_JOINED, "all hosts have joined") if state.attempt else None
 
 
 def _difference(state: State, theirs: Hello) -> str:
@@ -265,7 +288,11 @@ def time_is_up(state: State, now: float) -> Step:
         return _show_stacks(state)
     if isinstance(phase, Failing) and now >= phase.by:
         return _decide(state, phase, now)
+    if isinstance(phase, Restarting) and now >= phase.by:
+        return _takes_too_long(state, phase.cleared, "clear")
     if isinstance(phase, Running):
+        if now >= phase.meet_by:
+            return _takes_too_long(state, phase.waiting, "complete the rendezvous of")
         return _say_who_waits(state, now)
     if not isinstance(phase, Joining) or now < due(state):
         return state, ()
@@ -336,7 +363,8 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     if before:
         why += f", for the {ordinal(before + 1)} time, {lasted(took)} after its start"
     headlines = (*state.headlines, failure.headline)
-    state = state._replace(phase=Restarting(failure), headlines=headlines)
+    by = now + state.job.start_timeout if state.job.members else math.inf
+    state = state._replace(phase=Restarting(failure, by), headlines=headlines)
     return _tell_all(state, Restart(attempt, f"{why}; restarting all ranks."))
 
 
@@ -364,6 +392,25 @@ def host_succeeded(state: State, host: str, event: Succeeded) -> Step:
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
         return _end(state, Result(0))
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
+
+
+def host_meets(state: State, host: str, event: Meeting) -> Step:
+    """Note whose torchrun waits for the others' after a restart, until they have met."""
+    phase = state.phase
+    if event.attempt != state.attempt or not isinstance(phase, Running):
+        return state, ()
+    if event.has_met:
+        return state._replace(phase=phase._replace(meet_by=math.inf)), ()
+    return state._replace(phase=phase._replace(waiting=phase.waiting | {host})), ()
+
+
+def _takes_too_long(state: State, done: Collection[str], what: str) -> Step:
+    """End the job since a restart does not come to its end; name the hosts that are behind."""
+    job, attempt = state.job, state.attempt
+    behind = [host for host in job.hosts if host not in done] or list(job.hosts)
+    named = some_of(behind)
+    how = f"did not {what} attempt {attempt} within {job.start_timeout:g} s of the restart"
+    return _end(state, of_lost_host(join_and_count(named, len(behind) - len(named)), how).result)
 
 
 def host_watched(state: State, host: str, event: Watched, now: float) -> Step:
@@ -437,13 +484,13 @@ def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
         return _end(state, phase.failure.result)
     cleared = phase.cleared | {host}
     if len(cleared) < len(state.job.members) + 1:
-        return state._replace(phase=Restarting(phase.failure, cleared)), ()
-    return _start(state, state.attempt + 1, now)
+        return state._replace(phase=phase._replace(cleared=cleared)), ()
+    return _start(state, state.attempt + 1, now, meet_by=phase.by)
 
 
-def _start(state: State, attempt: int, now: float) -> Step:
+def _start(state: State, attempt: int, now: float, *, meet_by: float = math.inf) -> Step:
     state = state._replace(
-        phase=Running(),
+        phase=Running(meet_by=meet_by),
         attempt=attempt,
         attempt_since=now,
         no_ranks=frozenset(),

@@ -133,7 +133,7 @@ class Listener:
                     break
                 return  # none are left, or one that has ended already (accept(2))
             try:
-                connection = Connection(accepted)
+                connection = Connection(accepted, self._job.host_timeout)
             except OSError:
                 accepted.close()
                 continue

@@ -86,6 +86,7 @@ class State(NamedTuple):
     began: float
     line_at: float
     to_say: tuple[Message, ...] = ()  # with each hello, until the coordinator has welcomed it
+    attempt: int = 0  # that this host was told to start
     succeeded: int = 0  # the attempt in which all ranks of this host have succeeded
     stop_signal: int = 0  # that this host was sent
 
@@ -151,12 +152,12 @@ def coordinator_says(state: State, message: Any) -> Step:
         return state, (HangUp(state.job.coordinator), Connect(RETRY_MOST))
     if isinstance(message, Refused):
         job = state.job
-        text = f"the launcher of {job.coordinator} refused {job.current_host}: {message.why}."
+        text = f"the launcher of {job.coordinator} refused {job.current_host}: {message.why.value}."
         return _end(state, of_host(f"launcher: {text}").result)
     if isinstance(message, Missing):
         return state, (Log(f"waiting for {message.words}."),)
     if isinstance(message, Start):
-        state = state._replace(phase=Running(), succeeded=0)
+        state = state._replace(phase=Running(), attempt=message.attempt, succeeded=0)
     elif isinstance(message, End):
         if message.result.exit_code == 0 and not state.succeeded:
             return state, ()
@@ -173,7 +174,10 @@ def coordinator_lost(state: State, event: Lost) -> Step:
         return _end(state, no_launcher_at(job.coordinator, job.peer_port).result)
     if state.stop_signal:
         return _end(state, stopped(state.stop_signal))  # which came first
-    return _end(state, of_lost_host(job.coordinator, f"was lost: {event.why}").result)
+    lost = of_lost_host(job.coordinator, f"was lost: {event.why}")
+    state, actions = _end(state, lost.result)
+    # If it was only stopped, it says the same when it goes on.
+    return state, (Say(Failed(state.attempt, lost)), *actions)
 
 
 def this_host_says(state: State, message: Message) -> Step:

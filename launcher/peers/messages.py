@@ -9,21 +9,26 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
                                     Missing, every 30 s; Start of attempt 1 when all have joined
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
     Watched, when nothing moves
+    Meeting                         of torchruns that are started again
     WantStacks                      ShowStacks, answered by Stacks; AllStacks
     NoRanks                         NoRanksLeft: torchrun's store may go
     Cleared                         Start of the next attempt, when all hosts have said it
                                     End: how the job ends, the same on every host
+    Alive, each 15 s                Alive, each 15 s
 
 A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
 failure right behind its hello. A connection that ends before the end of the job is a lost host, and
-so is one whose other end answers no packet for 14 s (TCP keep-alive, tcp(7)): nothing is sent while
-ranks move. Once all have joined nobody else can connect. The protocol has no authentication: it is
-meant for the job's own network. Whoever knows the job's name may have sent what comes in, so it is
-checked here: texts are cut, and show control characters as Python writes them. Pure.
+so is one whose other end answers no packet for --launcher-host-timeout (TCP keep-alive, tcp(7)). A
+launcher that is stopped, or blocked, still has a kernel that answers; so each says that it is alive,
+and one that has said nothing for 60 s is lost as well. Once all have joined nobody else can connect.
+The protocol has no authentication: it is meant for the job's own network. Whoever knows the job's
+name may have sent what comes in, so it is checked here: texts are cut, and show control characters
+as Python writes them. Pure.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -62,6 +67,7 @@ class Job(NamedTuple):
     watch: float = 0  # between two looks at how far ranks are; 0: none
     hang_notify: float = 60
     hang_timeout: float = math.inf
+    host_timeout: int = 14  # for which the network may lose a host's packets
 
     @property
     def coordinator(self) -> str:
@@ -133,6 +139,13 @@ class Watched(NamedTuple):
     ranks: tuple[Rank, ...]
 
 
+class Meeting(NamedTuple):
+    """A host's torchrun waits for the other hosts' torchruns, or has met them."""
+
+    attempt: int
+    has_met: bool
+
+
 class WantStacks(NamedTuple):
     """Somebody at a host wants to see where all ranks are."""
 
@@ -151,10 +164,19 @@ class Welcome(NamedTuple):
     """This host has joined; the others are waited for."""
 
 
+class Refusal(enum.Enum):
+    """Why a host is refused. No names: whoever connects is told them."""
+
+    ANOTHER_JOB = "it runs another job"
+    NO_HOST = "its job has no host of that name"
+    HAS_JOINED = "a host of that name has joined already"
+    ALL_HAVE_JOINED = "all hosts have joined already"
+
+
 class Refused(NamedTuple):
     """This host is not one that the coordinator waits for."""
 
-    why: str
+    why: Refusal
 
 
 class Later(NamedTuple):
@@ -210,9 +232,15 @@ class End(NamedTuple):
     result: Result
 
 
-FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared, Watched, WantStacks, Stacks]
+class Alive(NamedTuple):
+    """The launcher that says it runs; what it decides does not depend on it (channel.py)."""
+
+
+FromMember = Union[
+    Failed, Stop, Succeeded, NoRanks, Cleared, Watched, Meeting, WantStacks, Stacks, Alive
+]
 FromCoordinator = Union[
-    Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End
+    Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End, Alive
 ]
 Message = Union[Hello, FromMember, FromCoordinator]
 
@@ -244,6 +272,8 @@ def to_wire(message: Message) -> Mapping[str, Any]:
         fields["ranks"] = [progress.to_wire(rank) for rank in message.ranks]
     elif isinstance(message, End):
         fields["result"] = message.result._asdict()
+    elif isinstance(message, Refused):
+        fields["why"] = message.why.name
     return {type(message).__name__: fields}
 
 
@@ -277,8 +307,10 @@ def from_member(message: Mapping[str, Any]) -> FromMember:
     if name == "Watched":
         ranks = tuple(progress.from_wire(_dict(rank)) for rank in fields["ranks"])
         return Watched(_whole(fields["attempt"]), ranks)
-    if name == "WantStacks":
-        return WantStacks()
+    if name == "Meeting":
+        return Meeting(_whole(fields["attempt"]), fields["has_met"] is True)
+    if name in ("WantStacks", "Alive"):
+        return WantStacks() if name == "WantStacks" else Alive()
     if name == "Stacks":
         return Stacks(_whole(fields["number"]), stacks.stacks_of(fields["ranks"]))
     kinds: Mapping[str, type[Succeeded] | type[NoRanks]]
@@ -290,7 +322,7 @@ def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> From
     """Return what the coordinator says. Raises ValueError, or KeyError, if it is not valid."""
     name, fields = _named(message)
     if name == "Refused":
-        return Refused(_line(fields["why"]))
+        return Refused(Refusal[_str(fields["why"])])
     if name == "Missing":
         missing = fields["hosts"]
         if not isinstance(missing, list) or not 0 < len(missing) <= NAMED:
@@ -309,9 +341,7 @@ def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> From
         return ShowStacks(_whole(fields["number"]))
     if name == "AllStacks":
         return AllStacks(tuple(_line(line) for line in fields["lines"]))
-    if name in ("Welcome", "Later"):
-        return Welcome() if name == "Welcome" else Later()
-    raise ValueError
+    return {"Welcome": Welcome, "Later": Later, "Alive": Alive}[name]()
 
 
 def checked(failure: Failure, host: str) -> Failure:
