@@ -13,12 +13,15 @@ from typing import Callable
 from launcher.archive import PACKAGE
 from launcher.errors import LaunchError
 from launcher.job import arguments
+from launcher.job.cluster import ALONE
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
+from launcher.job.resources import require_files
 from launcher.job.torchrun import max_restarts
 from launcher.log import log, show
 from launcher.peers.messages import Job
 from launcher.presence import Ending, InitClient
+from launcher.result.causes import of_launcher
 from launcher.result.failure import write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
@@ -49,18 +52,41 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
         show(help_text())
         return 0
+    try:
+        if run is _launch:
+            require_files()  # or else nothing of what follows can be relied on
+    except LaunchError as error:
+        return _cannot_run(error, environ).exit_code
     # From here on a stop is noted, even before there is anything to stop.
     with Signals() as signals, InitClient(environ) as presence:
         try:
             ending = run(argv, environ, signals)
         except LaunchError as error:
-            log(str(error))
-            write_failure(f"launcher: {error}\n", environ, quiet=True)
-            ending = Ending(error.exit_code)
+            ending = _cannot_run(error, environ)
+        except Exception as error:
+            ending = _has_failed(error, environ)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
         presence.ends(ending)
         return ending.exit_code
+
+
+def _cannot_run(error: LaunchError, environ: Mapping[str, str]) -> Ending:
+    log(str(error))
+    write_failure(f"launcher: {error}\n", environ, quiet=True)
+    return Ending(error.exit_code)
+
+
+def _has_failed(error: Exception, environ: Mapping[str, str]) -> Ending:
+    """Say that the launcher itself has failed, before or after all that the job was."""
+    import traceback  # only for this error
+
+    for line in traceback.format_exc().splitlines():
+        log(line)
+    host = environ.get("SM_CURRENT_HOST") or ALONE
+    failure = of_launcher(host, f"{type(error).__name__}: {error}")
+    write_failure(failure.text, environ, quiet=True)
+    return Ending(failure.exit_code)
 
 
 def _run_tool(

@@ -12,6 +12,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Every other exit code is the script's (docs/options.md, "Exit codes").
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
+EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself
 EXIT_HUNG = 75  # EX_TEMPFAIL: running it again may help
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127

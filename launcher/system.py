@@ -12,6 +12,7 @@ import functools
 import os
 import resource
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from launcher.text import is_loopback
 
 _TO_CONNECT = 4  # s for an address to take a connection
 _OWN_NAME = 0.2  # s for a look-up of this host's own name, which seldom takes any longer
+_POLL = 0.05  # s between two looks at ranks, where the loop has failed
 _BACKLOG = 1 << 12  # the kernel makes it net.core.somaxconn at most (listen(2))
 _LIMIT = resource.RLIMIT_NOFILE
 
@@ -132,7 +134,10 @@ class System:
 
     def listen_in(self, folder: str) -> socket.socket:
         """Listen on a Unix socket in a folder. Raises LaunchError."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # no descriptor is left
+            raise LaunchError(f"cannot make a socket: {error.strerror}; raise ulimit -n.") from None
         listener.setblocking(False)
         try:
             listener.bind(os.path.join(folder, "socket"))
@@ -215,11 +220,16 @@ class System:
         """Send a signal to a process that `look` has found, unless its pid is another's by now."""
         processes.send(self._found.get(pid, pid), number)
 
-    def kill_all(self) -> None:
-        """Kill all processes of the job."""
+    def end_all(self, pids: Sequence[int], seconds: float) -> None:
+        """End the ranks with SIGTERM, and after some seconds all processes of the job."""
+        for pid in pids:
+            processes.send(pid, signal.SIGTERM)
+        by = time.monotonic() + seconds
+        while time.monotonic() < by and not all(processes.exit_state(pid)[0] for pid in pids):
+            time.sleep(_POLL)
         if self._processes:
             for process in self._processes.all():
-                processes.send(process, 9)
+                processes.send(process, signal.SIGKILL)
 
 
 def own_addresses(host: str) -> tuple[list[str], bool]:

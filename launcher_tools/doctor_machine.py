@@ -20,6 +20,7 @@ from launcher.child import Answer
 from launcher.errors import LaunchError
 from launcher.job import cgroups, resources, toolkit
 from launcher.job.cgroups import read_text
+from launcher.job.resources import FEWEST_FILES
 from launcher.processes import status
 from launcher.result.failure import output_dir
 from launcher.run_dir import run_dir, unpacked
@@ -31,7 +32,6 @@ _LITTLE_DISK = 1 << 30
 _MEMORY = 512 << 20  # bytes that a rank needs, to import torch and a little more
 _DESCRIPTORS = 30  # that the first launcher needs besides one for each host
 _FILES = 1024
-_FEWEST_FILES = 26  # torchrun and its store: seen to fail with 25 (torch 2.13)
 _PROCESSES = 100  # processes and threads of a rank: OpenMP, data loaders, NCCL
 _OLDEST_TORCH = (2, 4)
 _REPLACE = "replace this host, or its driver"
@@ -195,8 +195,8 @@ def open_files(job: Job) -> Iterator[Finding]:
             f"{seen}; the launcher of the first host needs {needs} for {nnodes} hosts",
             f"{raise_it}, or use {flag('peers')} false",
         )
-    elif _is_less(soft, _FEWEST_FILES):
-        yield problem("open files", f"{seen}; torchrun needs {_FEWEST_FILES}", raise_it)
+    elif _is_less(soft, FEWEST_FILES):
+        yield problem("open files", f"{seen}; torchrun needs {FEWEST_FILES}", raise_it)
     elif _is_less(soft, _FILES):
         yield warning("open files", seen, f"{raise_it}: data loaders open many files")
     else:

@@ -31,15 +31,18 @@ from launcher.peers.events import (
     Unreachable,
 )
 from launcher.peers.messages import (
+    Alive,
     AllStacks,
     Cleared,
     End,
     Failed,
     Job,
     Later,
+    Meeting,
     Missing,
     NoRanks,
     NoRanksLeft,
+    Refusal,
     Refused,
     Restart,
     ShowStacks,
@@ -198,24 +201,25 @@ def test_all_end_if_what_must_agree_differs(ours, theirs, hosts, differ):
 
 
 @pytest.mark.parametrize(
-    ("host", "name", "why"),
+    ("host", "name", "told", "why"),
     [
-        (THIRD, "another", "this is job job, not 'another'"),
-        ("algo-9\x1b\n", "job", r"'algo-9\x1b\n' is not another host of this job"),
-        (FIRST, "job", "'algo-1' is not another host of this job"),
-        (SECOND, "job", "algo-2 has joined already, from 10.0.0.2"),
+        (THIRD, "another", "ANOTHER_JOB", "this is job job, not 'another'"),
+        ("algo-9\x1b\n", "job", "NO_HOST", r"'algo-9\x1b\n' is not another host of this job"),
+        (FIRST, "job", "NO_HOST", "'algo-1' is not another host of this job"),
+        (SECOND, "job", "HAS_JOINED", "algo-2 has joined already, from 10.0.0.2"),
     ],
 )
-def test_a_host_that_is_not_waited_for_is_refused(first, host, name, why):
+def test_a_host_that_is_not_waited_for_is_refused_and_told_no_name(first, host, name, told, why):
     first.hears_hello(SECOND)
-    refuse = Refuse(7, Refused(why))
+    refuse = Refuse(7, Refused(Refusal[told]))
+    assert "algo" not in str(wire(refuse.message)) and "job job" not in refuse.message.why.value
     line = Log(f"refused a connection from 10.0.0.2 to port 29401: {why}.")
     for number in range(30):  # the log shows 20 of them
         actions = (line, refuse) if number < 20 else (refuse,)
         assert first.hears_hello(host, name=name) == actions
     assert first.hears_hello(THIRD)[-1] == StopListening()
     first.step(Lost(THIRD, DIED))
-    assert first.hears_hello(THIRD)[-1] == Refuse(7, Refused("all hosts have joined"))
+    assert first.hears_hello(THIRD)[-1] == Refuse(7, Refused(Refusal.ALL_HAVE_JOINED))
 
 
 def test_a_host_that_cannot_start_is_awaited_with_its_reason(first):
@@ -346,7 +350,7 @@ def restarts(first, at, attempt, now):
     first.hears(SECOND, failed(attempt=attempt), now - 0.3)
     line = f"attempt {attempt} of 4 failed after {at}; restarting all ranks."
     assert first.waits_until(now) == everywhere(Restart(attempt, line))
-    assert first.due == math.inf
+    assert first.due == now + 100  # the start time-out
     assert first.hears(THIRD, failed("of this restart\n", attempt=attempt), now) == ()
     for host in (FIRST, SECOND, FIRST):
         assert first.hears(host, NoRanks(attempt), now) == ()
@@ -356,6 +360,8 @@ def restarts(first, at, attempt, now):
     assert not first.state.no_ranks
     for message in (failed(attempt=attempt), Succeeded(attempt), NoRanks(attempt)):
         assert first.hears(SECOND, message, now) == ()
+    assert first.due == now + 100
+    assert first.hears(SECOND, Meeting(attempt + 1, has_met=True), now) == ()
     assert first.state.phase == coordinator.Running()
 
 
@@ -369,6 +375,28 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
         assert first.hears(host, Succeeded(4), 47) == ()  # the third, in attempt 1, counts no more
     first.hears(THIRD, failed("of the last attempt\n", attempt=4), 70)
     assert first.waits_until(70.3)[1] == Tell(End(Result(1, "of the last attempt\n")))
+
+
+@pytest.mark.parametrize(
+    ("cleared", "waiting", "says"),
+    [
+        ((FIRST, THIRD), (), "algo-2 did not clear attempt 1"),
+        ((FIRST,), (), "algo-2, algo-3 did not clear attempt 1"),
+        (HOSTS, (FIRST, THIRD), "algo-2 did not complete the rendezvous of attempt 2"),
+        (HOSTS, HOSTS, "algo-1, algo-2, algo-3 did not complete the rendezvous of attempt 2"),
+    ],
+)
+def test_a_restart_has_the_start_time_out_in_all(cleared, waiting, says):
+    first = ready(max_restarts=3)
+    first.hears(SECOND, failed(), 10)
+    first.step(Time(), 10.3)
+    for host in cleared:
+        first.hears(host, Cleared(1, 0), 60)
+    for host in waiting:
+        assert first.hears(host, Meeting(1, has_met=True), 70) == ()  # too late, of the last one
+        assert first.hears(host, Meeting(2, has_met=False), 70) == ()
+    text = f"{says} within 100 s of the restart\nexit code 69\n"
+    assert first.waits_until(110.3)[1] == Tell(End(Result(69, text)))
 
 
 def test_stacks_are_of_the_ranks_that_run_now():
@@ -443,7 +471,7 @@ def test_a_member_joins_and_follows_the_coordinator(second):
 
 
 PORT = "what answers on port 29401 of algo-1 is not this job's launcher; choose another with "
-REFUSED = "launcher: the launcher of algo-1 refused algo-2: this is job a, not 'b'.\n"
+REFUSED = "launcher: the launcher of algo-1 refused algo-2: it runs another job.\n"
 
 
 @pytest.mark.parametrize(
@@ -453,14 +481,17 @@ REFUSED = "launcher: the launcher of algo-1 refused algo-2: this is job a, not '
         ([Welcome()], Lost(FIRST, DIED), 69, lost(FIRST).text),
         ([], Lost(FIRST, DIED), 69, PORT),
         ([], None, 69, PORT),  # no answer in 10 s
-        ([], Said(FIRST, Refused("this is job a, not 'b'")), 2, REFUSED),
+        ([], Said(FIRST, Refused(Refusal.ANOTHER_JOB)), 2, REFUSED),
     ],
 )
 def test_a_member_that_cannot_talk_to_the_coordinator_ends(second, said, event, code, text):
     second.step(Connected(), 1)
     for message in said:
         second.hears(FIRST, message)
-    end, all_know = second.step(event) if event else second.waits_until(11)
+    *more, end, all_know = second.step(event) if event else second.waits_until(11)
+    if Welcome() in said:  # in case the coordinator was only stopped
+        attempt = 1 if Start(1) in said else 0
+        assert more == [Say(Failed(attempt, Failure(Cause.HOST_LOST, 69, text)))]
     assert end.message.result.exit_code == code and text in end.message.result.text
     assert all_know == ALL_KNOW
 
@@ -521,12 +552,12 @@ def test_messages_arrive_as_they_were_sent():
     said = hello(job(SECOND, fingerprint={**SAME, "words": ["a", "b"]}))
     assert from_stranger(wire(said)) == said
     members = (failed(code=255), Stop(2), Succeeded(1), NoRanks(2), Cleared(3, 4), WATCHED)
-    members = (*members, WantStacks(), STACKS)
+    members = (*members, WantStacks(), STACKS, Meeting(2, has_met=True), Alive())
     for message in members:
         assert from_member(wire(message)) == message
     ends = [End(Result(0)), End(STOPPED), End(Result(3, "loss is nan\nexit code 3\n"))]
-    told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksLeft(2), Refused("why")]
-    told += [ShowStacks(3), AllStacks(("rank 0:", "  main thread:"))]
+    told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksLeft(2), Alive()]
+    told += [*map(Refused, Refusal), ShowStacks(3), AllStacks(("rank 0:", "  main thread:"))]
     for message in (*told, *ends, Missing((THIRD,), 2)):
         assert heard(wire(message)) == message
 
@@ -553,6 +584,7 @@ INVALID = [
     (from_stranger, HELLO, "fingerprint", "a", [7, {}, NESTED, [["a"]]]),
     (from_member, Stop(15), "number", [0, 9, 64, *NUMBERS]),
     *((from_member, one, "attempt", NUMBERS) for one in (failed(), Succeeded(1), NoRanks(1))),
+    (from_member, Meeting(1, has_met=True), "attempt", NUMBERS),
     *((from_member, Cleared(1, 0), name, NUMBERS) for name in ("attempt", "survivors")),
     (from_member, failed(), "failure", "cause", [-1, 0, False, "own", "", None, []]),
     (from_member, failed(), "failure", "exit_code", [0, 256, *NUMBERS]),
@@ -566,7 +598,8 @@ INVALID = [
     (heard, ShowStacks(3), "number", NUMBERS),
     (heard, AllStacks(("x",)), "lines", [1, [1], None]),
     *((heard, one, "attempt", NUMBERS) for one in (Start(1), NoRanksLeft(1), Restart(1, "why"))),
-    *((heard, one, "why", [7, None]) for one in (Refused("why"), Restart(1, "why"))),
+    (heard, Restart(1, "why"), "why", [7, None]),
+    (heard, Refused(Refusal.NO_HOST), "why", ["", "this is job a", "name", 7, None, NESTED]),
     (heard, END, "result", "exit_code", [256, *NUMBERS]),
     (heard, END, "result", "stop_signal", [9, *NUMBERS]),
     (heard, END, "result", "text", TEXTS),
@@ -597,6 +630,5 @@ def test_texts_from_outside_are_cut_and_show_control_characters():
     assert lines[:2] == [r"loss\x1b[31m is\rnan\u2028\x00", "launcher: more"]
     assert len(lines) == 3 and len(read) == LIMIT
     assert heard(wire(End(Result(3, text)))).result.text == read
-    why = heard(wire(Refused(text))).why
+    why = heard(wire(Restart(1, text))).why
     assert why.startswith(r"\nloss\x1b[31m is") and why.isprintable() and len(why) < LIMIT - 100
-    assert heard(wire(Restart(1, text))).why == why

@@ -23,7 +23,7 @@ from channel_end import End
 from conftest import free_port, poll
 from network import Network
 
-from launcher.peers import member, messages
+from launcher.peers import channel, member, messages
 from launcher.peers.connection import Connection
 from launcher.peers.listener import PENDING
 from launcher.peers.messages import Failed, Stop
@@ -123,6 +123,52 @@ def test_a_host_that_is_lost_is_named_by_all(job, host):
     assert job.result() == Result(69, f"{host} was lost: its launcher died\nexit code 69\n")
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    """Have launchers say each 0.2 s that they are alive, and be lost after 1.5 s of silence."""
+    for name, value in (("_ALIVE_EVERY", 0.2), ("_SILENCE", 1.5), ("_OF_TIMEOUT", 0)):
+        monkeypatch.setattr(channel, name, value)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_launcher_that_is_stopped_is_lost_and_says_the_same_when_it_goes_on(job, soon, host):
+    job.join()
+    job.all_join()
+    job.act_for(2)  # all are alive
+    assert not any(end.result for end in job.ends.values())
+    stopped = job.ends.pop(host)
+    text = f"{host} was lost: its launcher has not answered for 1.5 s\nexit code 69\n"
+    assert job.result() == Result(69, text)
+    for other in list(job.ends):
+        job.ends.pop(other).close()
+    job.ends[host] = stopped
+    assert job.result() == Result(69, text)
+
+
+def test_nobody_is_lost_if_all_were_stopped_together(job, soon):
+    """As by Ctrl-Z, or on a machine that slept: it does not know how long others were silent."""
+    job.join()
+    job.all_join()
+    job.act_for(0.5)
+    time.sleep(3)
+    job.act_for(2)
+    assert not any(end.result for end in job.ends.values())
+
+
+def test_how_long_packets_may_be_lost(job):
+    (first,) = job.join(HOSTS[0], host_timeout=60)
+    job.act_for(0.1)
+    connection = Connection(job.connect(), 60)
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    options = [getattr(socket, name) for name in names]
+    idle, interval, probes, unanswered = (
+        connection._socket.getsockopt(socket.IPPROTO_TCP, option) for option in options
+    )
+    connection.close()
+    assert idle + probes * interval == 60 and unanswered == 60_000
+    assert first.channel._silence == 240
+
+
 def test_nothing_wakes_a_host_while_a_job_runs(job):
     job.join()
     job.all_join()
@@ -130,7 +176,7 @@ def test_nothing_wakes_a_host_while_a_job_runs(job):
     with selectors.DefaultSelector() as selector:
         for end in job.ends.values():
             selector.register(end.system.selector, selectors.EVENT_READ)
-            assert end.channel.due() == float("inf")
+            assert end.channel.due() > time.monotonic() + 10  # then it says that it is alive
         assert selector.select(1) == []
 
 
@@ -198,7 +244,7 @@ def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
     elif what == "speaks":
         stray.sendall(b"{}\n")
     job.all_join()
-    assert first.channel.due() == float("inf")
+    assert first.channel.due() > time.monotonic() + 10
     with contextlib.suppress(ConnectionResetError):
         assert stray.recv(1) == b""
 
@@ -326,7 +372,7 @@ def test_messages_right_behind_the_hello_count_and_those_that_are_not_valid_do_n
 
 def test_a_connection_that_takes_nothing_is_lost():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = Connection(socket.create_connection(server.getsockname()))
+        connection = Connection(socket.create_connection(server.getsockname()), 14)
         with server.accept()[0], selectors.DefaultSelector() as selector:
             for _ in range(1000):
                 connection.send(encoded({"text": 60_000 * "x"}))

@@ -10,6 +10,7 @@ import importlib.machinery
 import json
 import os
 import re
+import resource
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from launcher.text import is_loopback
 
 # Seconds. nvidia-smi has been seen to hang on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
+FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
 
 
 class Resources(NamedTuple):
@@ -52,6 +54,16 @@ def read_resources() -> Resources:
         interfaces=network_interfaces(),
         efa=has_efa(),
     )
+
+
+def require_files() -> None:
+    """Raise LaunchError if this process may have so few files open that torchrun would fail."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FEWEST_FILES:
+        raise LaunchError(
+            f"this process may have {soft} files open (ulimit -n), but torchrun needs "
+            f"{FEWEST_FILES}; raise that limit."
+        )
 
 
 def torch_version() -> tuple[int, int]:

@@ -6,9 +6,9 @@
 What happens is given to the coordinator's state machine, or a member's; what they decide is done
 here, but for what they tell this host's own run: that is told by tell(message).
 
-TCP finds a host that is gone, but not a launcher that is stopped, frozen or blocked: its kernel still
-answers. So the loop itself says `Alive` to each connection, and one on which nothing has come for a
-while is lost.
+TCP finds a host that is gone, but not a launcher that is stopped, frozen or blocked: its kernel
+still answers. So the loop itself says `Alive` to each connection, and one on which nothing has come
+for a while is lost.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from launcher.peers.listener import Listener
 from launcher.peers.messages import (
     Alive,
     End,
+    Failed,
     FromMember,
     Hello,
     Job,
@@ -37,14 +38,20 @@ from launcher.peers.messages import (
     to_wire,
 )
 from launcher.protocol import encoded
+from launcher.result.causes import Failure
 from launcher.system import System
 from launcher.text import Log
 
 State = Union[coordinator.State, member.State]
 # All in seconds.
 _ALIVE_EVERY = 15.0
-_SILENCE, _OF_TIMEOUT = 60.0, 4  # until a launcher is lost: that, or so many --launcher-host-timeout
-_WAS_LATE = 1.0  # this loop: then it was stopped itself, and does not know how long others were silent
+_SILENCE, _OF_TIMEOUT = (
+    60.0,
+    4,
+)  # until a launcher is lost: that, or so many --launcher-host-timeout
+_WAS_LATE = (
+    1.0  # this loop: then it was stopped itself, and does not know how long others were silent
+)
 
 
 class Channel:
@@ -91,6 +98,11 @@ class Channel:
     def say(self, message: FromMember) -> None:
         """Have this host say something to the coordinator, which may be here."""
         self.happens(Said(self._job.current_host, message))
+
+    def say_last(self, failure: Failure) -> None:
+        """Tell the other hosts why this one ends, past its state machine, which has failed."""
+        end = End(failure.result) if self._coordinates else Failed(self.state.attempt, failure)
+        self._send(tuple(self._connections), end)
 
     def happens(self, event: Any) -> None:
         """Take an event in, and do what is decided."""

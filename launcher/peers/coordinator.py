@@ -316,7 +316,10 @@ def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
         return state, ()  # of an attempt that is over
     if isinstance(phase, Restarting):
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
-        return (state, ()) if event.failure.of_rank else _end(state, phase.failure.result)
+        if event.failure.of_rank:
+            return state, ()
+        own = event.failure.cause is Cause.OWN  # of a launcher
+        return _end(state, (checked(event.failure, host) if own else phase.failure).result)
     return _note(state, checked(event.failure, host), now), ()
 
 

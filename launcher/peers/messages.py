@@ -19,11 +19,11 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
 failure right behind its hello. A connection that ends before the end of the job is a lost host, and
 so is one whose other end answers no packet for --launcher-host-timeout (TCP keep-alive, tcp(7)). A
-launcher that is stopped, or blocked, still has a kernel that answers; so each says that it is alive,
-and one that has said nothing for 60 s is lost as well. Once all have joined nobody else can connect.
-The protocol has no authentication: it is meant for the job's own network. Whoever knows the job's
-name may have sent what comes in, so it is checked here: texts are cut, and show control characters
-as Python writes them. Pure.
+launcher that is stopped, or blocked, still has a kernel that answers; so each says that it is
+alive, and one that has said nothing for 60 s is lost as well (channel.py). Once all have joined
+nobody else can connect. The protocol has no authentication: it is meant for the job's own network.
+Whoever knows the job's name may have sent what comes in, so it is checked here: texts are cut, and
+show control characters as Python writes them. Pure.
 """
 
 from __future__ import annotations
@@ -233,16 +233,14 @@ class End(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """The launcher that says it runs; what it decides does not depend on it (channel.py)."""
+    """The launcher that says so runs: for the channel, and no event of a machine."""
 
 
-FromMember = Union[
-    Failed, Stop, Succeeded, NoRanks, Cleared, Watched, Meeting, WantStacks, Stacks, Alive
-]
+FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared, Watched, Meeting, WantStacks, Stacks]
 FromCoordinator = Union[
-    Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End, Alive
+    Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End
 ]
-Message = Union[Hello, FromMember, FromCoordinator]
+Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
 
 def hello(job: Job) -> Hello:
@@ -288,7 +286,7 @@ def from_stranger(message: Mapping[str, Any]) -> Hello:
     return Hello(_str(fields["job"]), _str(fields["host"]), fingerprint)
 
 
-def from_member(message: Mapping[str, Any]) -> FromMember:
+def from_member(message: Mapping[str, Any]) -> FromMember | Alive:
     """Return what a member says. Raises ValueError, or KeyError, if it is not valid."""
     name, fields = _named(message)
     if name == "Failed":
@@ -318,7 +316,7 @@ def from_member(message: Mapping[str, Any]) -> FromMember:
     return kinds[name](_whole(fields["attempt"]))
 
 
-def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> FromCoordinator:
+def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> FromCoordinator | Alive:
     """Return what the coordinator says. Raises ValueError, or KeyError, if it is not valid."""
     name, fields = _named(message)
     if name == "Refused":
@@ -341,7 +339,11 @@ def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> From
         return ShowStacks(_whole(fields["number"]))
     if name == "AllStacks":
         return AllStacks(tuple(_line(line) for line in fields["lines"]))
-    return {"Welcome": Welcome, "Later": Later, "Alive": Alive}[name]()
+    if name in ("Welcome", "Later"):
+        return Welcome() if name == "Welcome" else Later()
+    if name == "Alive":
+        return Alive()
+    raise ValueError
 
 
 def checked(failure: Failure, host: str) -> Failure:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_USAGE
+from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE
 from launcher.result import raised
 from launcher.text import flag, port_is_taken, printable, shortened, signal_name
 
@@ -199,6 +199,13 @@ def of_hang(what: str) -> Failure:
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
     """Return the failure of a host that cannot start, or does not agree with the others."""
     return Failure(cause, exit_code, f"{text}\n")
+
+
+def of_launcher(host: str, error: str) -> Failure:
+    """Return the failure of a host whose launcher itself does: `error` is what it raised."""
+    what = f"launcher: {host}: the launcher itself failed with {printable(error)}"
+    text = f"{shortened(what, 900)}\nexit code {EXIT_SOFTWARE}; the log of {host} has the traceback"
+    return of_host(text, EXIT_SOFTWARE)
 
 
 def no_launcher_at(host: str, port: int) -> Failure:

@@ -316,6 +316,8 @@ def run(launcher: Launcher | None) -> int:
             be_reached_at(address)
     elif address:  # it makes MASTER_ADDR of what the host calls itself
         socket.getfqdn = lambda name="": address
+    if launcher:
+        launcher.tell({"meets": True})
     torchrun.run(parsed)
     for agent in agents:
         leave_store(agent, is_host=is_host)

@@ -24,6 +24,12 @@ class CannotStart(NamedTuple):
     failure: Failure
 
 
+class LauncherFailed(NamedTuple):
+    """The launcher has met an error of its own."""
+
+    failure: Failure
+
+
 class Signal(NamedTuple):
     """The launcher was sent a signal that stops a job."""
 
@@ -34,8 +40,12 @@ class TorchrunRuns(NamedTuple):
     """Torchrun runs, and can be told what it may do; below another program it may run later."""
 
 
+class Meets(NamedTuple):
+    """Torchrun has imported torch, and waits for those of the other hosts."""
+
+
 class AsksToStart(NamedTuple):
-    """Torchrun is about to start the ranks, and waits for the action Answer."""
+    """Torchrun has met the others, is about to start the ranks, and waits for the action Answer."""
 
 
 class RanksStarted(NamedTuple):

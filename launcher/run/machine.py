@@ -20,6 +20,7 @@ from launcher.peers.messages import (
     End,
     Failed,
     Job,
+    Meeting,
     NoRanks,
     NoRanksLeft,
     Restart,
@@ -45,7 +46,9 @@ from launcher.run.events import (
     AsksToStart,
     CannotStart,
     ChildEnded,
+    LauncherFailed,
     Look,
+    Meets,
     OrphanEnded,
     RankEnded,
     RankRuns,
@@ -115,6 +118,8 @@ def step(state: State, event: Any, now: float) -> Step:
         return ended(state, event.result, now)
     if isinstance(event, Restart):
         return restarted(state, event, now)
+    if isinstance(event, Meets):
+        return state, _meeting(state, has_met=False)
     if isinstance(event, AsksToStart):
         return asks_to_start(state, now)
     if isinstance(event, AsksToEnd):
@@ -138,6 +143,8 @@ def step(state: State, event: Any, now: float) -> Step:
         return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
     if isinstance(event, CannotStart):
         return cannot_start(state, event, now)
+    if isinstance(event, LauncherFailed):
+        return launcher_failed(state, event, now)
     if isinstance(event, AllKnow):
         return all_know(state)
     return time_is_up(state, now)
@@ -247,6 +254,19 @@ def cannot_start(state: State, event: CannotStart, now: float) -> Step:
     return state, (Tell(Failed(state.attempt, event.failure)),)
 
 
+def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
+    """Tell the other hosts; a stop, and what is known of the end before, counts more."""
+    phase = state.phase
+    if isinstance(phase, Joining):
+        return cannot_start(state, CannotStart(event.failure), now)
+    if state.result or isinstance(phase, (Leaving, Done)):
+        return state, ()
+    success = isinstance(phase, Ending) and phase.why is Why.SUCCESS
+    if success or isinstance(phase, (Running, Failing)):
+        return _fail(state, event.failure, now)
+    return state, (Tell(Failed(state.attempt, event.failure)),)
+
+
 def signalled(state: State, number: int, now: float) -> Step:
     """Stop all hosts: each rank gets the signal once, and has its grace to save."""
     if number == signal.SIGINT:
@@ -316,8 +336,15 @@ def asks_to_start(state: State, now: float) -> Step:
     if isinstance(state.phase, Running):
         torchrun = state.torchrun
         torchrun = torchrun._replace(leave=torchrun.leave + 1, has_started_ranks=False)
-        return state._replace(torchrun=torchrun, ranks={}), (Answer(),)
+        met = _meeting(state, has_met=True)
+        return state._replace(torchrun=torchrun, ranks={}), (*met, Answer())
     return _go_on(state, now)
+
+
+def _meeting(state: State, *, has_met: bool) -> Actions:
+    """Return what the coordinator is told of a restart, which it bounds; torchrun has the first."""
+    again = state.attempt > 1 and isinstance(state.phase, Running) and state.job.members
+    return (Tell(Meeting(state.attempt, has_met)),) if again else ()
 
 
 def ranks_started(state: State, event: RanksStarted, now: float) -> Step:

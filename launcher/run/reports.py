@@ -27,6 +27,7 @@ from launcher.run.events import (
     Answer,
     AsksToEnd,
     AsksToStart,
+    Meets,
     RankEnded,
     RankRuns,
     RankSaid,
@@ -255,6 +256,8 @@ class Reports:
         return self._heard_from_torchrun(message) if connection is self._torchrun_at else None
 
     def _heard_from_torchrun(self, message: Mapping[str, Any]) -> Any:
+        if "meets" in message:
+            return Meets()
         self._question = message.get("question")
         if "starts" in message:
             self._local.clear()

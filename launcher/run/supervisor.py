@@ -9,15 +9,17 @@ through System.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import selectors
 import signal
+import traceback
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, Callable
 
 from launcher.decisions import described
-from launcher.errors import Disposition, LaunchError
+from launcher.errors import EXIT_SOFTWARE, Disposition, LaunchError
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
@@ -30,7 +32,7 @@ from launcher.peers.messages import (
     WantStacks,
     Watched,
 )
-from launcher.result.causes import of_host
+from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.reports import Reports
 from launcher.run.state import Done, State
@@ -43,6 +45,8 @@ from launcher.watch.host import Watch, does_not_answer
 # No host leaves one that still trains, however long it does. In seconds; torch counts 2**31 ms at
 # most.
 _NEVER = str(20 * 86400)
+_MOST_TRACEBACKS = 3  # of errors of the launcher itself
+_TO_END = 20.0  # s more than the failure grace for a job to end in order, after such an error
 Ready = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -51,8 +55,7 @@ def run(
 ) -> State:
     """Run this host's share of the job to its end; return the state at the end, with its result.
 
-    `plan` is what to start, or why it cannot be started, which the other hosts are told. Raises
-    LaunchError if no thread can be started for the connection to the other hosts.
+    `plan` is what to start, or why it cannot be started, which the other hosts are told.
     """
     supervisor = Supervisor(job, plan, environ, system)
     turns = supervisor.turns()
@@ -74,17 +77,24 @@ class Supervisor:
         system: System,
     ) -> None:
         runner = plan.runner if isinstance(plan, LaunchPlan) else ""
-        self.state = machine.begin(job, runner, system.now())
         self._plan, self._environ, self._system = plan, environ, system
-        self._channel = Channel(job, system, self._hear)
+        self._runner = runner
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
-        self._watch = _watch(job)
         self._shows: dict[int, int] = {}  # numbers of ShowStacks, by what ranks were asked
         self._where = 0  # by what number they were asked before they are killed
         self._said = {""}  # of what the watch cannot see
-        self._child = 0
+        self._child = self._errors = 0
+        self._give_up_at = math.inf  # where errors of the launcher's own go on
+        self._watch = _watch(job)
+        if isinstance(plan, LaunchPlan):
+            try:
+                self._begin_attempt(job)
+            except LaunchError as error:  # before any host starts anything
+                self._plan, job = error, job._replace(fingerprint={})
+        self.state = machine.begin(job, runner, system.now())
+        self._channel = Channel(job, system, self._hear)
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -92,28 +102,68 @@ class Supervisor:
         Yields how long to wait at most, None for ever; is sent what the selector found ready.
         """
         try:
-            self._begin()
+            self._safely(self._begin)
             while not isinstance(self.state.phase, Done):
                 ready = yield self._timeout()
                 # Signals last: what happened before a stop has come before it.
                 for key, _ in sorted(ready, key=lambda one: one[0].data == self._on_signals):
-                    key.data()
-                if self._reports:
-                    self._reports.look(is_quiet=not ready)
-                    if self._reports.has_more:
-                        continue  # what has happened comes before what is due
-                now = self._system.now()
-                if now >= machine.due(self.state):
-                    self._step(events.Time())
-                if now >= self._channel.due():
-                    self._channel.tick()
-                if now >= self._watch.due():
-                    self._watch_ranks(now)
+                    self._safely(key.data)
+                self._safely(functools.partial(self._do_what_is_due, is_quiet=not ready))
+        except Exception as error:
+            self._end_at_once(error)
         finally:
-            if not isinstance(self.state.phase, Done):
-                self._system.kill_all()  # the launcher itself has failed
             self._channel.close()
             self._end_attempt()
+
+    def _do_what_is_due(self, *, is_quiet: bool) -> None:
+        if self._reports:
+            self._reports.look(is_quiet=is_quiet)
+            if self._reports and self._reports.has_more:
+                return  # what has happened comes before what is due
+        now = self._system.now()
+        if now >= machine.due(self.state):
+            self._step(events.Time())
+        if now >= self._channel.due():
+            self._channel.tick()
+        if now >= self._watch.due():
+            self._watch_ranks(now)
+
+    # Errors of the launcher itself.
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        """Do something; have an error that it raises end the job, in order and on all hosts."""
+        try:
+            act()
+        except Exception as error:
+            now = self._system.now()
+            if now >= self._give_up_at:
+                raise
+            self._errors += 1
+            if self._errors <= _MOST_TRACEBACKS:
+                self._log_traceback(error)
+            if self._errors == 1:
+                self._give_up_at = now + self.state.job.failure_grace + _TO_END
+                self._step(events.LauncherFailed(self._own_failure(error)))
+
+    def _log_traceback(self, error: Exception) -> None:
+        for text in traceback.format_exception(type(error), error, error.__traceback__):
+            for line in text.splitlines():
+                self._system.log(line)
+
+    def _own_failure(self, error: Exception) -> Failure:
+        raised = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return of_launcher(self.state.job.current_host, raised)
+
+    def _end_at_once(self, error: Exception) -> None:
+        """End what runs here, with its failure grace, past state machines that do not."""
+        self._log_traceback(error)
+        failure = self._own_failure(error)
+        with contextlib.suppress(Exception):
+            self._channel.say_last(failure)
+        pids = [rank.pid for rank in self.state.alive]
+        self._system.end_all(pids, self.state.job.failure_grace)
+        result = self.state.result or failure.result
+        self.state = self.state._replace(phase=Done(), result=result)
 
     def _begin(self) -> None:
         self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
@@ -188,7 +238,7 @@ class Supervisor:
         elif isinstance(action, events.StartTorchrun):
             try:
                 self._start_torchrun(action.attempt)
-            except LaunchError as error:
+            except Exception as error:
                 self._cannot_start(error)
         elif isinstance(action, events.Answer):
             if self._reports:
@@ -222,11 +272,9 @@ class Supervisor:
             resolves = self._channel.own_name_resolves
             plan = reached_at(plan, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
-        self._end_attempt()
-        self._folder = self._stack.enter_context(self._system.folder(self._environ))
         job = self.state.job
-        self._watch, self._shows, self._where = _watch(job), {}, 0
-        self._reports = Reports(self._folder, self._system, self._hear, self._watch, plan.runner)
+        if attempt > 1:
+            self._begin_attempt(job)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
         if not job.torchrun_restarts:
@@ -239,6 +287,13 @@ class Supervisor:
         self._child = self._system.start(
             argv, environment, (JOB_MARK, mark), tied=bool(plan.runner)
         )
+
+    def _begin_attempt(self, job: Job) -> None:
+        """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
+        self._end_attempt()
+        self._folder = self._stack.enter_context(self._system.folder(self._environ))
+        self._watch, self._shows, self._where = _watch(job), {}, 0
+        self._reports = Reports(self._folder, self._system, self._hear, self._watch, self._runner)
 
     def _end_attempt(self) -> None:
         if self._reports:
@@ -295,10 +350,17 @@ class Supervisor:
                 self._reports.close()
             return self._system.look(self._child)
 
-    def _cannot_start(self, error: LaunchError) -> None:
+    def _cannot_start(self, error: Exception) -> None:
         job = self.state.job
-        text = f"launcher: {job.current_host}: {error}" if job.members else f"launcher: {error}"
-        self._step(events.CannotStart(of_host(text, error.exit_code)))
+        if isinstance(error, LaunchError):
+            text = f"launcher: {job.current_host}: {error}" if job.members else f"launcher: {error}"
+            # At a restart what was to be run is right, and something of it was started.
+            code = error.exit_code if self.state.attempt <= 1 else EXIT_SOFTWARE
+            failure = of_host(text, code)
+        else:
+            self._log_traceback(error)
+            failure = self._own_failure(error)
+        self._step(events.CannotStart(failure))
 
     def _signal_ranks(self, action: events.SignalRanks) -> None:
         if self._reports:

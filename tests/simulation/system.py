@@ -353,7 +353,7 @@ class System:
             if not (top and top.runs and process.is_below(top))
         ]
 
-    def kill_all(self) -> None:
+    def end_all(self, pids: Sequence[int], seconds: float) -> None:
         """Kill all processes of the job."""
         for process in list(self.machine.processes.values()):
             process.signal(signal.SIGKILL)

@@ -83,6 +83,7 @@ class Torchrun(Process):
         if self.machine.number == 0:
             self.store.host = self
         self.doing = Doing.MEETING
+        self._say({"meets": True})
         most = self.job.plan.start_timeout
         self._soon((most, most), self._meets_nobody, Doing.MEETING)
         self._join()
