@@ -19,7 +19,7 @@ PROMISES: dict[str, Promise] = {}
 STOPS = (What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE)
 LOSSES = (
     What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
-    What.RESET, What.HALF_OPEN, What.STOPS_READING,
+    What.RESET, What.HALF_OPEN, What.STOPS_READING, What.LAUNCHER_STOPS,
 )  # fmt: skip
 ORPHANS_RANKS = (What.TORCHRUN_KILLED, What.RUNNER_KILLED)
 RANK_FAILURES = tuple(What)[: tuple(What).index(What.HANGS)]
@@ -27,9 +27,10 @@ HANGS = (What.TORCHRUN_HANGS, What.TORCHRUN_HANGS_STARTING)
 OF_TORCHRUN = (What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.RUNNER_KILLED, *HANGS)
 MISCONFIGURED = (
     What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START, What.PORT_TAKEN, What.TOO_FEW_FILES,
-    What.NO_TORCHRUN, What.TORCHRUN_FAILS, What.RUNNER_FAILS,
+    What.NO_TORCHRUN, What.TORCHRUN_FAILS, What.RUNNER_FAILS, What.NO_FOLDER,
 )  # fmt: skip
-SLOW = (What.LAUNCHER_PAUSES, What.DELAY)
+PAUSES = (What.LAUNCHER_PAUSES, What.LAUNCHER_STOPS)
+SLOW = (*PAUSES, What.DELAY)
 
 
 def promise(sentence: str) -> Callable[[Promise], Promise]:
@@ -70,9 +71,9 @@ def planned(watch: Watch, *kinds: What) -> bool:
     return any(fault.what in kinds for fault in watch.job.plan.faults)
 
 
-def seconds_of(watch: Watch, what: What) -> float:
-    """Return how long the faults of a kind last, all together."""
-    return sum(fault.amount for fault in watch.job.plan.faults if fault.what is what)
+def seconds_of(watch: Watch, *kinds: What) -> float:
+    """Return how long the faults of some kinds last, all together."""
+    return sum(fault.amount for fault in watch.job.plan.faults if fault.what in kinds)
 
 
 def lost(watch: Watch) -> set[Machine]:

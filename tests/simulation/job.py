@@ -24,7 +24,7 @@ LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
 _FROM_THE_START = (
     What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
     What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
-    What.TOO_FEW_FILES, What.RUNNER_FAILS,
+    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.NO_FOLDER,
 )  # fmt: skip
 
 
@@ -157,6 +157,16 @@ class Job:
         if machine.launcher:
             machine.launcher.stand_still(fault.amount)
 
+    def _stop_launcher(self, fault: Fault, machine: Machine) -> None:
+        if machine.launcher and machine.launcher.runs:
+            self.watch.fault(fault, machine)
+            machine.launcher.stand_still(fault.amount)
+
+    def _fail_launcher(self, fault: Fault, machine: Machine) -> None:
+        if machine.launcher and machine.launcher.runs:
+            self.watch.fault(fault, machine)
+            machine.launcher.system.raises()
+
     def _kill_host(self, fault: Fault, machine: Machine) -> None:
         if not machine.is_up or not machine.launcher:
             return
@@ -212,6 +222,8 @@ _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.RUNNER_KILLED: Job._kill_runner,
     What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,
+    What.LAUNCHER_STOPS: Job._stop_launcher,
+    What.LAUNCHER_FAILS: Job._fail_launcher,
     What.HOST_KILLED: Job._kill_host,
     What.HOST_VANISHES: Job._kill_host,
     What.CUT: Job._cut,

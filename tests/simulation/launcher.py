@@ -136,7 +136,8 @@ class Launcher:
             self.job.watch.never_stops()
             self.die()
         elif not self._is_woken:
-            self.job.watch.polls(self)
+            if not self._stands_still:
+                self.job.watch.polls(self)
             self._wake()
 
     # What the plan does to it.

@@ -74,6 +74,8 @@ class What(Word):
     # A launcher, or its whole host.
     LAUNCHER_KILLED = "a launcher is killed"
     LAUNCHER_PAUSES = "a launcher stands still"  # for `amount`
+    LAUNCHER_STOPS = "a launcher is stopped, and goes on much later"  # after `amount`
+    LAUNCHER_FAILS = "a launcher meets an error of its own"
     HOST_KILLED = "a host is killed"  # its container: the kernel resets its connections
     HOST_VANISHES = "a host vanishes"  # its power: nobody is told
     HOST_LATE = "a host comes late"  # by `amount`
@@ -97,6 +99,7 @@ class What(Word):
     PORT_TAKEN = "the first host's port is taken"  # for `amount`
     TOO_FEW_FILES = "the first host can have too few files open"
     NO_TORCHRUN = "a host cannot execute torchrun"
+    NO_FOLDER = "a host can make no folder"  # for attempt `amount`
     # Others on the first host's port.
     STRANGER = "a stranger connects"  # `amount` chooses what it says
 

@@ -17,6 +17,7 @@ from simulation.facts import (
     HANGS,
     LOSSES,
     MISCONFIGURED,
+    PAUSES,
     RANK_FAILURES,
     SLOW,
     STOPS,
@@ -31,9 +32,12 @@ from simulation.facts import (
     seconds_of,
 )
 from simulation.launcher import Launcher
+from simulation.network import GIVES_UP
 from simulation.plan import AtBreak, What
 from simulation.truth import is_true
 from simulation.watch import Watch
+
+SILENCE = 60.0  # s, until a launcher is lost that says nothing
 
 __all__ = ["broken", "promises_of_ranks"]
 
@@ -119,8 +123,8 @@ def best_failure(watch: Watch) -> Iterator[str]:
     expected = next(failure for failure in known if failure.cause is best).headline
     first = result.text.partition("\n")[0]
     if first != expected and "differ" not in result.text and "arrive" not in result.text:
-        lost_later = " was lost: " in first and watch.restarts  # while ranks were restarted
-        if not lost_later:
+        while_restarted = (" was lost: ", "the launcher itself", "of the restart", "a folder")
+        if not (watch.restarts and any(words in first for words in while_restarted)):
             yield f"{first} in place of {expected}"
 
 
@@ -138,6 +142,7 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     most = dict.fromkeys(STOPS, 0.1)
     most |= {What.TORCHRUN_KILLED: 1.1, What.RUNNER_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
     most |= dict.fromkeys(LOSSES, 14.6)
+    most |= {What.LAUNCHER_STOPS: 60.6}
     most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
     through = all(rank.exit_code == 0 for rank in watch.ranks)
     if watch.decided[0] > one.time + most.get(one.fault.what, math.inf) and not through:
@@ -285,7 +290,7 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
     if watch.job.plan.hosts == 1 or odd:
         return
-    slack = 1 + seconds_of(watch, What.LAUNCHER_PAUSES) + 2 * seconds_of(watch, What.DELAY)
+    slack = 1 + seconds_of(watch, *PAUSES) + 2 * seconds_of(watch, What.DELAY)
     for launcher in ended(watch):
         since, bound = _bound(watch, launcher)
         if launcher.started_at < since and launcher.ended_at > since + bound + slack:
@@ -305,9 +310,12 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
         bound = plan.grace + plan.failure_grace + 2 * MARGIN
     decided = watch.decided[0] if watch.decided else launcher.ended_at
     here = (launcher.machine, watch.job.machines[0])
-    away = min((one.time for one in has(watch, *LOSSES) if one.machine in here), default=math.inf)
+    silent = "has not answered" in launcher.result.text  # or else it was stopped, and no loss
+    losses = [one for one in LOSSES if silent or one is not What.LAUNCHER_STOPS]
+    away = min((one.time for one in has(watch, *losses) if one.machine in here), default=math.inf)
     if launcher.torchrun is None:
         # In that time it tells the others; one that is not heard waits for the start time-out.
         alone = away < math.inf or planned(watch, *SLOW)
         bound = plan.start_timeout if alone else 3
-    return (away, bound + 14) if away <= decided else (decided, bound)
+    found = SILENCE if silent else GIVES_UP[1]
+    return (away, bound + found) if away <= decided else (decided, bound)

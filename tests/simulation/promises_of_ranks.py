@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from simulation.facts import (
     LOSSES,
     OF_TORCHRUN,
+    PAUSES,
     has,
     launchers,
     lost,
@@ -40,7 +41,7 @@ def hears_once(watch: Watch) -> Iterator[str]:
 @promise("every rank gets it once and has `--launcher-grace` to save")
 def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
     """Within a second, whatever torchrun does; or when it has said that it runs."""
-    pauses = seconds_of(watch, What.LAUNCHER_PAUSES)
+    pauses = seconds_of(watch, *PAUSES)
     for rank in watch.ranks:
         launcher = launcher_of(rank.machine)
         by = launcher.stopping_since + 1 + pauses
@@ -111,7 +112,7 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
         if of_it and since <= rank.ended < since + 1 and rank.started + 1 < since:
-            by = since + 2 + seconds_of(watch, What.LAUNCHER_PAUSES)
+            by = since + 2 + seconds_of(watch, *PAUSES)
             if helper.ended is None or helper.ended > by:
                 yield f"process {helper.pid} of rank {rank.rank} has heard {helper.heard}"
 
@@ -136,7 +137,7 @@ def third_interrupt_kills(watch: Watch) -> Iterator[str]:
         launcher = launcher_of(one.machine)
         at = [at for at, number in launcher.stops if number == signal.SIGINT]
         thrice = [third for first, third in zip(at, at[2:]) if third - first < 2]
-        if not thrice or planned(watch, What.LAUNCHER_PAUSES) or launcher.ended_at < thrice[0]:
+        if not thrice or planned(watch, *PAUSES) or launcher.ended_at < thrice[0]:
             continue
         for rank in watch.ranks:
             if rank.machine is one.machine and rank.started < thrice[0]:
@@ -147,9 +148,12 @@ def third_interrupt_kills(watch: Watch) -> Iterator[str]:
 @promise("The store goes last")
 def store_goes_last(watch: Watch) -> Iterator[str]:
     """No rank loses the store while it has time, unless what keeps it was broken."""
-    if has(watch, *LOSSES, *OF_TORCHRUN) or planned(watch, What.LAUNCHER_PAUSES, What.DELAY):
+    if has(watch, *LOSSES, *OF_TORCHRUN) or planned(watch, *PAUSES, What.DELAY):
         return
     if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
         return
+    for one in has(watch, What.LAUNCHER_FAILS):
+        if one.machine.torchrun is None or not one.machine.torchrun.ranks:
+            return  # it is given no leave to start ranks, and so does not keep their store
     for at, rank in watch.lost_store:
         yield f"rank {rank.rank} (pid {rank.pid}) loses its store at {at:.3f} s"

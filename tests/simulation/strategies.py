@@ -84,6 +84,10 @@ THEMES = (
     # Somebody asks where all ranks are, again and again.
     Theme((*[What.STACKS] * 4, What.RAISES, What.STOP, What.HOST_KILLED, What.CUT, What.LINGERS),
           TRAINING, (0, 1, 2), (1, *FEW)),
+    # Launchers that are stopped, or meet errors of their own.
+    Theme((What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.NO_FOLDER, *AT_ONCE[:3], What.STOP,
+           What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.HOST_SLOW),
+          (*JOINING[4:], *STARTING, *TRAINING), (0, 1, 2), (1, *FEW), trains=(10.0, 30.0, 100.0)),
     # A program that runs torchrun.
     Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
            What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
@@ -93,6 +97,7 @@ THEMES = (
 )  # fmt: skip
 
 DELAYS = (0.2, 1.0, 1.5)
+STOPPED = (70.0, 200.0, 90.0)
 STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
 TAKES_AMOUNT = (
     What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LAUNCHER_PAUSES,
@@ -126,6 +131,10 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -
         amount = float(one_of(how, STRANGERS))
     elif what is What.DELAY:
         amount = one_of(how, DELAYS)
+    elif what is What.NO_FOLDER:
+        amount = float(one_of(how, (1, 2, 2, 3)))
+    elif what is What.LAUNCHER_STOPS:
+        amount = one_of(how, STOPPED)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
     return Fault(what, at, host, local_rank if what in OF_RANKS else 0, amount)

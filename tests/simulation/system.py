@@ -210,6 +210,7 @@ class System:
         self.selector = Selector(wake)
         self.signals = Signals()
         self.local = Listener()  # for ranks and torchrun
+        self._folders = 0
         self._watched: dict[int, Ended] = {}
         self._reapable: list[tuple[int, int]] = []
 
@@ -250,11 +251,27 @@ class System:
         self.selector.register(call, selectors.EVENT_READ, call.act)
         self.job.clock.after(seconds, call.ends)
 
+    def raises(self) -> None:
+        """Have what the launcher does next raise an error that nobody expects."""
+
+        def act() -> None:
+            self.selector.unregister(one)
+            raise RuntimeError("a mistake")
+
+        one = Ended(act)
+        self.selector.register(one, selectors.EVENT_READ, act)
+        one.ends()
+
     # Ranks and torchrun.
 
     @contextlib.contextmanager
     def folder(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Return the name of the job's folder, which nobody needs."""
+        """Return the name of an attempt's folder, which nobody needs."""
+        self._folders += 1
+        cannot = self.job.of(self.machine, What.NO_FOLDER)
+        if cannot and self._folders == cannot.amount:
+            self.job.watch.fault(cannot, self.machine)
+            raise LaunchError("cannot make a folder in /tmp (read-only); set TMPDIR.")
         yield "/job"
 
     def listen_in(self, folder: str) -> Any:

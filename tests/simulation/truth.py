@@ -8,8 +8,10 @@ from launcher.job.neuron import COMPILE
 from launcher.result.causes import Result
 from launcher.run.reports import WITHOUT_A_CODE
 from simulation.facts import (
+    HANGS,
     LOSSES,
     OF_TORCHRUN,
+    PAUSES,
     RANK_FAILURES,
     SLOW,
     STOPS,
@@ -28,6 +30,9 @@ WORDS = {
     "cannot execute": (What.NO_TORCHRUN,),
     "files open": (What.TOO_FEW_FILES,),
     "cannot listen": (What.PORT_TAKEN,),
+    "cannot make a folder": (What.NO_FOLDER,),
+    "the launcher itself failed": (What.LAUNCHER_FAILS,),
+    "of the restart": (*SLOW, *HANGS, *LOSSES),
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not arrive": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
     "is not this job's launcher": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
@@ -44,7 +49,7 @@ def is_true(watch: Watch, result: Result) -> bool:
     if "did not all meet" in line:
         return bool(watch.faults)
     if "was lost" in line:
-        return planned(watch, What.LAUNCHER_PAUSES) or _was_lost(watch, host)
+        return planned(watch, *PAUSES) or _was_lost(watch, host)
     if "not by the launcher" in line:
         return any(one.machine.name == host for one in has(watch, What.TORCHRUN_TOLD))
     if "torchrun failed" in line and "the device" not in line and has(watch, What.TORCHRUN_TOLD):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 # Promises that are held while a job runs; the others are in promises.py.
-QUIET = "With `--launcher-watch 0`, nothing is sent and nothing polls"
+QUIET = "With `--launcher-watch 0`, a sign of life each 15 s is all that is sent"
+ALIVE_EVERY = 14.9
 LEFT = "No process is left behind"
 
 Transition = tuple[str, str, str, str]  # of a machine: its phase, the event, the next phase
@@ -91,6 +92,7 @@ class Watch:
         self.restarts: list[float] = []
         self.lost_store: list[tuple[float, Rank]] = []  # ranks whose store has gone before them
         self.quiet_from: float | None = None
+        self.alive: dict[str, float] = {}  # when launchers woke to say so, by host
         self.asked: list[Asked] = []
 
     # What is decided.
@@ -158,13 +160,18 @@ class Watch:
 
     def sends(self, machine: Machine) -> None:
         """A launcher sends something to another host."""
-        if self._is_quiet():
-            self.breaks(QUIET, f"{machine.name} sends something")
+        self._acts(machine.name, "sends something")
 
     def polls(self, launcher: Launcher) -> None:
         """A launcher is woken by its timer."""
-        if self._is_quiet():
-            self.breaks(QUIET, f"{launcher.machine.name} wakes up")
+        self._acts(launcher.machine.name, "wakes up")
+
+    def _acts(self, name: str, what: str) -> None:
+        now, before = self.job.clock.now, self.alive.get(name, -math.inf)
+        if self._is_quiet() and now != before:
+            if now < before + ALIVE_EVERY:
+                self.breaks(QUIET, f"{name} {what}")
+            self.alive[name] = now
 
     def _is_quiet(self) -> bool:
         return self.quiet_from is not None and self.job.clock.now > self.quiet_from

@@ -1,0 +1,35 @@
+"""The real launcher with a mistake in it: failing_launcher.py once|always ARGUMENT ...
+
+The step of its run's state machine raises when the ranks are known: once, or from then on always.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+del sys.path[0]  # this folder
+
+from launcher.cli import main  # noqa: E402
+from launcher.run import machine  # noqa: E402
+from launcher.run.events import RanksStarted  # noqa: E402
+
+
+def mistaken(plain: Any, *, always: bool) -> Any:
+    """Return a step that raises."""
+    raised = False
+
+    def step(state: Any, event: Any, now: float) -> Any:
+        nonlocal raised
+        after = plain(state, event, now)
+        if (isinstance(event, RanksStarted) and not raised) or (raised and always):
+            raised = True
+            raise KeyError("a mistake")
+        return after
+
+    return step
+
+
+if __name__ == "__main__":
+    machine.step = mistaken(machine.step, always=sys.argv.pop(1) == "always")
+    sys.exit(main())
