@@ -280,6 +280,12 @@ def test_a_host_that_is_lost_or_fails_before_all_have_joined_ends_the_job(event,
     assert first.waits_until(at)[-1] == Tell(End(result))
 
 
+def test_a_failure_that_crosses_the_start_counts():
+    first = ready()
+    first.hears(SECOND, CANNOT, 1)
+    assert first.waits_until(1.3)[-1] == Tell(End(Result(2, "algo-3: no such file\n")))
+
+
 # The coordinator of a job that runs: how it ends.
 
 SUCCESS, NAN, KILLED = Result(0), Result(1, "loss is nan\n"), Result(134, "killed\n")

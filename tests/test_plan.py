@@ -189,6 +189,11 @@ def test_a_pet_variable_that_changes_nothing_is_not_worth_a_line():
     assert flags(made.argv)["--nnodes"] == "2"
 
 
+def test_a_network_that_pauses_for_longer():
+    conf = flags(plan("--launcher-host-timeout", "60").argv)["--rdzv-conf"]
+    assert conf.endswith(",keep_alive_interval=20,keep_alive_max_attempt=3")
+
+
 def test_a_users_rdzv_conf_is_added_to_ours():
     environ = {"PET_RDZV_CONF": "read_timeout=5,x=1"}
     conf = flags(plan(environ=environ).argv)["--rdzv-conf"]

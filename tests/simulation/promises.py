@@ -52,7 +52,7 @@ def starts_together(watch: Watch) -> Iterator[str]:
             yield f"{machine.name} starts torchrun at {at:.3f} s; absent: {absent}"
 
 
-@promise("with many connections they can slow the start down, and no more")
+@promise("With many connections they can slow the start down, and no more")
 def goes_well(watch: Watch) -> Iterator[str]:
     """Nor is it the end if hosts come late, are slow, or stand still for a moment."""
     most = {What.LAUNCHER_PAUSES: 2.0, What.PORT_TAKEN: 2.0, What.HOST_LATE: 20.0, What.DELAY: 2.0}
