@@ -283,7 +283,7 @@ def test_a_host_that_is_lost_or_fails_before_all_have_joined_ends_the_job(event,
 def test_a_failure_that_crosses_the_start_counts():
     first = ready()
     first.hears(SECOND, CANNOT, 1)
-    assert first.waits_until(1.3)[-1] == Tell(End(Result(2, "algo-3: no such file\n")))
+    assert first.waits_until(1.3)[1] == Tell(End(Result(2, "algo-3: no such file\n")))
 
 
 # The coordinator of a job that runs: how it ends.

@@ -130,8 +130,12 @@ def soon(monkeypatch):
         monkeypatch.setattr(channel, name, value)
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_a_launcher_that_is_stopped_is_lost_and_says_the_same_when_it_goes_on(job, soon, host):
+@pytest.mark.parametrize(
+    ("host", "hosts"),
+    [*((host, HOSTS) for host in HOSTS), *((host, HOSTS[:2]) for host in HOSTS[:2])],
+)
+def test_a_launcher_that_is_stopped_is_lost_and_says_the_same_when_it_goes_on(soon, host, hosts):
+    job = Job(hosts)
     job.join()
     job.all_join()
     job.act_for(2)  # all are alive
@@ -143,6 +147,7 @@ def test_a_launcher_that_is_stopped_is_lost_and_says_the_same_when_it_goes_on(jo
         job.ends.pop(other).close()
     job.ends[host] = stopped
     assert job.result() == Result(69, text)
+    stopped.close()
 
 
 def test_nobody_is_lost_if_all_were_stopped_together(job, soon):

@@ -149,17 +149,20 @@ class Channel:
         The connection stays: if the launcher goes on, it reads there how the job has ended.
         """
         host = connection.host
+        self._given_up.append(connection)
         self.happens(Lost(host, f"its launcher has not answered for {self._silence:g} s"))
         if self._connections.get(host) is connection:
             del self._connections[host]
             self._system.selector.unregister(connection)
-            self._given_up.append(connection)
 
     # What is done.
 
     def _do(self, actions: tuple[Any, ...]) -> None:
         for action in actions:
             if isinstance(action, events.Tell):
+                if isinstance(action.message, End) and self._coordinates:
+                    for connection in self._given_up:
+                        connection.send(encoded(to_wire(action.message)))
                 self._tell(action.message)
             elif isinstance(action, Log):
                 self._system.log(action.line)
@@ -193,9 +196,6 @@ class Channel:
         for host in hosts:
             if host in self._connections:
                 self._connections[host].send(line)
-        if isinstance(message, End):
-            for connection in self._given_up:
-                connection.send(line)
 
     def _admit(self, connection: Connection, host: str) -> None:
         connection.host, connection.heard_at = host, self._system.now()
