@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from launcher import processes
+from launcher.child import Question
 from launcher.errors import Disposition, LaunchError
 from launcher.job.resources import oom_kills
 from launcher.log import log
@@ -214,6 +215,15 @@ class System:
     def send_found(self, pid: int, number: int) -> None:
         """Send a signal to a process that `look` has found, unless its pid is another's by now."""
         processes.send(self._found.get(pid, pid), number)
+
+    def ask(
+        self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]
+    ) -> Question | None:
+        """Ask a command something; then(what it says). None: it cannot be started."""
+        try:
+            return Question(argv, environ, self.selector, then)
+        except (OSError, subprocess.SubprocessError):  # not there; no process, no descriptor left
+            return None
 
     def kill_all(self) -> None:
         """Kill all processes of the job."""

@@ -16,8 +16,10 @@ import signal
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from launcher.child import Question
 from launcher.decisions import described
 from launcher.errors import Disposition, LaunchError
+from launcher.job import gpu_health
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
@@ -36,7 +38,7 @@ from launcher.run.reports import Reports
 from launcher.run.state import Done, State
 from launcher.run_dir import IN_RANK, unpacked
 from launcher.system import System
-from launcher.text import Log
+from launcher.text import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch, does_not_answer
 
@@ -85,6 +87,7 @@ class Supervisor:
         self._where = 0  # by what number they were asked before they are killed
         self._said = {""}  # of what the watch cannot see
         self._child = 0
+        self._question: Question | None = None  # to the driver of the GPUs
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -113,6 +116,7 @@ class Supervisor:
             if not isinstance(self.state.phase, Done):
                 self._system.kill_all()  # the launcher itself has failed
             self._channel.close()
+            self._stop_asking_gpus()
             self._end_attempt()
 
     def _begin(self) -> None:
@@ -210,6 +214,10 @@ class Supervisor:
                 system.send_found(pid, action.number)
         elif isinstance(action, events.AskWhere):
             self._where = self._ask()
+        elif isinstance(action, events.AskGpus):
+            self._ask_gpus()
+        elif isinstance(action, events.StopAskingGpus):
+            self._stop_asking_gpus()
         elif isinstance(action, events.Look):
             self._step(events.Remaining(tuple(self._look())))
 
@@ -286,6 +294,22 @@ class Supervisor:
                 }
                 number = self._shows.pop(asked.number)
                 self._channel.say(Stacks(number, stacks.grouped(texts)))
+
+    def _ask_gpus(self) -> None:
+        def then(text: str) -> None:
+            said = gpu_health.broken(text, self._environ)
+            host = self.state.job.current_host
+            self._step(events.GpusSaid(said and printable(f"{host}, {said}")))
+
+        self._stop_asking_gpus()
+        self._question = self._system.ask(gpu_health.COMMAND, self._environ, then)
+        if self._question is None:
+            then("")
+
+    def _stop_asking_gpus(self) -> None:
+        if self._question:
+            self._question.close()
+            self._question = None
 
     def _look(self) -> list[int]:
         try:
