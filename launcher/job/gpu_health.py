@@ -7,7 +7,7 @@ not know one field, as the recovery action.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 COMMAND = ("nvidia-smi", "-q")
@@ -27,16 +27,18 @@ class _Field(NamedTuple):
 def broken(text: str, environ: Mapping[str, str]) -> str:
     """Return which of the GPUs that ranks may use are broken, by what `nvidia-smi -q` says.
 
-    "GPU 3 (GPU-5a...) has uncorrectable ECC errors", "" if none is, or if that is not known.
+    "GPU 3 (GPU-5a...) has uncorrectable ECC errors", "" if none is, or if that is not known. If
+    CUDA_VISIBLE_DEVICES names GPUs, only those count; if it names none, a script may set it.
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    visible = [entry for entry in entries if entry and entry != "-1"]
     found = []
     for number, fields in enumerate(_gpus(text)):
         uuid = next((one.value for one in fields if one.path == ("GPU UUID",)), "")
         what = _what_is_wrong(fields)
-        if what and (visible is None or _is_among(number, uuid, visible)):
+        if what and (not visible or _is_among(number, uuid, visible)):
             found.append(f"GPU {number}{uuid and f' ({uuid})'} {what}")
-    if visible is None and not found:
+    if not (visible or found):
         found += _lost(text)
     more = f", and {len(found) - 1} more of its GPUs are broken" if len(found) > 1 else ""
     return "".join(found[:1]) + more
@@ -87,14 +89,13 @@ def _counts_errors(field: _Field) -> bool:
     return is_uncorrectable and field.value.isdecimal() and int(field.value[:18]) > 0
 
 
-def _is_among(number: int, uuid: str, visible: str) -> bool:
+def _is_among(number: int, uuid: str, visible: Sequence[str]) -> bool:
     """Tell whether CUDA_VISIBLE_DEVICES may name a GPU: by its number, UUID, or a slice of it."""
-    entries = [entry.strip() for entry in visible.split(",")]
     return any(
         entry == str(number)
         or (entry.startswith("GPU-") and uuid.startswith(entry))
         or entry.startswith("MIG-")
-        for entry in entries
+        for entry in visible
     )
 
 

@@ -84,6 +84,9 @@ THEMES = (
     # Somebody asks where all ranks are, again and again.
     Theme((*[What.STACKS] * 4, What.RAISES, What.STOP, What.HOST_KILLED, What.CUT, What.LINGERS),
           TRAINING, (0, 1, 2), (1, *FEW)),
+    # Hardware that breaks.
+    Theme((What.GPU_FAILS, What.GPU_BREAKS, What.GPU_BREAKS, What.DRIVER_HANGS, *AT_ONCE[:3],
+           What.RAISES, What.STOP, What.LAUNCHER_PAUSES), TRAINING, (1, 2, 3), (1, *FEW)),
     # A program that runs torchrun.
     Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
            What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
@@ -128,7 +131,9 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -
         amount = one_of(how, DELAYS)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
-    return Fault(what, at, host, local_rank if what in OF_RANKS else 0, amount)
+    return Fault(
+        what, at, host, local_rank if what in OF_RANKS or what is What.GPU_FAILS else 0, amount
+    )
 
 
 def plan_of(chosen: bytes) -> Plan:
