@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from launcher.processes import tie_to_this_process
 from launcher.signals import Signals
 
 _TO_DIE = 1  # seconds
 _LOOK = 0.1  # seconds, until somebody who wants us to stop is heard
+_MOST = 1 << 22  # bytes of an answer that nobody waits for; `nvidia-smi -q` says 10 KiB of each GPU
 
 
 class Answer(NamedTuple):
@@ -36,15 +38,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._error = ""
         try:
-            self._process = subprocess.Popen(
-                argv,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=tie_to_this_process(),
-            )
+            self._process = _started(argv, environ, subprocess.PIPE)
         except (OSError, subprocess.SubprocessError) as error:
             self._error = getattr(error, "strerror", None) or str(error)
 
@@ -87,5 +81,62 @@ class Child:
                 process.wait(_TO_DIE)
 
 
-def _text(data: bytes | None) -> str:
+class Question:
+    """A command whose answer comes by a selector: `then(text)` is called with all that it says.
+
+    What it says on stderr is among that; the text is "" if it is too long. Raises OSError, or
+    SubprocessError, if the command cannot be started.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        then: Callable[[str], None],
+    ) -> None:
+        process = _started(argv, environ, subprocess.STDOUT)
+        process.returncode = 0  # Popen is not to wait for it: the loop reaps all children
+        assert process.stdout
+        self._leader, self._out = process.pid, process.stdout
+        self._selector, self._then = selector, then
+        self._said = bytearray()
+        os.set_blocking(self._out.fileno(), False)
+        selector.register(self._out, selectors.EVENT_READ, self._read)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._out.fileno(), 1 << 16)
+            self._said += data
+            if len(self._said) > _MOST:
+                data, self._said = b"", bytearray()
+            if not data:
+                self.close()
+                self._then(_text(self._said))
+
+    def close(self) -> None:
+        """Kill the command and what it started, without a wait: `then` is not called any more."""
+        if not self._out.closed:
+            self._selector.unregister(self._out)
+            self._out.close()
+            with contextlib.suppress(OSError):
+                os.killpg(self._leader, signal.SIGKILL)
+
+
+def _started(
+    argv: Sequence[str], environ: Mapping[str, str], stderr: int
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, which the kernel stops if we are killed."""
+    return subprocess.Popen(
+        argv,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=tie_to_this_process(),
+    )
+
+
+def _text(data: bytes | bytearray | None) -> str:
     return (data or b"").decode("utf-8", "replace")

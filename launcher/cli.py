@@ -21,7 +21,7 @@ from launcher.job.torchrun import max_restarts
 from launcher.log import log, show
 from launcher.peers.messages import Job
 from launcher.presence import Ending, InitClient
-from launcher.result.causes import of_launcher
+from launcher.result.causes import NO_RESTART, of_launcher
 from launcher.result.failure import write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
@@ -174,6 +174,8 @@ def _report(end: State, environ: Mapping[str, str]) -> Ending:
     else:
         cause, *details = result.text.splitlines()
         log(cause.removeprefix("launcher: "))
+        if details and details[0].startswith(NO_RESTART):
+            log(f"{details.pop(0)}.")
         log("; ".join([*details[:1], f"{host}: {took}."]))
         write_failure(result.text, environ)
     return Ending(result.exit_code, was_stopped=bool(result.stop_signal))

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from launcher import processes
+from launcher.child import Question
 from launcher.errors import Disposition, LaunchError
 from launcher.job.resources import oom_kills
 from launcher.log import log
@@ -230,6 +231,15 @@ class System:
         if self._processes:
             for process in self._processes.all():
                 processes.send(process, signal.SIGKILL)
+
+    def ask(
+        self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]
+    ) -> Question | None:
+        """Ask a command something; then(what it says). None: it cannot be started."""
+        try:
+            return Question(argv, environ, self.selector, then)
+        except (OSError, subprocess.SubprocessError):  # not there; no process, no descriptor left
+            return None
 
 
 def own_addresses(host: str) -> tuple[list[str], bool]:

@@ -290,6 +290,13 @@ def test_a_failure_that_crosses_the_start_counts():
 
 SUCCESS, NAN, KILLED = Result(0), Result(1, "loss is nan\n"), Result(134, "killed\n")
 STOP, SURVIVORS = Stop(15), Cleared(1, 2)
+LOST = "algo-3, GPU 3 (GPU-5a) has uncorrectable ECC errors"
+NOT_AGAIN = f"no restart: {LOST}; SageMaker checks and replaces hosts of a failed job\n"
+GPU_LOST = failed("x: GPU is lost\nexit code 7\n", code=7)
+GPU_LOST = GPU_LOST._replace(failure=GPU_LOST.failure._replace(broken=LOST))
+GPU_FAILS = (10, THIRD, GPU_LOST)
+ON_BROKEN = Result(7, f"x: GPU is lost\n{NOT_AGAIN}exit code 7\n")
+NAN_ON_BROKEN = Result(1, f"loss is nan\n{NOT_AGAIN}")
 ABORTED = failed("killed\n", code=134, cause=Cause.ABORTED, of_rank=False)
 SECONDARY = failed("connection reset\n", cause=Cause.SECONDARY, of_rank=False)
 TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, of_rank=False)
@@ -324,6 +331,13 @@ ENDS = {
     "a loss, restarting": (1, [FAILS, (20, THIRD, DIED)], 20, lost(THIRD)),
     "torchrun fails, restarting": (1, [FAILS, (20, THIRD, TORCHRUN)], 20, NAN),
     "survivors": (1, [FAILS, (20, THIRD, SURVIVORS)], 20, NAN),
+    # Nor where hardware broke, by what any rank or any driver says.
+    "a broken GPU": (1, [FAILS, (20, THIRD, Cleared(1, 0, LOST))], 20, NAN_ON_BROKEN),
+    "and survivors": (1, [FAILS, (20, THIRD, Cleared(1, 1, LOST))], 20, NAN_ON_BROKEN),
+    "a rank's GPU": (1, [GPU_FAILS], 10.3, ON_BROKEN),
+    "another's GPU": (1, [FAILS, (10.2, *GPU_FAILS[1:])], 10.3, NAN_ON_BROKEN),
+    "a stop after that": (1, [GPU_FAILS, (10.1, FIRST, STOP)], 10.3, ON_BROKEN),
+    "a GPU, and no restart left": (0, [GPU_FAILS], 10.3, GPU_LOST.failure.result),
     "torchrun fails, too": (1, [FAILS, (10.2, THIRD, TORCHRUN)], 10.3, NAN),
     "torchrun fails first": (1, [(9.9, THIRD, TORCHRUN), FAILS], 10.3, NAN),
     "a loss, too": (1, [FAILS, (10.2, THIRD, DIED)], 10.3, NAN),
@@ -557,7 +571,16 @@ def heard(message):
 def test_messages_arrive_as_they_were_sent():
     said = hello(job(SECOND, fingerprint={**SAME, "words": ["a", "b"]}))
     assert from_stranger(wire(said)) == said
-    members = (failed(code=255), Stop(2), Succeeded(1), NoRanks(2), Cleared(3, 4), WATCHED)
+    members = (
+        failed(code=255),
+        GPU_LOST,
+        Cleared(3, 0, LOST),
+        Stop(2),
+        Succeeded(1),
+        NoRanks(2),
+        Cleared(3, 4),
+        WATCHED,
+    )
     members = (*members, WantStacks(), STACKS, Meeting(2, has_met=True), Alive())
     for message in members:
         assert from_member(wire(message)) == message
@@ -592,6 +615,8 @@ INVALID = [
     *((from_member, one, "attempt", NUMBERS) for one in (failed(), Succeeded(1), NoRanks(1))),
     (from_member, Meeting(1, has_met=True), "attempt", NUMBERS),
     *((from_member, Cleared(1, 0), name, NUMBERS) for name in ("attempt", "survivors")),
+    (from_member, Cleared(1, 0), "broken", [7, None, NESTED]),
+    (from_member, failed(), "failure", "broken", [7, None, NESTED]),
     (from_member, failed(), "failure", "cause", [-1, 0, False, "own", "", None, []]),
     (from_member, failed(), "failure", "exit_code", [0, 256, *NUMBERS]),
     (from_member, failed(), "failure", "text", TEXTS),
@@ -638,3 +663,5 @@ def test_texts_from_outside_are_cut_and_show_control_characters():
     assert heard(wire(End(Result(3, text)))).result.text == read
     why = heard(wire(Restart(1, text))).why
     assert why.startswith(r"\nloss\x1b[31m is") and why.isprintable() and len(why) < LIMIT - 100
+    assert from_member(wire(Cleared(1, 0, text))).broken == why
+    assert from_member(wire(failed("x\n"))).failure.broken == ""

@@ -11,7 +11,14 @@ import pytest
 
 from launcher.job.plan import RANK
 from launcher.result import raised
-from launcher.result.causes import LIMIT, RankFailure, headline, of_rank
+from launcher.result.causes import (
+    LIMIT,
+    RankFailure,
+    first_of,
+    headline,
+    not_restarted,
+    of_rank,
+)
 
 SECONDARY = (
     "RuntimeError('[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1')"
@@ -570,3 +577,80 @@ def test_what_gloo_finds_wrong_with_a_call_is_the_ranks_own():
 def test_source_code_in_a_frame_says_nothing():
     text = WORKER.replace("data = fetcher", "except ConnectionResetError: data = fetcher")
     assert not raised.is_secondary(raised.read([raised.Link("RuntimeError", text)]))
+
+
+CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call"
+ECC, NVLINK = "an uncorrectable ECC error", "an uncorrectable NVLink error"
+
+
+def link(exception, message, how=""):
+    return raised.Link(exception, message, "", how)
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        # As torch, NCCL, CuPy, Numba and NVML say it.
+        ([link("torch.AcceleratorError", CUDA.format("uncorrectable ECC error encountered"))], ECC),
+        ([link("RuntimeError", CUDA.format("uncorrectable ECC error encountered"))], ECC),
+        (
+            [
+                link(
+                    "torch.distributed.DistBackendError",
+                    "NCCL error in: x.cpp:3, unhandled cuda error\nLast error:\n"
+                    "Cuda failure 214 'uncorrectable ECC error encountered'",
+                )
+            ],
+            ECC,
+        ),
+        ([link("cupy_backends.CUDARuntimeError", "cudaErrorECCUncorrectable: x")], ECC),
+        ([link("CudaAPIError", "[214] Call results in CUDA_ERROR_ECC_UNCORRECTABLE")], ECC),
+        (
+            [
+                link(
+                    "RuntimeError",
+                    CUDA.format("uncorrectable NVLink error detected during the execution"),
+                )
+            ],
+            NVLINK,
+        ),
+        ([link("E", "CUDA_ERROR_NVLINK_UNCORRECTABLE")], NVLINK),
+        ([link("pynvml.NVMLError_GpuIsLost", "GPU is lost")], "a lost GPU"),
+        ([link("RuntimeError", "device handle for GPU 0000:02:00.0: GPU is lost.")], "a lost GPU"),
+        # Anywhere in the chain, also where Python would not print it.
+        ([link("ValueError", "no batch"), link("E", "GPU is lost", "cause")], "a lost GPU"),
+        ([link("ValueError", "no batch"), link("E", "GPU is lost", "hidden")], "a lost GPU"),
+        # What a restart may fix, and what is not said.
+        ([link("torch.AcceleratorError", CUDA.format("an illegal memory access was"))], ""),
+        ([link("RuntimeError", CUDA.format("device-side assert triggered"))], ""),
+        ([link("RuntimeError", CUDA.format("unspecified launch failure"))], ""),
+        ([link("RuntimeError", CUDA.format("out of memory"))], ""),
+        ([link("RuntimeError", CUDA.format("unknown error"))], ""),
+        ([link("torch.OutOfMemoryError", "CUDA out of memory. GPU 0 has 79 GiB")], ""),
+        ([link("RuntimeError", "connection to the parameter server's GPUs is lost")], ""),
+        ([link("ValueError", "ECC mode 3 is not known: uncorrectable")], ""),
+        ([], ""),
+    ],
+)
+def test_which_exceptions_say_that_hardware_broke(chain, expected):
+    assert raised.hardware(chain) == expected
+    # Which is no consequence of another rank's end.
+    assert not (expected and raised.is_secondary(chain))
+
+
+def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
+    frames = "".join(
+        f'  File "/opt/ml/code/train.py", line {n}, in f\n    f()\n' for n in range(40)
+    )
+    chain = (raised.Link("RuntimeError", "GPU is lost. " + "x" * 900, frames),)
+    failure = of_rank(RankFailure(5, 1, 1, chain, 95.0, said=True), "algo-2")
+    assert failure.broken == "algo-2, rank 5 (local rank 1) reports a lost GPU"
+    text = not_restarted(first_of(failure, 2), failure.broken).text
+    lines = text.splitlines()
+    assert len(text) <= LIMIT and lines[0] == failure.headline
+    assert lines[1] == (
+        "no restart: algo-2, rank 5 (local rank 1) reports a lost GPU; "
+        "SageMaker checks and replaces hosts of a failed job"
+    )
+    assert lines[2].startswith("exit code 1, 95 s after start; first of 2 failures")
+    assert lines[4].startswith("  File ") and lines[-2].endswith("line 39, in f")

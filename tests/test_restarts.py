@@ -1,5 +1,6 @@
 """Restarts of failed ranks: what they look like; the launchers' decisions are in test_peers.py."""
 
+import os
 import re
 
 import pytest
@@ -77,3 +78,93 @@ def test_ranks_that_do_not_end_are_killed_and_the_log_says_when_a_failure_repeat
     assert host.err.count("(--launcher-failure-grace sets its time to end)") == 2, host.log()
     jobs = re.findall(r"job .*", host.out)
     assert len(jobs) == 3 and len(set(jobs)) == 1, host.log()
+
+
+# In one attempt a rank exits with 3, or raises what CUDA would say; in the next it succeeds.
+FAILS = """
+import os, sys, time
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", attempt, flush=True)
+if attempt == "0" and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+    {fails}
+if attempt == "0":
+    time.sleep(600)
+"""
+REPORT = """GPU 00000000:53:00.0
+    GPU UUID                      : GPU-5a
+    GPU Recovery Action           : None
+    ECC Errors
+        Volatile
+            DRAM Uncorrectable    : {}
+"""
+NO_RESTART = "no restart: {}; SageMaker checks and replaces hosts of a failed job"
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Make an nvidia-smi of shell; return the variable with which it is found."""
+
+    def make(text):
+        folder = tmp_path / "driver"
+        folder.mkdir()
+        (folder / "nvidia-smi").write_text(f'#!/bin/sh\n[ "$1" = -L ] && exit\n{text}\n')
+        (folder / "nvidia-smi").chmod(0o755)
+        return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+    return make
+
+
+def test_a_host_with_a_broken_gpu_is_not_restarted(start_two, script, driver):
+    """One host of two, as its driver says while ranks are ended; every host says which."""
+    report = REPORT.format(1)
+    answers = f'[ "$SM_CURRENT_HOST" = 127.0.0.2 ] && cat <<"END"\n{report}END'
+    options = ("--train-script", script(FAILS.format(fails="sys.exit(3)")))
+    hosts = start_two(*options, "--launcher-max-restarts", "3", **driver(answers))
+    assert [host.wait() for host in hosts] == [3, 3], "".join(host.log() for host in hosts)
+    said = NO_RESTART.format("127.0.0.2, GPU 0 (GPU-5a) has uncorrectable ECC errors")
+    for host in hosts:
+        lines = host.failure.splitlines()
+        assert lines[0] == "127.0.0.2, rank 1 (local rank 0) ended with exit code 3"
+        assert lines[1] == said and lines[2].startswith("exit code 3, ")
+        assert f"launcher: {said}.\n" in host.err
+        assert host.out.count("attempt") == 1 and host.leftovers() == []
+
+
+def test_a_rank_whose_gpu_broke_is_not_restarted(start, script, driver):
+    """By its own words, whoever passes them on: nobody has to be asked."""
+    error = "CUDA error: uncorrectable ECC error encountered"
+    fails = f"""
+    try:
+        raise RuntimeError("{error}")
+    except RuntimeError as error:
+        raise ValueError("no batch") from error
+"""
+    host = start(
+        "--train-script", script(FAILS.format(fails=fails)), "--launcher-max-restarts", "3"
+    )
+    assert host.wait() == 1, host.log()
+    lines = host.failure.splitlines()
+    rank = "localhost, rank 0 (local rank 0)"
+    assert lines[0] == f"{rank} failed with ValueError: no batch (from RuntimeError: {error})"
+    assert lines[1] == NO_RESTART.format(f"{rank} reports an uncorrectable ECC error")
+    assert lines[2].startswith("exit code 1, ") and host.out.count("attempt") == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "most"),
+    [
+        (f"cat <<'END'\n{REPORT.format(0)}END", 4),
+        ("trap '' TERM; sleep 600 & wait", 9),  # it hangs, and so does what it has started
+    ],
+)
+def test_ranks_are_restarted_if_the_driver_says_nothing_wrong(start, script, driver, answers, most):
+    """Or nothing, or fails; one that hangs costs 5 s, and nothing of it is left."""
+    options = ("--train-script", script(FAILS.format(fails="sys.exit(3)")))
+    host = start(*options, "--launcher-max-restarts", "1", "--launcher-verbose", **driver(answers))
+    assert host.wait() == 0, host.log()
+    assert host.failure is None and host.leftovers() == []
+    asked, cleared = (
+        float(re.search(rf"launcher: ([\d.]+) s: run .*: .*{what}", host.err).group(1))
+        for what in ("ask gpus", "tell.*cleared")
+    )
+    assert cleared - asked < most, host.log()

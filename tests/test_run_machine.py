@@ -26,10 +26,12 @@ from launcher.result.raised import Link
 from launcher.run import machine
 from launcher.run.events import (
     Answer,
+    AskGpus,
     AsksToEnd,
     AsksToStart,
     AskWhere,
     ChildEnded,
+    GpusSaid,
     KillRanks,
     KillTorchrun,
     RankEnded,
@@ -44,6 +46,7 @@ from launcher.run.events import (
     Signalled,
     SignalProcesses,
     SignalRanks,
+    StopAskingGpus,
     Tell,
     Time,
     TorchrunEnded,
@@ -215,7 +218,7 @@ def test_the_torchrun_that_keeps_the_store_goes_last():
 def test_a_restart_clears_the_attempt_and_waits_for_the_word():
     host = running().at(5.0, Restart(1, "attempt 1 of 2 failed"))
     assert host.lines == ["attempt 1 of 2 failed"] and host.why is Why.RESTART
-    host.at(5.5, AsksToEnd())
+    host.at(5.3, GpusSaid("")).at(5.5, AsksToEnd())
     ended(host, 6.0)
     host.at(6.5, TorchrunEnded(1), ChildEnded(1))
     assert host.phase is Ending
@@ -225,6 +228,56 @@ def test_a_restart_clears_the_attempt_and_waits_for_the_word():
     assert host.phase is Running and not host.state.ranks and host.state.attempt == 2
 
 
+def restarted(host):
+    """Have a host end its ranks for a restart, in a second, with nothing left behind."""
+    assert AskGpus() in host.at(5.0, Restart(1, "")).done
+    host.at(5.5, AsksToEnd())
+    ended(host, 6.0)
+    return host.at(6.0, TorchrunEnded(1), ChildEnded(1)).at(6.0, Remaining(()))
+
+
+def test_a_restart_waits_for_the_driver_of_the_gpus_and_no_longer_than_5_s():
+    host = restarted(running())
+    assert host.phase is Ending and host.told() == []
+    assert host.due(10.0).done == [StopAskingGpus(), Tell(Cleared(1, 0, ""))]
+    assert host.at(11.0, GpusSaid("algo-1, GPU 0 is lost")).done == []
+
+
+def test_which_gpus_are_broken_travels_with_what_is_left():
+    host = restarted(running())
+    assert host.at(6.5, GpusSaid("algo-1, GPU 3 is lost")).told() == [
+        Cleared(1, 0, "algo-1, GPU 3 is lost")
+    ]
+
+
+def test_a_rank_that_says_so_while_ranks_are_ended_counts_as_well():
+    host = running().at(5.0, Restart(1, "")).at(5.1, GpusSaid("")).at(5.5, AsksToEnd())
+    lost = Link("NVMLError_GpuIsLost", "GPU is lost")
+    host.at(5.6, RankSaid(72, 1, (Link("RuntimeError", "no batch"), lost)))
+    ended(host, 6.0, code=1)
+    host.at(6.5, TorchrunEnded(1), ChildEnded(1)).at(6.5, Remaining(()))
+    assert host.told() == [Cleared(1, 0, "algo-1, rank 1 (local rank 1) reports a lost GPU")]
+
+
+def test_a_host_whose_ranks_had_succeeded_asks_as_well():
+    host = running().at(5.0, RankEnded(71, 0), RankEnded(72, 0), AsksToEnd())
+    host.at(5.5, TorchrunEnded(0), ChildEnded(0)).at(5.5, Remaining(()))
+    assert host.phase is Waiting
+    assert AskGpus() in host.at(6.0, Restart(1, "")).done and NoRanks(1) in host.told()
+    host.at(6.0, Remaining(()))
+    assert host.at(6.2, GpusSaid("")).told() == [Cleared(1, 0)] and host.phase is Restarting
+
+
+def test_a_stop_does_not_wait_for_the_driver():
+    host = restarted(running()).at(7.0, Signal(TERM))
+    assert StopAskingGpus() in host.done and host.phase is Waiting
+
+
+def test_where_torchrun_restarts_nobody_asks():
+    host = running(peer_port=0, max_restarts=1).at(5.0, RankEnded(71, 3), AsksToEnd())
+    assert host.why is Why.RESTART and AskGpus() not in host.done
+
+
 def test_a_stop_during_a_restart_leaves_the_later_deadline():
     host = running().at(5.0, Restart(1, "")).at(6.0, Signal(TERM))
     assert host.why is Why.STOP and host.state.phase.by == 26.0
@@ -232,7 +285,7 @@ def test_a_stop_during_a_restart_leaves_the_later_deadline():
 
 
 def test_what_survives_sigkill_is_said():
-    host = running().at(5.0, Restart(1, ""))
+    host = running().at(5.0, Restart(1, ""), GpusSaid(""))
     host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.0, Remaining((99,)))
     assert host.done == [SignalProcesses((99,), TERM)]
     host.at(7.0, TorchrunEnded(1), ChildEnded(1)).at(7.0, Remaining((99,)))

@@ -618,6 +618,19 @@ def test_whether_the_last_collective_of_nccls_has_ended(monkeypatch, enqueued, c
     assert in_rank.counted(one, status) == {"name": "mesh_dp", "last": 9, "waits": waits}
 
 
+def test_of_torch_2_15s_nccl_it_is_not_known_what_has_ended(monkeypatch):
+    """ProcessGroupNCCL2 has no uid; the old class, of which there may be groups, has other ones."""
+    torch = SimpleNamespace(__version__=(2, 15), device=str)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    world, names = a_group("cuda:nccl")
+    (one,) = names
+    one._get_backend = {"cuda": SimpleNamespace()}.get
+    begun = {"last_enqueued_collective": "9", "last_completed_collective": "8"}
+    for status in ({}, {"": begun, "None": begun, "0": begun}):
+        (said,) = in_rank.groups(world, names, [], status)
+        assert (said["last"], said["waits"], said["is_counted"]) == (9, 0, True)
+
+
 @pytest.mark.parametrize(
     ("backends", "version", "expected", "is_known"),
     [
@@ -625,6 +638,7 @@ def test_whether_the_last_collective_of_nccls_has_ended(monkeypatch, enqueued, c
         ("cuda:nccl", (2, 5, 1), [(0, False)], False),  # there a batch of sends counted, too
         ("cpu:gloo,cuda:nccl", (2, 7), [(9, True), (1, False)], True),
         ("cpu:gloo,cuda:nccl", (2, 13), [(9, True), (1, False)], True),
+        ("cpu:gloo,cuda:nccl", (2, 15), [(9, True), (1, False)], True),
         ("cpu:gloo,cuda:other", (2, 7), [(1, False)], False),
         ("cpu:gloo,cuda:other", (2, 13), [(1, False)], True),
     ],

@@ -54,7 +54,16 @@ from launcher.peers.messages import (
     hello,
 )
 from launcher.result import causes
-from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
+from launcher.result.causes import (
+    Cause,
+    Failure,
+    Result,
+    first_of,
+    not_restarted,
+    of_host,
+    of_lost_host,
+    stopped,
+)
 from launcher.text import (
     Log,
     flag,
@@ -100,6 +109,7 @@ class Failing(NamedTuple):
     failures: int  # of ranks
     may_restart: bool
     succeeded: frozenset[str]
+    broken: str = ""  # hardware, in words: then there is no restart
 
 
 class Restarting(NamedTuple):
@@ -344,11 +354,13 @@ def _note(state: State, failure: Failure, now: float) -> State:
     if isinstance(phase, Failing):
         better = failure if failure.cause < phase.failure.cause else phase.failure
         may_restart = phase.may_restart and failure.of_rank
-        failures = phase.failures + failure.of_rank
-        phase = Failing(min(phase.by, by), better, failures, may_restart, phase.succeeded)
+        failures, by = phase.failures + failure.of_rank, min(phase.by, by)
+        broken = phase.broken or failure.broken
+        phase = Failing(by, better, failures, may_restart, phase.succeeded, broken)
     else:
         succeeded = phase.succeeded if isinstance(phase, Running) else frozenset()
-        phase = Failing(by, failure, int(failure.of_rank), failure.of_rank, succeeded)
+        count, may_restart = int(failure.of_rank), failure.of_rank
+        phase = Failing(by, failure, count, may_restart, succeeded, failure.broken)
     return state._replace(phase=phase)
 
 
@@ -361,6 +373,8 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
     if not _restarts(state, failing):
         return _end(state, failure.result)
+    if failing.broken:
+        return _end(state, not_restarted(failure, failing.broken).result)
     attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_since
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
     before = state.headlines.count(failure.headline)
@@ -381,7 +395,9 @@ def _restarts(state: State, failing: Failing) -> bool:
 def host_stopped(state: State, event: Stop, now: float) -> Step:
     """Stop all hosts, unless a failure came first that a restart cannot fix."""
     phase = state.phase
-    if isinstance(phase, Ended) or (isinstance(phase, Failing) and not _restarts(state, phase)):
+    if isinstance(phase, Ended):
+        return state, ()
+    if isinstance(phase, Failing) and (phase.broken or not _restarts(state, phase)):
         return state, ()
     return _end(state, stopped(event.number))
 
@@ -484,6 +500,8 @@ def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
     phase = state.phase
     if event.attempt != state.attempt or not isinstance(phase, Restarting):
         return state, ()
+    if event.broken:
+        return _end(state, not_restarted(phase.failure, event.broken).result)
     if event.survivors:  # they hold what the next attempt needs: a GPU, a port
         return _end(state, phase.failure.result)
     cleared = phase.cleared | {host}

@@ -126,10 +126,14 @@ class NoRanks(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """Nothing of an attempt is left on a host but processes that survive SIGKILL."""
+    """Nothing of an attempt is left on a host but processes that survive SIGKILL.
+
+    `broken` is which hardware of the host is, in words.
+    """
 
     attempt: int
     survivors: int
+    broken: str = ""
 
 
 class Watched(NamedTuple):
@@ -296,12 +300,13 @@ def from_member(message: Mapping[str, Any]) -> FromMember | Alive:
         code = _whole(failure["exit_code"], range(1, 256))  # a failure is never a success
         cause, of_rank = Cause[failure["cause"]], failure["of_rank"] is True
         rank = _whole(failure["rank"], range(-1, 1 << 31))
-        text = _text(failure["text"])
-        return Failed(_whole(fields["attempt"]), Failure(cause, code, text, of_rank, rank))
+        text, broken = _text(failure["text"]), _line(failure["broken"])
+        return Failed(_whole(fields["attempt"]), Failure(cause, code, text, of_rank, rank, broken))
     if name == "Stop":
         return Stop(_whole(fields["number"], STOPS))
     if name == "Cleared":
-        return Cleared(_whole(fields["attempt"]), _whole(fields["survivors"]))
+        broken = _line(fields["broken"])
+        return Cleared(_whole(fields["attempt"]), _whole(fields["survivors"]), broken)
     if name == "Watched":
         ranks = tuple(progress.from_wire(_dict(rank)) for rank in fields["ranks"])
         return Watched(_whole(fields["attempt"]), ranks)

@@ -17,6 +17,8 @@ from launcher.result import raised
 from launcher.text import flag, port_is_taken, printable, shortened, signal_name
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
+# How the second line of a failure text begins if hardware broke.
+NO_RESTART = "no restart: "
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -50,8 +52,8 @@ class Result(NamedTuple):
 class Failure(NamedTuple):
     """One reason for the job to fail: `text` is that of the failure file, its first line the cause.
 
-    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be fixed by a restart; `rank`
-    is that which failed, -1 if none did.
+    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be fixed by a restart, unless
+    hardware is `broken`, in words; `rank` is that which failed, -1 if none did.
     """
 
     cause: Cause
@@ -59,6 +61,7 @@ class Failure(NamedTuple):
     text: str
     of_rank: bool = False
     rank: int = -1
+    broken: str = ""
 
     @property
     def result(self) -> Result:
@@ -119,7 +122,17 @@ def headline(failure: RankFailure, host: str) -> str:
         how = f"was killed by {signal_name(-failure.exit_code)}"
         how += f"; {failure.oom}" if failure.oom else ""
     how = how or f"ended with exit code {failure.exit_code}"
-    return printable(f"{host}, rank {failure.rank} (local rank {failure.local_rank}) {how}")
+    return printable(f"{_named(failure, host)} {how}")
+
+
+def broken_hardware(failure: RankFailure, host: str) -> str:
+    """Return which hardware a rank has met that is broken, by its own words; "" if none."""
+    what = raised.hardware(failure.chain)
+    return what and printable(f"{_named(failure, host)} reports {what}")
+
+
+def _named(failure: RankFailure, host: str) -> str:
+    return f"{host}, rank {failure.rank} (local rank {failure.local_rank})"
 
 
 def of_rank(failure: RankFailure, host: str) -> Failure:
@@ -137,7 +150,8 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
     while lines and not lines[0].startswith("  File "):
         lines.pop(0)  # the rest of a frame
     text += "".join(line + "\n" for line in lines)
-    return Failure(failure.cause, code, text, of_rank=True, rank=failure.rank)
+    broken = broken_hardware(failure, host)
+    return Failure(failure.cause, code, text, of_rank=True, rank=failure.rank, broken=broken)
 
 
 def told_to_end(number: int) -> str:
@@ -226,8 +240,23 @@ def first_of(failure: Failure, count: int) -> Failure:
         f"{one}; first of {count} failures (ranks that were ended do not count)"
         for one in details[:1]
     ]
-    while len(details) > 2 and len("\n".join([first, *details])) >= LIMIT:
-        del details[2]  # the outermost frame
-        while len(details) > 2 and not details[2].startswith("  File "):
-            del details[2]
-    return failure._replace(text="\n".join([first, *details]) + "\n")
+    return failure._replace(text=_fitted([first, *details]))
+
+
+def not_restarted(failure: Failure, broken: str) -> Failure:
+    """Return the cause of a job that hardware keeps from a restart, as the second line says."""
+    first, *details = failure.text.splitlines()
+    line = (
+        f"{NO_RESTART}{shortened(broken, 250)}; SageMaker checks and replaces hosts of a failed job"
+    )
+    return failure._replace(text=_fitted([first, line, *details]))
+
+
+def _fitted(lines: list[str]) -> str:
+    """Return lines as a text of at most LIMIT characters: without its outermost frames."""
+    frame = next((at for at, line in enumerate(lines) if line.startswith("  File ")), len(lines))
+    while frame < len(lines) and len("\n".join(lines)) >= LIMIT:
+        del lines[frame]
+        while frame < len(lines) and not lines[frame].startswith("  File "):
+            del lines[frame]
+    return "\n".join(lines)[: LIMIT - 1] + "\n"

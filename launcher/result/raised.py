@@ -31,6 +31,18 @@ _BROKEN_TEXT = re.compile(
 _BETWEEN_RANKS = re.compile(
     r"/torch/(autograd|distributed(?!/checkpoint/)|multiprocessing|nn/parallel)/|/multiprocessing/"
 )
+# What CUDA says of errors 214 and 220 (cudaGetErrorString, cuGetErrorString), as torch, NCCL and
+# others pass it on, or by name; and what NVML says of a GPU that has fallen off the bus.
+_BROKEN_HARDWARE = {
+    "an uncorrectable ECC error": re.compile(
+        "uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE"
+    ),
+    "an uncorrectable NVLink error": re.compile(
+        "uncorrectable NVLink error detected|cudaErrorNvlinkUncorrectable"
+        "|CUDA_ERROR_NVLINK_UNCORRECTABLE"
+    ),
+    "a lost GPU": re.compile(r"\bGPU is lost\b"),
+}
 _FILE = re.compile(r'^ *File "([^"\n]*)', re.MULTILINE)
 # Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
@@ -117,8 +129,18 @@ def is_secondary(links: Sequence[Link]) -> bool:
 
     That is what only collectives say, and a connection that broke where ranks talk to one another:
     in torch or multiprocessing. In a download or a database driver it is the rank's own failure.
+    So is a GPU that has broken, whoever passes that on.
     """
-    return any(_is_of_another_rank(link) for link in links)
+    return not hardware(links) and any(_is_of_another_rank(link) for link in links)
+
+
+def hardware(links: Sequence[Link]) -> str:
+    """Return which hardware has broken, as CUDA or NVML says in any of these; "" if none has."""
+    said = [f"{link.exception}: {link.message}" for link in links]
+    for what, text in _BROKEN_HARDWARE.items():
+        if any(map(text.search, said)):
+            return what
+    return ""
 
 
 def _is_of_another_rank(link: Link) -> bool:

@@ -10,11 +10,13 @@ import signal
 
 from launcher.errors import Disposition
 from launcher.peers.messages import Cleared, NoRanks
-from launcher.result.causes import headline, stopped
+from launcher.result.causes import broken_hardware, headline, stopped
 from launcher.run.events import (
     Actions,
     Answer,
+    AskGpus,
     AskWhere,
+    GpusSaid,
     KillRanks,
     KillTorchrun,
     Look,
@@ -24,12 +26,14 @@ from launcher.run.events import (
     Signalled,
     SignalProcesses,
     SignalRanks,
+    StopAskingGpus,
     Tell,
 )
 from launcher.run.ranks import Rank
 from launcher.run.state import (
     AGAIN,
     MARGIN,
+    TO_ANSWER,
     TO_ASK,
     TO_LEAVE_BARRIER,
     TO_SAY_WHERE,
@@ -80,12 +84,14 @@ def advance(state: State, ending: Ending, now: float) -> Step:
     torchrun, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
     state = state._replace(torchrun=torchrun)
     ending, program = _end_program(state, ending, clock)
-    actions += more + program
+    ending, asks = _ask_gpus(state, ending, clock)
+    actions += more + program + asks
     survivors = len({rank.pid for rank in state.alive} | set(ending.left or ()))
     child_killed_at = ending.program_killed_at if state.runner else torchrun.killed_at
     gone = torchrun.child_has_ended or clock.has_come(child_killed_at + MARGIN)
     state = state._replace(phase=ending._replace(due=clock.due))
-    if gone and (gives_up or (ending.left is not None and not survivors)):
+    is_known = math.isinf(ending.answer_by) or ending.broken is not None
+    if gone and is_known and (gives_up or (ending.left is not None and not survivors)):
         survivors += not torchrun.child_has_ended
         state, more = _nothing_is_left(state, ending, survivors, now)
         return state, actions + more
@@ -322,6 +328,37 @@ def _end_program(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, A
     return ending._replace(program_told=True), (SignalChild(ending.number),)
 
 
+def _ask_gpus(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
+    """Before a restart ask once which GPUs are broken; a driver that hangs is not waited for."""
+    if ending.why is not Why.RESTART or state.job.torchrun_restarts:
+        waits = not math.isinf(ending.answer_by) and ending.broken is None
+        return ending._replace(answer_by=math.inf), (StopAskingGpus(),) if waits else ()
+    if ending.broken is not None:
+        return ending, ()
+    if math.isinf(ending.answer_by):
+        ending = ending._replace(answer_by=clock.now + TO_ANSWER)
+        clock.has_come(ending.answer_by)
+        return ending, (AskGpus(),)
+    if clock.has_come(ending.answer_by):
+        return ending._replace(broken=""), (StopAskingGpus(),)
+    return ending, ()
+
+
+def gpus_said(state: State, event: GpusSaid, now: float) -> Step:
+    """Note which GPUs are broken."""
+    if not isinstance(state.phase, Ending):
+        return state, ()
+    return advance(state, state.phase._replace(broken=event.broken), now)
+
+
+def _broken(state: State, ending: Ending) -> str:
+    """Return which hardware is broken: what a rank has said meanwhile counts, too."""
+    host = state.job.current_host
+    failures = [rank.failure for rank in state.ranks.values() if rank.failure]
+    said = (broken_hardware(failure, host) for failure in failures)
+    return ending.broken or next(filter(None, said), "")
+
+
 def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -> Step:
     """Go on: nothing runs that could be ended."""
     lines: Actions = ()
@@ -337,6 +374,6 @@ def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -
         result = state.result or stopped(signal.SIGINT)
         return state._replace(phase=Done(), result=result), lines
     if ending.why is Why.RESTART and state.result is None:
-        cleared = Tell(Cleared(state.attempt, survivors))
+        cleared = Tell(Cleared(state.attempt, survivors, _broken(state, ending)))
         return state._replace(phase=Restarting()), (*lines, cleared)
     return state._replace(phase=Done() if state.result else Waiting()), lines

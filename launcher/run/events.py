@@ -125,6 +125,15 @@ class Remaining(NamedTuple):
     pids: Sequence[int]
 
 
+class GpusSaid(NamedTuple):
+    """What is broken of this host's GPUs by their driver's words (to AskGpus); "": nothing known.
+
+    The words begin with the host.
+    """
+
+    broken: str
+
+
 class OrphanEnded(NamedTuple):
     """A process has ended that is neither torchrun nor a rank: one that they left behind."""
 
@@ -197,6 +206,14 @@ class SignalProcesses(NamedTuple):
 
 class Look(NamedTuple):
     """Find what ranks have left behind. Answer: Remaining."""
+
+
+class AskGpus(NamedTuple):
+    """Ask the driver of this host's GPUs which of them are broken. Answer: GpusSaid."""
+
+
+class StopAskingGpus(NamedTuple):
+    """Wait no longer for that answer; kill what was asked."""
 
 
 Actions = tuple[Any, ...]

@@ -16,7 +16,6 @@ from typing import Any
 
 from launcher.peers.events import AllKnow
 from launcher.peers.messages import (
-    Cleared,
     End,
     Failed,
     Job,
@@ -38,7 +37,7 @@ from launcher.result.causes import (
     told_to_end,
 )
 from launcher.run import ranks
-from launcher.run.ending import advance, ended_while_ending, ranks_signalled, remaining
+from launcher.run.ending import advance, ended_while_ending, gpus_said, ranks_signalled, remaining
 from launcher.run.events import (
     Actions,
     Answer,
@@ -46,6 +45,7 @@ from launcher.run.events import (
     AsksToStart,
     CannotStart,
     ChildEnded,
+    GpusSaid,
     LauncherFailed,
     Look,
     Meets,
@@ -134,6 +134,8 @@ def step(state: State, event: Any, now: float) -> Step:
         return ranks_signalled(state, event)
     if isinstance(event, Remaining):
         return remaining(state, event, now)
+    if isinstance(event, GpusSaid):
+        return gpus_said(state, event, now)
     if isinstance(event, OrphanEnded):
         return state, (Look(),) if isinstance(state.phase, Ending) else ()
     if isinstance(event, NoRanksLeft):
@@ -206,11 +208,8 @@ def restarted(state: State, event: Restart, now: float) -> Step:
         return state, ()
     if isinstance(phase, Running) and phase.told_to_end:
         state, actions = _fail(state, _told_to_end(state, phase, now), now)
-    elif isinstance(phase, (Running, Failing)):
+    elif isinstance(phase, (Running, Failing, Waiting)):
         state, actions = _end(state, Why.RESTART, now)
-    elif isinstance(phase, Waiting):
-        cleared = Tell(NoRanks(state.attempt)), Tell(Cleared(state.attempt, 0))
-        state, actions = state._replace(phase=Restarting()), cleared
     elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
         phase = _instead(phase, Why.RESTART, now, state.job.failure_grace)
         state, actions = advance(state, phase, now)

@@ -21,6 +21,7 @@ TO_BE_CERTAIN = 2.5  # for a rank that said what it raised to end, until its fai
 MARGIN = 5.0  # for what should take a moment
 TO_ASK = 2.0  # for torchrun, after its last rank's end; and to end after the answer
 TO_SAY_WHERE = 2.0  # for ranks, before they are killed
+TO_ANSWER = 5.0  # for the driver of the GPUs, before a restart
 TO_LEAVE_BARRIER = 15.0  # for torchrun, once all hosts have succeeded
 TO_TELL = 3.0  # for a host that starts nothing, to tell the others
 IS_A_STOP = 1.0  # a stop within this time after somebody else told torchrun to end
@@ -82,6 +83,8 @@ class Ending(NamedTuple):
     program_told: bool = False
     program_killed_at: float = math.inf
     decided_at: float = math.inf  # that all hosts have succeeded
+    answer_by: float = math.inf  # when the GPUs' driver has to have answered; infinite: not asked
+    broken: str | None = None  # hardware of this host by that answer; None: not known yet
     due: float = math.inf  # when to look at all of this again
 
 

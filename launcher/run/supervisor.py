@@ -18,8 +18,10 @@ import traceback
 from collections.abc import Generator, Mapping
 from typing import Any, Callable
 
+from launcher.child import Question
 from launcher.decisions import described
 from launcher.errors import EXIT_SOFTWARE, Disposition, LaunchError
+from launcher.job import gpu_health
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
@@ -38,7 +40,7 @@ from launcher.run.reports import Reports
 from launcher.run.state import Done, State
 from launcher.run_dir import IN_RANK, unpacked
 from launcher.system import System
-from launcher.text import Log
+from launcher.text import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch, does_not_answer
 
@@ -86,6 +88,7 @@ class Supervisor:
         self._where = 0  # by what number they were asked before they are killed
         self._said = {""}  # of what the watch cannot see
         self._child = self._errors = 0
+        self._question: Question | None = None  # to the driver of the GPUs
         self._give_up_at = math.inf  # where errors of the launcher's own go on
         self._watch = _watch(job)
         if isinstance(plan, LaunchPlan):
@@ -113,6 +116,7 @@ class Supervisor:
             self._end_at_once(error)
         finally:
             self._channel.close()
+            self._stop_asking_gpus()
             self._end_attempt()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
@@ -260,6 +264,10 @@ class Supervisor:
                 system.send_found(pid, action.number)
         elif isinstance(action, events.AskWhere):
             self._where = self._ask()
+        elif isinstance(action, events.AskGpus):
+            self._ask_gpus()
+        elif isinstance(action, events.StopAskingGpus):
+            self._stop_asking_gpus()
         elif isinstance(action, events.Look):
             self._step(events.Remaining(tuple(self._look())))
 
@@ -341,6 +349,22 @@ class Supervisor:
                 }
                 number = self._shows.pop(asked.number)
                 self._channel.say(Stacks(number, stacks.grouped(texts)))
+
+    def _ask_gpus(self) -> None:
+        def then(text: str) -> None:
+            said = gpu_health.broken(text, self._environ)
+            host = self.state.job.current_host
+            self._step(events.GpusSaid(said and printable(f"{host}, {said}")))
+
+        self._stop_asking_gpus()
+        self._question = self._system.ask(gpu_health.COMMAND, self._environ, then)
+        if self._question is None:
+            then("")
+
+    def _stop_asking_gpus(self) -> None:
+        if self._question:
+            self._question.close()
+            self._question = None
 
     def _look(self) -> list[int]:
         try:

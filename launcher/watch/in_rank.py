@@ -10,8 +10,9 @@ faulthandler writes at a signal, to the same connection: in C, and without the i
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
 2.8 on). Of NCCL's the entries are not read: that asks the GPU for the state of events, some of
 which may be gone (ProcessGroupNCCL.cpp, as of graphs and blocking waits). Of NCCL a rank tells how
-many collectives it has begun and, from torch 2.10 on, where the recorder is on by itself, whether
-the last has ended, as torch's watchdog has seen it: integers in memory.
+many collectives it has begun and, with torch 2.10 to 2.14, where the recorder is on by itself,
+whether the last has ended, as torch's watchdog has seen it: integers in memory. In 2.15 `nccl` is
+ProcessGroupNCCL2, unless TORCH_DIST_USE_NCCL2 is 0: it feeds another recorder, and has no uid.
 """
 
 from __future__ import annotations
@@ -244,13 +245,15 @@ def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, An
     """Return the last collective of NCCL's that a group has begun; it `waits` if it has not ended.
 
     torch numbers sends apart, but keeps the last number of either. So this may not be known; and a
-    collective seems not to have ended if a send has ended after it.
+    collective seems not to have ended if a send has ended after it. Nor is it known of a backend
+    without a uid: what the recorder holds is not of that one.
     """
     last = _sequence(group)
     said = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}
     if status:
         backend = group._get_backend(sys.modules["torch"].device("cuda"))
-        seen = status.get(str(getattr(backend, "uid", "")), {})
+        uid = getattr(backend, "uid", None)
+        seen = {} if uid is None else status.get(str(uid), {})
         has_ended = seen.get("last_completed_collective") == str(last)
         if seen.get("last_enqueued_collective") == str(last) and not has_ended:
             said["waits"] = last

@@ -24,7 +24,7 @@ LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
 _FROM_THE_START = (
     What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
     What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
-    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.NO_FOLDER,
+    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.NO_FOLDER, What.DRIVER_HANGS,
 )  # fmt: skip
 
 
@@ -177,6 +177,10 @@ class Job:
         machine.has_started = False
         self.lose_store(machine)
 
+    def _break_gpu(self, fault: Fault, machine: Machine) -> None:
+        self.watch.fault(fault, machine)
+        machine.gpu_is_broken = True
+
     def _cut(self, fault: Fault, machine: Machine) -> None:
         if machine.is_up and not machine.is_cut:
             self.watch.fault(fault, machine)
@@ -226,6 +230,7 @@ _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.LAUNCHER_FAILS: Job._fail_launcher,
     What.HOST_KILLED: Job._kill_host,
     What.HOST_VANISHES: Job._kill_host,
+    What.GPU_BREAKS: Job._break_gpu,
     What.CUT: Job._cut,
     What.RESET: Job._break_connection,
     What.HALF_OPEN: Job._break_connection,

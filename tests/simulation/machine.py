@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Machine:
     """A host, or its container.
 
-    Attributes: `is_up`; `is_cut` off the network; `delay`, seconds that its messages take;
+    Attributes: `is_up`; `is_cut` off the network; `gpu_is_broken`, as its driver knows; `delay`,
+    seconds that its messages take;
     `launcher`, once it is started; `torchrun`, the last one; `runner`, if one runs torchrun.
     """
 
@@ -28,7 +29,7 @@ class Machine:
         self.name = job.names[number]
         self.has_started = False  # its name resolves
         self.is_up = True
-        self.is_cut = False
+        self.is_cut = self.gpu_is_broken = False
         self.delay = 0.0
         self.launcher: Launcher | None = None
         self.torchrun: Torchrun | None = None

@@ -266,6 +266,30 @@ def _(plant: Planter) -> None:
     plant.around(machine, "started", keeps)
 
 
+@mistake("ranks are restarted though one has said that its GPU broke")
+def _(plant: Planter) -> None:
+    plant.set(causes, "broken_hardware", lambda *_: "")
+    plant.set(ending, "broken_hardware", lambda *_: "")
+
+
+@mistake("what a rank says of its GPU while ranks are ended is lost")
+def _(plant: Planter) -> None:
+    plant.set(ending, "broken_hardware", lambda *_: "")
+
+
+@mistake("ranks are restarted whatever the driver of the GPUs says")
+def _(plant: Planter) -> None:
+    def deaf(plain: Any, state: Any, event: Any, now: float) -> Any:
+        return plain(state, event._replace(broken=""), now)
+
+    plant.around(machine, "gpus_said", deaf)
+
+
+@mistake("a driver that hangs is waited for")
+def _(plant: Planter) -> None:
+    plant.set(ending, "TO_ANSWER", 1e6)
+
+
 # Stops.
 
 

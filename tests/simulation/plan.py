@@ -61,6 +61,7 @@ class What(Word):
     HOOK = "a rank's hook chooses its exit code"  # 42, `amount` after it has raised
     FORGIVEN = "a rank's hook ends it with 0"  # `amount` after it has raised
     LINGERS = "a rank lingers"  # for `amount` after it has raised, whatever it hears
+    GPU_FAILS = "a rank's GPU fails"  # with an uncorrectable ECC error, as the rank says
     HANGS = "a rank hangs"
     # Torchrun.
     TORCHRUN_KILLED = "torchrun is killed"
@@ -81,6 +82,8 @@ class What(Word):
     HOST_LATE = "a host comes late"  # by `amount`
     HOST_ABSENT = "a host never comes"
     HOST_SLOW = "a host trains longer"  # by `amount`
+    GPU_BREAKS = "a host's GPU breaks"  # which its driver alone knows
+    DRIVER_HANGS = "a host's driver hangs"  # that of its GPUs
     # The network.
     CUT = "a host is cut off"
     RESET = "a connection is lost"  # both ends are told

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from launcher.peers import member
-from launcher.result.causes import Result
+from launcher.result.causes import NO_RESTART, Result
 from launcher.run.state import MARGIN, TO_LEAVE_BARRIER
 from simulation import promises_of_ranks
 from simulation.facts import (
@@ -192,15 +192,35 @@ def restarts(watch: Watch) -> Iterator[str]:
         before = [rank for rank in watch.ranks if rank.attempt < attempt]
         if attempt > 1 and any(rank.ended is None or rank.ended > at for rank in before):
             yield f"{machine.name} starts attempt {attempt} at {at:.3f} s, and ranks still run"
-    only_ranks = all(fault.what in RANK_FAILURES for fault in plan.faults)
+    only_ranks = all(fault.what in (*RANK_FAILURES, What.DRIVER_HANGS) for fault in plan.faults)
     failed = [one for one in watch.faults if one.fault.what is not What.FORGIVEN]
-    if not only_ranks or not failed or len(failed) > plan.max_restarts or has(watch, What.FORGIVEN):
+    if not only_ranks or not failed or len(failed) > plan.max_restarts:
+        return
+    if has(watch, What.FORGIVEN, What.GPU_FAILS):
         return
     for launcher in launchers(watch):
         if launcher.result != Result(0):
             yield f"{launcher.machine.name} ends with {launcher.result}"
     if len(watch.restarts) > len(failed):
         yield f"{len(watch.restarts)} restarts for {len(failed)} failures"
+
+
+@promise("What hardware broke is not restarted on the same host")
+def broken_hardware_is_left(watch: Watch) -> Iterator[str]:
+    """As a rank has said, or a driver that answers; and where it is said, it is true."""
+    unseen = () if watch.job.plan.script.is_python else has(watch, What.GPU_FAILS)
+    broken = [one for one in has(watch, What.GPU_FAILS, What.GPU_BREAKS) if one not in unseen]
+    for at, _, attempt in watch.started:
+        for one in broken if attempt > 1 and not impostors(watch) else ():
+            hangs = watch.job.of(one.machine, What.DRIVER_HANGS)
+            asked = one.time < watch.restarts[attempt - 2] and not hangs
+            if one.rank.attempt < attempt if one.rank else asked:
+                yield f"attempt {attempt} starts at {at:.3f} s: {one.fault.what.value}"
+    for launcher in ended(watch):
+        second = launcher.result.text.split("\n")[1:2] if launcher.result else []
+        said = re.match(rf"{NO_RESTART}(\S+), ", second[0]) if second else None
+        if said and not any(one.machine.name == said[1] for one in broken):
+            yield f"{launcher.machine.name} says: {second[0]}"
 
 
 @promise("SIGTERM on one host stops all of them, each with its full grace")
@@ -248,7 +268,7 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
         last = [one for one in known if one.attempt == known[-1].attempt]
         attempt = max((number for *_, number in watch.started), default=0)
         restarts = last and last[0].attempt <= watch.job.plan.max_restarts
-        all_of_ranks = all(one.failure.of_rank for one in last)
+        all_of_ranks = all(one.failure.of_rank and not one.failure.broken for one in last)
         if last and last[0].attempt == attempt and not (restarts and all_of_ranks):
             yield f"stopped, but at {last[0].time:.3f} s it heard: {last[0].failure.text}"
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OWN = Link("ValueError", "loss is nan")
+ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
 SECONDARY = Link("RuntimeError", "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
 
@@ -143,6 +144,8 @@ class Rank(Process):
             self._raise(0, own, later)
         elif what is What.EXITS:
             self._raise(3, (Link(message="3"),), 0.01, said=3)
+        elif what is What.GPU_FAILS:
+            self._raise(1, (Link("ValueError", "no batch"), ECC._replace(how="cause")), 0.01)
         elif what is What.ENDS:
             self.end(42)
         elif what is What.KILLED:

@@ -88,6 +88,9 @@ THEMES = (
     Theme((What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.NO_FOLDER, *AT_ONCE[:3], What.STOP,
            What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.HOST_SLOW),
           (*JOINING[4:], *STARTING, *TRAINING), (0, 1, 2), (1, *FEW), trains=(10.0, 30.0, 100.0)),
+    # Hardware that breaks.
+    Theme((What.GPU_FAILS, What.GPU_BREAKS, What.GPU_BREAKS, What.DRIVER_HANGS, *AT_ONCE[:3],
+           What.RAISES, What.STOP, What.LAUNCHER_PAUSES), TRAINING, (1, 2, 3), (1, *FEW)),
     # A program that runs torchrun.
     Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
            What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
@@ -137,7 +140,9 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -
         amount = one_of(how, STOPPED)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
-    return Fault(what, at, host, local_rank if what in OF_RANKS else 0, amount)
+    return Fault(
+        what, at, host, local_rank if what in OF_RANKS or what is What.GPU_FAILS else 0, amount
+    )
 
 
 def plan_of(chosen: bytes) -> Plan:

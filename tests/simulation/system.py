@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from simulation.machine import Machine
 
 _REACHES = (0.0005, 0.01)  # seconds that a connection takes, where it comes to be
+_ANSWERS = (0.02, 2.0)  # seconds that the driver of the GPUs takes, if it does not hang
+_REPORT = """GPU 00000000:53:00.0
+    GPU UUID            : GPU-5a
+    GPU Recovery Action : {}
+"""
 _NO_ANSWER = 4.0  # seconds, until one that does not is given up
 
 
@@ -202,6 +207,25 @@ class End(Ready):
         return "10.0.0.1", 0
 
 
+class Question:
+    """What the driver of a host's GPUs is asked; it answers with what it knows now, or never."""
+
+    def __init__(self, system: System, then: Callable[[str], None]) -> None:
+        job, machine = system.job, system.machine
+        report = _REPORT.format("Reset" if machine.gpu_is_broken else "None")
+        self._selector = system.selector
+        self._answer: Ended | None = Ended(lambda: (self.close(), then(report)))
+        system.selector.register(self._answer, selectors.EVENT_READ, self._answer.act)
+        if not job.of(machine, What.DRIVER_HANGS):
+            job.clock.after(job.random.uniform(*_ANSWERS), self._answer.ends)
+
+    def close(self) -> None:
+        """Give it up."""
+        if self._answer:
+            self._selector.unregister(self._answer)
+            self._answer = None
+
+
 class System:
     """The System of one simulated launcher (launcher/system.py has the real one)."""
 
@@ -369,6 +393,12 @@ class System:
             for process in self.machine.processes.values()
             if not (top and top.runs and process.is_below(top))
         ]
+
+    def ask(
+        self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]
+    ) -> Question:
+        """Ask the driver of this host's GPUs."""
+        return Question(self, then)
 
     def end_all(self, pids: Sequence[int], seconds: float) -> None:
         """Kill all processes of the job."""
