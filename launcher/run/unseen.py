@@ -10,6 +10,7 @@ not be the script's loss.
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import fcntl
 import os
@@ -21,9 +22,7 @@ import types
 import weakref
 from typing import Any, Callable
 
-_LAST = (
-    1024  # descriptors of most processes, and what the kernel's table of them holds at little cost
-)
+_LAST, _FEW = 1024, 256  # descriptors: most processes may have as many; below few none is high
 _NAME = 100  # characters of a thread's name
 _SELDOM = 1.0  # s from one thread's exception that is told to the next
 
@@ -37,10 +36,12 @@ class File:
         try:
             # A script may close all descriptors, and nothing can look at a crash whose this one is
             # by then. What it opens after that has low numbers: this one is another file's only
-            # if the script has closed it and has about a thousand others.
+            # if the script has closed it and has about as many others as it may.
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             soft = _LAST if soft == resource.RLIM_INFINITY else min(soft, _LAST)
-            self._descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, max(3, soft - 16))
+            if soft < _FEW:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, soft - 16)
             self.status = os.fstat(opened)
         finally:
             os.close(opened)
