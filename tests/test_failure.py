@@ -102,6 +102,12 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
             "ended with exit code 4; out of memory "
             '(thread "pin" raised ValueError: bad file, 0.2 s before)',
         ),
+        (
+            noted(5, exception="ValueErrors", message="bad files")._replace(
+                aside=Aside("pin", read([Link("ValueError")]), 0.2)
+            ),
+            'failed with ValueErrors: bad files (thread "pin" raised ValueError, 0.2 s before)',
+        ),
         # it is raised again in the main thread
         (
             noted(5, exception="ValueError", message="bad file")._replace(

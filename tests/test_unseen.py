@@ -163,6 +163,18 @@ def test_a_crash_is_never_written_to_another_file(rank, tmp_path, text):
     assert not [path for path in tmp_path.glob("data-*") if path.stat().st_size]
 
 
+def test_a_fork_keeps_the_scripts_own_handlers(rank):
+    ran = rank(
+        "import faulthandler, os, signal\n"
+        "signal.signal(signal.SIGFPE, lambda *_: print('handled', flush=True))\n"
+        "signal.signal(signal.SIGBUS, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n"
+        "    os.kill(os.getpid(), signal.SIGFPE)\n    os.kill(os.getpid(), signal.SIGBUS)\n"
+        "    print(faulthandler.is_enabled(), flush=True)\n    os._exit(0)\nos.wait()"
+    )
+    assert ran.end == ran.plain == (0, "handled\nFalse\n", "")
+
+
 def test_a_fork_of_a_script_that_enables_it_keeps_it(rank):
     ran = rank(
         "import faulthandler, os\nfaulthandler.enable()\nif os.fork() == 0:\n"

@@ -136,10 +136,9 @@ def headline(failure: RankFailure, host: str) -> str:
     how = how or f"ended with exit code {failure.exit_code}"
     more = f"; {failure.oom}" if failure.oom else ""
     if failure.aside:
-        said = raised.aside(failure.aside.chain)
-        if said.removeprefix("raised ") not in how:
-            name, before = failure.aside.thread, lasted(failure.aside.before)
-            more += f' (thread "{name}" {said}, {before} before)'
+        thread, chain, before = failure.aside
+        if chain[0].title() not in [link.title() for link in failure.chain]:  # raised again
+            more += f' (thread "{thread}" {raised.aside(chain)}, {lasted(before)} before)'
     who = f"{host}, rank {failure.rank} (local rank {failure.local_rank})"
     if more:  # which is not to be cut
         how = shortened(how, max(_LEAST, _FIRST_LINE - len(f"{who}  {more}")))

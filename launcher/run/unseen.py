@@ -15,6 +15,7 @@ import faulthandler
 import fcntl
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ import weakref
 from typing import Any, Callable
 
 _LAST, _FEW = 1024, 256  # descriptors: most processes may have as many; below few none is high
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _NAME = 100  # characters of a thread's name
 _SELDOM = 1.0  # s from one thread's exception that is told to the next
 
@@ -78,9 +80,14 @@ def write_crashes(path: str) -> None:
 
     def leave() -> None:
         file = is_ours()
-        if file is not None:
-            faulthandler.disable()
-            file.close()
+        if file is None:
+            return
+        handlers = {number: signal.getsignal(number) for number in _CRASHES}
+        faulthandler.disable()  # which has them be what they were at its begin
+        for number, handler in handlers.items():
+            if handler is not None and handler is not signal.SIG_DFL:
+                signal.signal(number, handler)
+        file.close()
 
     os.register_at_fork(after_in_child=leave)
 
@@ -98,7 +105,7 @@ def tell_of_threads(
 
     def show(args: threading.ExceptHookArgs) -> None:
         nonlocal told
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # whatever the script's own names and texts raise
             now = time.monotonic()
             # Threads may use SystemExit to end.
             if now - told >= _SELDOM and not issubclass(args.exc_type, SystemExit):
