@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from launcher.errors import LaunchError
 from launcher.log import log
 
 # What torchrun and the ranks execute.
-_EXECUTED = [os.path.join(PACKAGE, "run", name) for name in ("agent.py", "rank.py", "describe.py")]
+_IN_CHILDREN = ("agent.py", "rank.py", "describe.py", "unseen.py")
+_EXECUTED = [os.path.join(PACKAGE, "run", name) for name in _IN_CHILDREN]
+_MOST_OF_A_CRASH = 1 << 16  # bytes
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 
 
@@ -59,6 +62,24 @@ def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
         what = f"cannot unpack {ARCHIVE} into {folder} ({error.strerror})"
         raise LaunchError(f"{what}; set TMPDIR to a folder where 100 KB are free.") from None
     return [copies.get(word, word) for word in argv]
+
+
+def crash(folder: str, pid: int) -> str:
+    """Return the end of what a rank has written that crashed (unseen.py), "" if there is nothing.
+
+    A script could have put anything there, such as a pipe that nobody writes to.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        file = os.open(os.path.join(folder, f"crash-{pid}"), flags)
+        try:
+            seen = os.fstat(file)
+            if stat.S_ISREG(seen.st_mode):
+                start = max(0, seen.st_size - _MOST_OF_A_CRASH)
+                return os.pread(file, _MOST_OF_A_CRASH, start).decode(errors="replace")
+        finally:
+            os.close(file)
+    return ""
 
 
 def remove_left(pid: int, environ: Mapping[str, str]) -> None:

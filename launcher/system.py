@@ -28,7 +28,7 @@ from launcher.errors import Disposition, LaunchError
 from launcher.job.resources import oom_kills
 from launcher.log import log
 from launcher.names import is_literal, look_up
-from launcher.run_dir import run_dir
+from launcher.run_dir import crash, run_dir
 from launcher.signals import Signals
 from launcher.text import is_loopback
 
@@ -51,6 +51,12 @@ class System:
     oom_kills = staticmethod(oom_kills)
     exit_state = staticmethod(processes.exit_state)
     state_of = staticmethod(processes.state_of)
+    crash = staticmethod(crash)
+
+    @staticmethod
+    def time_of_day() -> str:
+        """Return the time of day, for people: 12:34:56 UTC."""
+        return time.strftime("%H:%M:%S UTC", time.gmtime())
 
     def __init__(self, signals: Signals) -> None:
         self.signals = signals

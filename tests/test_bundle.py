@@ -221,14 +221,31 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     environ = {"PYTHONPATH": str(source), "TMPDIR": "../a//../a/b"}
     host = start(*words, command=[sys.executable, "launcher.py"], **environ)
     assert host.wait() == 1, host.log()
-    assert host.out.count("0o700 ['agent.py', 'describe.py', 'in_rank.py', 'rank.py']\n") == 2, (
-        host.log()
-    )
+    assert (
+        host.out.count("0o700 ['agent.py', 'describe.py', 'in_rank.py', 'rank.py', 'unseen.py']\n")
+        == 2
+    ), host.log()
     first = "localhost, rank 1 (local rank 1) failed with ValueError: loss is nan"
     assert host.failure.startswith(first)
     assert "sm-launch-" not in host.log() + host.failure
     assert host.leftovers() == [] and os.listdir(temporary) == []
     assert sorted(os.listdir(source)) == ["launcher.py", "script.py"]
+
+
+@pytest.mark.torch
+def test_a_crash_has_its_place(start, script, one_file):
+    path = script(
+        "import os, signal\ndef decode():\n  os.kill(os.getpid(), signal.SIGBUS)\ndecode()"
+    )
+    host = start("--train-script", path, command=[sys.executable, one_file])
+    assert host.wait() == 135, host.log()
+    head, _, *frames = host.failure.splitlines()
+    assert head.endswith(" was killed by SIGBUS (signal 7) in decode, script.py:3")
+    assert frames[1:] == [
+        f'  File "{path}", line 4, in <module>',
+        f'  File "{path}", line 3, in decode',
+    ]
+    assert host.leftovers() == []
 
 
 def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):

@@ -4,7 +4,15 @@ import os
 
 import pytest
 
-from launcher.result.causes import LIMIT, Cause, RankFailure, first_of, of_rank, of_torchrun
+from launcher.result.causes import (
+    LIMIT,
+    Aside,
+    Cause,
+    RankFailure,
+    first_of,
+    of_rank,
+    of_torchrun,
+)
 from launcher.result.failure import output_dir, write_failure
 from launcher.result.raised import Link, read
 
@@ -65,6 +73,73 @@ def test_the_first_line_is_what_a_person_needs(failure, line):
     assert text.splitlines()[1] == f"exit code {code}, 10 s after start"
 
 
+CRASH = {"place": "decode, data.py:12", "at": "12:34:56 UTC"}
+PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')])
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (
+            noted(5, exit_code=SEGV)._replace(**CRASH),
+            "was killed by SIGSEGV (signal 11) in decode, data.py:12",
+        ),
+        (
+            noted(5, exit_code=ABRT)._replace(**CRASH),
+            "was killed by SIGABRT (signal 6) in decode, data.py:12; see that rank's last lines on "
+            "stderr, 12:34:56 UTC",
+        ),
+        (
+            noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC"),
+            "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, 12:34:56 UTC",
+        ),
+        (
+            noted(5, exception="E", message="x")._replace(aside=Aside("pin", PIN, 3.0)),
+            'failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s before)',
+        ),
+        (
+            noted(5, exit_code=4)._replace(aside=Aside("pin", PIN, 0.2), oom="out of memory"),
+            "ended with exit code 4; out of memory "
+            '(thread "pin" raised ValueError: bad file, 0.2 s before)',
+        ),
+        (
+            noted(5, exception="ValueErrors", message="bad files")._replace(
+                aside=Aside("pin", read([Link("ValueError")]), 0.2)
+            ),
+            'failed with ValueErrors: bad files (thread "pin" raised ValueError, 0.2 s before)',
+        ),
+        # it is raised again in the main thread
+        (
+            noted(5, exception="ValueError", message="bad file")._replace(
+                aside=Aside("pin", PIN, 0.2)
+            ),
+            "failed with ValueError: bad file",
+        ),
+    ],
+)
+def test_what_the_main_thread_did_not_raise_stands_behind_it(failure, line):
+    text = of_rank(failure, "algo-1").text
+    assert text.splitlines()[0] == f"algo-1, rank 5 (local rank 5) {line}"
+
+
+def test_long_texts_leave_room_for_what_stands_behind_them():
+    long = read([Link("E", "x" * 5000), Link("E", "y" * 5000, how="cause")])
+    aside = Aside("n" * 100, read([Link("F", "z" * 5000)]), 3.0)
+    failure = noted(5)._replace(chain=long, aside=aside, oom="out of memory: the machine")
+    first = of_rank(failure, "algo-1").headline
+    assert len(first) <= 500 and first.endswith(", 3.0 s before)")
+    assert "failed with E: xxx" in first and "; out of memory: the machine (thread" in first
+
+
+def test_the_frames_below_are_those_of_what_is_named():
+    crash = noted(5, exit_code=SEGV)._replace(frames='  File "data.py", line 12, in decode')
+    assert of_rank(crash, "algo-1").text.endswith(
+        'Traceback (most recent call last):\n  File "data.py", line 12, in decode\n'
+    )
+    left = noted(5, exit_code=4)._replace(aside=Aside("pin", PIN, 3.0))
+    assert of_rank(left, "algo-1").text.endswith('  File "pin.py", line 3, in pin\n')
+
+
 def test_the_innermost_frames_are_kept():
     frames = "".join(f'  File "a.py", line {n}, in f{n}\n    deeper()\n' for n in range(200))
     failure = noted(0, exception="ValueError", message="x" * 900 + "the end", frames=frames)
@@ -102,6 +177,12 @@ def test_failures_of_torchrun_itself(returncode, error, code, says):
     failure = of_torchrun(returncode, error, hosts, "algo-1", "algo-1:29400", 12.0)
     assert (failure.cause, failure.exit_code) == (Cause.TORCHRUN, code)
     assert failure.text.startswith(says) and len(failure.text) <= LIMIT
+
+
+def test_a_torchrun_that_is_killed_for_memory():
+    hosts, oom = ("algo-1", "algo-2"), "out of memory: the memory cgroup counted a kill (oom_kill)"
+    failure = of_torchrun(-9, "", hosts, "algo-1", "algo-1:29400", 12.0, oom=oom)
+    assert failure.headline == f"algo-1: torchrun was killed by SIGKILL (signal 9); {oom}"
 
 
 def test_where_the_failure_file_goes(tmp_path):

@@ -30,6 +30,7 @@ ACTS = {
     "launcher.run.agent",
     "launcher.run.rank",
     "launcher.run.describe",
+    "launcher.run.unseen",
     "launcher.peers.channel",
     "launcher.peers.connection",
     "launcher.peers.listener",
@@ -65,8 +66,13 @@ ALLOWED_IN_PURE = {
     "typing",
 }
 # Executed by path in torchrun, in each rank, and in the toolkit's process.
-CHILDREN = ["launcher.run.agent", "launcher.run.rank", "launcher.run.describe", "launcher.training"]
-CHILDREN += ["launcher.watch.in_rank", "launcher_tools.doctor_probe"]
+CHILDREN = [
+    "launcher.run.agent",
+    "launcher.run.rank",
+    "launcher.run.describe",
+    "launcher.run.unseen",
+]
+CHILDREN += ["launcher.training", "launcher.watch.in_rank", "launcher_tools.doctor_probe"]
 OURS = {"launcher", "launcher_tools"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 600, 50
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

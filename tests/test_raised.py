@@ -75,6 +75,7 @@ def while_handling(text, error="ZeroDivisionError: division by zero"):
 
 
 FROM = "(from ZeroDivisionError: division by zero)"
+GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="new in 3.11")
 ENDS = [
     end("raise ValueError('loss is nan')", "failed with ValueError: loss is nan", 1),
     # hydra, Lightning and many a main() turn every exception into an exit
@@ -185,7 +186,27 @@ ENDS = [
             "failed with ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
             2,
         ),
-        marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="new in 3.11"),
+        marks=GROUPS,
+    ),
+    # the first member's `from` stands for the group's own
+    pytest.param(
+        *end(
+            "try:\n  try: 1 / 0\n  except Exception as e: raise ValueError('a') from e\n"
+            "except Exception as e: a = e\n"
+            "try:\n  {}['cancelled']\nfinally:\n  raise ExceptionGroup('one', [a])",
+            f"failed with ExceptionGroup: one (1 sub-exception): ValueError: a {FROM}",
+            3,
+        ),
+        marks=GROUPS,
+    ),
+    pytest.param(
+        *end(
+            "try: {}['x']\nexcept KeyError as e:\n"
+            "  raise ExceptionGroup('one', [ValueError('a')]) from e",
+            "failed with ExceptionGroup: one (1 sub-exception): ValueError: a (from KeyError: 'x')",
+            3,
+        ),
+        marks=GROUPS,
     ),
     # what another process raised, with its own frames
     end(
@@ -654,3 +675,80 @@ def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
     )
     assert lines[2].startswith("exit code 1, 95 s after start; first of 2 failures")
     assert lines[4].startswith("  File ") and lines[-2].endswith("line 39, in f")
+
+
+# What says that a process was killed, or may have been; whether a counter rose decides then.
+WORKER_KILLED = "DataLoader worker (pid 7) is killed by signal: {}. "
+POOL = "concurrent.futures.process.BrokenProcessPool"
+KILLED = [
+    ("RuntimeError", WORKER_KILLED.format("Killed"), True),
+    ("RuntimeError", WORKER_KILLED.format("Segmentation fault"), False),
+    ("RuntimeError", WORKER_KILLED.format("Terminated"), False),
+    ("RuntimeError", "DataLoader worker (pid(s) 7) exited unexpectedly", False),
+    ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 1. Det", False),
+    ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 247. Det", True),
+    (POOL, "A process in the process pool was terminated abruptly while the future", True),
+    (POOL, "A child process terminated abruptly, the process pool is not usable anymore", True),
+    ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGKILL(-9), EXIT(1)}", True),
+    ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGSEGV(-11)}", False),
+    ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGKILL", True),
+    ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGSEGV", False),
+    ("torch.x.ProcessExitedException", "process 0 terminated with exit code 247", True),
+    ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGKILL: 9>.", True),
+    ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGTERM: 15>.", False),
+    ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 137.", True),
+    ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 1379.", False),
+    ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 1.", False),
+    ("torch.x.ChildFailedError", "rank : 0\n  exitcode  : -9 (pid: 7)\n  error_file: <N/A>", True),
+    ("torch.x.ChildFailedError", "rank : 0\n  exitcode  : -11 (pid: 7)", False),
+    ("RuntimeError", "One of the subprocesses has abruptly died during map operation.", True),
+    ("", "preprocessing failed, exit code: -9", True),
+    ("", "ffmpeg returned with return code=-9", True),
+    ("ValueError", "bad status 137 at 9, 247", False),
+    ("KeyError", "-9", False),
+]
+
+
+@pytest.mark.parametrize(("exception", "message", "killed"), KILLED)
+def test_what_says_that_a_process_was_killed(exception, message, killed):
+    link = raised.Link(exception, message)
+    assert raised.may_be_killed([link]) is killed
+    for how in ("cause", "context", "hidden"):
+        assert (
+            raised.may_be_killed([raised.Link("ValueError", "x"), link._replace(how=how)]) is killed
+        )
+
+
+POOLS = """
+import os, signal, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+def die(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == "__main__":
+    {}
+"""
+CHILD = "[sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)']"
+DIE = [
+    "list(ProcessPoolExecutor(1).map(die, [1]))",
+    f"subprocess.run({CHILD}, check=True)",
+    "subprocess.run('kill -9 $$', shell=True, check=True)",
+    "subprocess.run('sh -c \"kill -9 \\$\\$\"; exit $?', shell=True, check=True)",
+    f"try: subprocess.run({CHILD}, check=True)\n"
+    "    except Exception: raise SystemExit('no data') from None",
+]
+
+
+@pytest.mark.parametrize("text", DIE, ids=range(len(DIE)))
+def test_a_child_that_is_really_killed_is_told(rank, text):
+    _, told = rank(POOLS.format(text))
+    assert raised.may_be_killed(failure_of(told).chain), told
+
+
+@pytest.mark.torch
+def test_a_data_loaders_worker_that_is_really_killed_is_told(rank):
+    code, told = rank(
+        WORKERS.replace('raise ValueError(f"bad sample {i}")', "os.kill(os.getpid(), 9)").replace(
+            "from torch", "import os\nfrom torch", 1
+        )
+    )
+    assert code == 1 and raised.may_be_killed(failure_of(told).chain), told

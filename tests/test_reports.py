@@ -14,10 +14,12 @@ from launcher.run.events import (
     Answer,
     AsksToEnd,
     AsksToStart,
+    ChildEnded,
     RankEnded,
     RankRuns,
     RankSaid,
     RanksStarted,
+    ThreadRaised,
     TorchrunEnded,
     TorchrunRuns,
 )
@@ -26,6 +28,7 @@ from launcher.run_dir import run_dir
 from launcher.signals import Signals
 from launcher.system import System
 from launcher.watch.host import Watch
+from launcher.watch.stacks import Call
 
 RUNNER = "neuron_parallel_compile"
 
@@ -191,3 +194,78 @@ def test_somebody_told_torchrun_to_end(reports):
     reports.act_until(lambda: len(reports.told) == 2)
     told = "it was sent SIGTERM (signal 15), not by the launcher"
     assert reports.told == [TorchrunRuns(), TorchrunEnded(None, told)]
+
+
+GROUP = "the memory cgroup"
+OOM = f"out of memory: {GROUP} counted a kill (oom_kill)"
+NO_OOM = "no out-of-memory kill was recorded"
+POOL = "A process in the process pool was terminated abruptly"
+
+
+def counts(reports, kills):
+    """Have the kernel count kills from now on; none was counted before."""
+    reports._oom_kills = {GROUP: 0}
+    reports._system.oom_kills = lambda: {GROUP: kills}
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+@pytest.mark.parametrize(
+    ("code", "message", "is_told"),
+    [(1, POOL, True), (1, "loss is nan", False), (247, "", True), (137, "", True), (3, "", False)],
+)
+def test_a_rank_of_which_a_process_was_killed_for_memory(reports, kills, code, message, is_told):
+    counts(reports, kills)
+    link = {"exception": "E", "message": message, "frames": "", "how": ""}
+    with connect(
+        {"rank": 0, "local_rank": 0, "pid": os.getpid()},
+        {"thread": "pin", "chain": [link]},
+        {"thread": "pin", "chain": []},
+        {"end": {"exit_code": code, "chain": [link]}},
+    ):
+        reports.act_until(lambda: len(reports.told) == 3)
+    oom, chain = OOM if kills and is_told else "", (Link(**link),)
+    of_thread = oom if message else ""
+    assert reports.told[1:] == [
+        ThreadRaised(os.getpid(), "pin", chain, of_thread),
+        RankSaid(os.getpid(), code, chain, oom),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "with_kill", "without"),
+    [(-9, OOM, NO_OOM), (247, OOM, ""), (137, OOM, ""), (1, "", ""), (-15, "", "")],
+)
+def test_counters_are_read_at_the_end_of_a_rank(reports, code, with_kill, without):
+    rank(0, 7).close()
+    reports.act_until(lambda: reports.told)
+    for kills, oom in ((0, without), (1, with_kill)):
+        counts(reports, kills)
+        reports.told.clear()
+        reports.ended(7, code)
+        reports.act_until(lambda: reports.told)
+        assert reports.told[-1] == RankEnded(7, code, oom)
+
+
+@pytest.mark.parametrize("kind", [TorchrunEnded, ChildEnded])
+def test_a_torchrun_that_is_killed_for_memory(reports, kind):
+    for kills, code, oom in ((0, -9, ""), (1, -9, OOM), (1, -15, ""), (1, 1, "")):
+        counts(reports, kills)
+        reports.told.clear()
+        reports.child_ended(kind(code))
+        reports.act_until(lambda: reports.told)
+        assert reports.told == [kind(code)._replace(oom=oom)]
+
+
+def test_a_crash_comes_with_its_place_and_time(reports):
+    rank(0, 7).close()
+    reports.act_until(lambda: reports.told)
+    with open(os.path.join(os.environ["TMPDIR"], "crash-7"), "w") as file:
+        file.write("Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n")
+        file.write('  File "/t/data.py", line 12 in decode\n')
+    for code, calls in ((-11, (Call("decode", "/t/data.py", 12),)), (-6, ()), (-15, ()), (1, ())):
+        reports.told.clear()
+        reports.ended(7, code)
+        reports.act_until(lambda: reports.told)
+        (event,) = reports.told
+        assert event.calls == calls and event.at.endswith(" UTC") is (code in (-11, -6))
+    os.unlink(os.path.join(os.environ["TMPDIR"], "crash-7"))

@@ -120,6 +120,61 @@ def test_the_cgroups_quota(tmp_path, files, cpus):
     assert resources.cgroup_cpus(str(tmp_path / "root")) == cpus
 
 
+CGROUP, MACHINE = "the memory cgroup", "the machine"
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        (  # version 2, in a container: the root is its own group
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom 3\noom_kill 1\n"},
+            {CGROUP: 1},
+        ),
+        (  # and nested: what is above counts the kills of others, too
+            {
+                "proc/self/cgroup": "0::/system.slice/job\n",
+                "sys/fs/cgroup/system.slice/memory.events": "oom_kill 70\n",
+                "sys/fs/cgroup/system.slice/job/memory.events": "oom_kill 2\noom_group_kill 1\n",
+                "proc/vmstat": "nr_free_pages 5\noom_kill 90\n",
+            },
+            {CGROUP: 2, MACHINE: 90},
+        ),
+        (  # version 1, in a container: the path is the host's; `docker` is what it runs itself
+            {
+                "proc/self/cgroup": "4:memory:/docker/x\n0::/\n",
+                "sys/fs/cgroup/memory/memory.oom_control": "under_oom 0\noom_kill 3\n",
+                "sys/fs/cgroup/memory/docker/memory.oom_control": "oom_kill 70\n",
+            },
+            {CGROUP: 3},
+        ),
+        (  # and in a group of the container's own
+            {
+                "proc/self/cgroup": "4:memory:/docker/x/job\n",
+                "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 70\n",
+                "sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill 4\n",
+            },
+            {CGROUP: 4},
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a/job\n",
+                "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 70\n",
+                "sys/fs/cgroup/memory/a/job/memory.oom_control": "oom_kill 5\n",
+            },
+            {CGROUP: 5},
+        ),
+        ({"proc/self/cgroup": "garbage\n", "proc/vmstat": "oom_kill 6\n"}, {MACHINE: 6}),
+        ({}, {}),
+    ],
+)
+def test_out_of_memory_kills_are_those_of_the_own_group(tmp_path, files, kills):
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert resources.oom_kills(str(tmp_path / "root")) == kills
+
+
 @pytest.mark.parametrize(("driver", "efa"), [("efa", True), ("mlx5_core", False)])
 def test_an_efa_device_is_one_with_that_driver(tmp_path, driver, efa):
     (tmp_path / "drivers" / driver).mkdir(parents=True)

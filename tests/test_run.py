@@ -192,7 +192,19 @@ ENDS = [
         1,
         "failed with ValueError: loss is nan at step 17",
     ),
-    ("os._exit(4)", 4, "ended with exit code 4"),
+    ("os._exit(4)", 4, "ended with exit code 4\n"),
+    # what Python raises in no main thread
+    (
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+        139,
+        "was killed by SIGSEGV (signal 11) in inner, script.py:5\n",
+    ),
+    (
+        "import threading; t = threading.Thread(target=lambda: {}[1], name='pin'); t.start(); "
+        "t.join(); os._exit(4)",
+        4,
+        'ended with exit code 4 (thread "pin" raised KeyError: 1, 0.',
+    ),
     # another program in its place: only torchrun knows how that ends
     (
         "os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(7)'])",
@@ -209,7 +221,7 @@ def test_the_first_rank_to_fail_gives_the_exit_code_and_the_text(start, script, 
     host = start("--train-script", path, *TWO_RANKS)
     assert host.wait() == code, host.log()
     head, details, *frames = host.failure.splitlines()
-    assert head.startswith(f"localhost, rank 1 (local rank 1) {says}")
+    assert f"{head}\n".startswith(f"localhost, rank 1 (local rank 1) {says}")
     assert details.startswith(f"exit code {code}, ")
     assert "first of" not in details  # rank 0 was ended by the stop
     assert "torch/distributed" not in host.failure and "launcher" not in host.failure

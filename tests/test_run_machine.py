@@ -48,6 +48,7 @@ from launcher.run.events import (
     SignalRanks,
     StopAskingGpus,
     Tell,
+    ThreadRaised,
     Time,
     TorchrunEnded,
     TorchrunRuns,
@@ -123,6 +124,45 @@ def test_or_two_seconds_and_a_half_after_it_was_said():
     host = running().at(5.0, raised()).due(7.5)
     assert host.phase is Failing and host.told()[0].failure.exit_code == 1
     assert host.at(8.0, RankEnded(71, 0)).phase is Failing  # nothing is taken back
+
+
+def of_thread(name, oom=""):
+    return ThreadRaised(71, name, (Link("KeyError", "x"),), oom)
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [((raised(), RankEnded(71, 1)), "loss is nan"), ((RankEnded(71, 4),), "exit code 4")],
+)
+@pytest.mark.parametrize("between", [30.0, 60.0, 61.0])
+def test_what_a_thread_raised_up_to_a_minute_before_is_told(end, says, between):
+    """The first of them: the others may follow from it."""
+    host = running().at(5.0, of_thread("long ago")).at(100.0, of_thread("pin"))
+    host.at(120.0, of_thread("later")).at(100.0 + between, *end)
+    (failed,) = host.told()
+    assert says in failed.failure.headline
+    seconds = between if between <= 60 else between - 20
+    name = "pin" if between <= 60 else "later"
+    assert f'(thread "{name}" raised KeyError: x, {seconds:.0f} s before)' in failed.failure.text
+
+
+def test_what_a_thread_raised_does_not_end_a_rank_and_tells_of_a_kill():
+    host = running().at(5.0, of_thread("pin", oom="out of memory"))
+    assert host.phase is Running and host.done == []
+    host.at(6.0, of_thread("pin"), raised(72), RankEnded(72, 1))
+    assert "thread" not in host.told()[0].failure.text  # it was another rank's
+    host.at(7.0, RankEnded(71, 1))
+    assert "; out of memory (thread" in host.told()[0].failure.text
+
+
+def test_of_a_killed_torchrun_the_reason_is_told():
+    oom = "out of memory: the machine counted a kill (oom_kill)"
+    (failed,) = running().at(5.0, TorchrunEnded(-9, oom=oom)).told()
+    assert failed.failure.headline.endswith(f"was killed by SIGKILL (signal 9); {oom}")
+    host = running(runner="neuron_parallel_compile").at(5.0, ChildEnded(-9, oom))
+    assert f"neuron_parallel_compile was killed by SIGKILL (signal 9); {oom}" in (
+        host.told()[0].failure.text
+    )
 
 
 def test_a_rank_that_ends_with_0_has_not_failed():

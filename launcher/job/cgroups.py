@@ -11,15 +11,30 @@ def folders(controller: str, root: str = "") -> Iterator[str]:
 
     (kernel, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/cgroups.rst)
     """
+    for top, parts in _hierarchies(controller, root):
+        for depth in range(len(parts) + 1):
+            yield os.path.join(top, *parts[:depth])
+
+
+def own(controller: str, root: str = "") -> Iterator[str]:
+    """Yield what may be the folder of this process's own group, v1 and v2, the likeliest first.
+
+    None of the groups above it, whose memory others use, too. In a container the first folders of
+    the path may be the host's, which are not there.
+    """
+    for top, parts in _hierarchies(controller, root):
+        for first in range(len(parts) + 1):
+            yield os.path.join(top, *parts[first:])
+
+
+def _hierarchies(controller: str, root: str) -> Iterator[tuple[str, list[str]]]:
     for line in read_text(f"{root}/proc/self/cgroup").splitlines():
         _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
         if controllers and controller not in controllers.split(","):
             continue
         top = f"{root}/sys/fs/cgroup" + (f"/{controller}" if controllers else "")
         # In a container the path may be the host's, while the root is the group's own.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            yield os.path.join(top, *parts[:depth])
+        yield top, [part for part in path.split("/") if part not in ("", "..")]
 
 
 def read_text(path: str) -> str:

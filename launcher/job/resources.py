@@ -27,6 +27,8 @@ from launcher.text import is_loopback
 # Seconds. nvidia-smi has been seen to hang on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
+_EVENTS = ("events", "oom_control")  # of a memory cgroup, v2 and v1
+_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class Resources(NamedTuple):
@@ -202,16 +204,15 @@ def cgroup_cpus(root: str = "") -> float | None:
 def oom_kills(root: str = "") -> dict[str, int]:
     """Return how many out-of-memory kills the kernel has recorded, by whose memory ran out.
 
-    For this process's memory cgroup, v2 memory.events or v1 memory.oom_control, and for the whole
-    machine, /proc/vmstat (kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+    For this process's own memory cgroup, v2 memory.events or v1 memory.oom_control, which count
+    whoever of it was killed, and for the whole machine, /proc/vmstat (kernel,
+    Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
     """
-    kills = {}
-    for where, path in (
-        ("the memory cgroup", "/sys/fs/cgroup/memory.events"),
-        ("the memory cgroup", "/sys/fs/cgroup/memory/memory.oom_control"),
-        ("the machine", "/proc/vmstat"),
-    ):
-        match = re.search(r"^oom_kill (\d+)$", read_text(root + path), re.MULTILINE)
+    own = [f"{folder}/memory.{name}" for folder in cgroups.own("memory", root) for name in _EVENTS]
+    paths = [("the memory cgroup", path) for path in own]
+    kills: dict[str, int] = {}
+    for where, path in (*paths, ("the machine", f"{root}/proc/vmstat")):
+        match = None if where in kills else _OOM_KILL.search(read_text(path))
         if match:
             kills[where] = int(match[1])
     return kills

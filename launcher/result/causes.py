@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE
 from launcher.result import raised
-from launcher.text import flag, port_is_taken, printable, shortened, signal_name
+from launcher.text import flag, lasted, port_is_taken, printable, shortened, signal_name
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
 # How the second line of a failure text begins if hardware broke.
 NO_RESTART = "no restart: "
+_FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how it ended
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -74,6 +75,14 @@ class Failure(NamedTuple):
         return self.text.partition("\n")[0]
 
 
+class Aside(NamedTuple):
+    """What another thread of a rank raised, in seconds before the rank's own end."""
+
+    thread: str
+    chain: Sequence[raised.Link]
+    before: float
+
+
 class RankFailure(NamedTuple):
     """How one rank of this host ended; `exit_code` is negative for a signal.
 
@@ -88,7 +97,11 @@ class RankFailure(NamedTuple):
     chain: Sequence[raised.Link] = ()
     time: float = math.inf
     said: bool = False
-    oom: str = ""  # whether an out-of-memory kill was recorded, after a SIGKILL
+    oom: str = ""  # whether an out-of-memory kill was recorded, if a process of it was killed
+    place: str = ""  # where it crashed: `load, data.py:88`
+    frames: str = ""  # and the calls there, as a traceback has them
+    at: str = ""  # the time of day of a crash
+    aside: Aside | None = None
 
     @property
     def cause(self) -> Cause:
@@ -120,9 +133,19 @@ def headline(failure: RankFailure, host: str) -> str:
         how += f" (see {flag('smddp_compat')})"
     if not how and failure.exit_code < 0:
         how = f"was killed by {signal_name(-failure.exit_code)}"
-        how += f"; {failure.oom}" if failure.oom else ""
+        how += f" in {failure.place}" if failure.place else ""
+        if failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
+            how += f"; see that rank's last lines on stderr, {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
-    return printable(f"{_named(failure, host)} {how}")
+    more = f"; {failure.oom}" if failure.oom else ""
+    if failure.aside:
+        thread, chain, before = failure.aside
+        if chain[0].title() not in [link.title() for link in failure.chain]:  # raised again
+            more += f' (thread "{thread}" {raised.aside(chain)}, {lasted(before)} before)'
+    who = _named(failure, host)
+    if more:  # which is not to be cut
+        how = shortened(how, max(_LEAST, _FIRST_LINE - len(f"{who}  {more}")))
+    return printable(f"{who} {how}{more}")
 
 
 def broken_hardware(failure: RankFailure, host: str) -> str:
@@ -139,9 +162,12 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
     """Return why the job fails if a rank of a host is the cause."""
     code = failure.exit_code if failure.exit_code >= 0 else 128 - failure.exit_code
     code = code if 0 < code < 256 else 1  # a failure is never a success
-    text = f"{shortened(headline(failure, host), 500)}\n"
+    text = f"{shortened(headline(failure, host), _FIRST_LINE)}\n"
     text += f"exit code {code}, {failure.time:.0f} s after start\n"
-    lines = [printable(line) for line in raised.frames(failure.chain).splitlines()]
+    frames = raised.frames(failure.chain) or failure.frames
+    if failure.aside:
+        frames = frames or raised.frames(failure.aside.chain)
+    lines = [printable(line) for line in frames.splitlines()]
     if lines:
         text += "Traceback (most recent call last):\n"
     # The innermost frames are the ones to keep.
@@ -167,12 +193,14 @@ def of_torchrun(
     endpoint: str,
     seconds: float,
     program: str = "torchrun",
+    oom: str = "",
 ) -> Failure:
     """Return why a host failed whose torchrun did and no rank, `seconds` after its start.
 
     `returncode` is negative for a signal, None if somebody else ended it in a way that is not
     known; `error` is what torchrun raised for a reason of its own.
-    `program` is torchrun, or what runs it and has failed by itself.
+    `program` is torchrun, or what runs it and has failed by itself; `oom` says whether an
+    out-of-memory kill was recorded, if it was killed.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
     lost = error.startswith("Rendezvous")
@@ -190,6 +218,8 @@ def of_torchrun(
         what = f"{host}: {program} failed"
     if error:
         what += f": {error}"
+    if oom:
+        what += f"; {oom}"
     code = returncode or 1
     if returncode is None or returncode < 0 or (lost and returncode != EXIT_USAGE):
         code = EXIT_HOST_LOST

@@ -46,6 +46,16 @@ _BROKEN_HARDWARE = {
 _FILE = re.compile(r'^ *File "([^"\n]*)', re.MULTILINE)
 # Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
+# A process that SIGKILL has ended: torch's data loader ("is killed by signal: Killed") and spawn
+# ("terminated with signal SIGKILL"), subprocess ("died with <Signals.SIGKILL: 9>", "returned
+# non-zero exit status 137"), joblib ("exit codes of the workers are {SIGKILL(-9)}").
+_KILLED = re.compile(
+    r"\bSIGKILL\b|\bsignal:? (9|Killed)\b"
+    r"|\b(exit|return)[ _]?(ed with )?(code|status)\W{1,5}(-9|137|247)\b",
+    re.IGNORECASE,
+)
+# Or that has ended in a way that its parent does not know: concurrent.futures, datasets' map().
+_GONE = re.compile(r"\bterminated abruptly\b|\babruptly died\b")
 _HEADER = "Traceback (most recent call last):\n"
 _BETWEEN = {
     "The above exception was the direct cause of the following exception:": "cause",
@@ -60,7 +70,8 @@ class Link(NamedTuple):
 
     `how` tells what it is to the one before it, in Python's words: its "cause", its "context"
     (what was being handled), or "hidden" (what Python would not print, such as the context of a
-    `raise ... from None`); "" is the outermost.
+    `raise ... from None`, and what a group came from whose first member came from something, which
+    stands for it); "" is the outermost.
     """
 
     exception: str = ""
@@ -105,11 +116,16 @@ def headline(links: Sequence[Link]) -> str:
     """
     text, links = _exit(links)
     if text:
-        shown, origin = f"exited: {text}", links[0] if links else None
-    elif links:
-        shown, origin = f"failed with {links[0].title()}", _origin(links)
-    else:
-        return ""
+        return _with_origin(f"exited: {text}", links[0] if links else None)
+    return _with_origin(f"failed with {links[0].title()}", _origin(links)) if links else ""
+
+
+def aside(links: Sequence[Link]) -> str:
+    """Return what another thread raised, in few characters: "raised ValueError: bad file"."""
+    return shortened(_with_origin(f"raised {links[0].title(_ORIGIN)}", _origin(links)), _SHOWN)
+
+
+def _with_origin(shown: str, origin: Link | None) -> str:
     if origin is None:
         return shortened(shown, _ALONE)
     message = _one_line(origin.message)
@@ -141,6 +157,14 @@ def hardware(links: Sequence[Link]) -> str:
         if any(map(text.search, said)):
             return what
     return ""
+
+
+def may_be_killed(links: Sequence[Link]) -> bool:
+    """Tell whether any of these says that a process was killed, or may have been.
+
+    By whom it does not say: the kernel's counters do (resources.oom_kills).
+    """
+    return any(_KILLED.search(link.message) or _GONE.search(link.message) for link in links)
 
 
 def _is_of_another_rank(link: Link) -> bool:

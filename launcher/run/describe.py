@@ -54,24 +54,35 @@ def end(error: BaseException, rank: str) -> dict[str, Any]:
 def came_from(error: BaseException) -> list[tuple[BaseException, str]]:
     """Return an exception and those that it came from, each with how (see raised.Link).
 
-    What Python would print comes first, the outermost first; then what it hides.
+    What Python would print comes first, the outermost first; then what it hides. A group is told by
+    its first member: what that came from stands for what the group came from, which is hidden.
     """
     shown: list[tuple[BaseException, str]] = []
     hidden: list[tuple[BaseException, str]] = []
-    todo: list[tuple[BaseException | None, str]] = [(error, "")]
+    todo = [(error, "")]
     seen: set[int] = set()
     while todo and len(seen) < _WALK:
         link, how = todo.pop()
-        if link is None or id(link) in seen:
+        if id(link) in seen:
             continue
         seen.add(id(link))
         (hidden if how == "hidden" else shown).append((link, how))
-        # By the base's own descriptors, as Python does it: a class may have others.
-        cause, context, silent = (BaseException.__dict__[name].__get__(link) for name in _ORIGINS)
-        silent = silent or cause is not None or how == "hidden"
-        todo.append((context, "hidden" if silent else "context"))
-        todo.append((cause, "hidden" if how == "hidden" else "cause"))
+        origins, first = _origins(link), members(link)[0]
+        if first is not link:
+            of_first = _origins(first)
+            if any(way != "hidden" for _, way in of_first):
+                origins = [(one, "hidden") for one, _ in origins]
+            origins += of_first
+        todo += [(one, "hidden" if how == "hidden" else way) for one, way in origins]
     return shown[:_LINKS] + shown[_LINKS:][-_LINKS:] + hidden[:_LINKS]
+
+
+def _origins(error: BaseException) -> list[tuple[BaseException, str]]:
+    """Return what an exception came from by itself, the nearest last."""
+    # By the base's own descriptors, as Python does it: a class may have others.
+    cause, context, silent = (BaseException.__dict__[name].__get__(error) for name in _ORIGINS)
+    found = [(context, "hidden" if silent or cause is not None else "context"), (cause, "cause")]
+    return [(one, how) for one, how in found if one is not None]
 
 
 def described(error: BaseException, how: str, rank: str) -> dict[str, str]:

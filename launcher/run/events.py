@@ -14,6 +14,7 @@ from launcher.errors import Disposition
 from launcher.peers.messages import FromMember
 from launcher.result.causes import Failure
 from launcher.result.raised import Link
+from launcher.watch.stacks import Calls
 
 # Events.
 
@@ -75,12 +76,14 @@ class TorchrunEnded(NamedTuple):
 
     returncode: int | None  # negative: by this signal; None: not known
     error: str = ""  # what it raised
+    oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
 
 
 class ChildEnded(NamedTuple):
     """The launcher's child has ended: torchrun (after TorchrunEnded), or what runs it."""
 
     returncode: int
+    oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
 
 
 class RankRuns(NamedTuple):
@@ -97,6 +100,16 @@ class RankSaid(NamedTuple):
     pid: int
     exit_code: int  # negative: by this signal
     chain: Sequence[Link]  # what it raised, as raised.read gives it
+    oom: str = ""  # that an out-of-memory kill was recorded, if a process of it may be killed
+
+
+class ThreadRaised(NamedTuple):
+    """A thread of a rank raised; the rank itself may go on."""
+
+    pid: int
+    thread: str  # its name
+    chain: Sequence[Link]  # not empty
+    oom: str = ""  # as of RankSaid
 
 
 class RanksAreIn(NamedTuple):
@@ -110,7 +123,9 @@ class RankEnded(NamedTuple):
 
     pid: int
     exit_code: int | None
-    oom: str = ""  # whether an out-of-memory kill was recorded, after a SIGKILL
+    oom: str = ""  # whether an out-of-memory kill was recorded, after a SIGKILL or a child's
+    calls: Calls = ()  # where it crashed, if it did
+    at: str = ""  # the time of day of a crash
 
 
 class Signalled(NamedTuple):

@@ -50,9 +50,7 @@ from launcher.run.events import (
     Look,
     Meets,
     OrphanEnded,
-    RankEnded,
     RankRuns,
-    RankSaid,
     RanksAreIn,
     RanksStarted,
     Remaining,
@@ -106,7 +104,7 @@ def due(state: State) -> float:
 
 def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
-    if isinstance(event, (RankRuns, RankSaid, RankEnded)):
+    if isinstance(event, ranks.REPORTS):
         return rank_reports(state, event, now)
     if isinstance(event, RanksStarted):
         return ranks_started(state, event, now)
@@ -378,7 +376,7 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     state, counted = _count(state._replace(torchrun=torchrun), now, everything=True)
     has_failed = event.returncode != 0 or not state.has_succeeded
     if has_failed and _is_to_go_on(state):
-        failure = _of_torchrun(state, event.returncode, event.error, now)
+        failure = _of_torchrun(state, event.returncode, event.error, now, oom=event.oom)
         state, actions = _fail(state, failure, now)
     else:
         state, actions = _go_on(state, now)
@@ -395,7 +393,7 @@ def child_ended(state: State, event: ChildEnded, now: float) -> Step:
         state, actions = _look_again(state, now)
         return state, (Tell(Succeeded(state.attempt)), *actions)
     error = "" if code else "it did not run torchrun to its end"
-    return _fail(state, _of_torchrun(state, code, error, now, state.runner), now)
+    return _fail(state, _of_torchrun(state, code, error, now, state.runner, event.oom), now)
 
 
 def _is_to_go_on(state: State) -> bool:
@@ -416,11 +414,16 @@ def _look_again(state: State, now: float) -> Step:
 
 
 def _of_torchrun(
-    state: State, returncode: int | None, error: str, now: float, program: str = "torchrun"
+    state: State,
+    returncode: int | None,
+    error: str,
+    now: float,
+    program: str = "torchrun",
+    oom: str = "",
 ) -> Failure:
     job, seconds = state.job, now - state.times.attempt
     where = (job.hosts, job.current_host, job.endpoint)
-    return of_torchrun(returncode, error, *where, seconds, program)
+    return of_torchrun(returncode, error, *where, seconds, program, oom)
 
 
 def _told_to_end(state: State, running: Running, now: float) -> Failure:

@@ -21,9 +21,10 @@ import io
 import os
 import sys
 import types
-from collections.abc import Iterator
 
 # As they are now: a script may put its own in their place (gevent).
+from _thread import allocate_lock
+from collections.abc import Iterator
 from json import dumps, loads
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any, Callable
@@ -39,6 +40,7 @@ class Launcher:
 
     def __init__(self, run_dir: str) -> None:
         self._pid = os.getpid()
+        self._is_sending = allocate_lock()  # threads raise at any time
         self._connection = socket(AF_UNIX, SOCK_STREAM)
         self._connection.settimeout(5)
         self._connection.connect(os.path.join(run_dir, "socket"))
@@ -59,7 +61,9 @@ class Launcher:
         with contextlib.suppress(OSError):
             if os.getpid() == self._pid and self._is_ours():
                 text = dumps(message, ensure_ascii=False) + "\n"
-                self._connection.sendall(text.encode("utf-8", "surrogatepass"))  # as json has it
+                data = text.encode("utf-8", "surrogatepass")  # as json has it
+                with self._is_sending:
+                    self._connection.sendall(data)
 
     def questions(self) -> Iterator[dict[str, Any]]:
         """Wait for what the launcher asks, for as long as the connection is there."""
@@ -80,7 +84,7 @@ class Launcher:
                 self._connection.close()
 
 
-def connect() -> Send:
+def connect(describe: types.ModuleType) -> Send:
     """Tell the launcher that this rank is there; return the way to tell it more."""
     run_dir = os.environ.pop("LAUNCHER_RUN_DIR", None)
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
@@ -92,6 +96,7 @@ def connect() -> Send:
         return lambda message: None
     rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
     launcher.send({**rank, "pid": os.getpid()})
+    load(beside("unseen.py")).begin(run_dir, launcher.send, describe, __file__)
     if watcher:
         load(watcher).begin(lambda: Launcher(run_dir), {**rank, "watch": os.getpid()})
     return launcher.send
@@ -164,6 +169,11 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
         sys.path.insert(0, folder)
 
 
+def beside(name: str) -> str:
+    """Return the path of a file beside this one."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+
+
 def load(path: str) -> types.ModuleType:
     """Load a file of the launcher's, out of the script's sight."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
@@ -190,8 +200,8 @@ def main() -> None:
     """Run the script or module that the arguments name, and end as it ends."""
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
-    here = os.path.dirname(os.path.abspath(__file__))
-    send, describe = connect(), load(os.path.join(here, "describe.py"))
+    describe = load(beside("describe.py"))
+    send = connect(describe)
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.errors import Disposition
-from launcher.result.causes import RankFailure
-from launcher.run.events import RankEnded, RankRuns, RankSaid
+from launcher.result.causes import Aside, RankFailure
+from launcher.run.events import RankEnded, RankRuns, RankSaid, ThreadRaised
+from launcher.watch import stacks
 
-Report = Union[RankRuns, RankSaid, RankEnded]
+Report = Union[RankRuns, RankSaid, RankEnded, ThreadRaised]
+REPORTS = (RankRuns, RankSaid, RankEnded, ThreadRaised)
+_BEFORE = 60  # s in which what a thread raised may have to do with the rank's end
 
 
 class Rank(NamedTuple):
@@ -30,6 +32,7 @@ class Rank(NamedTuple):
     counts: bool = False  # its failure has been told to the coordinator
     disposition: Disposition | None = None  # at the signal that it was sent; None: none was
     place: str = ""  # where it was when it was asked: `load, data.py:88`
+    threads: tuple[tuple[float, ThreadRaised], ...] = ()  # what they raised, and when, lately
 
 
 Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
@@ -45,13 +48,15 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
         if known is None:
             return ranks
         rank = known
-    if isinstance(report, RankSaid):
-        failure = _failure(rank, report.exit_code, time)._replace(chain=report.chain, said=True)
-        rank = rank._replace(failure=failure)
+    if isinstance(report, ThreadRaised):
+        rank = rank._replace(threads=(*_lately(rank, time), (time, report)))
+    elif isinstance(report, RankSaid):
+        failure = _failure(rank, report, report.exit_code, time)
+        rank = rank._replace(failure=failure._replace(chain=report.chain, said=True))
     elif isinstance(report, RankEnded):
         rank = rank._replace(runs=False)
         if report.exit_code is not None and rank.exit_code is None:
-            rank = _with_exit_code(rank, report.exit_code, time, report.oom)
+            rank = _with_exit_code(rank, report, report.exit_code, time)
     return {**ranks, rank.pid: rank}
 
 
@@ -60,14 +65,15 @@ def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
     return {pid: one._replace(place=places.get(pid, "")) for pid, one in ranks.items()}
 
 
-def _with_exit_code(rank: Rank, exit_code: int, time: float, oom: str) -> Rank:
+def _with_exit_code(rank: Rank, report: RankEnded, exit_code: int, time: float) -> Rank:
     """Return a rank that really ends so."""
     rank = rank._replace(exit_code=exit_code)
     if rank.failure is None:
         if exit_code == 0:
             return rank
-        oom = oom if exit_code == -signal.SIGKILL else ""
-        return rank._replace(failure=_failure(rank, exit_code, time)._replace(oom=oom))
+        failure = _failure(rank, report, exit_code, time)
+        place, frames = stacks.place(report.calls), stacks.frames_of(report.calls)
+        return rank._replace(failure=failure._replace(place=place, frames=frames, at=report.at))
     # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads make some
     # do that). What it said is the cause, and the code that it would have had.
     if exit_code >= 0:
@@ -99,5 +105,13 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     return counting, wait
 
 
-def _failure(rank: Rank, exit_code: int, time: float) -> RankFailure:
-    return RankFailure(rank.rank, rank.local_rank, exit_code, time=time)
+def _failure(rank: Rank, report: RankSaid | RankEnded, exit_code: int, time: float) -> RankFailure:
+    failure = RankFailure(rank.rank, rank.local_rank, exit_code, time=time, oom=report.oom)
+    for at, one in _lately(rank, time)[:1]:  # the others may follow from it
+        aside = Aside(one.thread, one.chain, time - at)
+        failure = failure._replace(aside=aside, oom=report.oom or one.oom)
+    return failure
+
+
+def _lately(rank: Rank, time: float) -> tuple[tuple[float, ThreadRaised], ...]:
+    return tuple((at, one) for at, one in rank.threads if time - at <= _BEFORE)

@@ -22,26 +22,31 @@ from typing import Any, Callable
 from launcher.peers.messages import WantStacks
 from launcher.protocol import Lines, decoded, encoded, send
 from launcher.result.causes import told_to_end
-from launcher.result.raised import Link, read
+from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
     Answer,
     AsksToEnd,
     AsksToStart,
+    ChildEnded,
     Meets,
     RankEnded,
     RankRuns,
     RankSaid,
     RanksStarted,
+    ThreadRaised,
     TorchrunEnded,
     TorchrunRuns,
 )
 from launcher.system import System
 from launcher.watch.host import Watch
+from launcher.watch.stacks import CRASHES, crash_in
 
 WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 # Seconds between two looks at a process that cannot be waited for: at first, and after a while.
 _SOON, _MOST = 0.01, 1.0
+# Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
+_OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
 
 class Reports:
@@ -61,6 +66,7 @@ class Reports:
     ) -> None:
         self.torchrun = 0
         self._system, self._tell, self._watch, self._runner = system, tell, watch, runner
+        self._folder = folder
         self._asked: dict[socket.socket, int] = {}  # pids of ranks that say how far they are
         self._wants_stacks: set[socket.socket] = set()
         self._torchrun_at: socket.socket | None = None
@@ -110,6 +116,9 @@ class Reports:
             event = self._ends.popleft()
             if isinstance(event, TorchrunEnded):
                 event = self._with_last_word(event)
+            if isinstance(event, (TorchrunEnded, ChildEnded)):
+                is_killed = event.returncode == -signal.SIGKILL
+                event = event._replace(oom=self._oom() if is_killed else "")
             self._tell(event)
 
     def ended(self, pid: int, exit_code: int) -> None:
@@ -247,8 +256,14 @@ class Reports:
             return WantStacks()
         if "end" in message:
             end = message["end"]
-            chain = read([Link(**link) for link in end["chain"]])
-            return RankSaid(self._pids[connection], int(end["exit_code"]), chain)
+            code, chain = int(end["exit_code"]), read([Link(**link) for link in end["chain"]])
+            oom = self._oom() if code in _OF_A_KILL or may_be_killed(chain) else ""
+            return RankSaid(self._pids[connection], code, chain, oom)
+        if "thread" in message:
+            chain = read([Link(**link) for link in message["chain"]])
+            oom = self._oom() if may_be_killed(chain) else ""
+            raised = ThreadRaised(self._pids[connection], str(message["thread"]), chain, oom)
+            return raised if chain else None
         if "torchrun_pid" in message:
             self._torchrun_at, self._said_at_end = connection, (None, "")
             self.torchrun = int(message["torchrun_pid"])
@@ -299,13 +314,19 @@ class Reports:
         return False  # it is ending well, or goes on without its connection
 
     def _note_end(self, pid: int, exit_code: int | None) -> None:
-        self._ends.append(RankEnded(pid, exit_code, self._oom(exit_code)))
+        event = RankEnded(pid, exit_code)
+        if exit_code == -signal.SIGKILL:
+            event = event._replace(oom=self._oom() or "no out-of-memory kill was recorded")
+        elif exit_code in _OF_A_KILL:
+            event = event._replace(oom=self._oom())
+        elif exit_code and -exit_code in CRASHES:
+            calls = crash_in(self._system.crash(self._folder, pid), -exit_code)
+            event = event._replace(calls=calls, at=self._system.time_of_day())
+        self._ends.append(event)
 
-    def _oom(self, exit_code: int | None) -> str:
-        """Return whether an out-of-memory kill was recorded since the start, for a SIGKILL."""
-        if exit_code != -signal.SIGKILL:
-            return ""
+    def _oom(self) -> str:
+        """Return that an out-of-memory kill was recorded since the start, "" if none was."""
         for where, count in self._system.oom_kills().items():
             if count > self._oom_kills.get(where, count):
                 return f"out of memory: {where} counted a kill (oom_kill)"
-        return "no out-of-memory kill was recorded"
+        return ""

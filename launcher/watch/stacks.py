@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,16 @@ _MOST_TEXT, _MOST_BYTES = 5_000, 40_000  # characters of one rank's; bytes of a 
 _MOST_LINES = 400
 _MOST_PLACE = 100  # characters
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
-_OURS = re.compile(r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank)\.py$")
+_OURS = re.compile(r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|unseen)\.py$")
+# Signals at which faulthandler writes where a process is, with its words (Modules/faulthandler.c).
+CRASHES: Mapping[int, str] = {
+    signal.SIGSEGV: "Segmentation fault",
+    signal.SIGBUS: "Bus error",
+    signal.SIGFPE: "Floating point exception",
+    signal.SIGILL: "Illegal instruction",
+    signal.SIGABRT: "Aborted",
+}
+_FATAL = "Fatal Python error: "
 _WRITTEN = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
 
@@ -60,6 +70,26 @@ def calls_in(lines: Iterable[str]) -> Calls:
     return tuple(calls[:_MOST_CALLS][::-1])
 
 
+def crash_in(text: str, number: int) -> Calls:
+    """Return where a thread of Python's was when a signal ended its process, as faulthandler wrote.
+
+    () if that is not known: it was a thread of C++, or what is written is of something else.
+    """
+    *_, last = text.split(_FATAL)
+    if not last.replace("-", " ").startswith(f"{CRASHES[number]}\n"):
+        return ()
+    return tuple(one for one in calls_in(last.splitlines()) if not _OURS.search(one.path))
+
+
+def frames_of(calls: Calls) -> str:
+    """Return calls as a traceback has them, without the lines of the source."""
+    return "\n".join(f"  {_frame(one)}" for one in calls)
+
+
+def _frame(call: Call) -> str:
+    return f'File "{call.path}", line {call.line}, in {call.function}'
+
+
 def _text(value: Any) -> str:
     return printable(str(value)[-_LONGEST:])
 
@@ -89,7 +119,7 @@ def text_of(threads: Threads) -> str:
             continue
         kept: list[str] = []
         for one in reversed([one for one in calls if not _OURS.search(one.path)]):
-            line = f'    File "{one.path}", line {one.line}, in {one.function}'
+            line = f"    {_frame(one)}"
             left -= len(line) + 1
             if left >= 0:
                 kept.insert(0, line)

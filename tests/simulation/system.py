@@ -306,6 +306,14 @@ class System:
         """Return that none was counted."""
         return {}
 
+    def crash(self, folder: str, pid: int) -> str:
+        """Return that a rank has written nothing."""
+        return ""
+
+    def time_of_day(self) -> str:
+        """Return the same time, for runs that are repeated."""
+        return "12:34:56 UTC"
+
     # Processes.
 
     def start(

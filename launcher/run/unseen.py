@@ -1,0 +1,127 @@
+"""In each rank: what ends it, or goes wrong in it, without its main thread raising anything.
+
+A crash writes where it was into a file that the launcher reads after it. What another thread raised
+the launcher is told at once, as the main thread may end in any way after that.
+
+Loaded by rank.py, in the script's process: it imports nothing of ours, and whatever fails here must
+not be the script's loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import fcntl
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import types
+import weakref
+from typing import Any, Callable
+
+_LAST, _FEW = 1024, 256  # descriptors: most processes may have as many; below few none is high
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_NAME = 100  # characters of a thread's name
+_SELDOM = 1.0  # s from one thread's exception that is told to the next
+
+
+class File:
+    """Where faulthandler writes, which alone holds this object, for as long as it does."""
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        opened = os.open(path, flags, 0o600)
+        try:
+            # A script may close all descriptors, and nothing can look at a crash whose this one is
+            # by then. What it opens after that has low numbers: this one is another file's only
+            # if the script has closed it and has about as many others as it may.
+            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            soft = _LAST if soft == resource.RLIM_INFINITY else min(soft, _LAST)
+            if soft < _FEW:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, soft - 16)
+            self.status = os.fstat(opened)
+        finally:
+            os.close(opened)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def flush(self) -> None:
+        """Do nothing; faulthandler asks for it."""
+
+    def close(self) -> None:
+        """Close the descriptor, if it is still this file's."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._descriptor), self.status):
+                os.close(self._descriptor)
+
+
+def write_crashes(path: str) -> None:
+    """Have faulthandler write to a file where this process crashes, unless it writes elsewhere.
+
+    If the script enables it for itself, that counts from then on. What the script forks has its own
+    crashes: it must not write here, least of all to a descriptor that it has closed and opened.
+    Raises OSError.
+    """
+    if faulthandler.is_enabled():
+        return
+    file = File(path)
+    # Of the thread alone that crashes: others run on meanwhile. From Python 3.14 on it would also
+    # call C's backtrace(), which may wait for ever for a lock of malloc's.
+    options: dict[str, Any] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
+    faulthandler.enable(file, all_threads=False, **options)
+    is_ours = weakref.ref(file)
+
+    def leave() -> None:
+        file = is_ours()
+        if file is None:
+            return
+        handlers = {number: signal.getsignal(number) for number in _CRASHES}
+        faulthandler.disable()  # which has them be what they were at its begin
+        for number, handler in handlers.items():
+            if handler is not None and handler is not signal.SIG_DFL:
+                signal.signal(number, handler)
+        file.close()
+
+    os.register_at_fork(after_in_child=leave)
+
+
+def tell_of_threads(
+    send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
+) -> None:
+    """Tell the launcher what other threads raise, and have it shown as before.
+
+    A hook that the script sets after this comes in its place, unless it calls the one before it:
+    then the script decides what an exception means.
+    """
+    hook = threading.excepthook
+    told = -_SELDOM
+
+    def show(args: threading.ExceptHookArgs) -> None:
+        nonlocal told
+        with contextlib.suppress(BaseException):  # whatever the script's own names and texts raise
+            now = time.monotonic()
+            # Threads may use SystemExit to end.
+            if now - told >= _SELDOM and not issubclass(args.exc_type, SystemExit):
+                told = now
+                name = str(args.thread.name)[:_NAME] if args.thread else ""
+                send({"thread": name, "chain": describe.end(args.exc_value, rank)["chain"]})
+        hook(args)
+
+    threading.excepthook = show
+
+
+def begin(
+    run_dir: str, send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
+) -> None:
+    """Watch for both; `rank` is the path of rank.py. What cannot be done is not."""
+    with contextlib.suppress(Exception):
+        write_crashes(os.path.join(run_dir, f"crash-{os.getpid()}"))
+    with contextlib.suppress(Exception):
+        tell_of_threads(send, describe, rank)

@@ -1,0 +1,298 @@
+"""What ends a rank that does not raise: crashes, and what other threads raise. No torch."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.job.plan import RANK
+from launcher.result import raised
+from launcher.run_dir import crash
+from launcher.watch.stacks import crash_in, frames_of, place
+
+
+@pytest.fixture
+def rank(script, tmp_path):
+    """Run a script as rank 0 of a launcher: rank(text) -> what it told, wrote and ended with."""
+
+    def run(text, *flags, env=None, folder="."):
+        path = script(text)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/socket")
+            listener.listen()
+            listener.settimeout(60)
+            told = []
+
+            def listen():
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rb") as lines:
+                    told.extend(map(json.loads, lines))
+
+            thread = threading.Thread(target=listen)
+            thread.start()
+            names = {"LAUNCHER_RUN_DIR": folder, "RANK": "0", "LOCAL_RANK": "0"}
+            done = subprocess.run(
+                [sys.executable, *flags, RANK, "script", str(path)],
+                env={**os.environ, **names, **(env or {})},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            thread.join()
+        os.unlink(f"{folder}/socket")
+        plain = subprocess.run(
+            [sys.executable, *flags, str(path)],
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        written = crash(folder, told[0]["pid"])
+        calls = crash_in(written, -done.returncode) if done.returncode < 0 else ()
+        return SimpleNamespace(
+            told=told[1:],
+            code=done.returncode,
+            end=(done.returncode, done.stdout, done.stderr),
+            plain=(plain.returncode, plain.stdout, plain.stderr),
+            written=written,
+            calls=calls,
+        )
+
+    return run
+
+
+DECODE = "import ctypes\ndef decode():\n    ctypes.string_at(0)\n"
+KILL = "import os, signal\ndef work():\n    os.kill(os.getpid(), signal.SIG{})\nwork()"
+
+
+@pytest.mark.parametrize("name", ["SEGV", "BUS", "FPE", "ILL", "ABRT"])
+def test_a_crash_says_where_it_was_and_nothing_on_stderr(rank, name):
+    ran = rank(KILL.format(name))
+    assert ran.end == ran.plain and ran.code == -getattr(signal, f"SIG{name}")
+    assert place(ran.calls) == "work, script.py:3"
+    assert [one.function for one in ran.calls] == ["<module>", "work"]  # and not rank.py's
+
+
+def test_the_place_of_a_crash_in_a_library_is_the_scripts_and_the_library_is_below(rank):
+    ran = rank(f"{DECODE}decode()")
+    assert place(ran.calls) == "decode, script.py:3"
+    *_, last = frames_of(ran.calls).splitlines()
+    assert "ctypes/__init__.py" in last and last.endswith("in string_at")
+
+
+def test_a_thread_that_crashes_is_the_one_that_is_named(rank):
+    ran = rank(
+        f"{DECODE}import threading, time\nthreading.Thread(target=decode).start()\ntime.sleep(60)"
+    )
+    assert ran.code == -signal.SIGSEGV and place(ran.calls) == "decode, script.py:3"
+
+
+C_THREAD = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.abort, None)
+time.sleep(60)
+"""
+
+
+def test_a_thread_of_c_has_no_place(rank):
+    ran = rank(C_THREAD)
+    assert ran.code == -signal.SIGABRT
+    assert ran.written == "Fatal Python error: Aborted\n\n" and ran.calls == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "env"),
+    [
+        ("import faulthandler; faulthandler.enable()\n", (), {}),
+        ("import faulthandler; faulthandler.disable()\n", (), {}),
+        ("", ("-X", "faulthandler"), {}),
+        ("", (), {"PYTHONFAULTHANDLER": "1"}),
+        ("", (), {"PYTHONPATH": "site"}),
+    ],
+    ids=["script", "disabled", "flag", "variable", "sitecustomize"],
+)
+def test_what_the_user_does_with_faulthandler_counts(rank, tmp_path, text, flags, env):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("import faulthandler; faulthandler.enable()")
+    ran = rank(text + KILL.format("SEGV"), *flags, env=env)
+    assert ran.code == -signal.SIGSEGV and ran.written == ""
+    assert ("Fatal Python error" in ran.end[2]) is ("disable" not in text)
+
+
+# The number is the file's of somebody else by then, or may be.
+CLOSES = """
+import os, resource, signal
+def after(closes, opens):
+    os.closerange(3, closes)
+    for i in range(opens):
+        os.open(f"data-{i}", os.O_CREAT | os.O_RDWR, 0o600)
+"""
+FORK = """
+pid = os.fork()
+if pid == 0:
+    after(5000, 1100)
+    os.kill(os.getpid(), signal.SIGSEGV)
+assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGSEGV
+"""
+CHILDREN = [
+    CLOSES + "after(5000, 500)\nos.kill(os.getpid(), signal.SIGSEGV)",
+    CLOSES + FORK,
+    # multiprocessing's
+    CLOSES + "import multiprocessing\nif __name__ == '__main__':\n"
+    "    def f(): after(5000, 900); os.kill(os.getpid(), signal.SIGSEGV)\n"
+    "    p = multiprocessing.get_context('fork').Process(target=f); p.start(); p.join()\n"
+    "    assert p.exitcode == -signal.SIGSEGV",
+    # what takes this process's place
+    CLOSES + "import sys\nos.execv(sys.executable, [sys.executable, '-c', '''import os, signal\n"
+    "assert len(os.listdir('/proc/self/fd')) <= 4\nos.kill(os.getpid(), signal.SIGSEGV)'''])",
+]
+
+
+@pytest.mark.parametrize("text", CHILDREN, ids=["closes all", "fork", "multiprocessing", "exec"])
+def test_a_crash_is_never_written_to_another_file(rank, tmp_path, text):
+    ran = rank(text)
+    assert ran.code in (0, -signal.SIGSEGV), ran.end
+    assert ran.written == ""
+    assert not [path for path in tmp_path.glob("data-*") if path.stat().st_size]
+
+
+def test_a_fork_keeps_the_scripts_own_handlers(rank):
+    ran = rank(
+        "import faulthandler, os, signal\n"
+        "signal.signal(signal.SIGFPE, lambda *_: print('handled', flush=True))\n"
+        "signal.signal(signal.SIGBUS, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n"
+        "    os.kill(os.getpid(), signal.SIGFPE)\n    os.kill(os.getpid(), signal.SIGBUS)\n"
+        "    print(faulthandler.is_enabled(), flush=True)\n    os._exit(0)\nos.wait()"
+    )
+    assert ran.end == ran.plain == (0, "handled\nFalse\n", "")
+
+
+def test_a_fork_of_a_script_that_enables_it_keeps_it(rank):
+    ran = rank(
+        "import faulthandler, os\nfaulthandler.enable()\nif os.fork() == 0:\n"
+        "    print(faulthandler.is_enabled())\n    os._exit(0)\nos.wait()"
+    )
+    assert ran.end == ran.plain == (0, "True\n", "")
+
+
+NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+A_PIPE = """
+import glob, os
+for path in glob.glob("crash-*"):
+    os.unlink(path)
+    os.mkfifo(path)
+"""
+
+
+@pytest.mark.parametrize("text", [NO_ROOM, A_PIPE], ids=["full", "a pipe"])
+def test_without_a_file_a_crash_is_as_without_a_launcher(rank, text):
+    ran = rank(text + KILL.format("SEGV"))
+    assert ran.end == ran.plain and ran.code == -signal.SIGSEGV and ran.written == ""
+
+
+def test_a_process_that_may_have_few_descriptors_has_no_place(rank, tmp_path):
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    (tmp_path / "sitecustomize.py").write_text(few)
+    ran = rank(KILL.format("SEGV"), env={"PYTHONPATH": str(tmp_path)})
+    assert ran.end == ran.plain and ran.code == -signal.SIGSEGV and ran.written == ""
+
+
+def test_of_a_crash_as_much_is_read_as_tells_of_it(tmp_path):
+    """What C has forked without Python's knowledge may have written before."""
+    stack = 'Stack (most recent call first):\n  File "/t/a.py", line 7 in f\n'
+    fatal = f"Fatal Python error: {{}}\n\n{stack}"
+    text = "x" * 10**6 + fatal.format("Aborted") + fatal.format("Segmentation fault")
+    (tmp_path / "crash-7").write_text(text)
+    read = crash(str(tmp_path), 7)
+    assert len(read) == 1 << 16 and place(crash_in(read, signal.SIGSEGV)) == "f, a.py:7"
+    assert crash_in(read, signal.SIGABRT) == crash_in("", signal.SIGSEGV) == ()
+    later = fatal.format("Floating-point exception")  # as from Python 3.12 on
+    assert place(crash_in(later, signal.SIGFPE)) == "f, a.py:7"
+    assert crash_in(fatal.format("Bus error\nx"), signal.SIGSEGV) == ()
+    assert crash(str(tmp_path), 8) == ""
+
+
+# What threads raise.
+
+PIN = """
+import sys, threading, time
+def pin():
+    try:
+        {}["page"]
+    except KeyError as error:
+        raise ValueError("bad file") from error
+thread = threading.Thread(target=pin, name="pin")
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise RuntimeError('no data')",
+        "sys.exit(3)",
+        "import os; os._exit(4)",
+        "threading.Thread(target=sys.exit, args=(1,)).start()",
+        # a hook of the script's that is not called, or calls the one before it
+        "hook = threading.excepthook\nthreading.excepthook = lambda args: hook(args)\n"
+        "time.sleep(1)\nthread = threading.Thread(target=pin, name='it')\nthread.start()",
+    ],
+    ids=["raises", "exit", "_exit", "an exit of a thread", "a hook"],
+)
+def test_what_a_thread_raises_is_told_and_shown_as_without_us(rank, text):
+    ran = rank(PIN + text)
+    assert ran.end == ran.plain
+    told = [message for message in ran.told if "thread" in message]
+    assert [message["thread"] for message in told] == (["pin", "it"] if "hook" in text else ["pin"])
+    chain = raised.read([raised.Link(**link) for link in told[0]["chain"]])
+    assert raised.aside(chain) == "raised ValueError: bad file (from KeyError: 'page')"
+    assert "rank.py" not in chain[0].frames and "unseen.py" not in chain[0].frames
+
+
+def test_threads_that_raise_all_the_time_are_told_of_seldom(rank):
+    ran = rank(
+        "import threading\nfor i in range(300):\n"
+        "  t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()"
+    )
+    assert ran.code == 0 and 1 <= len(ran.told) < 100
+
+
+KEEPS = """
+import gc, threading, weakref
+class Batch: pass
+def pin(batch):
+    raise ValueError("bad")
+batch = Batch()
+seen = weakref.ref(batch)
+gc.disable()
+thread = threading.Thread(target=pin, args=(batch,))
+thread.start(); thread.join()
+del batch, thread
+print(seen())
+"""
+AWKWARD = """
+import threading
+class E(Exception):
+    def __str__(self): raise SystemExit(9)
+    @property
+    def __traceback__(self): raise KeyError
+def pin(): raise E
+thread = threading.Thread(target=pin, name="a\\nb" * 1000)
+thread.start(); thread.join()
+"""
+
+
+@pytest.mark.parametrize("text", [KEEPS, AWKWARD])
+def test_telling_of_a_thread_keeps_nothing_and_raises_nothing(rank, text):
+    ran = rank(text)
+    assert ran.end == ran.plain and ran.code == 0
+    assert len(ran.told) == 1
