@@ -7,6 +7,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
     a member                        the coordinator
     Hello                           Welcome, or Refused or Later, and hangs up
                                     Missing, every 30 s; Start of attempt 1 when all have joined
+    EndedWell, of the first rank
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
     Watched, when nothing moves
     WantStacks                      ShowStacks, answered by Stacks; AllStacks
@@ -36,6 +37,7 @@ from launcher.watch import progress, stacks
 from launcher.watch.progress import Rank
 
 _LINE = 700  # characters of a reason
+MOST_ENDS = 1000  # of ranks, that one message tells
 _VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
 
 
@@ -95,10 +97,22 @@ class Hello(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A host has failed in an attempt."""
+    """A host has failed in an attempt, `age` seconds ago: what ends a rank is certain later."""
 
     attempt: int
     failure: Failure
+    age: float = 0.0
+
+
+class EndedWell(NamedTuple):
+    """Ranks of a host have ended with 0, `ages` seconds ago, the first of them first: `rank`.
+
+    Said of the first, and of all with what this host says next, its failure or its success.
+    """
+
+    attempt: int
+    rank: int
+    ages: tuple[float, ...]
 
 
 class Stop(NamedTuple):
@@ -127,10 +141,14 @@ class Cleared(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The ranks of a host of which nothing has moved for a while: all of them, each time."""
+    """The ranks of a host of which nothing has moved for a while: all of them, each time.
+
+    `others` counts those that run and neither wait in a collective nor run on after their script.
+    """
 
     attempt: int
     ranks: tuple[Rank, ...]
+    others: int = 1
 
 
 class WantStacks(NamedTuple):
@@ -210,7 +228,9 @@ class End(NamedTuple):
     result: Result
 
 
-FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared, Watched, WantStacks, Stacks]
+FromMember = Union[
+    Failed, EndedWell, Stop, Succeeded, NoRanks, Cleared, Watched, WantStacks, Stacks
+]
 FromCoordinator = Union[
     Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End
 ]
@@ -262,21 +282,28 @@ def from_member(message: Mapping[str, Any]) -> FromMember:
     """Return what a member says. Raises ValueError, or KeyError, if it is not valid."""
     name, fields = _named(message)
     if name == "Failed":
-        failure = _dict(fields["failure"])
-        if failure["cause"] not in Cause.__members__:
+        said = _dict(fields["failure"])
+        if said["cause"] not in Cause.__members__:
             raise ValueError
-        code = _whole(failure["exit_code"], range(1, 256))  # a failure is never a success
-        cause, of_rank = Cause[failure["cause"]], failure["of_rank"] is True
-        rank = _whole(failure["rank"], range(-1, 1 << 31))
-        text = _text(failure["text"])
-        return Failed(_whole(fields["attempt"]), Failure(cause, code, text, of_rank, rank))
+        code = _whole(said["exit_code"], range(1, 256))  # a failure is never a success
+        cause, of_rank = Cause[said["cause"]], said["of_rank"] is True
+        rank = _whole(said["rank"], range(-1, 1 << 31))
+        text = _text(said["text"])
+        failure = Failure(cause, code, text, of_rank, rank)
+        return Failed(_whole(fields["attempt"]), failure, progress.seconds(fields["age"]))
+    if name == "EndedWell":
+        ages = fields["ages"]
+        if not isinstance(ages, list) or not 0 < len(ages) <= MOST_ENDS:
+            raise ValueError
+        rank = _whole(fields["rank"], range(1 << 31))
+        return EndedWell(_whole(fields["attempt"]), rank, tuple(map(progress.seconds, ages)))
     if name == "Stop":
         return Stop(_whole(fields["number"], STOPS))
     if name == "Cleared":
         return Cleared(_whole(fields["attempt"]), _whole(fields["survivors"]))
     if name == "Watched":
         ranks = tuple(progress.from_wire(_dict(rank)) for rank in fields["ranks"])
-        return Watched(_whole(fields["attempt"]), ranks)
+        return Watched(_whole(fields["attempt"]), ranks, _whole(fields["others"]))
     if name == "WantStacks":
         return WantStacks()
     if name == "Stacks":

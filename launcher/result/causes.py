@@ -86,6 +86,7 @@ class RankFailure(NamedTuple):
     time: float = math.inf
     said: bool = False
     oom: str = ""  # whether an out-of-memory kill was recorded, after a SIGKILL
+    after_script: bool = False  # its script had ended: an exit handler failed, or a thread
 
     @property
     def cause(self) -> Cause:
@@ -117,8 +118,9 @@ def headline(failure: RankFailure, host: str) -> str:
         how += f" (see {flag('smddp_compat')})"
     if not how and failure.exit_code < 0:
         how = f"was killed by {signal_name(-failure.exit_code)}"
-        how += f"; {failure.oom}" if failure.oom else ""
     how = how or f"ended with exit code {failure.exit_code}"
+    how += " after its script had ended" if failure.after_script else ""
+    how += f"; {failure.oom}" if failure.oom else ""
     return printable(f"{host}, rank {failure.rank} (local rank {failure.local_rank}) {how}")
 
 
@@ -190,10 +192,10 @@ def of_lost_host(host: str, how: str) -> Failure:
     return Failure(Cause.HOST_LOST, EXIT_HOST_LOST, text)
 
 
-def of_hang(what: str) -> Failure:
-    """Return the failure of a job in which ranks wait for one that does not come."""
+def of_hang(what: str, *, may_restart: bool = True) -> Failure:
+    """Return the failure of a job in which ranks wait for one that does not come, or run on."""
     text = f"{shortened(what, 900)}\nexit code {EXIT_HUNG} ({flag('hang_timeout')})\n"
-    return Failure(Cause.OWN, EXIT_HUNG, text, of_rank=True)
+    return Failure(Cause.OWN, EXIT_HUNG, text, of_rank=may_restart)
 
 
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
@@ -219,8 +221,20 @@ def first_of(failure: Failure, count: int) -> Failure:
         f"{one}; first of {count} failures (ranks that were ended do not count)"
         for one in details[:1]
     ]
+    return failure._replace(text=_fitting(first, details))
+
+
+def explained(failure: Failure, sentence: str) -> Failure:
+    """Return a failure whose first line a sentence follows; what is too long is cut before it."""
+    first, *details = failure.text.splitlines()
+    first = f"{shortened(first, 500)}; {shortened(sentence, 400)}"
+    return failure._replace(text=_fitting(first, details))
+
+
+def _fitting(first: str, details: list[str]) -> str:
+    """Return the lines of a failure file, without the outermost frames if they are too long."""
     while len(details) > 2 and len("\n".join([first, *details])) >= LIMIT:
         del details[2]  # the outermost frame
         while len(details) > 2 and not details[2].startswith("  File "):
             del details[2]
-    return failure._replace(text="\n".join([first, *details]) + "\n")
+    return "\n".join([first, *details]) + "\n"

@@ -89,6 +89,12 @@ class RankSaid(NamedTuple):
     chain: Sequence[Link]  # what it raised, as raised.read gives it
 
 
+class ScriptEnded(NamedTuple):
+    """A rank's script has returned, or called sys.exit(0); its threads and exit handlers run on."""
+
+    pid: int
+
+
 class RanksAreIn(NamedTuple):
     """Where ranks are that were asked (to AskWhere), by pid: `load, data.py:88`."""
 

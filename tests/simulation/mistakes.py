@@ -12,7 +12,7 @@ from launcher.peers import coordinator, member, messages
 from launcher.peers.messages import Failed, Later, Stop
 from launcher.result import causes
 from launcher.result.causes import RankFailure, Result
-from launcher.run import ending, machine, ranks
+from launcher.run import ending, failing, machine, ranks
 from launcher.run.events import SignalRanks
 from launcher.run.state import Ending, Restarting, Running, Why
 from launcher.watch import stacks
@@ -77,7 +77,7 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a failure counts before its exit code is certain")
 def _(plant: Planter) -> None:
-    plant.set(machine, "TO_BE_CERTAIN", 0.0)
+    plant.set(failing, "TO_BE_CERTAIN", 0.0)
 
 
 @mistake("a rank whose hook ends it with 0 has failed")
