@@ -466,18 +466,14 @@ def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
 
 
 def _start(state: State, attempt: int, now: float) -> Step:
+    job = state.job
     state = state._replace(
         phase=Running(),
         attempt=attempt,
         attempt_since=now,
         no_ranks=frozenset(),
         ends=ends.NONE,
-        watch=judge.State(
-            state.job.hang_notify,
-            state.job.hang_timeout,
-            state.job.watch,
-            busy=frozenset(state.job.hosts),
-        ),
+        watch=judge.begin(job.hang_notify, job.hang_timeout, job.watch, job.hosts),
         shows=stacks.Gathering(state.shows.number),  # a restart cuts off those who asked
     )
     return _tell_all(state, Start(attempt))

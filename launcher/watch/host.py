@@ -102,7 +102,8 @@ class Watch:
             known = known._replace(still=seconds(fields["still"]))
         elif "groups" in fields:
             still, groups = answer_of(fields)
-            where = place(calls_of(fields["calls"]))
+            # Where Python waits for a thread says nothing.
+            where = "" if pid in self._returned else place(calls_of(fields["calls"]))
             known = known._replace(still=still, place=where, groups=groups)
         self._ranks[pid] = one._replace(heard_at=now, known=known, error=error)
 

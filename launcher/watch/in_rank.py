@@ -174,16 +174,17 @@ class Watch:
     def _kept(self) -> dict[str, Any]:
         """Return what keeps this process once its script has ended, as far as Python waits for it.
 
-        Those are threads that are no daemons, and then a child of multiprocessing's.
+        Those are threads that are no daemons, and a child of multiprocessing's.
         """
         if not self.has_returned:
             return {}
         frames, kept = current_frames(), list[Any]()
+        child = _joined(frames.get(self._main))
         for one in list(getattr(threading, "_active", {}).values()):
             if one.ident not in (self._main, get_ident()) and not one.daemon:
                 if one.ident in frames and len(kept) < _MOST_KEPT:
                     kept.append([str(one.name)[:_LONGEST_NAME], calls(frames[one.ident])])
-        child = None if kept else _joined(frames.get(self._main))
+                    child = child or _joined(frames[one.ident])
         return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
 
     def _calls(self) -> list[Any]:
@@ -367,15 +368,18 @@ def calls(frame: Any) -> list[Any]:
 
 
 def _joined(frame: Any) -> list[Any] | None:
-    """Return the name and pid of the child that multiprocessing waits for at the exit, if it does.
+    """Return the name and pid of the child that a thread waits for at the exit, if it does.
 
-    `frame` is the main thread's.
+    That is multiprocessing's exit handler, or the thread of a pool of concurrent.futures.
     """
     while frame is not None:
-        path = frame.f_code.co_filename.replace("\\", "/")
-        if frame.f_code.co_name == "_exit_function" and path.endswith("multiprocessing/util.py"):
+        name, path, child = frame.f_code.co_name, frame.f_code.co_filename, None
+        if name == "_exit_function" and path.endswith("multiprocessing/util.py"):
             child = frame.f_locals.get("p")
-            return [str(child.name)[:_LONGEST_NAME], int(child.pid)] if child else None
+        elif name == "run" and path.endswith("concurrent/futures/process.py"):
+            child = next(iter(dict(frame.f_locals["self"].processes).values()), None)
+        if child:
+            return [str(child.name)[:_LONGEST_NAME], int(child.pid)]
         frame = frame.f_back
     return None
 

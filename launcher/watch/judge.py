@@ -10,7 +10,7 @@ it was over, also where one look was missed. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.text import lasted
@@ -48,6 +48,11 @@ class State(NamedTuple):
     returned: returned.Returned = returned.NONE  # ranks that run on though their script has ended
     # Hosts with ranks that do something else than to wait, to run on so, or to have ended.
     busy: frozenset[str] = frozenset()
+
+
+def begin(notify: float, timeout: float, every: float, hosts: Iterable[str]) -> State:
+    """Return what is known at the start of an attempt of some hosts."""
+    return State(notify, timeout, every, busy=frozenset(hosts))
 
 
 def heard(state: State, host: str, ranks: Sequence[Rank], now: float, others: int = 1) -> State:

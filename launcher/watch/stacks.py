@@ -80,9 +80,9 @@ def kept_by(fields: Mapping[str, Any]) -> str:
     Raises one of several errors if that is not valid.
     """
     threads = threads_of(fields["kept"])
-    if threads:
-        # One that runs code of the user's says most.
-        name, calls = next((one for one in threads if _own(one[1])), threads[0])
+    own = [one for one in threads if _own(one[1])]  # says most
+    if own or (threads and not fields["child"]):
+        name, calls = (own or threads)[0]
         where, more = place(calls), len(threads) - 1
         said = f'thread "{name[:_MOST_PLACE]}"{where and f", in {where}"}'
         return said + (f", and {more} more" if more else "")

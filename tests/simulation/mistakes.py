@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launcher.peers import coordinator, member, messages
+from launcher.peers import coordinator, ends, member, messages
 from launcher.peers.messages import Failed, Later, Stop
 from launcher.result import causes
 from launcher.result.causes import RankFailure, Result
@@ -64,6 +64,26 @@ def _(plant: Planter) -> None:
         return counting, min((wait for _, wait in found), default=math.inf)
 
     plant.around(ranks, "to_count", reverse)
+
+
+@mistake("a rank that has left is not told of")
+def _(plant: Planter) -> None:
+    plant.set(failing, "tell_ends", lambda *_, **__: ())
+    plant.set(machine, "tell_ends", lambda *_, **__: ())
+
+
+@mistake("a rank is named that ended after the failure")
+def _(plant: Planter) -> None:
+    plant.around(ends, "before", lambda plain, known, at: plain(known, math.inf))
+
+
+@mistake("a rank is named that ended in an earlier attempt")
+def _(plant: Planter) -> None:
+    def keeps(plain: Any, state: Any, *rest: Any) -> Any:
+        after, actions = plain(state, *rest)
+        return after._replace(ends=state.ends), actions
+
+    plant.around(coordinator, "_start", keeps)
 
 
 @mistake("a failure is not told to the coordinator")

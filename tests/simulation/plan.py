@@ -62,6 +62,7 @@ class What(Word):
     FORGIVEN = "a rank's hook ends it with 0"  # `amount` after it has raised
     LINGERS = "a rank lingers"  # for `amount` after it has raised, whatever it hears
     HANGS = "a rank hangs"
+    LEAVES = "a rank leaves the others"  # sys.exit(0); its process ends `amount` after that
     # Torchrun.
     TORCHRUN_KILLED = "torchrun is killed"
     TORCHRUN_HANGS = "torchrun hangs"
