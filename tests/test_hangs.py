@@ -169,6 +169,68 @@ def test_a_slow_save_is_said_and_ends_nothing(start, script):
     assert said[0].endswith("where 2 ranks wait; it is in save, script.py:12."), host.log()
 
 
+RUNS_ON = """
+import atexit, multiprocessing, os, sys, threading, time
+def upload():
+    time.sleep(3600)
+if __name__ == "__main__" and os.environ["RANK"] == "1":
+    open("starts", "a").write("x")
+    if sys.argv[1] == "a thread":
+        threading.Thread(target=upload, name="uploader").start()
+    elif sys.argv[1] == "a child":
+        multiprocessing.get_context("fork").Process(target=upload, name="exporter").start()
+    elif sys.argv[1] == "its exit":
+        atexit.register(upload)
+    else:
+        sys.upload = type("Uploader", (), {"__del__": lambda *_, sleep=time.sleep: sleep(3600)})()
+"""
+RETURNED = "rank 1's main thread has returned, but its process runs on: "
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("a thread", r'thread "uploader", in upload, script\.py:4\.'),
+        ("a child", r"it waits for its child process exporter \(pid \d+\)\."),
+        ("its exit", r"in its exit handlers, in upload, script\.py:4\."),
+        ("Python's end", r"in its exit handlers\."),
+    ],
+)
+def test_a_rank_that_runs_on_after_its_script_is_said_and_never_restarted(
+    start, script, tmp_path, what, words
+):
+    options = ("--launcher-nproc-per-node", "2", "--launcher-hang-timeout", "4")
+    options += ("--launcher-max-restarts", "2", "--launcher-failure-grace", "1")
+    host = start("--train-script", script(RUNS_ON), *OPTIONS, *options, what)
+    assert host.wait() == 75, host.log()
+    assert re.search(rf"^launcher: {RETURNED}{words}$", host.err, re.MULTILINE), host.log()
+    assert re.match(rf"{RETURNED}{words}\nexit code 75 ", host.failure), host.log()
+    assert (tmp_path / "starts").read_text() == "x" and host.leftovers() == []
+
+
+IN_A_THREAD = """
+import threading, time, torch, torch.distributed as dist
+
+def train():
+    dist.init_process_group("gloo")
+    for _ in range(16):
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.5)
+    dist.barrier()
+    time.sleep(0.1)
+    dist.destroy_process_group()
+threading.Thread(target=train).start()
+"""
+
+
+@recorded
+def test_nothing_is_said_of_a_job_that_trains_in_a_thread(start, script):
+    options = ("--launcher-nproc-per-node", "2", "--launcher-hang-timeout", "4")
+    host = start("--train-script", script(IN_A_THREAD), *OPTIONS, *options)
+    assert host.wait() == 0, host.log()
+    assert "returned" not in host.err and "no progress" not in host.err, host.log()
+
+
 HELD = """
 import ctypes, os, signal, sys
 import torch, torch.distributed as dist

@@ -35,6 +35,7 @@ from launcher.peers.messages import (
     AllStacks,
     Cleared,
     End,
+    EndedWell,
     Failed,
     Job,
     Later,
@@ -385,6 +386,112 @@ def restarts(first, at, attempt, now):
     assert first.state.phase == coordinator.Running()
 
 
+CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"
+BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
+LEFT = (9, THIRD, EndedWell(1, 5, (0.2,)))
+# Name: what hosts say, and when; the first line then.
+LEAVE = {
+    "one": ([LEFT], f"{CLOSED}; algo-3, rank 5 had ended with exit code 0 1.2 s before"),
+    "more": (
+        [LEFT, (9.5, FIRST, EndedWell(1, 0, (0.1, 0.1))), (9.9, SECOND, EndedWell(1, 3, (5.9, 2)))],
+        f"{CLOSED}; algo-2, rank 3 and 4 more had ended with exit code 0, the first 6.0 s before",
+    ),
+    # It is known only later, but was before; and after the failure.
+    "later": (
+        [(12, THIRD, EndedWell(1, 5, (2.3, 1.9, 0.1)))],
+        f"{CLOSED}; algo-3, rank 5 had ended with exit code 0 0.3 s before",
+    ),
+    "after": ([(12, THIRD, EndedWell(1, 5, (1.9,)))], CLOSED),
+    "of another attempt": ([(9, THIRD, EndedWell(2, 5, (0.0,)))], CLOSED),
+    "nobody": ([], CLOSED),
+}
+
+
+def ended(first, at):
+    """Return how a job ends that ends at a time."""
+    first.waits_until(at)
+    return first.state.phase.result
+
+
+@pytest.mark.parametrize(("events", "line"), LEAVE.values(), ids=LEAVE)
+def test_the_rank_is_named_that_had_left_when_a_connection_broke(events, line):
+    first = ready()
+    for now, host, message in sorted([*events, (10, SECOND, BROKEN)]):
+        first.hears(host, message, now)
+    assert ended(first, 13).text == f"{line}\nexit code 1\n"
+
+
+def test_a_failure_that_says_when_it_was_is_compared_with_that_time():
+    first = ready()
+    first.hears(THIRD, LEFT[2], 9)
+    first.hears(SECOND, BROKEN._replace(age=1.3), 10)
+    assert ended(first, 13).text.startswith(f"{CLOSED}\n")
+
+
+@pytest.mark.parametrize("cause", [Cause.OWN, Cause.TORCHRUN, Cause.ABORTED])
+def test_a_rank_that_has_left_is_no_reason_for_other_failures(cause):
+    first = ready()
+    first.hears(THIRD, LEFT[2], 9)
+    first.hears(SECOND, failed(cause=cause), 10)
+    assert ended(first, 10 + cause.patience) == NAN
+
+
+@pytest.mark.parametrize(("words", "frames", "kept"), [(700, 4, 4), (440, 8, 7)])
+def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kept):
+    first = ready()
+    lines = [f'  File "a.py", line {number}, in {40 * "f"}' for number in range(frames)]
+    long = "\n".join([f"{words * 'x'} the end", "exit code 1", "Traceback:", *lines, ""])
+    assert len(long) < LIMIT
+    first.hears(THIRD, LEFT[2], 9)
+    first.hears(SECOND, failed(long, cause=Cause.SECONDARY), 10)
+    text = ended(first, 13).text
+    line, *others = text.splitlines()
+    assert line.endswith("xx the end; algo-3, rank 5 had ended with exit code 0 1.2 s before")
+    assert len(text) < LIMIT and others == ["exit code 1", "Traceback:", *lines[frames - kept :]]
+
+
+def test_a_restart_says_who_had_left_and_the_next_attempt_knows_nothing_of_it():
+    first = ready(max_restarts=3)
+    for attempt, again in ((1, ""), (2, "for the second time, ")):
+        first.hears(THIRD, EndedWell(attempt, 5, (attempt / 10,)), 9)
+        first.hears(SECOND, BROKEN._replace(attempt=attempt), 10)
+        why = first.waits_until(13)[-1].message.why
+        assert "; algo-3, rank 5 had ended with exit code 0 1." in why and again in why
+        for host in HOSTS:
+            first.hears(host, Cleared(attempt, 0), 14)
+    first.hears(SECOND, BROKEN._replace(attempt=3), 20)
+    assert "had ended" not in first.waits_until(23)[-1].message.why
+
+
+RETURNED = Rank(5, 1, 70.0, runs_on='thread "uploader", in upload, train.py:4')
+WAITS = Rank(0, 0, 70.0, groups=(Group("0,1", last=3, waits=3),))
+RUN_ON = (
+    "rank 5's main thread has returned, but its process runs on: "
+    'thread "uploader", in upload, train.py:4.'
+)
+
+
+@pytest.mark.parametrize("other", ["waits", "has ended", "trains", "says nothing"])
+def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_restart_it(other):
+    first = ready(max_restarts=3, watch=5, hang_notify=60, hang_timeout=100)
+    first.hears(SECOND, Succeeded(1), 50)
+    first.hears(THIRD, Watched(1, (RETURNED,), 0), 100)
+    if other == "has ended":
+        first.hears(FIRST, Succeeded(1), 100)
+    elif other != "says nothing":
+        first.hears(FIRST, Watched(1, (WAITS,), 1 if other == "trains" else 0), 100)
+    assert [one.line for one in first.waits_until(101)] == [RUN_ON]
+    if other in ("trains", "says nothing"):
+        assert [one.line for one in first.waits_until(30 + 2 * 71)] == [RUN_ON]
+        assert first.due > 200
+    else:
+        # After 100 s and two looks, nothing has moved; and a better cause is waited for.
+        first.waits_until(30 + 100 + 2 * 5 + 3)
+        assert ended(first, 143.3) == Result(
+            75, f"{RUN_ON}\nexit code 75 (--launcher-hang-timeout)\n"
+        )
+
+
 def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
     first = ready(max_restarts=3)
     first.hears(THIRD, Succeeded(1), 1)
@@ -582,6 +689,7 @@ def test_messages_arrive_as_they_were_sent():
         WATCHED,
     )
     members = (*members, WantStacks(), STACKS, Meeting(2, has_met=True), Alive())
+    members = (*members, ENDS_WELL, failed()._replace(age=2.5))
     for message in members:
         assert from_member(wire(message)) == message
     ends = [End(Result(0)), End(STOPPED), End(Result(3, "loss is nan\nexit code 3\n"))]
@@ -605,6 +713,8 @@ def changed(message, *path):
 NESTED = json.loads("[" * 900 + "]" * 900)
 NUMBERS, TEXTS = (-1, 10**17, True, "1", 1.0, None), ("", " \n", None, 7, ["x"])
 WATCHED = Watched(1, (Rank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),))
+SECONDS = [-1, "1", None, math.inf, math.nan]
+ENDS_WELL = EndedWell(1, 5, (2.5, 0.0))
 STACKS = Stacks(3, (((0, 1), "  main thread:\n    x"),))
 HELLO, MISSING, END = hello(job(SECOND)), Missing((THIRD,), 0), End(Result(3, "x\n"))
 # How it is read, a valid message, and values that are not valid at a path in it.
@@ -621,9 +731,15 @@ INVALID = [
     (from_member, failed(), "failure", "exit_code", [0, 256, *NUMBERS]),
     (from_member, failed(), "failure", "text", TEXTS),
     *((from_member, WATCHED, "ranks", 0, name, NUMBERS) for name in ("rank", "local_rank")),
-    (from_member, WATCHED, "ranks", 0, "still", [-1, "1", None, math.inf, math.nan]),
+    (from_member, WATCHED, "ranks", 0, "still", SECONDS),
     (from_member, WATCHED, "ranks", 0, "groups", [1, [1], [["0-x", 0, "", 0, 0, "", ""]], [[0]]]),
     (from_member, WATCHED, "ranks", [1, [1], [{}]]),
+    (from_member, WATCHED, "ranks", 0, "runs_on", [1, None]),
+    (from_member, WATCHED, "others", NUMBERS),
+    (from_member, failed(), "age", SECONDS),
+    (from_member, ENDS_WELL, "ages", [1, [], ["1"], [-1], [math.nan], [1.0] * 1001]),
+    (from_member, ENDS_WELL, "rank", NUMBERS),
+    (from_member, ENDS_WELL, "attempt", NUMBERS),
     (from_member, STACKS, "number", NUMBERS),
     (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]], [[[], "x"]]]),
     (heard, ShowStacks(3), "number", NUMBERS),

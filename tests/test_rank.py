@@ -1,7 +1,9 @@
 """rank.py against plain Python: a script cannot tell the difference. Needs no torch."""
 
+import json
 import os
 import py_compile
+import socket
 import subprocess
 import sys
 import zipfile
@@ -9,6 +11,7 @@ import zipfile
 import pytest
 
 from launcher.job.plan import RANK
+from launcher.run_dir import IN_RANK
 
 LOOK = """
 import json, multiprocessing, os, pickle, sys
@@ -180,6 +183,46 @@ def test_children_by_fork_spawn_and_forkserver(script):
     script(CHILDREN)
     plain, ours = both("script.py")
     assert ours == plain == (0, "fork [0, 2, 4]\nspawn [0, 2, 4]\nforkserver [0, 2, 4]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("print(1)", ["pid", "script_ended"]),
+        ("import sys; sys.exit(256)", ["pid", "script_ended"]),
+        ("import sys; sys.exit(3)", ["pid", "end"]),
+        ("import os; os._exit(0)", ["pid"]),
+        ("import os\nif os.fork(): os.wait()", ["pid", "script_ended"]),
+        (
+            "import atexit, os, threading; atexit.register(print, threading.active_count())\n"
+            "atexit.register(lambda: os.fork() and os.wait())\n"
+            "threading.Timer(1.5, print, ['late']).start()",
+            ["pid", "script_ended", "watch"],  # once the process has run on for a while
+        ),
+    ],
+)
+def test_the_launcher_is_told_that_a_script_has_ended_and_the_script_notices_nothing(
+    script, text, messages
+):
+    script(text)
+    folder = os.environ["TMPDIR"]
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.bind(os.path.join(folder, "socket"))
+        launcher.listen()
+        rank = {"RANK": "0", "LOCAL_RANK": "0", "LAUNCHER_RUN_DIR": folder}
+        plain, ours = both("script.py", env={**os.environ, **rank, "LAUNCHER_WATCHER": IN_RANK})
+        assert ours == plain
+        launcher.setblocking(False)
+        said = ""
+        while True:
+            try:
+                connection, _ = launcher.accept()
+            except BlockingIOError:
+                break
+            with connection, connection.makefile() as file:
+                said += file.read()
+    about = {"rank", "local_rank", "signal"}
+    assert [next(iter(set(json.loads(line)) - about)) for line in said.splitlines()] == messages
 
 
 def test_a_launcher_that_is_gone_costs_nothing(script, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -270,6 +271,73 @@ def test_the_rank_that_breaks_a_collective_is_named_not_its_echo(start, script):
         assert host.wait() == code, host.log()
         assert host.failure.startswith(f"localhost, rank 1 (local rank 1) {says}"), host.log()
         assert host.leftovers() == []
+
+
+LEAVES = """
+import os, signal, sys, time, torch, torch.distributed as dist
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+dist.init_process_group("gloo")
+for step in range(9):
+    if step == 2 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM) if sys.argv[1] == "a stop" else sys.exit()
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("why", ["a stop", "fewer batches"])
+def test_a_rank_that_has_left_when_a_collective_breaks_is_named(start, script, why):
+    host = start("--train-script", script(LEAVES), *TWO_RANKS, why)
+    assert host.wait() == 1, host.log()
+    line = host.failure.splitlines()[0]
+    assert line.startswith("localhost, rank 0 (local rank 0) failed with RuntimeError: "), line
+    left = r"; localhost, rank 1 had ended with exit code 0 \d\.\d s before"
+    assert re.search(f"{left}$", line), host.log()
+
+
+ALONE = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    while not os.path.exists("left"):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    exec(sys.argv[1])
+else:
+    open("left", "w").close()
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("raise ValueError('no disk')", 1)])
+def test_ranks_that_end_before_rank_0_goes_on_alone_are_no_reason(start, script, end, code):
+    host = start("--train-script", script(ALONE), *TWO_RANKS, end)
+    assert host.wait() == code, host.log()
+    assert "had ended with" not in host.err and "had ended with" not in (host.failure or "")
+
+
+AFTER = """
+import atexit, ctypes, os, sys, threading
+if os.environ["RANK"] == "1":
+    if sys.argv[1] == "a thread":
+        threading.Timer(0.3, os._exit, [7]).start()
+    else:
+        atexit.register(ctypes.string_at, 0)
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "says"),
+    [
+        ("a library", 139, "was killed by SIGSEGV (signal 11)"),
+        ("a thread", 7, "ended with exit code 7"),
+    ],
+)
+def test_a_failure_after_the_script_has_ended_says_so(start, script, what, code, says):
+    host = start("--train-script", script(AFTER), *TWO_RANKS, what)
+    assert host.wait() == code, host.log()
+    says = f"localhost, rank 1 (local rank 1) {says} after its script had ended"
+    assert host.failure.splitlines()[0] == says
 
 
 SLOW_TO_END = """

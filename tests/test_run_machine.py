@@ -12,6 +12,7 @@ from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
+    EndedWell,
     Failed,
     Job,
     NoRanks,
@@ -40,6 +41,7 @@ from launcher.run.events import (
     RanksAreIn,
     RanksStarted,
     Remaining,
+    ScriptEnded,
     Signal,
     SignalChild,
     SignalGroup,
@@ -167,6 +169,43 @@ def test_of_a_killed_torchrun_the_reason_is_told():
 
 def test_a_rank_that_ends_with_0_has_not_failed():
     assert running().at(5.0, raised()).at(6.0, RankEnded(71, 0)).phase is Running
+
+
+def test_the_first_rank_that_ends_with_0_is_told_and_all_of_them_with_a_failure():
+    """Ranks of the same host may fail because of it, or ranks of others."""
+    host = running().at(2.0, RanksStarted((*RANKS, (73, 2, 2), (74, 3, 3)), False))
+    assert host.at(5.0, RankEnded(72, 0)).told() == [EndedWell(1, 1, (0.0,))]
+    assert host.at(7.0, RankEnded(73, 0)).told() == []
+    host.at(8.0, raised(), RankEnded(71, 1))
+    ends, failed = host.told()
+    assert ends == EndedWell(1, 1, (3.0, 1.0)) and isinstance(failed, Failed)
+    # While the coordinator waits for a better cause: that may have come before the failure.
+    assert host.at(9.0, RankEnded(74, 0)).told() == [EndedWell(1, 1, (4.0, 2.0, 0.0))]
+
+
+def test_a_failure_is_told_with_its_age():
+    assert running().at(5.0, raised()).due(7.5).told()[0].age == 2.5
+
+
+@pytest.mark.parametrize(("ends", "age"), [(6.0, 1.0), (600.0, 0.0)])
+def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, age):
+    host = running().at(5.0, ScriptEnded(72)).at(ends, RankEnded(72, 0))
+    assert host.told() == [EndedWell(1, 1, (age,))]
+
+
+@pytest.mark.parametrize("event", [Signal(TERM), Restart(1, ""), End(FAILED)])
+def test_ranks_that_end_because_they_were_told_to_have_not_left(event):
+    assert running().at(5.0, event).at(6.0, RankEnded(72, 0)).told() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [(-11, "was killed by SIGSEGV (signal 11)"), (7, "ended with exit code 7")]
+)
+def test_a_failure_after_the_script_says_so(code, how):
+    host = running().at(5.0, ScriptEnded(71)).at(6.0, RankEnded(71, code))
+    (failed,) = host.told()
+    assert failed.failure.headline.endswith(f"{how} after its script had ended")
+    assert failed.failure.of_rank and failed.failure.exit_code == (code if code > 0 else 128 - code)
 
 
 def test_before_that_a_stop_is_a_stop():
@@ -337,7 +376,8 @@ def test_what_survives_sigkill_is_said():
 
 def test_success_is_told_when_all_ranks_have_ended_with_0():
     host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
-    assert host.told() == [Succeeded(1)] and host.why is Why.SUCCESS
+    assert host.told() == [EndedWell(1, 0, (0.0, 0.0)), Succeeded(1)]
+    assert host.why is Why.SUCCESS
     assert host.at(9.1, AsksToEnd()).done == [Answer()]  # it goes on to its barrier
     host.at(9.2, Remaining((99,)))
     assert host.done == [SignalProcesses((99,), TERM)]  # though torchrun waits for other hosts
@@ -390,7 +430,7 @@ def test_a_program_that_runs_torchrun_is_told_before_that_and_after():
     assert SignalChild(KILL) in host.due(25.0).done
     host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
     host.at(2.0, RanksStarted(RANKS, False)).at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
-    assert host.told() == []  # it works on
+    assert host.told() == [EndedWell(1, 0, (0.0, 0.0))]  # it works on
     host.at(9.1, TorchrunEnded(0)).at(9.1, Remaining(())).at(20.0, ChildEnded(0))
     assert host.told() == [Succeeded(1)]
 

@@ -107,6 +107,25 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script, what, 
     assert "ranks still run at the end of their grace" in hosts[0].err
 
 
+LEAVES = """
+import time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+for _ in range(9 if dist.get_rank() == 0 else 2):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.2)
+"""
+
+
+def test_a_rank_of_another_host_that_has_left_is_named_on_both(start_two, script):
+    hosts = start_two("--train-script", script(LEAVES))
+    assert [host.wait() for host in hosts] == [1, 1]
+    line = hosts[0].failure.splitlines()[0]
+    assert line.startswith("127.0.0.1, rank 0 (local rank 0) failed with RuntimeError: "), line
+    assert re.search(r"; 127.0.0.2, rank 1 had ended with exit code 0 \d\.\d s before$", line), line
+    assert hosts[1].failure == hosts[0].failure
+
+
 SAVES = """
 import os, signal, sys, time
 

@@ -215,6 +215,103 @@ def test_a_rank_that_is_about_to_end():
     assert (one.trouble, one.still) == ("is about to end, in f, a.py:3", 36)
 
 
+UPLOAD = [["run", "/usr/lib/python3.11/threading.py", 982], ["upload", "/code/train.py", 4]]
+POOL = [["run", "/usr/lib/python3.11/concurrent/futures/process.py", 320]]
+KEPT = {"kept": [], "child": None, "at": []}
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ({"kept": [["uploader", UPLOAD]]}, 'thread "uploader", in upload, train.py:4'),
+        (
+            {"kept": [["idle", POOL], ["uploader", UPLOAD]]},
+            'thread "uploader", in upload, train.py:4, and 1 more',
+        ),
+        ({"kept": [["idle", POOL]]}, 'thread "idle", in run, process.py:320'),
+        (
+            {"kept": [["idle", POOL]], "child": ["Process-1", 99]},
+            "it waits for its child process Process-1 (pid 99)",
+        ),
+        ({"at": [["save", "/code/train.py", 9]]}, "in its exit handlers, in save, train.py:9"),
+        ({}, "in its exit handlers"),
+    ],
+)
+def test_what_a_process_runs_on_in(kept, words):
+    assert stacks.kept_by({**KEPT, **kept}) == words
+
+
+def returning(answers):
+    """Return what a host tells, and when, of a rank whose script has ended at 100 s.
+
+    answers(now) is what it answers, None for nothing; {} is that something moves.
+    """
+    watch, told = Watch(15, 60), []
+    watch.joined(7, 0, 0, 0, 0)
+    for now in range(90, 300):
+        if now == 100:
+            watch.returned(7, 0, 0, now)
+        question, said = watch.question(now), answers(now)
+        if question and said is not None:
+            watch.answered(7, {**question, **said}, now)
+        ranks = watch.changes((), lambda _: "S", now, {7, 8})
+        if ranks:
+            told.append((now, ranks[0].runs_on, round(ranks[0].still), watch.others))
+    return told
+
+
+def test_a_rank_that_runs_on_after_its_script_is_told():
+    nothing = {"calls": [], "groups": [], "kept": [["uploader", UPLOAD]], "child": None, "at": []}
+    said = returning(lambda now: {**nothing, "still": max(0, now - 95)})
+    runs_on = 'thread "uploader", in upload, train.py:4'
+    assert said == [(136, runs_on, 36, 1)]  # since its script's end
+    assert returning(lambda now: {}) == []  # a thread trains on
+    later = returning(lambda now: {**nothing, "still": now - 160} if now >= 160 else {})
+    assert later == [(196, runs_on, 36, 1)]
+    # Python is gone, and with it the thread that answers.
+    assert returning(lambda now: {} if now < 110 else None)[0][1] == "in its exit handlers"
+
+
+def test_a_rank_that_cannot_be_asked_is_told_too_but_not_before_it_could_have_connected():
+    watch = Watch(15, 20)
+    watch.returned(7, 3, 1, 100)
+    told = {}
+    for now in range(100, 200):
+        watch.question(now)
+        ranks = watch.changes((), lambda _: "S", now, {7})
+        told.update({now: ranks} if ranks else {})
+    assert told == {131: (Rank(3, 1, 31, runs_on="in its exit handlers"),)}
+    watch = Watch(15, 20)
+    watch.returned(7, 3, 1, 100)  # and its process ends
+    assert watch.question(150) and watch.changes({7}, lambda _: "", 151, ()) is None
+
+
+def test_with_a_watch_of_0_nothing_is_asked_after_a_script():
+    watch = Watch(0, 60)
+    watch.returned(7, 3, 1, 100)
+    assert watch.due() == math.inf
+
+
+def test_many_ranks_that_run_on_are_one_line():
+    ranks = [rank(number, still=70, runs_on=f'thread "t{number}"') for number in range(3, 9)]
+    state = judge.heard(judge.State(notify=60), "algo-1", ranks, 100)
+    state, lines, is_new = judge.time(state, 101)
+    assert lines == [
+        'rank 3\'s main thread has returned, but its process runs on: thread "t3"; '
+        "the same is true of 5 more ranks."
+    ]
+    assert not is_new and judge.due(state) == 172  # as of the other sentences, since 30
+
+
+def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_restart():
+    state = judge.State(notify=60, timeout=60, every=1, busy=frozenset({"algo-2"}))
+    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), runs_on="in f")]
+    state = judge.heard(state, "algo-1", ranks, 100)
+    while not state.hung:
+        state, _, _ = judge.time(state, judge.due(state))
+    assert state.hung.startswith("no progress for") and not state.may_restart
+
+
 def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
     state = judge.State(notify=60)
     state = judge.heard(state, "algo-1", [rank(0, IN_61, still=500), rank(1, still=500)], 500)

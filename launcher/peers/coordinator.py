@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Union
 
+from launcher.peers import ends
 from launcher.peers.events import (
     Admit,
     AllKnow,
@@ -31,6 +32,7 @@ from launcher.peers.messages import (
     AllStacks,
     Cleared,
     End,
+    EndedWell,
     Failed,
     FromCoordinator,
     Hello,
@@ -109,6 +111,7 @@ class Failing(NamedTuple):
     failures: int  # of ranks
     may_restart: bool
     succeeded: frozenset[str]
+    failed_at: float  # when that cause was one
     broken: str = ""  # hardware, in words: then there is no restart
 
 
@@ -145,6 +148,7 @@ class State(NamedTuple):
     no_ranks: frozenset[str] = frozenset()  # hosts on which no rank of this attempt runs
     headlines: tuple[str, ...] = ()  # of the attempts that have failed
     refused: int = 0  # connections
+    ends: ends.Known = ends.NONE  # of ranks that have ended with 0
     watch: judge.State = judge.State()  # ranks of which nothing moves
     shows: stacks.Gathering = stacks.Gathering()  # where ranks are
 
@@ -177,6 +181,8 @@ def step(state: State, event: Any, now: float) -> Step:
     if isinstance(event, Said):
         if isinstance(event.message, Failed):
             return host_failed(state, event.host, event.message, now)
+        if isinstance(event.message, EndedWell):
+            return ranks_ended(state, event.host, event.message, now)
         if isinstance(event.message, Stop):
             return host_stopped(state, event.message, now)
         if isinstance(event.message, Watched):
@@ -331,7 +337,14 @@ def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
             return state, ()
         own = event.failure.cause is Cause.OWN  # of a launcher
         return _end(state, (checked(event.failure, host) if own else phase.failure).result)
-    return _note(state, checked(event.failure, host), now), ()
+    return _note(state, checked(event.failure, host), now, event.age), ()
+
+
+def ranks_ended(state: State, host: str, event: EndedWell, now: float) -> Step:
+    """Note which ranks have ended with 0: that may break the collective of another one."""
+    if event.attempt != state.attempt:
+        return state, ()
+    return state._replace(ends=ends.heard(state.ends, host, event, now)), ()
 
 
 def host_lost(state: State, event: Lost, now: float) -> Step:
@@ -348,19 +361,23 @@ def host_lost(state: State, event: Lost, now: float) -> Step:
     return _note(state, failure, now), ()
 
 
-def _note(state: State, failure: Failure, now: float) -> State:
-    """Note a failure, and by when a better cause has to come."""
+def _note(state: State, failure: Failure, now: float, age: float = 0.0) -> State:
+    """Note a failure, `age` seconds old, and by when a better cause has to come."""
     phase, by = state.phase, now + failure.cause.patience
     if isinstance(phase, Failing):
-        better = failure if failure.cause < phase.failure.cause else phase.failure
-        may_restart = phase.may_restart and failure.of_rank
-        failures, by = phase.failures + failure.of_rank, min(phase.by, by)
-        broken = phase.broken or failure.broken
-        phase = Failing(by, better, failures, may_restart, phase.succeeded, broken)
+        is_better = failure.cause < phase.failure.cause
+        phase = phase._replace(
+            by=min(phase.by, by),
+            failure=failure if is_better else phase.failure,
+            failures=phase.failures + failure.of_rank,
+            may_restart=phase.may_restart and failure.of_rank,
+            failed_at=now - age if is_better else phase.failed_at,
+            broken=phase.broken or failure.broken,
+        )
     else:
         succeeded = phase.succeeded if isinstance(phase, Running) else frozenset()
         count, may_restart = int(failure.of_rank), failure.of_rank
-        phase = Failing(by, failure, count, may_restart, succeeded, failure.broken)
+        phase = Failing(by, failure, count, may_restart, succeeded, now - age, failure.broken)
     return state._replace(phase=phase)
 
 
@@ -371,16 +388,19 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     seen = judge.cause(state.watch, failure.rank, now)
     if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
+    elif failure.cause is Cause.SECONDARY and (left := ends.before(state.ends, failing.failed_at)):
+        failure = causes.explained(failure, left)
     if not _restarts(state, failing):
         return _end(state, failure.result)
     if failing.broken:
         return _end(state, not_restarted(failure, failing.broken).result)
     attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_since
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
-    before = state.headlines.count(failure.headline)
+    own = failing.failure.headline  # without what is not the same each time
+    before = state.headlines.count(own)
     if before:
         why += f", for the {ordinal(before + 1)} time, {lasted(took)} after its start"
-    headlines = (*state.headlines, failure.headline)
+    headlines = (*state.headlines, own)
     by = now + state.job.start_timeout if state.job.members else math.inf
     state = state._replace(phase=Restarting(failure, by), headlines=headlines)
     return _tell_all(state, Restart(attempt, f"{why}; restarting all ranks."))
@@ -407,6 +427,7 @@ def host_succeeded(state: State, host: str, event: Succeeded) -> Step:
     phase = state.phase
     if event.attempt != state.attempt or not isinstance(phase, (Running, Failing)):
         return state, ()
+    state = state._replace(watch=judge.succeeded(state.watch, host))
     succeeded = phase.succeeded | {host}
     has_failed = isinstance(phase, Failing) and phase.failures
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
@@ -437,7 +458,8 @@ def host_watched(state: State, host: str, event: Watched, now: float) -> Step:
     """Take in of which ranks of a host nothing moves."""
     if event.attempt != state.attempt or not isinstance(state.phase, Running):
         return state, ()  # what was known when a rank failed says why it did
-    return state._replace(watch=judge.heard(state.watch, host, event.ranks, now)), ()
+    watch = judge.heard(state.watch, host, event.ranks, now, event.others)
+    return state._replace(watch=watch), ()
 
 
 def _say_who_waits(state: State, now: float) -> Step:
@@ -448,7 +470,8 @@ def _say_who_waits(state: State, now: float) -> Step:
     if is_new:
         state, asks = _gather_stacks(state, "", now)
     if watch.hung:
-        state = _note(state, causes.of_hang(watch.hung), now)
+        hang = causes.of_hang(watch.hung, may_restart=watch.may_restart)
+        state = _note(state, hang, now)
     return state, logs + asks
 
 
@@ -511,12 +534,14 @@ def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
 
 
 def _start(state: State, attempt: int, now: float, *, meet_by: float = math.inf) -> Step:
+    job = state.job
     state = state._replace(
         phase=Running(meet_by=meet_by),
         attempt=attempt,
         attempt_since=now,
         no_ranks=frozenset(),
-        watch=judge.State(state.job.hang_notify, state.job.hang_timeout, state.job.watch),
+        ends=ends.NONE,
+        watch=judge.begin(job.hang_notify, job.hang_timeout, job.watch, job.hosts),
         shows=stacks.Gathering(state.shows.number),  # a restart cuts off those who asked
     )
     return _tell_all(state, Start(attempt))

@@ -7,6 +7,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
     a member                        the coordinator
     Hello                           Welcome, or Refused or Later, and hangs up
                                     Missing, every 30 s; Start of attempt 1 when all have joined
+    EndedWell, of the first rank
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
     Watched, when nothing moves
     Meeting                         of torchruns that are started again
@@ -41,6 +42,7 @@ from launcher.watch import progress, stacks
 from launcher.watch.progress import Rank
 
 _LINE = 700  # characters of a reason
+MOST_ENDS = 1000  # of ranks, that one message tells
 _VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
 
 
@@ -101,10 +103,22 @@ class Hello(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A host has failed in an attempt."""
+    """A host has failed in an attempt, `age` seconds ago: what ends a rank is certain later."""
 
     attempt: int
     failure: Failure
+    age: float = 0.0
+
+
+class EndedWell(NamedTuple):
+    """Ranks of a host have ended with 0, `ages` seconds ago, the first of them first: `rank`.
+
+    Said of the first, and of all with what this host says next, its failure or its success.
+    """
+
+    attempt: int
+    rank: int
+    ages: tuple[float, ...]
 
 
 class Stop(NamedTuple):
@@ -137,10 +151,14 @@ class Cleared(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The ranks of a host of which nothing has moved for a while: all of them, each time."""
+    """The ranks of a host of which nothing has moved for a while: all of them, each time.
+
+    `others` counts those that run and neither wait in a collective nor run on after their script.
+    """
 
     attempt: int
     ranks: tuple[Rank, ...]
+    others: int = 1
 
 
 class Meeting(NamedTuple):
@@ -240,7 +258,9 @@ class Alive(NamedTuple):
     """The launcher that says so runs: for the channel, and no event of a machine."""
 
 
-FromMember = Union[Failed, Stop, Succeeded, NoRanks, Cleared, Watched, Meeting, WantStacks, Stacks]
+FromMember = Union[
+    Failed, EndedWell, Stop, Succeeded, NoRanks, Cleared, Watched, Meeting, WantStacks, Stacks
+]
 FromCoordinator = Union[
     Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End
 ]
@@ -294,14 +314,21 @@ def from_member(message: Mapping[str, Any]) -> FromMember | Alive:
     """Return what a member says. Raises ValueError, or KeyError, if it is not valid."""
     name, fields = _named(message)
     if name == "Failed":
-        failure = _dict(fields["failure"])
-        if failure["cause"] not in Cause.__members__:
+        said = _dict(fields["failure"])
+        if said["cause"] not in Cause.__members__:
             raise ValueError
-        code = _whole(failure["exit_code"], range(1, 256))  # a failure is never a success
-        cause, of_rank = Cause[failure["cause"]], failure["of_rank"] is True
-        rank = _whole(failure["rank"], range(-1, 1 << 31))
-        text, broken = _text(failure["text"]), _line(failure["broken"])
-        return Failed(_whole(fields["attempt"]), Failure(cause, code, text, of_rank, rank, broken))
+        code = _whole(said["exit_code"], range(1, 256))  # a failure is never a success
+        cause, of_rank = Cause[said["cause"]], said["of_rank"] is True
+        rank = _whole(said["rank"], range(-1, 1 << 31))
+        text, broken = _text(said["text"]), _line(said["broken"])
+        failure = Failure(cause, code, text, of_rank, rank, broken)
+        return Failed(_whole(fields["attempt"]), failure, progress.seconds(fields["age"]))
+    if name == "EndedWell":
+        ages = fields["ages"]
+        if not isinstance(ages, list) or not 0 < len(ages) <= MOST_ENDS:
+            raise ValueError
+        rank = _whole(fields["rank"], range(1 << 31))
+        return EndedWell(_whole(fields["attempt"]), rank, tuple(map(progress.seconds, ages)))
     if name == "Stop":
         return Stop(_whole(fields["number"], STOPS))
     if name == "Cleared":
@@ -309,7 +336,7 @@ def from_member(message: Mapping[str, Any]) -> FromMember | Alive:
         return Cleared(_whole(fields["attempt"]), _whole(fields["survivors"]), broken)
     if name == "Watched":
         ranks = tuple(progress.from_wire(_dict(rank)) for rank in fields["ranks"])
-        return Watched(_whole(fields["attempt"]), ranks)
+        return Watched(_whole(fields["attempt"]), ranks, _whole(fields["others"]))
     if name == "Meeting":
         return Meeting(_whole(fields["attempt"]), fields["has_met"] is True)
     if name in ("WantStacks", "Alive"):

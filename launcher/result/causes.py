@@ -102,6 +102,7 @@ class RankFailure(NamedTuple):
     frames: str = ""  # and the calls there, as a traceback has them
     at: str = ""  # the time of day of a crash
     aside: Aside | None = None
+    after_script: bool = False  # its script had ended: an exit handler failed, or a thread
 
     @property
     def cause(self) -> Cause:
@@ -137,7 +138,8 @@ def headline(failure: RankFailure, host: str) -> str:
         if failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
             how += f"; see that rank's last lines on stderr, {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
-    more = f"; {failure.oom}" if failure.oom else ""
+    more = " after its script had ended" if failure.after_script else ""
+    more += f"; {failure.oom}" if failure.oom else ""
     if failure.aside:
         thread, chain, before = failure.aside
         if chain[0].title() not in [link.title() for link in failure.chain]:  # raised again
@@ -234,10 +236,10 @@ def of_lost_host(host: str, how: str) -> Failure:
     return Failure(Cause.HOST_LOST, EXIT_HOST_LOST, text)
 
 
-def of_hang(what: str) -> Failure:
-    """Return the failure of a job in which ranks wait for one that does not come."""
+def of_hang(what: str, *, may_restart: bool = True) -> Failure:
+    """Return the failure of a job in which ranks wait for one that does not come, or run on."""
     text = f"{shortened(what, 900)}\nexit code {EXIT_HUNG} ({flag('hang_timeout')})\n"
-    return Failure(Cause.OWN, EXIT_HUNG, text, of_rank=True)
+    return Failure(Cause.OWN, EXIT_HUNG, text, of_rank=may_restart)
 
 
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
@@ -270,6 +272,13 @@ def first_of(failure: Failure, count: int) -> Failure:
         f"{one}; first of {count} failures (ranks that were ended do not count)"
         for one in details[:1]
     ]
+    return failure._replace(text=_fitted([first, *details]))
+
+
+def explained(failure: Failure, sentence: str) -> Failure:
+    """Return a failure whose first line a sentence follows; what is too long is cut before it."""
+    first, *details = failure.text.splitlines()
+    first = f"{shortened(first, _FIRST_LINE)}; {shortened(sentence, 400)}"
     return failure._replace(text=_fitted([first, *details]))
 
 

@@ -112,6 +112,12 @@ class ThreadRaised(NamedTuple):
     oom: str = ""  # as of RankSaid
 
 
+class ScriptEnded(NamedTuple):
+    """A rank's script has returned, or called sys.exit(0); its threads and exit handlers run on."""
+
+    pid: int
+
+
 class RanksAreIn(NamedTuple):
     """Where ranks are that were asked (to AskWhere), by pid: `load, data.py:88`."""
 

@@ -28,13 +28,8 @@ from launcher.peers.messages import (
     Succeeded,
 )
 from launcher.result.causes import (
-    Failure,
     Result,
-    headline,
-    of_rank,
-    of_torchrun,
     stopped,
-    told_to_end,
 )
 from launcher.run import ranks
 from launcher.run.ending import advance, ended_while_ending, gpus_said, ranks_signalled, remaining
@@ -61,11 +56,10 @@ from launcher.run.events import (
     TorchrunEnded,
     TorchrunRuns,
 )
+from launcher.run.failing import count, fail, of_torchrun_here, stopped_by_others, tell_ends
 from launcher.run.state import (
     INTERRUPTS,
     IS_A_STOP,
-    MARGIN,
-    TO_BE_CERTAIN,
     TO_TELL,
     WITHIN,
     Done,
@@ -205,7 +199,7 @@ def restarted(state: State, event: Restart, now: float) -> Step:
     if event.attempt != state.attempt:
         return state, ()
     if isinstance(phase, Running) and phase.told_to_end:
-        state, actions = _fail(state, _told_to_end(state, phase, now), now)
+        state, actions = fail(state, stopped_by_others(state, phase, now), now)
     elif isinstance(phase, (Running, Failing, Waiting)):
         state, actions = _end(state, Why.RESTART, now)
     elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
@@ -260,7 +254,7 @@ def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
         return state, ()
     success = isinstance(phase, Ending) and phase.why is Why.SUCCESS
     if success or isinstance(phase, (Running, Failing)):
-        return _fail(state, event.failure, now)
+        return fail(state, event.failure, now)
     return state, (Tell(Failed(state.attempt, event.failure)),)
 
 
@@ -358,7 +352,7 @@ def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
     if not isinstance(state.phase, Running) or state.has_succeeded:
         return _go_on(state, now)
     if event.error:
-        return _fail(state, _of_torchrun(state, 0, event.error, now), now)
+        return fail(state, of_torchrun_here(state, 0, event.error, now), now)
     if event.number:
         by = min(state.phase.told_by, now + IS_A_STOP)  # it may have been told twice
         return state._replace(phase=Running(event.number, by)), ()
@@ -367,17 +361,17 @@ def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
     if any(rank.failure for rank in state.ranks.values()):
         return state, ()  # which counts soon
     error = "it was about to end its ranks for a reason of its own"
-    return _fail(state, _of_torchrun(state, 0, error, now), now)
+    return fail(state, of_torchrun_here(state, 0, error, now), now)
 
 
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before it was to."""
     torchrun = state.torchrun._replace(asks=False, ended_at=now)
-    state, counted = _count(state._replace(torchrun=torchrun), now, everything=True)
+    state, counted = count(state._replace(torchrun=torchrun), now, everything=True)
     has_failed = event.returncode != 0 or not state.has_succeeded
     if has_failed and _is_to_go_on(state):
-        failure = _of_torchrun(state, event.returncode, event.error, now, oom=event.oom)
-        state, actions = _fail(state, failure, now)
+        failure = of_torchrun_here(state, event.returncode, event.error, now, oom=event.oom)
+        state, actions = fail(state, failure, now)
     else:
         state, actions = _go_on(state, now)
     return state, counted + actions
@@ -393,7 +387,7 @@ def child_ended(state: State, event: ChildEnded, now: float) -> Step:
         state, actions = _look_again(state, now)
         return state, (Tell(Succeeded(state.attempt)), *actions)
     error = "" if code else "it did not run torchrun to its end"
-    return _fail(state, _of_torchrun(state, code, error, now, state.runner, event.oom), now)
+    return fail(state, of_torchrun_here(state, code, error, now, state.runner, event.oom), now)
 
 
 def _is_to_go_on(state: State) -> bool:
@@ -413,23 +407,6 @@ def _look_again(state: State, now: float) -> Step:
     return state, (*actions, Look())
 
 
-def _of_torchrun(
-    state: State,
-    returncode: int | None,
-    error: str,
-    now: float,
-    program: str = "torchrun",
-    oom: str = "",
-) -> Failure:
-    job, seconds = state.job, now - state.times.attempt
-    where = (job.hosts, job.current_host, job.endpoint)
-    return of_torchrun(returncode, error, *where, seconds, program, oom)
-
-
-def _told_to_end(state: State, running: Running, now: float) -> Failure:
-    return _of_torchrun(state, None, told_to_end(running.told_to_end), now)
-
-
 # Ranks.
 
 
@@ -444,44 +421,12 @@ def rank_reports(state: State, event: ranks.Report, now: float) -> Step:
     actions: Actions = ()
     if isinstance(state.phase, Ending) and rank and rank.exit_code is not None and not was_known:
         actions = ended_while_ending(state, state.phase, rank)
-    state, counted = _count(state, now)
+    elif rank and rank.exit_code == 0 and not was_known:
+        actions = tell_ends(state, now, only_first=isinstance(state.phase, Running))
+    state, counted = count(state, now)
     actions += counted
     state, more = _go_on(state, now)
     return state, actions + more
-
-
-def _count(state: State, now: float, *, everything: bool = False) -> Step:
-    """Tell the coordinator of the ranks whose failures count now."""
-    if not isinstance(state.phase, (Running, Failing)):
-        return state, ()
-    began, job = state.times.attempt, state.job
-    patience = -math.inf if everything else TO_BE_CERTAIN
-    counting, wait = ranks.to_count(state.ranks, now - began, patience)
-    actions: Actions = ()
-    for rank in counting:
-        known = {**state.ranks, rank.pid: rank._replace(counts=True)}
-        state = state._replace(ranks=known)
-        assert rank.failure
-        if job.torchrun_restarts and state.torchrun.leave <= job.max_restarts:
-            line = f"{headline(rank.failure, job.current_host)}; torchrun restarts it."
-            actions += (Log(line),)
-            continue
-        state, more = _fail(state, of_rank(rank.failure, job.current_host), now)
-        actions += more
-    return state._replace(count_at=began + wait), actions
-
-
-def _fail(state: State, failure: Failure, now: float) -> Step:
-    """Tell the coordinator of a failure, which counts; it decides what follows."""
-    phase = state.phase
-    tell: Actions = (Tell(Failed(state.attempt, failure)),)
-    if isinstance(phase, Running) and phase.told_to_end and failure.of_rank:
-        # There is no restart after somebody else has ended torchrun.
-        tell += (Tell(Failed(state.attempt, _told_to_end(state, phase, now))),)
-    if not isinstance(phase, Failing):
-        by = now + failure.cause.patience + MARGIN
-        state = state._replace(phase=Failing(by))
-    return state, tell
 
 
 # Ending.
@@ -493,10 +438,10 @@ def time_is_up(state: State, now: float) -> Step:
     if isinstance(phase, Leaving) and now >= phase.by:
         return _leave(state), ()
     if isinstance(phase, Running) and now >= phase.told_by:
-        return _fail(state, _told_to_end(state, phase, now), now)
+        return fail(state, stopped_by_others(state, phase, now), now)
     if isinstance(phase, Failing) and now >= phase.by:
         return _end(state, Why.FAILURE, now)
-    state, actions = _count(state, now)
+    state, actions = count(state, now)
     state, more = _go_on(state, now)
     return state, actions + more
 
@@ -518,7 +463,7 @@ def _go_on(state: State, now: float) -> Step:
         return advance(state, state.phase, now)
     if isinstance(state.phase, Running) and state.has_succeeded:
         state, actions = _end(state, Why.SUCCESS, now)
-        if not state.runner:
-            actions = (Tell(Succeeded(state.attempt)), *actions)
-        return state, actions
+        tell = tell_ends(state, now)
+        tell += () if state.runner else (Tell(Succeeded(state.attempt)),)
+        return state, (*tell, *actions)
     return state, ()

@@ -84,22 +84,33 @@ class Launcher:
                 self._connection.close()
 
 
-def connect(describe: types.ModuleType) -> Send:
-    """Tell the launcher that this rank is there; return the way to tell it more."""
+def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
+    """Tell the launcher that this rank is there.
+
+    Returns the way to tell it more, and what to call once the script has ended.
+    """
     run_dir = os.environ.pop("LAUNCHER_RUN_DIR", None)
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
+    nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
     if run_dir is None:
-        return lambda message: None
+        return nobody
     try:
         launcher = Launcher(run_dir)
     except OSError:
-        return lambda message: None
+        return nobody
     rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
     launcher.send({**rank, "pid": os.getpid()})
     load(beside("unseen.py")).begin(run_dir, launcher.send, describe, __file__)
+    keep_answering = nobody[1]
     if watcher:
-        load(watcher).begin(lambda: Launcher(run_dir), {**rank, "watch": os.getpid()})
-    return launcher.send
+        hello = {**rank, "watch": os.getpid()}
+        keep_answering = load(watcher).begin(lambda: Launcher(run_dir), hello)
+
+    def script_ended() -> None:
+        launcher.send({**rank, "script_ended": os.getpid()})
+        keep_answering()
+
+    return launcher.send, script_ended
 
 
 def script_code(main: types.ModuleType, path: str) -> types.CodeType:
@@ -201,7 +212,7 @@ def main() -> None:
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
     describe = load(beside("describe.py"))
-    send = connect(describe)
+    send, script_ended = connect(describe)
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}
@@ -213,8 +224,11 @@ def main() -> None:
         end = describe.end(error, __file__)
         if end["exit_code"]:
             send({"end": end})
+        else:
+            script_ended()
         wrap_hook(describe)
         raise
+    script_ended()  # threads and exit handlers may run on, and may fail
 
 
 if __name__ == "__main__":

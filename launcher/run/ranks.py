@@ -7,20 +7,22 @@ from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.errors import Disposition
+from launcher.peers.messages import MOST_ENDS, EndedWell
 from launcher.result.causes import Aside, RankFailure
-from launcher.run.events import RankEnded, RankRuns, RankSaid, ThreadRaised
+from launcher.run.events import RankEnded, RankRuns, RankSaid, ScriptEnded, ThreadRaised
 from launcher.watch import stacks
 
-Report = Union[RankRuns, RankSaid, RankEnded, ThreadRaised]
-REPORTS = (RankRuns, RankSaid, RankEnded, ThreadRaised)
+Report = Union[RankRuns, RankSaid, ScriptEnded, RankEnded, ThreadRaised]
+REPORTS = (RankRuns, RankSaid, ScriptEnded, RankEnded, ThreadRaised)
 _BEFORE = 60  # s in which what a thread raised may have to do with the rank's end
+TO_END = 5.0  # s from a script's end to that of its process, within which the former counts
 
 
 class Rank(NamedTuple):
     """One rank's process.
 
     `failure` is what it failed with, if it did; `exit_code` how its process ended (negative for a
-    signal), None until that is known.
+    signal), None until that is known. Times are in seconds since torchrun's start.
     """
 
     pid: int
@@ -31,6 +33,8 @@ class Rank(NamedTuple):
     exit_code: int | None = None
     counts: bool = False  # its failure has been told to the coordinator
     disposition: Disposition | None = None  # at the signal that it was sent; None: none was
+    script_ended_at: float = math.inf  # by itself
+    ended_at: float = math.inf  # its process
     place: str = ""  # where it was when it was asked: `load, data.py:88`
     threads: tuple[tuple[float, ThreadRaised], ...] = ()  # what they raised, and when, lately
 
@@ -53,8 +57,10 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
     elif isinstance(report, RankSaid):
         failure = _failure(rank, report, report.exit_code, time)
         rank = rank._replace(failure=failure._replace(chain=report.chain, said=True))
+    elif isinstance(report, ScriptEnded):
+        rank = rank._replace(script_ended_at=time)
     elif isinstance(report, RankEnded):
-        rank = rank._replace(runs=False)
+        rank = rank._replace(runs=False, ended_at=min(rank.ended_at, time))
         if report.exit_code is not None and rank.exit_code is None:
             rank = _with_exit_code(rank, report, report.exit_code, time)
     return {**ranks, rank.pid: rank}
@@ -79,6 +85,23 @@ def _with_exit_code(rank: Rank, report: RankEnded, exit_code: int, time: float) 
     if exit_code >= 0:
         return rank._replace(failure=rank.failure._replace(exit_code=exit_code))
     return rank
+
+
+def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[EndedWell, ...]:
+    """Return what the coordinator is to know of ranks that have ended with 0; () if none has.
+
+    A rank has left the others when its script ended, not when Python was through with its exit.
+    """
+    ends = []
+    for rank in ranks.values():
+        if rank.exit_code == 0:
+            is_exit = rank.ended_at < rank.script_ended_at + TO_END
+            at = min(rank.script_ended_at, rank.ended_at) if is_exit else rank.ended_at
+            ends.append((at, rank.rank))
+    if not ends:
+        return ()
+    ages = [round(max(0.0, time - at), 3) for at, _ in sorted(ends)]
+    return (EndedWell(attempt, min(ends)[1], tuple(ages[:MOST_ENDS])),)
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:
@@ -106,7 +129,9 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
 
 
 def _failure(rank: Rank, report: RankSaid | RankEnded, exit_code: int, time: float) -> RankFailure:
-    failure = RankFailure(rank.rank, rank.local_rank, exit_code, time=time, oom=report.oom)
+    after_script = rank.script_ended_at < math.inf
+    number = rank.rank, rank.local_rank
+    failure = RankFailure(*number, exit_code, time=time, oom=report.oom, after_script=after_script)
     for at, one in _lately(rank, time)[:1]:  # the others may follow from it
         aside = Aside(one.thread, one.chain, time - at)
         failure = failure._replace(aside=aside, oom=report.oom or one.oom)

@@ -1,7 +1,8 @@
 """What the ranks of this host and its torchrun tell the launcher, while they run.
 
 Each of them connects to a Unix socket in the job's folder and sends lines of JSON. A rank (rank.py)
-says who it is before its script runs, and what ended it if that was an exception or sys.exit.
+says who it is before its script runs, and what ended it if that was an exception or sys.exit; else
+that its script has ended.
 torchrun (agent.py) asks before it starts ranks, says their pids, asks again before it would end
 them, and says what it raised. Its pid and exit code are needed where another program runs it, which
 may pass on neither signals nor codes. `sm-launch stacks` asks here where all ranks are.
@@ -33,6 +34,7 @@ from launcher.run.events import (
     RankRuns,
     RankSaid,
     RanksStarted,
+    ScriptEnded,
     ThreadRaised,
     TorchrunEnded,
     TorchrunRuns,
@@ -251,6 +253,13 @@ class Reports:
                 self._asked[connection] = pid
                 self._watch.joined(pid, rank, local, number, self._system.now())
             return None
+        if "script_ended" in message:
+            about = ("script_ended", "rank", "local_rank")
+            pid, rank, local = (int(message[name]) for name in about)
+            if self._pids[connection] != pid:
+                raise ValueError(pid)
+            self._watch.returned(pid, rank, local, self._system.now())
+            return ScriptEnded(pid)
         if "want_stacks" in message:
             self._wants_stacks.add(connection)
             return WantStacks()

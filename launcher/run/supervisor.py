@@ -314,9 +314,10 @@ class Supervisor:
         if question and self._reports:
             self._reports.ask(question)
         succeeded = {pid for pid, rank in self.state.ranks.items() if rank.exit_code == 0}
-        ranks = self._watch.changes(succeeded, self._system.state_of, now)
+        running = {rank.pid for rank in self.state.alive}
+        ranks = self._watch.changes(succeeded, self._system.state_of, now, running)
         if ranks is not None:
-            self._channel.say(Watched(self.state.attempt, ranks))
+            self._channel.say(Watched(self.state.attempt, ranks, self._watch.others))
         is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
         if is_to_say and self._watch.error not in self._said:
             self._said.add(self._watch.error)

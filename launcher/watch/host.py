@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 from launcher.text import plural
 from launcher.watch.progress import ENDED, ENDS, Rank, answer_of, bounded, seconds
-from launcher.watch.stacks import Asked, calls_of, place, threads_of
+from launcher.watch.stacks import AT_EXIT, Asked, calls_of, kept_by, place, threads_of
 
 _TO_ANSWER = 1.0  # s that a rank has
 _LOOKS = 2  # that a rank misses until it counts as one that does not answer: machines are busy
@@ -39,16 +39,27 @@ class _Watched(NamedTuple):
     signal: int = 0  # at which it writes where it is; 0: none
 
 
+class _Returned(NamedTuple):
+    """A rank whose script has ended, and since when; its process may run on."""
+
+    rank: int
+    local_rank: int
+    at: float
+    runs_on: str = AT_EXIT  # in what
+
+
 class Watch:
     """What is known of this host's ranks in one attempt, by pid. With `every` 0 none is asked."""
 
     def __init__(self, every: float, notify: float) -> None:
         self._every, self._quiet = every, notify / 2
         self._ranks: dict[int, _Watched] = {}
+        self._returned: dict[int, _Returned] = {}
         self._look_at = math.inf
         self._answer_by = math.inf
         self._looks = 0
-        self._told: list[Rank] = []
+        self._told: tuple[list[Rank], int] = ([], 0)
+        self.others = 0  # ranks that run, and neither wait nor have returned, as far as is known
         self._left_out = 0  # ranks of which no message holds the groups
         self._asked: list[Asked] = []
         self._asks = 0
@@ -57,9 +68,18 @@ class Watch:
         """Take in a rank that can be asked; at signal `number` it writes where it is."""
         if not self._every:
             return
-        if not self._ranks:
-            self._look_at = now + self._every
+        self._begin(now)
         self._ranks[pid] = _Watched(Rank(rank, local_rank, 0), now, signal=number)
+
+    def returned(self, pid: int, rank: int, local_rank: int, now: float) -> None:
+        """Take in that a rank's script has ended; it may not have been asked before."""
+        if self._every:
+            self._begin(now)
+            self._returned[pid] = _Returned(rank, local_rank, now)
+
+    def _begin(self, now: float) -> None:
+        if not (self._ranks or self._returned):
+            self._look_at = now + self._every
 
     def answered(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
         """Take in what a rank says. Raises one of several errors if it is not valid."""
@@ -72,6 +92,8 @@ class Watch:
             return  # too late
         one = self._ranks[pid]
         one = one._replace(signal=int(fields.get("signal", one.signal)))
+        if "kept" in fields and pid in self._returned:
+            self._returned[pid] = self._returned[pid]._replace(runs_on=kept_by(fields))
         error = str(fields.get("error", ""))[:200]
         known = Rank(one.known.rank, one.known.local_rank, 0)
         if fields.get("ends"):
@@ -80,7 +102,8 @@ class Watch:
             known = known._replace(still=seconds(fields["still"]))
         elif "groups" in fields:
             still, groups = answer_of(fields)
-            where = place(calls_of(fields["calls"]))
+            # Where Python waits for a thread says nothing.
+            where = "" if pid in self._returned else place(calls_of(fields["calls"]))
             known = known._replace(still=still, place=where, groups=groups)
         self._ranks[pid] = one._replace(heard_at=now, known=known, error=error)
 
@@ -111,7 +134,8 @@ class Watch:
 
     def due(self) -> float:
         """Return when something is due; infinite: never, as for ranks that cannot be asked."""
-        looks = min(self._look_at, self._answer_by) if self._ranks else math.inf
+        is_any = self._ranks or self._returned
+        looks = min(self._look_at, self._answer_by) if is_any else math.inf
         return min((looks, *(asked.due() for asked in self._asked)))
 
     def question(self, now: float) -> Mapping[str, int] | None:
@@ -124,35 +148,64 @@ class Watch:
         return {"look": self._looks}
 
     def changes(
-        self, ended: Collection[int], state_of: Callable[[int], str], now: float
+        self,
+        ended: Collection[int],
+        state_of: Callable[[int], str],
+        now: float,
+        running: Collection[int] = (),
     ) -> tuple[Rank, ...] | None:
         """Return of which ranks nothing moves, if that is not what was returned before.
 
-        `ended` are pids of ranks that have succeeded; state_of(pid) is a letter as in proc(5).
+        `ended` are pids of ranks that have succeeded, `running` of those that run; state_of(pid) is
+        a letter as in proc(5).
         """
         if now < self._answer_by:
             return None
         self._answer_by = math.inf
-        still = []
+        still = self._still(ended, state_of, now)
+        for pid in self._returned:
+            if pid in running:
+                self._add_returned(still, pid, now)
+        found = [rank for rank in still.values() if rank.still >= self._quiet]
+        ranks = bounded(found, _MOST_BYTES)
+        self._left_out = len(found) - len(ranks)
+        idle = {rank for rank in ranks if rank.runs_on or rank.waits}
+        self.others = sum(still.get(pid) not in idle for pid in running)
+        what = [rank._replace(still=0) for rank in ranks], self.others if ranks else 0
+        if what == self._told:
+            return None
+        self._told = what
+        return ranks
+
+    def _still(
+        self, ended: Collection[int], state_of: Callable[[int], str], now: float
+    ) -> dict[int, Rank]:
+        """Return what is known of ranks that can be asked, or could be, by pid."""
+        still = {}
         for pid, one in self._ranks.items():
             known, silent = one.known, now - one.heard_at
             if pid in ended:
-                still.append(_without_waits(known._replace(still=silent), ENDED))
+                still[pid] = _without_waits(known._replace(still=silent), ENDED)
             elif one.is_there:
                 if silent > _LOOKS * self._every:
                     why = does_not_answer(state_of(pid))
                     known = known._replace(still=known.still + silent, trouble=why)
                 elif known.still:
                     known = known._replace(still=known.still + silent)
-                still.append(known)
-        still = [rank for rank in still if rank.still >= self._quiet]
-        ranks = bounded(still, _MOST_BYTES)
-        self._left_out = len(still) - len(ranks)
-        what = [rank._replace(still=0) for rank in ranks]
-        if what == self._told:
-            return None
-        self._told = what
-        return ranks
+                still[pid] = known
+        return still
+
+    def _add_returned(self, still: dict[int, Rank], pid: int, now: float) -> None:
+        """Add that a rank runs on whose script has ended, unless its collectives still move."""
+        one = self._returned[pid]
+        known = still.get(pid)
+        if known is None:  # one that cannot be asked may be about to connect
+            if now - one.at <= _LOOKS * self._every:
+                return
+            known = Rank(one.rank, one.local_rank, now - one.at)
+        if known.still:
+            seconds = min(known.still, now - one.at)
+            still[pid] = known._replace(still=seconds, runs_on=one.runs_on)
 
     def left(self, pid: int) -> None:
         """Note that a rank cannot be asked any more: it has ended, or goes on without us."""

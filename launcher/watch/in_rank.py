@@ -1,11 +1,12 @@
 """Tells the launcher, from inside a rank's process, how far its collectives are, and where it is.
 
 A thread waits for the launcher's questions; it exists only once the script imports
-torch.distributed, and answers within milliseconds. Asked how far it is, it says that
-something moves; else what this rank has begun, what of it has not ended, and where its main thread
-is. Asked for its stacks, it says where all threads are. If it does not answer, C code of the
-script's does not release the interpreter, or the process is stopped. Where the main thread is then,
-faulthandler writes at a signal, to the same connection: in C, and without the interpreter.
+torch.distributed, or has ended while its process runs on, and answers within milliseconds. Asked
+how far it is, it says that something moves; else what this rank has begun, what of it has not
+ended, and where its main thread is; once the script has ended, also what keeps the process. Asked
+for its stacks, it says where all threads are. If it does not answer, C code of the script's does
+not release the interpreter, or the process is stopped. Where the main thread is then, faulthandler
+writes at a signal, to the same connection: in C, and without the interpreter.
 
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
 2.8 on). Of NCCL's the entries are not read: that asks the GPU for the state of events, some of
@@ -38,16 +39,20 @@ _ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itse
 _MOST_GROUPS, _MOST_TEXT = 64, 2000  # of an answer: groups, and characters of one's ranks
 _MOST_CALLS, _MOST_THREADS = 60, 30  # of an answer: innermost calls of a thread, threads
 _LONGEST, _LONGEST_NAME = 300, 100  # characters of a call's function or file; of other names
+_MOST_KEPT = 20  # threads that keep a process, of an answer
+_TO_END = 1.0  # s from a script's end, within which most processes have ended
 _MOST_STACKS = 200_000  # characters of an answer: the launcher takes 1 MiB
 
 
-def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
+def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], None]:
     """Answer the launcher's questions once the script imports torch.distributed.
 
-    connect() returns a connection to it (rank.py); hello says which rank this is.
+    connect() returns a connection to it (rank.py); hello says which rank this is. Returns what to
+    call when the script has ended: from then on they are answered in any case.
     """
 
     main = get_ident()
+    watches: list[Watch] = []  # one, in the end
 
     class AtImport:
         """A finder that finds nothing, but sees what is imported.
@@ -64,11 +69,25 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> None:
                 if os.getpid() == hello["watch"]:  # what the script has forked is no rank
                     with contextlib.suppress(Exception):  # no launcher, no thread
                         _record()
-                        Watch(connect(), hello, main)
+                        if not watches:
+                            launcher = connect()
+                            watches.append(Watch(lambda: launcher, hello, main))
+                            watches[0].start()
 
     sys.meta_path.insert(0, AtImport)
     if _MODULE in sys.modules:  # by sitecustomize
         AtImport.find_spec(_MODULE)
+
+    def script_ended() -> None:
+        if os.getpid() == hello["watch"]:
+            with contextlib.suppress(Exception):
+                if not watches:
+                    # In the thread: a launcher that does not answer must not hold up the exit.
+                    watches.append(Watch(connect, hello, main))
+                    watches[0].start(after=_TO_END)
+                watches[0].has_returned = True
+
+    return script_ended
 
 
 def _record() -> None:
@@ -80,19 +99,26 @@ def _record() -> None:
 class Watch:
     """The thread that answers, on a connection of its own."""
 
-    def __init__(self, launcher: Any, hello: dict[str, Any], main: int) -> None:
-        self._launcher, self._hello, self._main = launcher, hello, main
+    has_returned = False  # the script
+
+    def __init__(self, connect: Callable[[], Any], hello: dict[str, Any], main: int) -> None:
+        self._connect, self._hello, self._main = connect, hello, main
+        self._launcher: Any = None
         self._pid = os.getpid()
         self._same: Any = None  # what was the same at the last looks
         self._groups: list[dict[str, Any]] | None = None  # as they were then, once asked for
-        self._since = 0.0
+        self._since = time.monotonic()
         self._signal = 0
         self._busy = allocate_lock()
+
+    def start(self, after: float = 0.0) -> None:
+        """Start the thread, which connects to the launcher in so many seconds."""
         atexit.register(self._end)
         try:
-            start_new_thread(self._run, ())
+            start_new_thread(self._run, (after,))
         except RuntimeError:  # ulimit -u
-            launcher.close()
+            if not after:
+                self._connect().close()
 
     def _end(self) -> None:
         """Ask torch nothing while Python ends: a thread that it stops in C++ would abort it."""
@@ -100,9 +126,14 @@ class Watch:
             self._busy.acquire(timeout=1)
             self._since = time.monotonic()
 
-    def _run(self) -> None:
+    def _run(self, after: float) -> None:
         # An exception: the launcher is gone, or Python is.
         with contextlib.suppress(Exception):
+            if after:
+                never = allocate_lock()
+                never.acquire()
+                never.acquire(timeout=after)
+            self._launcher = self._connect()
             self._signal = _write_at_signal(self._launcher)
             self._launcher.send({**self._hello, "signal": self._signal})
             for question in self._launcher.questions():
@@ -135,22 +166,41 @@ class Watch:
             try:
                 # A handler of the script's has come in the place of faulthandler's.
                 is_ours = signal.getsignal(self._signal) == signal.SIG_DFL if self._signal else True
-                return {**self._answer(), **({} if is_ours else {"signal": 0})}
+                return {**self._answer(), **self._kept(), **({} if is_ours else {"signal": 0})}
             finally:
                 self._busy.release()
-        return {"ends": True, "still": time.monotonic() - self._since, "calls": self._calls()}
+        still = {"still": time.monotonic() - self._since, "calls": self._calls()}
+        return {"ends": True, **still, **self._kept()}
+
+    def _kept(self) -> dict[str, Any]:
+        """Return what keeps this process once its script has ended, as far as Python waits for it.
+
+        Those are threads that are no daemons, and a child of multiprocessing's.
+        """
+        if not self.has_returned:
+            return {}
+        frames, kept = current_frames(), list[Any]()
+        child = _joined(frames.get(self._main))
+        for one in list(getattr(threading, "_active", {}).values()):
+            if one.ident not in (self._main, get_ident()) and not one.daemon:
+                if one.ident in frames and len(kept) < _MOST_KEPT:
+                    kept.append([str(one.name)[:_LONGEST_NAME], calls(frames[one.ident])])
+                    child = child or _joined(frames[one.ident])
+        return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
 
     def _calls(self) -> list[Any]:
         return calls(current_frames().get(self._main))
 
     def _answer(self) -> dict[str, Any]:
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
+        if world is None and self.has_returned:  # it has not imported torch.distributed
+            return {"still": time.monotonic() - self._since, "calls": self._calls(), "groups": []}
         names = dict(world.pg_names) if world else {}
         status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
         numbers = recorded("fr"), status, [_sequence(group) for group in names]
         now = time.monotonic()
         error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
-        if numbers != self._same or not names:
+        if numbers != self._same or not (names or self.has_returned):
             self._same, self._since, self._groups = numbers, now, None
             return error
         if self._groups is None:  # thousands of entries take their time, so once
@@ -318,6 +368,23 @@ def calls(frame: Any) -> list[Any]:
         found.append([code.co_name[:_LONGEST], code.co_filename[-_LONGEST:], frame.f_lineno])
         frame = frame.f_back
     return found[::-1]
+
+
+def _joined(frame: Any) -> list[Any] | None:
+    """Return the name and pid of the child that a thread waits for at the exit, if it does.
+
+    That is multiprocessing's exit handler, or the thread of a pool of concurrent.futures.
+    """
+    while frame is not None:
+        name, path, child = frame.f_code.co_name, frame.f_code.co_filename, None
+        if name == "_exit_function" and path.endswith("multiprocessing/util.py"):
+            child = frame.f_locals.get("p")
+        elif name == "run" and path.endswith("concurrent/futures/process.py"):
+            child = next(iter(dict(frame.f_locals["self"].processes).values()), None)
+        if child:
+            return [str(child.name)[:_LONGEST_NAME], int(child.pid)]
+        frame = frame.f_back
+    return None
 
 
 def current_frames() -> dict[int, Any]:

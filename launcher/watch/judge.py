@@ -10,10 +10,11 @@ it was over, also where one look was missed. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.text import lasted
+from launcher.watch import returned
 from launcher.watch.progress import Rank
 from launcher.watch.waits import Finding, Seen, findings
 
@@ -43,13 +44,31 @@ class State(NamedTuple):
     known: tuple[Known, ...] = ()
     look_at: float = math.inf  # when it is worked out again who waits for whom
     hung: str = ""  # why the job ends for a hang, once
+    may_restart: bool = True  # after that
+    returned: returned.Returned = returned.NONE  # ranks that run on though their script has ended
+    # Hosts with ranks that do something else than to wait, to run on so, or to have ended.
+    busy: frozenset[str] = frozenset()
 
 
-def heard(state: State, host: str, ranks: Sequence[Rank], now: float) -> State:
-    """Take in of which of a host's ranks nothing moves; others may say so at the same time."""
+def begin(notify: float, timeout: float, every: float, hosts: Iterable[str]) -> State:
+    """Return what is known at the start of an attempt of some hosts."""
+    return State(notify, timeout, every, busy=frozenset(hosts))
+
+
+def heard(state: State, host: str, ranks: Sequence[Rank], now: float, others: int = 1) -> State:
+    """Take in of which of a host's ranks nothing moves; others may say so at the same time.
+
+    `others` counts its ranks that do something else than to wait, or to run on after their script.
+    """
     seen = tuple(Seen(host, rank, now - rank.still) for rank in ranks)
     look_at = min(state.look_at, now + _SETTLES)
-    return state._replace(hosts={**state.hosts, host: seen}, look_at=look_at)
+    busy = state.busy | {host} if others else state.busy - {host}
+    return state._replace(hosts={**state.hosts, host: seen}, look_at=look_at, busy=busy)
+
+
+def succeeded(state: State, host: str) -> State:
+    """Take in that all ranks of a host have ended with 0."""
+    return state._replace(busy=state.busy - {host})
 
 
 def _looked(state: State, now: float) -> State:
@@ -72,7 +91,9 @@ def _looked(state: State, now: float) -> State:
         if one.said and number not in go_on:
             has_come = one.has_come or _has_come(one.finding, by_rank)
             known.append(one._replace(moved_at=min(one.moved_at, now), has_come=has_come))
-    return state._replace(known=tuple(known), look_at=math.inf)
+    all_seen = [one for ranks in state.hosts.values() for one in ranks]
+    run_on = returned.seen(state.returned, all_seen, min(state.notify, state.timeout))
+    return state._replace(known=tuple(known), returned=run_on, look_at=math.inf)
 
 
 def _is_same(known: Known, finding: Finding) -> bool:
@@ -92,7 +113,8 @@ def due(state: State) -> float:
     """Return when something is to be said or done; infinite: never, while all moves."""
     if state.hung:
         return math.inf
-    return min((state.look_at, *(_due(one, state) for one in state.known)))
+    run_on = min(returned.due(state.returned), _all_return_at(state))
+    return min((state.look_at, run_on, *(_due(one, state) for one in state.known)))
 
 
 def _due(one: Known, state: State) -> float:
@@ -108,13 +130,24 @@ def _ends_at(one: Known, state: State) -> float:
     return one.finding.since + state.timeout + 2 * state.every + _IS_SEEN
 
 
+def _all_return_at(state: State) -> float:
+    """Return when the user's time is over for ranks that run on, if no rank does anything else."""
+    if state.busy or not state.returned:
+        return math.inf
+    since = returned.last_move(one for ranks in state.hosts.values() for one in ranks)
+    return since + state.timeout + 2 * state.every + _IS_SEEN
+
+
 def time(state: State, now: float) -> tuple[State, list[str], bool]:
     """Return what is due to be said, and whether some of it is new, so that stacks are wanted.
 
     `hung` is set when the user's time is over.
     """
     state = _looked(state, now) if now >= state.look_at else state
-    known, lines, hung, is_new = [], list[str](), state.hung, False
+    run_on, lines = returned.said(state.returned, state.notify, now)
+    known, hung, may_restart, is_new = [], state.hung, True, False
+    if now >= _all_return_at(state) and not hung:
+        hung, may_restart = returned.sentence(state.returned), False
     for one in state.known:
         if now < _due(one, state):
             known.append(one)
@@ -129,10 +162,13 @@ def time(state: State, now: float) -> tuple[State, list[str], bool]:
             one = one._replace(say_at=one.finding.since + 2 * wait, said=True)
         if now >= _ends_at(one, state) and not hung:
             hung = sentence(one.finding, now)
+            # What a rank does that has returned may be its last save.
+            may_restart = not any(rank in state.returned for rank in one.finding.named)
         known.append(one)
     if len(lines) > _MOST_SAID:
         lines[_MOST_SAID:] = [f"... and {len(lines) - _MOST_SAID} more like these."]
-    return state._replace(known=tuple(known), hung=hung), lines, is_new
+    state = state._replace(known=tuple(known), returned=run_on, hung=hung)
+    return state._replace(may_restart=may_restart and state.may_restart), lines, is_new
 
 
 def sentence(finding: Finding, now: float) -> str:

@@ -11,6 +11,7 @@ from launcher.text import printable
 
 MOST_GROUPS = 64  # that a rank tells of
 _LONGEST_NAME, _LONGEST_RANKS, _LONGEST_NUMBER = 100, 2000, 24
+_LONGEST_REST = 300
 _MOST_RANKS = 1 << 17
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 _SIGNIFICANT = 10**12  # numbers are below
@@ -52,7 +53,8 @@ class Rank(NamedTuple):
 
     `place` is where its main thread is (`load, data.py:88`). `trouble` is why it begins nothing
     any more, if that is known: it has ended, or does not answer. Then its groups are those that it
-    told before, if it did.
+    told before, if it did. `runs_on` is in what its process runs on though its script has ended, ""
+    as long as that runs.
     """
 
     rank: int
@@ -61,6 +63,12 @@ class Rank(NamedTuple):
     trouble: str = ""
     place: str = ""
     groups: tuple[Group, ...] = ()
+    runs_on: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is known to wait in a collective."""
+        return not self.trouble and any(group.waits for group in self.groups)
 
     @property
     def has_ended(self) -> bool:
@@ -117,6 +125,7 @@ def from_wire(fields: Mapping[str, Any]) -> Rank:
         _text(fields["trouble"]),
         _text(fields["place"]),
         tuple(groups),
+        _text(fields["runs_on"], _LONGEST_REST),
     )
 
 

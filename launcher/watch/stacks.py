@@ -23,6 +23,7 @@ _MOST_CALLS, _MOST_THREADS, _LONGEST = 60, 30, 300  # of a rank; characters of a
 _MOST_TEXT, _MOST_BYTES = 5_000, 40_000  # characters of one rank's; bytes of a message
 _MOST_LINES = 400
 _MOST_PLACE = 100  # characters
+AT_EXIT = "in its exit handlers"
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _OURS = re.compile(r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|unseen)\.py$")
 # Signals at which faulthandler writes where a process is, with its words (Modules/faulthandler.c).
@@ -101,6 +102,25 @@ def place(calls: Calls) -> str:
         return ""
     function, path, line = own[-1]
     return f"{function}, {path.rpartition('/')[2]}:{line}"[-_MOST_PLACE:]
+
+
+def kept_by(fields: Mapping[str, Any]) -> str:
+    """Return in words what a rank's process runs on in whose script has ended, by its answer.
+
+    Raises one of several errors if that is not valid.
+    """
+    threads = threads_of(fields["kept"])
+    own = [one for one in threads if _own(one[1])]  # says most
+    if own or (threads and not fields["child"]):
+        name, calls = (own or threads)[0]
+        where, more = place(calls), len(threads) - 1
+        said = f'thread "{name[:_MOST_PLACE]}"{where and f", in {where}"}'
+        return said + (f", and {more} more" if more else "")
+    if fields["child"]:
+        name, pid = fields["child"]
+        return f"it waits for its child process {_text(name)[:_MOST_PLACE]} (pid {whole(pid)})"
+    where = place(calls_of(fields["at"]))
+    return f"{AT_EXIT}{where and f', in {where}'}"
 
 
 def _own(calls: Calls) -> Calls:

@@ -16,6 +16,7 @@ from launcher.run.events import (
     RankRuns,
     RankSaid,
     RanksStarted,
+    ScriptEnded,
     Signal,
     TorchrunEnded,
 )
@@ -47,6 +48,8 @@ class Lives:
         elif isinstance(event, RankSaid):
             chain = [link.exception for link in event.chain]
             self._happens(event.pid, "says", event.exit_code, *chain)
+        elif isinstance(event, ScriptEnded):
+            self._happens(event.pid, "is through")
         elif isinstance(event, RankEnded):
             self._ends(event.pid, event.exit_code)
         elif isinstance(event, AsksToStart):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launcher.peers import coordinator, member, messages
+from launcher.peers import coordinator, ends, member, messages
 from launcher.peers.messages import Failed, Later, Stop
 from launcher.result import causes
 from launcher.result.causes import RankFailure, Result
-from launcher.run import ending, machine, ranks
+from launcher.run import ending, failing, machine, ranks
 from launcher.run.events import SignalRanks
 from launcher.run.state import Ending, Restarting, Running, Why
 from launcher.watch import stacks
@@ -66,6 +66,26 @@ def _(plant: Planter) -> None:
     plant.around(ranks, "to_count", reverse)
 
 
+@mistake("a rank that has left is not told of")
+def _(plant: Planter) -> None:
+    plant.set(failing, "tell_ends", lambda *_, **__: ())
+    plant.set(machine, "tell_ends", lambda *_, **__: ())
+
+
+@mistake("a rank is named that ended after the failure")
+def _(plant: Planter) -> None:
+    plant.around(ends, "before", lambda plain, known, at: plain(known, math.inf))
+
+
+@mistake("a rank is named that ended in an earlier attempt")
+def _(plant: Planter) -> None:
+    def keeps(plain: Any, state: Any, *rest: Any) -> Any:
+        after, actions = plain(state, *rest)
+        return after._replace(ends=state.ends), actions
+
+    plant.around(coordinator, "_start", keeps)
+
+
 @mistake("a failure is not told to the coordinator")
 def _(plant: Planter) -> None:
     def silent(plain: Any, state: Any, message: Any) -> Any:
@@ -77,7 +97,7 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a failure counts before its exit code is certain")
 def _(plant: Planter) -> None:
-    plant.set(machine, "TO_BE_CERTAIN", 0.0)
+    plant.set(failing, "TO_BE_CERTAIN", 0.0)
 
 
 @mistake("a rank whose hook ends it with 0 has failed")

@@ -63,6 +63,7 @@ class What(Word):
     LINGERS = "a rank lingers"  # for `amount` after it has raised, whatever it hears
     GPU_FAILS = "a rank's GPU fails"  # with an uncorrectable ECC error, as the rank says
     HANGS = "a rank hangs"
+    LEAVES = "a rank leaves the others"  # sys.exit(0); its process ends `amount` after that
     # Torchrun.
     TORCHRUN_KILLED = "torchrun is killed"
     TORCHRUN_HANGS = "torchrun hangs"

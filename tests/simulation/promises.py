@@ -17,6 +17,7 @@ from simulation.facts import (
     HANGS,
     LOSSES,
     MISCONFIGURED,
+    OF_TORCHRUN,
     PAUSES,
     RANK_FAILURES,
     SLOW,
@@ -122,7 +123,8 @@ def best_failure(watch: Watch) -> Iterator[str]:
     best = min(failure.cause for failure in known)
     expected = next(failure for failure in known if failure.cause is best).headline
     first = result.text.partition("\n")[0]
-    if first != expected and "differ" not in result.text and "arrive" not in result.text:
+    says_else = "differ" in result.text or "arrive" in result.text
+    if not first.startswith(expected) and not says_else:
         while_restarted = (" was lost: ", "the launcher itself", "of the restart", "a folder")
         if not (watch.restarts and any(words in first for words in while_restarted)):
             yield f"{first} in place of {expected}"
@@ -159,6 +161,27 @@ def cause_is_true(watch: Watch) -> Iterator[str]:
         if failed and not is_true(watch, result):
             line = result.text.partition("\n")[0]
             yield f"{launcher.machine.name} exits with {result.exit_code} and says: {line}"
+
+
+@promise("the first rank that had ended with exit code 0 before is named behind it")
+def who_left_is_named(watch: Watch) -> Iterator[str]:
+    """And only one that had, if the failure says no more than that a connection broke."""
+    if watch.decided is None or "Connection closed by peer" not in watch.decided[1].text:
+        return
+    first = watch.decided[1].text.partition("\n")[0]
+    attempt = max(number for *_, number in watch.started)
+    known = [one for one in watch.failures if one.attempt == attempt]
+    told = next(one.time for one in known if first.startswith(one.failure.headline))
+    of_it = [rank for rank in watch.ranks if rank.attempt == attempt and rank.exit_code == 0]
+    named = re.search(r", rank (\d+)(?: and (\d+) more)? had ended with exit code 0", first)
+    if named:
+        left = [one.rank for one in of_it if min(one.script_ended, one.ended or told) < told]
+        if int(named[1]) not in left or int(named[2] or 0) > len(left) - 1:
+            yield f"{named[0]}, but that is true of {left}"
+    sees = not (lost(watch) or impostors(watch) or planned(watch, *SLOW, *OF_TORCHRUN))
+    gone = [rank for rank in of_it if rank.ended and rank.ended < told - 2.7 - 0.1]
+    if gone and sees and not named:
+        yield f"rank {gone[0].rank} had ended with 0 at {gone[0].ended:.3f} s, and is not named"
 
 
 @promise("Of two failures of one host the first is told first")
@@ -303,7 +326,8 @@ def stop_says_nothing(watch: Watch) -> Iterator[str]:
 @promise("all hosts end within seconds and give the same reason")
 def ends_in_time(watch: Watch) -> Iterator[str]:
     """Within all times of docs/hosts.md, added up, unless something hangs that nobody sees."""
-    waits = watch.job.plan.script.at_break is AtBreak.WAITS and has(watch, What.FORGIVEN)
+    left = has(watch, What.FORGIVEN, What.LEAVES)
+    waits = watch.job.plan.script.at_break is AtBreak.WAITS and left
     for launcher in launchers(watch):
         if launcher.runs and not has(watch, What.HANGS, *HANGS) and not waits:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"

@@ -1,11 +1,12 @@
 """Simulated ranks: they train together, fail, hear each other's end, and save at a stop.
 
 What they tell the launcher, and when, is what launcher/run/rank.py tells: that they run, and what
-they raised.
+they raised, or that their script has ended.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,7 @@ class Rank(Process):
         self.is_dying = False  # it has said why, and is about to end
         self.saves_from: float | None = None
         self.lost_store = False
+        self.script_ended = math.inf  # when it said so
         self.pipe: Pipe | None = None
         world.ranks.append(self)
         self.job.watch.ranks.append(self)
@@ -119,6 +121,7 @@ class Rank(Process):
         waits = self.world.broken and self.script.at_break is not AtBreak.GOES_ON
         if self.runs and idle and not waits:
             self.succeeds = True
+            self._say_script_ended()
             self.end(0)
 
     # What others do to it
@@ -142,6 +145,10 @@ class Rank(Process):
             self._raise(42, own, later)
         elif what is What.FORGIVEN:
             self._raise(0, own, later)
+        elif what is What.LEAVES:
+            self._say_script_ended()
+            self.is_dying = True
+            self.clock.after(max(later, 0.01), self.end, 0)
         elif what is What.EXITS:
             self._raise(3, (Link(message="3"),), 0.01, said=3)
         elif what is What.GPU_FAILS:
@@ -224,7 +231,14 @@ class Rank(Process):
         elif self.script.save_code:
             self._raise(128 + number, (Link(message=str(128 + number)),), 0.01, said=128 + number)
         else:
+            self._say_script_ended()
             self.end(0)
+
+    def _say_script_ended(self) -> None:
+        self.script_ended = self.clock.now
+        if self.pipe:
+            about = {"rank": self.rank, "local_rank": self.local_rank}
+            self.pipe.say({**about, "script_ended": self.pid})
 
     def loses_store(self) -> None:
         """The torchrun is gone that keeps the ranks' store; what it saves needs the others."""

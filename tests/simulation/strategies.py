@@ -11,7 +11,7 @@ from simulation.strangers import KINDS
 
 OF_RANKS = (
     What.RAISES, What.EXITS, What.KILLED, What.ENDS, What.CRASHES,
-    What.HOOK, What.FORGIVEN, What.LINGERS, What.HANGS,
+    What.HOOK, What.FORGIVEN, What.LINGERS, What.HANGS, What.LEAVES,
 )  # fmt: skip
 OF_PEOPLE = (What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE)
 OF_ONE_HOST = (
@@ -103,7 +103,7 @@ DELAYS = (0.2, 1.0, 1.5)
 STOPPED = (70.0, 200.0, 90.0)
 STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
 TAKES_AMOUNT = (
-    What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LAUNCHER_PAUSES,
+    What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LEAVES, What.LAUNCHER_PAUSES,
     What.HOST_LATE, What.HOST_SLOW, What.PORT_TAKEN,
 )  # fmt: skip
 SAVES = (0.5, 2.0, 6.0, 30.0)
