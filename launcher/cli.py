@@ -19,7 +19,7 @@ from launcher.job.torchrun import max_restarts
 from launcher.log import log, show
 from launcher.peers.messages import Job
 from launcher.presence import Ending, InitClient
-from launcher.result.failure import write_failure
+from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
 from launcher.signals import Signals
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
         show(help_text())
         return 0
+    note_earlier(environ)
     # From here on a stop is noted, even before there is anything to stop.
     with Signals() as signals, InitClient(environ) as presence:
         try:
@@ -149,4 +150,7 @@ def _report(end: State, environ: Mapping[str, str]) -> Ending:
         log(cause.removeprefix("launcher: "))
         log("; ".join([*details[:1], f"{host}: {took}."]))
         write_failure(result.text, environ)
+    left = earlier_failure(environ)
+    if left and (result.exit_code == 0 or result.stop_signal):
+        log(f"{left} is of an earlier run; left as it is, since this one has not failed.")
     return Ending(result.exit_code, was_stopped=bool(result.stop_signal))

@@ -228,7 +228,9 @@ class Supervisor:
         self._watch, self._shows, self._where = _watch(job), {}, 0
         self._reports = Reports(self._folder, self._system, self._hear, self._watch, plan.runner)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
-        environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
+        # A relative TMPDIR leads there from this process's folder alone.
+        own = os.path.abspath(self._folder) if plan.folder else self._folder
+        environment.update({RUN_DIR: own, JOB_MARK: mark})
         if not job.torchrun_restarts:
             plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
@@ -237,7 +239,7 @@ class Supervisor:
         if job.watch:
             environment[WATCHER] = watcher
         self._child = self._system.start(
-            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner)
+            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
         )
 
     def _end_attempt(self) -> None:
