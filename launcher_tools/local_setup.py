@@ -26,7 +26,7 @@ _PORTS = range(20000, 29000)
 RESULTS = ("model", os.path.join("output", "data"), "checkpoints")
 FAILURE = os.path.join("output", "failure")
 # Of another job: this process may itself run in a training container.
-_PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_")
+_PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_", "CURRENT_HOST")
 _NUMBER = r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
 
 

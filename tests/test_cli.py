@@ -273,6 +273,14 @@ def test_what_has_no_effect_is_said(environ, args, says, logged):
     assert [line for line in lines if says in line] == lines and len(lines) == bool(says), lines
 
 
+def test_a_second_run_in_the_same_container_says_its_own_reason(tmp_path):
+    assert launch("--train-script", "one.py").returncode == 2
+    done = launch("--train-script", "two.py")
+    path = tmp_path / "output" / "failure"
+    assert path.read_text().startswith("launcher: --train-script two.py: there is ")
+    assert f"launcher: {path} was of an earlier run, and has been replaced." in done.stderr
+
+
 def test_missing_torch_is_exit_127(tmp_path):
     # Python as it comes, without the site-packages of this test's environment.
     bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]

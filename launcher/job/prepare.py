@@ -65,12 +65,11 @@ def prepare(
         groups = ", ".join(chosen.instance_groups)
         log(f"{cluster.current_host} is in none of the instance groups {groups}; nothing to do.")
         return None
-    code = toolkit.code_dir(environ)
-    home = code if config and os.path.isabs(code) else ""
+    home = _home(config, environ)
     try:
-        chosen = target.located(chosen, (code, chosen.script_dir), home)
-        added = {name: value for name, value in made.items() if name not in environ}
-        added.update(_surroundings(chosen, home, environ))
+        chosen = target.located(chosen, (toolkit.code_dir(environ), chosen.script_dir), home)
+        others = {name: value for name, value in made.items() if name not in environ}
+        added = {**others, **_surroundings(chosen, home, environ)}
         plan = _planned(chosen, cluster, environ, added)
         if _has_peers(cluster, chosen) and cluster.node_rank == 0:
             _require_port(plan.rdzv_endpoint)
@@ -111,7 +110,8 @@ def _from_config(
     argv = [] if list(argv) == ["train"] else argv
     try:
         argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
-        return argv, toolkit.to_env_vars(config, environ, signals)
+        made = toolkit.to_env_vars(config, environ, signals)
+        return argv, {**made, **toolkit.to_other_vars(config, environ)}
     except RecursionError:
         raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
 
@@ -127,11 +127,17 @@ def _with_groups(
     return {**seen, "SM_INSTANCE_GROUPS_DICT": json.dumps(groups)}
 
 
+def _home(config: toolkit.TrainingConfig | None, environ: Mapping[str, str]) -> str:
+    """Return the code folder if there is no `train` to make the surroundings of it, else ""."""
+    code = toolkit.code_dir(environ)
+    return os.path.normpath(code) if config and os.path.isabs(code) else ""
+
+
 def _surroundings(chosen: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ranks need to find, and to import, what they would under `train`.
 
-    `home` is the code folder where there is no `train`, "" elsewhere. Paths that were relative to
-    the current folder are so no longer, where the ranks have another one.
+    `home` is _home()'s. Paths that are relative to the current folder become absolute, where the
+    ranks have another one.
     """
     path = environ.get("PYTHONPATH", "")
     folders = path.split(os.pathsep) if path else []

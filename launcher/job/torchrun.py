@@ -233,7 +233,7 @@ def of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
             f"{shown}: each of the {nproc} ranks sees the same one, unless the script sets "
             "CUDA_VISIBLE_DEVICES before it uses CUDA."
         )
-    if cluster.mig > 1 and options.nproc_per_node is None:
+    if cluster.mig > 1 and nproc == 1 and options.nproc_per_node is None:
         return (
             f"{shown}, so this host has 1 rank: CUDA_VISIBLE_DEVICES=MIG-... chooses its slice "
             f"(nvidia-smi -L), and {flag('nproc_per_node')} N starts more, each of which has to "
