@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
         show(help_text())
         return 0
-    note_earlier(environ)
+    if not isinstance(run, functools.partial):  # a tool runs beside a job, or after it
+        note_earlier(environ)
     # From here on a stop is noted, even before there is anything to stop.
     with Signals() as signals, InitClient(environ) as presence:
         try:

@@ -815,6 +815,15 @@ def nvidia_smi(tmp_path, monkeypatch, text):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
+def test_a_jobs_own_reason_stays_behind_doctors(fake_torch, tmp_path):
+    """As in a container whose job has failed."""
+    fake_torch()
+    path = tmp_path / "output" / "failure"
+    path.write_text("of the job")
+    completed(*LAUNCHER, "doctor", "--train-script", "none.py", code=2)
+    assert path.read_text() == "of the job"
+
+
 def test_a_gpu(fake_torch, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, NVIDIA_SMI)
     fake_torch(devices=1, cuda="12.8")

@@ -167,6 +167,8 @@ def test_other_torchrun_arguments_are_its_own(text):
 
 def test_errors_in_what_to_run():
     assert "nothing to run" in refusal([])
+    twin = {"LAUNCHER_TRAIN_SCRIPT": "t.py"}
+    assert "nothing to run (LAUNCHER_TRAIN_SCRIPT is not a launcher option)" in refusal([], twin)
     assert "--train-script t.py and --train-module m" in refusal([*RUN, "--train-module", "m"])
     assert "--train-script needs a value" in refusal(["--train-script"])
     assert "--train-script is empty" in refusal(["--train-script", ""])

@@ -43,7 +43,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """
     twins, unknown = _from_environment(environ)
     typed = _from_command_line(argv)
-    _check_targets(typed)
+    _check_targets(typed, unknown)
     values = {**twins, **typed.options}
     script_args = typed.script_args
     if values.get("bools") == "flag":
@@ -166,7 +166,7 @@ def _value(field: str, text: str, where: str) -> Any:
         raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
 
 
-def _check_targets(typed: _CommandLine) -> None:
+def _check_targets(typed: _CommandLine, unknown: Sequence[str]) -> None:
     """Refuse a command line that does not name exactly one script or module."""
     if len(typed.targets) == 2:
         raise LaunchError(
@@ -177,7 +177,7 @@ def _check_targets(typed: _CommandLine) -> None:
         near = [word for word in typed.script_args if word.startswith(("--train_", "--train-"))]
         # A script, or a misspelt subcommand.
         near += [word for word in typed.script_args[:1] if not word.startswith("-")]
-        hint = ""
+        hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""
         if near:
             hint = f" ({shortened(printable(near[0]), 60)} is taken for an argument of the script)"
         raise LaunchError(
