@@ -22,7 +22,7 @@ from launcher.log import log, show
 from launcher.peers.messages import Job
 from launcher.presence import Ending, InitClient
 from launcher.result.causes import NO_RESTART, of_launcher
-from launcher.result.failure import write_failure
+from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
 from launcher.signals import Signals
@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
         show(help_text())
         return 0
+    if not isinstance(run, functools.partial):  # a tool runs beside a job, or after it
+        note_earlier(environ)
     try:
         if run is _launch:
             require_files()  # or else nothing of what follows can be relied on
@@ -178,4 +180,7 @@ def _report(end: State, environ: Mapping[str, str]) -> Ending:
             log(f"{details.pop(0)}.")
         log("; ".join([*details[:1], f"{host}: {took}."]))
         write_failure(result.text, environ)
+    left = earlier_failure(environ)
+    if left and (result.exit_code == 0 or result.stop_signal):
+        log(f"{left} is of an earlier run; left as it is, since this one has not failed.")
     return Ending(result.exit_code, was_stopped=bool(result.stop_signal))

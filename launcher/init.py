@@ -32,6 +32,7 @@ from launcher.job.options import INIT
 from launcher.log import log
 from launcher.presence import Ending, LauncherRegistry
 from launcher.processes import reap, send, start
+from launcher.result.failure import version_of
 from launcher.signals import Signals
 from launcher.text import signal_name
 
@@ -132,7 +133,7 @@ class _Init:
         """Start the command and wait until it and the launchers have ended."""
         output = os.path.join(toolkit.base_dir(environ), "output")
         failure_file = os.path.join(output, "failure")
-        failed_before = os.path.exists(failure_file)
+        before = version_of(failure_file)
         hint = "; install sagemaker-training, or use the entry point `sm-launch` without `init`"
         self._process = start(
             self._command,
@@ -149,7 +150,7 @@ class _Init:
                 self._finish_by = None
                 self._end_command()
         said = self._launchers.said
-        if said and said.was_stopped and not failed_before:
+        if said and said.was_stopped and version_of(failure_file) != before:
             _remove_failure(failure_file, said.exit_code)
         # The toolkit writes `success`, or `failure`. What it raises because it cannot write that is
         # lost, and it ends with 0 (trainer.py): SageMaker would take the job for completed.

@@ -34,8 +34,9 @@ def start(
     new_session: bool = False,
     tied: bool = False,
     hint: str = "",
+    folder: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start a child with this process's stdin, stdout and stderr.
+    """Start a child with this process's stdin, stdout and stderr, in its folder or another one.
 
     `tied`: the kernel stops it if this process is killed, as agent.py has it done to itself.
     Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
@@ -44,8 +45,16 @@ def start(
     name = argv[0]
     try:
         tie = tie_to_this_process() if tied else None
-        return subprocess.Popen(argv, env=environ, start_new_session=new_session, preexec_fn=tie)
+        return subprocess.Popen(
+            argv,
+            env=environ,
+            cwd=folder or None,
+            start_new_session=new_session,
+            preexec_fn=tie,
+        )
     except FileNotFoundError:
+        if folder and not os.path.isdir(folder):
+            raise LaunchError(f"the folder {folder} has been removed.") from None
         problem = f"{name} was not found{hint}"
         import shutil  # only for an error
 

@@ -18,6 +18,7 @@ from launcher.job.cluster import Cluster
 from launcher.job.options import Options
 from launcher.job.plan import AGENT, LaunchPlan
 from launcher.job.prepare import prepare
+from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text import flag
 
 # How bad a finding is; only the last one changes the exit code.
@@ -25,7 +26,6 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 # Stands for the script if none is named: a module of Python's own. It is never started.
 _ANY = ("--train-module", "site")
 _TARGETS = {"train-script", "train-module"}
-_SAGEMAKERS_LIMIT = 120  # seconds from SIGTERM to SIGKILL
 _TO_END = 10  # seconds that torchrun and the launcher need after the ranks
 
 
@@ -154,9 +154,9 @@ def times(job: Job) -> Iterator[Finding]:
     seen = f"{grace} s to save after a stop, {options.failure_grace} s after a failure elsewhere"
     if job.cluster.nnodes > 1:
         seen += f"; hosts may be missing for {options.start_timeout} s"
-    most = _SAGEMAKERS_LIMIT - _TO_END
+    most = SAGEMAKER_KILLS_AFTER - _TO_END
     if grace > most:
-        seen += f"; SageMaker kills everything {_SAGEMAKERS_LIMIT} s after a stop"
+        seen += f"; SageMaker kills everything {SAGEMAKER_KILLS_AFTER} s after a stop"
         yield warning("times", seen, f"use {flag('grace')} {most} at most")
     else:
         yield ok("times", seen)

@@ -301,7 +301,8 @@ def devices(job: Job, driver: Answer | None, torch: Torch, root: str = "") -> It
     else:
         names = ", ".join(dict.fromkeys(row[0] for row in rows)) or "not listed by nvidia-smi"
         version = f", driver {rows[0][2].strip()}" if rows else ""
-        yield ok("devices", f"{plural(gpus, 'GPU')} for the job: {names}{version}")
+        seen = plural(gpus, "MIG slice" if job.cluster.mig else "GPU")
+        yield ok("devices", f"{seen} for the job: {names}{version}")
         if gpus:
             yield from _with_gpus(job, torch)
 
@@ -352,7 +353,8 @@ def _with_gpus(job: Job, torch: Torch) -> Iterator[Finding]:
             "take a newer driver (or instance), or a build of torch for an older CUDA",
         )
     elif job.ranks > usable:
-        seen = f"{job.ranks} processes would share {plural(usable, 'GPU')}"
+        what = plural(usable, "MIG slice" if job.cluster.mig else "GPU")
+        seen = f"{job.ranks} processes would share {what}"
         yield warning("devices", seen, f"use {flag('nproc_per_node')} {usable}, or auto")
 
 

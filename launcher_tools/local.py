@@ -97,7 +97,11 @@ def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[s
         who += f"{',' if count == 2 else ' ...'} algo-{count} is {shares[-1].address}"
     gpus = f" and {plural(len(first.gpus), 'GPU')}" if first.gpus else ""
     each = plural(first.cores, "core") + gpus
-    lines = [f"{who}, each with {each}; their folders are in {run_dir}."]
+    lines = [
+        f"{words} comes after --, so it reaches the script; options of sm-launch local come before."
+        for words in chosen.behind
+    ]
+    lines += [f"{who}, each with {each}; their folders are in {run_dir}."]
     if first.gpus == ():
         lines.append(f"there are fewer GPUs than {count} hosts: none has one.")
     processes = count * (chosen.nproc_per_node or len(first.gpus or ()) or 1)

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, NamedTuple, NoReturn, TypeVar
 
 from launcher.errors import LaunchError
@@ -46,6 +46,7 @@ class Choices(NamedTuple):
     launcher_words: tuple[str, ...]
     script_args: tuple[str, ...]
     doctor: bool  # each host says what it sees; target may be None
+    behind: tuple[str, ...] = ()  # arguments of the script that look like options of local's
 
 
 class _Parser(argparse.ArgumentParser):
@@ -95,6 +96,10 @@ _FAULTS = (
     ("--late", "HOST@SECONDS", "start a host so much later than the others"),
 )
 
+# Values that an argument of a script's own under that name would hardly have.
+_AT = r"(algo-\d+)?@[\d.]+"
+_ONLY_OURS = {"--hosts": r"\d{1,3}", "--kill": _AT, "--stop": _AT, "--late": _AT}
+
 
 def help_text() -> str:
     """Return the text of `--help`."""
@@ -142,6 +147,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
         tuple(launcher_words),
         tuple(script_args),
         values.doctor,
+        tuple(_behind(script_args)),
     )
 
 
@@ -170,6 +176,16 @@ def _target(
             "sm-launch local --hosts 3 -- train.py --epochs 3."
         )
     return (_TARGETS[0], script_words[0]), ours, script_words[1:]
+
+
+def _behind(script_args: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments of the script that were surely meant for `sm-launch local`."""
+    words = [*script_args, ""]
+    for word, value in zip(words, words[1:]):
+        name, equals, text = word.partition("=")
+        form = _ONLY_OURS.get(name)
+        if form and re.fullmatch(form, text if equals else value, re.ASCII):
+            yield word if equals else f"{word} {value}"
 
 
 def _checked(option: str, text: str, parse: Callable[[str], _T]) -> _T:

@@ -26,7 +26,7 @@ _PORTS = range(20000, 29000)
 RESULTS = ("model", os.path.join("output", "data"), "checkpoints")
 FAILURE = os.path.join("output", "failure")
 # Of another job: this process may itself run in a training container.
-_PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_")
+_PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_", "CURRENT_HOST")
 _NUMBER = r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
 
 
@@ -106,20 +106,12 @@ def free_ports(count: int) -> list[int]:
 def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
     """Return the UUIDs of this machine's GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    A host sees its GPUs by their UUIDs: by their numbers, the second host's would not begin at 0.
+    Of a GPU in MIG mode, those of its slices. A host sees its GPUs by their UUIDs: by their
+    numbers, the second host's would not begin at 0.
     """
-    lines = resources.gpus(environ, signals)
-    found = [
-        match[1] for match in (re.search(r"UUID: (GPU-[\w-]+)", line) for line in lines) if match
-    ]
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return found
-    chosen = []
-    for entry in visible.split(",")[: resources.visible_gpus(len(found), environ)]:
-        entry = entry.strip()
-        chosen.append(found[int(entry)] if entry.isdecimal() else entry)
-    return chosen
+    found = resources.gpus(environ, signals)
+    devices = resources.devices(found, resources.visible_gpus(len(found), environ))
+    return [uuid for uuid in devices if uuid]
 
 
 # Files, folders, variables
@@ -223,6 +215,9 @@ def environment(
         made["SM_NUM_CPUS"] = str(len(share.cpus))
     if share.gpus is not None:
         made["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    # Where SageMaker's toolkit has the folder of the code, which here is the current one.
+    others = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
+    made["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *others])
     unless_set = {
         # As in AWS's images. Lines would come in blocks otherwise: stdout is a pipe.
         "PYTHONUNBUFFERED": "1",

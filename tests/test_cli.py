@@ -2,12 +2,14 @@
 
 import json
 import os
+import py_compile
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 
 import pytest
@@ -21,6 +23,7 @@ from launcher.job.prepare import prepare
 from launcher.log import flush
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+ALONE = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
 DRY = ["--train-script", "script.py", "--launcher-dry-run"]
 
 
@@ -175,6 +178,109 @@ def test_a_folder_that_python_can_execute(tmp_path, name):
     assert planned(["--train-script", "folder"]).argv[-1] == "folder"
 
 
+NO_PYTHON = [
+    ("run.sh", "echo no program is named", "it is a shell script by its name"),
+    ("run.sh", "#!/bin/bash\nset -e", "its `#!` line names bash"),
+    ("run", "#!/bin/sh -e\nexit", "its `#!` line names sh"),
+    ("run", '#! /bin/sh\n"$PYTHON" train.py', "its `#!` line names sh"),
+    ("train.py", "#!/usr/bin/env bash\npython t.py", "its `#!` line names bash"),
+    ("train.py", "#!/usr/bin/env -S node --x\nconsole.log(1)", "its `#!` line names node"),
+    ("x", "#!/usr/bin/env -S A=1 perl\n", "its `#!` line names perl"),
+    ("x", "#!/bin/sh\r\nexit\r\n", "its `#!` line names sh"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), NO_PYTHON)
+def test_a_script_that_is_no_python_is_refused(script, name, text, says):
+    script(text, name)
+    assert str(planned(["--train-script", name])) == (
+        f"--train-script {name}: {says}, and ranks run Python; make it the estimator's entry_point "
+        f'(entry_point={name}), end it with `exec python launcher.py "$@"`, and name a Python '
+        "script here."
+    )
+
+
+def test_other_files_that_python_cannot_run(script, tmp_path):
+    script("{}", "train.ipynb")
+    error = planned(["--train-script", "train.ipynb"])
+    assert "it is a notebook; expected a Python file: jupyter nbconvert" in str(error)
+    (tmp_path / "program").write_bytes(b"\x7fELF\x02\x01\x01\0\xff")
+    assert "it is a compiled program" in str(planned(["--train-script", "program"]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "#!",
+        "#!/usr/bin/env python3",
+        "#!/usr/bin/python3.11 -u",
+        "#!/opt/venv/bin/python",
+        "#!/usr/bin/env -S python -u",
+        "#! /usr/bin/env pypy3",
+        "#!/usr/bin/env -S uv run --script",
+        "#!/usr/bin/env -S conda run -n train python",
+        "#!/usr/bin/env torchrun",
+        "#!/bin/sh\n'''exec' /a/path/of/more/than/127/bytes/python \"$0\" \"$@\"\n' '''",  # pip's
+        '#!/bin/sh\n# -*- python -*-\n"exec" "python" "$0" "$@"',
+    ],
+)
+def test_a_script_whose_first_line_names_python_or_nothing(script, line):
+    script(f"{line}\nprint(1)\n", "mine")
+    assert planned(["--train-script", "mine"]).argv[-1] == "mine"
+
+
+def test_archives_bytecode_and_folders_may_begin_with_anything(script, tmp_path):
+    with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
+        archive.writestr("__main__.py", "")
+    text = b"#!/bin/sh\n" + (tmp_path / "archive").read_bytes()
+    (tmp_path / "archive").write_bytes(text)
+    py_compile.compile(str(script("")), cfile=str(tmp_path / "code.pyc"))
+    (tmp_path / "folder.sh").mkdir()
+    script("", "folder.sh/__main__.py")
+    for name in ("archive", "code.pyc", "folder.sh"):
+        assert planned(["--train-script", name]).argv[-1] == name
+
+
+NO_EFFECT = [
+    # environment, arguments, what the line says ("" for none)
+    ({"LAUNCHER_GARCE": "1"}, [], "LAUNCHER_GARCE is not a launcher option; see --launcher-help."),
+    (
+        {"launcher_grace": "1"},
+        [],
+        "launcher_grace is not a launcher option; did you mean LAUNCHER_",
+    ),
+    ({}, ["--LAUNCHER_GRACE", "1"], "--LAUNCHER_GRACE reaches the script; the launcher's own opt"),
+    ({}, ["-launcher-grace", "1"], "the launcher's own option is --launcher-grace."),
+    ({}, ["--nproc_per_node", "2"], "for the launcher it would be --launcher-nproc-per-node."),
+    ({}, ["--nproc-per-node=gpu"], "for the launcher it would be --launcher-nproc-per-node."),
+    ({}, ["--nproc_per_node", "2", "--launcher-nproc-per-node", "2"], ""),
+    ({}, ["--nproc_per_node", "many", "nproc_per_node", "2"], ""),
+    ({}, ["--log_dir", "x", "--grace", "1", "--launcher", "pytorch", "launcher-grace"], ""),
+    ({"LAUNCHER_WATCH": "0"}, ["--launcher-hang-notify", "9"], "--launcher-hang-notify has no ef"),
+    ({"LAUNCHER_WATCH": "0"}, [], ""),
+    ({}, ["--launcher-script-dir", "/no/where"], "there is no folder /no/where."),
+    ({"TRAINING_JOB_ARN": "arn:x"}, ["--launcher-grace", "121"], "the grace is 121 s, but SageMa"),
+    ({"TRAINING_JOB_ARN": "arn:x"}, ["--launcher-grace", "120"], ""),
+    ({}, ["--launcher-grace", "600"], ""),  # not on SageMaker
+]
+
+
+@pytest.mark.parametrize(("environ", "args", "says"), NO_EFFECT)
+def test_what_has_no_effect_is_said(environ, args, says, logged):
+    assert planned(["--train-script", "script.py", *args], **ALONE, **environ).argv
+    lines = logged().splitlines()
+    assert [line for line in lines if says in line] == lines and len(lines) == bool(says), lines
+
+
+def test_a_second_run_in_the_same_container_says_its_own_reason(tmp_path):
+    assert launch("--train-script", "one.py").returncode == 2
+    done = launch("--train-script", "two.py")
+    path = tmp_path / "output" / "failure"
+    assert path.read_text().startswith("launcher: --train-script two.py: there is ")
+    assert f"launcher: {path} was of an earlier run, and has been replaced." in done.stderr
+
+
 def test_missing_torch_is_exit_127(tmp_path):
     # Python as it comes, without the site-packages of this test's environment.
     bare = [sys.executable, "-S", str(REPO / "launcher" / "__main__.py")]
@@ -314,6 +420,65 @@ def test_a_script_in_sagemakers_folder_for_code(bare_image, tmp_path, script):
     assert f"{tmp_path}/ml/code/baked.py" in found
     error = planned(["--train-script", "none.py"], **bare_image)
     assert f"neither {tmp_path}/none.py nor {tmp_path}/ml/code/none.py" in str(error)
+
+
+@pytest.fixture
+def code(tmp_path, script):
+    """Make a folder for code as an image has it, with a script and a package; return its path."""
+    for name in ("tools", "pkg"):
+        (tmp_path / "ml" / "code" / name).mkdir(parents=True)
+    for name in ("tools/tool.py", "pkg/__init__.py", "pkg/__main__.py"):
+        script("", f"ml/code/{name}")
+    return str(tmp_path / "ml" / "code")
+
+
+def test_what_is_found_in_sagemakers_folder_for_code_runs_there(bare_image, code, tmp_path):
+    """As under `train`, if nothing of that name is in the current folder."""
+    (tmp_path / "ml" / "input" / "config" / "hyperparameters.json").write_text("{}")
+    for found in (["--train-script", "tools/tool.py"], ["--train-module", "pkg"]):
+        assert planned(found, **bare_image).folder == code
+    assert planned(["--train-script", f"{code}/tools/tool.py"], **bare_image).folder == code
+    assert planned(["--train-script", "script.py"], **bare_image).folder == ""  # of tmp_path
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__main__.py").write_text("")
+    assert planned(["--train-module", "pkg"], **bare_image).folder == ""
+    images = shutil.copytree(code, tmp_path / "images")
+    os.remove(f"{code}/tools/tool.py")
+    found = ["--train-script", "tools/tool.py", "--launcher-script-dir", str(images)]
+    assert planned(found, **bare_image).folder == ""
+
+
+def test_pythonpath_begins_with_sagemakers_folder_for_code(bare_image, code, monkeypatch):
+    theirs = os.environ["PYTHONPATH"]
+    for argv in (["--train-script", "script.py"], ["--train-script", "tools/tool.py"]):
+        assert planned(argv, **bare_image).environment["PYTHONPATH"] == f"{code}:{theirs}"
+    monkeypatch.chdir(code)
+    plan = planned(["--train-script", "tools/tool.py", "--launcher-smddp-compat"], **bare_image)
+    folders = plan.environment["PYTHONPATH"].split(":")
+    assert folders[:-1] == [code, theirs] and folders[-1].endswith("/smddp")
+    assert plan.folder == ""
+
+
+def test_where_a_toolkit_has_made_the_surroundings_they_stay(bare_image, code):
+    plan = planned(["--train-script", "tools/tool.py"], **bare_image, **ALONE)
+    assert plan.folder == "" and "PYTHONPATH" not in plan.environment
+
+
+def test_relative_paths_are_those_of_the_launchers_folder(bare_image, code, tmp_path):
+    relative = {"PYTHONPATH": f"src:{os.environ['PYTHONPATH']}", "PET_LOG_DIR": "x", "TMPDIR": "t"}
+    argv = ["--train-script", "tools/tool.py", "--launcher-log-dir", "logs"]
+    plan = planned(argv, **bare_image, **relative)
+    assert f"--log-dir={tmp_path}/logs" in plan.argv
+    assert plan.environment["PYTHONPATH"].startswith(f"{code}:{tmp_path}/src:")
+    assert plan.environment["PET_LOG_DIR"] == f"{tmp_path}/x"
+    assert plan.environment["TMPDIR"] == f"{tmp_path}/t"
+    assert "--log-dir=logs" in planned([*argv[2:], *DRY], **bare_image, **relative).argv
+
+
+def test_the_printed_command_goes_where_the_job_would(bare_image, code):
+    done = launch("--train-script", "tools/tool.py", **bare_image)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"cd {code} && env ") and f"PYTHONPATH={code}:" in done.stdout
 
 
 def test_config_files_with_unusable_hosts_are_named(bare_image, tmp_path):

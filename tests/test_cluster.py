@@ -1,6 +1,7 @@
 """Who the hosts are."""
 
 import json
+import os
 
 import pytest
 
@@ -97,6 +98,55 @@ def test_cuda_visible_devices_limits_the_gpus(visible, gpus):
     if visible is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible
     assert read_cluster(environ).num_gpus == gpus
+
+
+MIXED = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0a)
+  MIG 3g.20gb     Device  0: (UUID: MIG-a1)
+  MIG 3g.20gb     Device  1: (UUID: MIG-a2)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1b)
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-2c)
+"""
+
+
+@pytest.mark.parametrize("known", ["", "3"], ids=["counted here", "by the toolkit"])
+@pytest.mark.parametrize(
+    ("visible", "gpus", "mig"),
+    [
+        (None, 1, 4),  # one slice hides all that is no slice
+        ("MIG-a1", 1, 1),
+        ("MIG-a1,MIG-a2", 1, 2),
+        ("MIG-GPU-0a/1/0", 1, 1),
+        ("0", 1, 2),
+        ("GPU-0a", 1, 2),
+        ("GPU-0", 1, 2),  # CUDA takes the beginning of a UUID
+        ("1,0", 1, 3),
+        ("1,2", 2, 0),  # no slice is visible
+        ("GPU-1b", 1, 0),
+        ("1,-1,0", 1, 0),
+        ("", 0, 0),
+    ],
+)
+def test_of_mig_slices_a_process_sees_one(tmp_path, known, visible, gpus, mig):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<X\n{MIXED}X\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environ = {**TWO, "SM_NUM_GPUS": known, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    if visible is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = visible
+    cluster = read_cluster(environ)
+    assert (cluster.num_gpus, cluster.mig) == (gpus, mig)
+
+
+def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(tmp_path, logged):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environ = {**TWO, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert read_cluster({**environ, "SM_NUM_GPUS": "0"}).num_gpus == 0
+    hidden = {**environ, "SM_NUM_GPUS": "8", "CUDA_VISIBLE_DEVICES": ""}
+    assert (read_cluster(hidden).num_gpus, logged()) == (0, "")
+    seen = read_cluster({**environ, "SM_NUM_GPUS": "8"})
+    assert (seen.num_gpus, seen.mig) == (8, 0)
+    assert "nvidia-smi -L failed" in (said := logged()) and "no GPU is in MIG mode" in said
 
 
 def test_no_gpu_becomes_visible_on_a_host_without():

@@ -215,6 +215,7 @@ CUDA = Torch("2.8.0", backends=("nccl", "gloo"), cuda="12.8", devices=2, nccl="2
 CPU = Torch("2.8.0", backends=("gloo", "mpi"))
 DRIVER = Answer("NVIDIA A10G, 550.1\nNVIDIA A10G, 550.1\n", "", "")
 BROKEN = Answer("", "NVML: mismatch\n", "it ended with exit code 18")
+SLICES = host(gpus=1)._replace(cluster=host(gpus=1).cluster._replace(mig=4))
 LISTED = "ok 2 GPUs for the job: NVIDIA A10G, driver 550.1"
 
 
@@ -230,6 +231,12 @@ LISTED = "ok 2 GPUs for the job: NVIDIA A10G, driver 550.1"
             [LISTED, "problem torch 2.8.0 for CUDA 12.8 can use no GPU (too old)"],
         ),
         (host(gpus=2), DRIVER, Torch(), [LISTED]),
+        (
+            SLICES,
+            DRIVER,
+            CUDA._replace(devices=1),
+            ["ok 1 MIG slice for the job: NVIDIA A10G, driver 550.1"],
+        ),
         (host(gpus=2), None, CUDA, ["ok 2 GPUs for the job: not listed by nvidia-smi"]),
         (host(), DRIVER, CPU, ["ok 0 GPUs for the job: NVIDIA A10G"]),
         (host(neurons=32), None, CPU, ["ok 32 Neuron cores, "]),
@@ -806,6 +813,15 @@ def nvidia_smi(tmp_path, monkeypatch, text):
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+
+def test_a_jobs_own_reason_stays_behind_doctors(fake_torch, tmp_path):
+    """As in a container whose job has failed."""
+    fake_torch()
+    path = tmp_path / "output" / "failure"
+    path.write_text("of the job")
+    completed(*LAUNCHER, "doctor", "--train-script", "none.py", code=2)
+    assert path.read_text() == "of the job"
 
 
 def test_a_gpu(fake_torch, tmp_path, monkeypatch):

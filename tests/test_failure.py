@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from launcher.result import failure
 from launcher.result.causes import (
     LIMIT,
     Aside,
@@ -13,7 +14,7 @@ from launcher.result.causes import (
     of_rank,
     of_torchrun,
 )
-from launcher.result.failure import output_dir, write_failure
+from launcher.result.failure import earlier_failure, note_earlier, output_dir, write_failure
 from launcher.result.raised import Link, read
 
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
@@ -213,3 +214,54 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, logged, kind)
     assert f"warning: cannot write {folder}/failure" in logged()
     assert write_failure("text", {"SM_OUTPUT_DIR": str(folder)}, quiet=True) is None
     assert logged() == ""
+
+
+@pytest.fixture
+def earlier(tmp_path, monkeypatch):
+    """Leave a failure file of an earlier run, and look at it as a launcher does at its start."""
+    monkeypatch.setattr(failure, "_earlier", {})
+    path = tmp_path / "failure"
+    path.write_text("of the first job")
+    environ = {"SM_OUTPUT_DIR": str(tmp_path)}
+    note_earlier(environ)
+    return path, environ
+
+
+def test_a_file_of_an_earlier_run_is_replaced_once(earlier, logged):
+    path, environ = earlier
+    os.utime(path, (2**31, 2**31))  # a clock that goes wrong
+    note_earlier(environ)
+    assert write_failure("of this job", environ) == str(path)
+    assert path.read_text() == "of this job"
+    assert logged() == f"launcher: {path} was of an earlier run, and has been replaced.\n"
+    assert write_failure("again", environ) is None
+    assert path.read_text() == "of this job"
+
+
+@pytest.mark.parametrize("how", ["written over", "replaced", "removed and made"])
+def test_a_scripts_own_file_of_this_run_stays_though_there_was_one_before(earlier, how, logged):
+    path, environ = earlier
+    text = "of the other job"  # which is as long
+    if how == "replaced":
+        other = path.with_name("other")
+        other.write_text(text)
+        os.replace(other, path)
+    else:
+        if how == "removed and made":
+            path.unlink()
+        before = os.stat(path.parent)
+        path.write_text(text)
+        os.utime(path, (before.st_atime + 1, before.st_mtime + 1))
+    assert write_failure("of the launcher", environ) is None
+    assert path.read_text() == text and "left as it is" in logged()
+    assert earlier_failure(environ) == ""
+
+
+def test_what_is_no_file_is_none_of_an_earlier_run(tmp_path, logged, monkeypatch):
+    monkeypatch.setattr(failure, "_earlier", {})
+    environ = {"SM_OUTPUT_DIR": str(tmp_path)}
+    (tmp_path / "elsewhere").write_text("theirs")
+    (tmp_path / "failure").symlink_to(tmp_path / "elsewhere")
+    note_earlier(environ)
+    assert write_failure("text", environ) is None
+    assert (tmp_path / "elsewhere").read_text() == "theirs"

@@ -300,6 +300,8 @@ SCRIPTS = "written by the script as it saved,\nExitCode 143"
         ("143 stopped", None, TOOLKITS.format(5), TOOLKITS.format(5)),
         ("143 stopped", None, SCRIPTS, SCRIPTS),
         ("143 stopped", TOOLKITS.format(143), None, TOOLKITS.format(143)),
+        # of an earlier job; the toolkit writes over none, but the script may have removed it
+        ("143 stopped", "of an earlier job", TOOLKITS.format(143), None),
         # a rank that ended with 143 by itself, and a launcher that could not write the file
         ("143", None, TOOLKITS.format(143), TOOLKITS.format(143)),
         ("3", None, TOOLKITS.format(3), TOOLKITS.format(3)),

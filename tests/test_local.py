@@ -30,6 +30,14 @@ from launcher_tools.local_hosts import Host
 from launcher_tools.local_output import Lines, Output
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
+# A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
+MIXED = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)
+  MIG 3g.20gb     Device  0: (UUID: MIG-a)
+  MIG 3g.20gb     Device  1: (UUID: MIG-b)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
+"""
+
 LOCAL = [*LAUNCHER, "local"]
 HOSTS = ("algo-1", "algo-2", "algo-3")
 torch = pytest.mark.torch
@@ -235,9 +243,46 @@ def test_gpus_are_divided(tmp_path, hosts, visible, gpus):
     assert [share.gpus for share in local_setup.shares(hosts, environ)] == gpus
 
 
+@pytest.mark.parametrize(
+    ("hosts", "visible", "gpus"),
+    [
+        (2, None, [("MIG-a",), ("MIG-b",)]),  # of three: a host has as many as another
+        (3, None, [("MIG-a",), ("MIG-b",), ("GPU-1",)]),
+        (2, "1,0", [("GPU-1",), ("MIG-a",)]),
+        (1, "GPU-0", [("MIG-a", "MIG-b")]),
+        (2, "MIG-b,MIG-a", [("MIG-b",), ("MIG-a",)]),
+    ],
+)
+def test_mig_slices_are_divided(tmp_path, hosts, visible, gpus):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<X\n{MIXED}X\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    if visible is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = visible
+    assert [share.gpus for share in local_setup.shares(hosts, environ)] == gpus
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["--hosts", "3", "--kill=algo-2@20", "--late", "@5"],) * 2,
+        (["--hosts", "a,b", "--kill", "9", "--run-dir", "x", "--stop", "--doctor"], []),
+        (["--hosts"], []),
+    ],
+)
+def test_options_behind_the_script_are_named(script, words, seen):
+    argv = ["--hosts", "2", "--", str(script("")), *words]
+    assert " ".join(local_options.parse(argv, {}).behind).split() == seen
+
+
 def test_another_jobs_variables_do_not_leak():
     others = {"SM_HOSTS": '["x"]', "SM_HP_LR": "1", "SAGEMAKER_JOB_NAME": "x", "HOME": "/root"}
-    others |= {"LAUNCHER_INIT": "x", "LAUNCHER_GRACE": "5", "TRAINING_JOB_ARN": "x"}
+    others |= {
+        "CURRENT_HOST": "x",
+        "LAUNCHER_INIT": "x",
+        "LAUNCHER_GRACE": "5",
+        "TRAINING_JOB_ARN": "x",
+    }
     share = Share("127.0.0.1", frozenset({0, 1}), 1, ("GPU-a",))
     made = environment(others, "run/algo-1", "job", share, (20001, 20002))
     assert made == {
@@ -249,6 +294,7 @@ def test_another_jobs_variables_do_not_leak():
         "SM_NUM_GPUS": "1",
         "SM_NUM_CPUS": "2",
         "CUDA_VISIBLE_DEVICES": "GPU-a",
+        "PYTHONPATH": os.getcwd(),
         "PYTHONUNBUFFERED": "1",
         "LAUNCHER_RDZV_PORT": "20001",
         "LAUNCHER_PEER_PORT": "20002",
@@ -257,6 +303,8 @@ def test_another_jobs_variables_do_not_leak():
         environment({"LAUNCHER_RDZV_PORT": "7"}, "x", "job", share, (1, 2))["LAUNCHER_RDZV_PORT"]
         == "7"
     )
+    made = environment({"PYTHONPATH": "a:b"}, "x", "job", share, (1, 2))
+    assert made["PYTHONPATH"] == f"{os.getcwd()}:a:b"
 
 
 def test_a_run_folder_beside_this_one(tmp_path, monkeypatch):

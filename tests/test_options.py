@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.job import options
-from launcher.job.arguments import parse, wants_help
+from launcher.job.arguments import parse, split, wants_help
 from launcher.job.help import help_text
 from launcher.job.options import OPTIONS
 from launcher.text import flag
@@ -38,6 +38,41 @@ def test_values_as_two_words_or_with_an_equals_sign():
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--launcher_nproc_per_node", "2"],  # as the toolkit passes a hyperparameter
+        ["--launcher-nproc_per_node", "2"],
+        ["--launcher_nproc-per-node=2"],
+    ],
+)
+def test_options_may_have_underscores_as_torchruns(words):
+    seen = parse([*RUN, *words, "--launcher", "x"], {})
+    assert (seen.nproc_per_node, seen.script_args) == (2, ("--launcher", "x"))
+    assert split([*RUN, *words, "x"]) == ([*RUN, *words], ["x"])
+
+
+def test_an_unknown_option_with_underscores_is_refused_too():
+    assert "Did you mean --launcher-grace?" in refusal([*RUN, "--launcher_garce", "1"])
+    assert "--launcher_ is not a launcher option" in refusal([*RUN, "--launcher_", "1"])
+    assert wants_help([*RUN, "--launcher_help"])
+
+
+@pytest.mark.parametrize("word", ["no", "0", "Yes", "OFF", "", "None"])
+def test_what_is_meant_as_a_switchs_value_is_no_argument_of_the_script(word):
+    message = refusal([*RUN, "--launcher-peers", word])
+    assert f"--launcher-peers is {word!r}; expected true or false" in message
+    assert parse([*RUN, "--launcher-verbose=true", word], {}).script_args == (word,)
+
+
+@pytest.mark.parametrize("name", ["--launcher-log-dir", "--launcher_script_dir", "--train-script"])
+def test_an_option_is_no_path(name):
+    message = refusal([*RUN, name, "--epochs", "3"])
+    assert message.startswith(f"{name} needs a value, but --epochs comes next; ")
+    assert f"{name}=--epochs" in message
+    parse([*RUN, f"{name}=--epochs"], {})
+
+
+@pytest.mark.parametrize(
     ("words", "value", "left"),
     [
         (["--launcher-dry-run"], True, ()),
@@ -57,6 +92,12 @@ def test_every_option_has_a_twin_and_the_command_line_wins():
     assert parse([*RUN, "--launcher-grace", "8"], {"LAUNCHER_GRACE": "7"}).grace == 8
     assert parse(RUN, {"LAUNCHER_GRACE": ""}).grace == 100  # empty: not set
     assert parse(RUN, {"LAUNCHER_GARCE": "7"}).unknown_twins == ("LAUNCHER_GARCE",)
+
+
+@pytest.mark.parametrize("variable", ["launcher_grace", "Launcher_Grace", "LAUNCHER-GRACE"])
+def test_a_twin_in_another_spelling_is_none(variable):
+    seen = parse(RUN, {variable: "7", "launcher_gracious": "7", "grace": "7"})
+    assert (seen.unknown_twins, seen.grace) == ((variable,), 100)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +167,8 @@ def test_other_torchrun_arguments_are_its_own(text):
 
 def test_errors_in_what_to_run():
     assert "nothing to run" in refusal([])
+    twin = {"LAUNCHER_TRAIN_SCRIPT": "t.py"}
+    assert "nothing to run (LAUNCHER_TRAIN_SCRIPT is not a launcher option)" in refusal([], twin)
     assert "--train-script t.py and --train-module m" in refusal([*RUN, "--train-module", "m"])
     assert "--train-script needs a value" in refusal(["--train-script"])
     assert "--train-script is empty" in refusal(["--train-script", ""])

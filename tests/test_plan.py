@@ -128,6 +128,25 @@ def test_processes_per_host(gpus, neurons, argv, environ, nproc):
 
 
 @pytest.mark.parametrize(
+    ("mig", "argv", "environ", "nproc", "says"),
+    [
+        (4, (), {}, "1", "so this host has 1 rank: CUDA_VISIBLE_DEVICES=MIG-... chooses"),
+        (1, (), {}, "1", ""),  # it is the only one
+        (4, ("--launcher-nproc-per-node", "1"), {}, "1", ""),
+        (4, ("--launcher-nproc-per-node", "4"), {}, "4", "each of the 4 ranks sees the same one"),
+        (1, (), {"PET_NPROC_PER_NODE": "2"}, "2", "each of the 2 ranks sees the same one"),
+        (4, (), {"PET_NPROC_PER_NODE": "gpu"}, "gpu", ""),
+    ],
+)
+def test_processes_of_a_host_with_mig_slices(mig, argv, environ, nproc, says):
+    made = plan(*argv, cluster=ONE._replace(num_gpus=1, mig=mig), environ=environ)
+    lines = [line for line in made.remarks if "one MIG slice at most" in line]
+    assert made.nproc_per_node == nproc
+    assert len(lines) == bool(says) and all(says in line for line in lines)
+    assert made.lines()[0].endswith(" on 1 MIG slice.")
+
+
+@pytest.mark.parametrize(
     ("gpus", "argv", "environ", "says"),
     [
         (0, ("--launcher-nproc-per-node", "5"), {}, "--launcher-nproc-per-node is 5, but algo-2"),

@@ -30,6 +30,20 @@ def test_gpus_are_counted_with_nvidia_smi(driver):
     assert len(resources.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))) == 2
 
 
+def test_the_slices_of_a_gpu_in_mig_mode_are_no_gpus(driver):
+    lines = [
+        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89)",
+        "  MIG 1g.5gb      Device  0: (UUID: MIG-a1)",
+        "  MIG 1g.5gb Device 1: (UUID: MIG-GPU-5c89/1/0)",  # as drivers before R470 have it
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-7d5d)",
+    ]
+    environ = driver("nvidia-smi", "\n".join(f"echo '{line}'" for line in lines))
+    assert resources.gpus(environ) == [
+        ("GPU-5c89", ("MIG-a1", "MIG-GPU-5c89/1/0")),
+        ("GPU-7d5d", ()),
+    ]
+
+
 def test_a_failing_driver_is_reported(driver, logged):
     assert resources.gpus(driver("nvidia-smi", "echo no driver; exit 9")) == []
     assert "nvidia-smi -L failed" in logged()

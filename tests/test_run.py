@@ -533,3 +533,21 @@ def test_the_benchmark_still_runs():
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n|") == 12  # ten figures below the head
+
+
+def test_an_earlier_runs_failure_file_stays_behind_a_success(start, script, tmp_path):
+    path = tmp_path / "output" / "failure"
+    path.write_text("of an earlier run")
+    host = start("--train-script", script(""), SM_OUTPUT_DIR=str(path.parent))
+    assert host.wait() == 0, host.log()
+    assert path.read_text() == "of an earlier run"
+    assert f"{path} is of an earlier run; left as it is, since this one has not failed." in host.err
+
+
+def test_a_scripts_own_failure_file_stays_though_there_was_one_before(start, script, tmp_path):
+    path = tmp_path / "output" / "failure"
+    path.write_text("of an earlier run")
+    mine = script(f"open({str(path)!r}, 'w').write('mine'); 1 / 0")
+    host = start("--train-script", mine, SM_OUTPUT_DIR=str(path.parent))
+    assert host.wait() == 1, host.log()
+    assert path.read_text() == "mine" and f"{path} exists already; left as it is." in host.err

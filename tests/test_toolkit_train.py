@@ -90,6 +90,53 @@ def test_a_script_that_raises_gives_the_first_line(train, script, tmp_path):
     assert "GLOO_SOCKET_IFNAME=lo" in hosts[1].err
 
 
+DIFFERENT = {
+    "PYTHONPATH": "the toolkit adds all of its own sys.path, which ranks have as they have Python",
+    "SM_TRAINING_ENV": "what only the toolkit's own distributions use is left out",
+    "LAUNCHER_JOB_MARK": "a mark of this one job's processes",
+    "MASTER_PORT": "a free port of this one job",
+    "TORCHELASTIC_ERROR_FILE": "in the folder of this one job",
+    "TMPDIR": "the test's own, as the next one",
+    "HOST_UNDER_TEST": "",
+}
+SURROUNDINGS = """
+import json, os, sys
+import beside
+if os.environ["RANK"] == "0":
+    seen = [dict(os.environ), os.getcwd(), sys.argv[1:], sys.path[0]]
+    with open(os.path.join(os.environ["SM_MODEL_DIR"], "seen.json"), "w") as file:
+        json.dump(seen, file)
+"""
+
+
+@pytest.mark.torch
+def test_what_surrounds_a_rank_is_the_same_without_the_toolkit(train, start, script, tmp_path):
+    """Every variable, names and values; the current folder; the script's arguments."""
+    script("", "beside.py")
+    base = tmp_path / "ml" / HOSTS[0]
+    common = {"SM_OUTPUT_DIR": str(base / "output"), "PYTHONPATH": str(tmp_path)}
+    job = {"hosts": HOSTS[:1], "epochs": 3, "lr": 1e-05, "sagemaker_job_name": "job-7"}
+
+    def seen(host):
+        assert host.wait() == 0, host.log()
+        return json.loads((base / "model" / "seen.json").read_text())
+
+    real = seen(train(HOSTS[0], script(SURROUNDINGS, "x.py"), environ=common, **job))
+    variables = {"SAGEMAKER_BASE_DIR": str(base), "TRAINING_JOB_NAME": "job", **common}
+    variables["AWS_DEFAULT_REGION"] = "us-east-1"
+    ours = seen(start(host=HOSTS[0], command=[*LAUNCHER, "train"], **variables))
+    assert ours[1:] == real[1:] and real[1] == str(base / "code")
+    theirs, own = (environ for environ, *_ in (real, ours))
+    assert own["PYTHONPATH"] == f"{base}/code:{tmp_path}"
+    assert (
+        theirs["PYTHONPATH"].startswith(f"{base}/code:") and str(tmp_path) in theirs["PYTHONPATH"]
+    )
+    everything, all_of_ours = (json.loads(environ["SM_TRAINING_ENV"]) for environ in (theirs, own))
+    assert {**everything, **all_of_ours} == everything
+    differ = {name for name in {*theirs, *own} if theirs.get(name) != own.get(name)}
+    assert differ == set(DIFFERENT), {name: (theirs.get(name), own.get(name)) for name in differ}
+
+
 @pytest.mark.torch
 def test_a_stop_of_one_host_leaves_no_failure_file_on_any(train, script, tmp_path):
     path = script("import time\nprint('runs', flush=True)\ntime.sleep(600)\n", "x.py")
@@ -169,7 +216,7 @@ def test_doctor_as_the_entry_point(train, script, tmp_path):
         "launcher: doctor: a job would fail\njob: --train-script no.py"
     )
     second = train(
-        HOSTS[1], script(f"{line}\n", "script.sh"), **run, **{"train-script": "script.sh"}
+        HOSTS[1], script(f"{line}\n", "script.sh"), **run, **{"train-script": "launcher.py"}
     )
     assert second.wait() == 0, second.log()
     assert "A job would run on 127.0.0.2" in second.out

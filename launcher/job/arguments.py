@@ -1,9 +1,9 @@
 """Reads the launcher's options from the command line and from their twins in the environment.
 
-`--train-script`, `--train-module` and everything that begins with `--launcher-` are the
-launcher's, wherever they stand. Everything else reaches the script byte for byte, in order. That
-is why argparse is not used: its abbreviations, its treatment of `--` and its reordering would each
-change somebody's hyperparameters. The command line wins over the environment.
+`--train-script`, `--train-module` and everything that begins with `--launcher-`, or with
+`--launcher_`, are the launcher's, wherever they stand. Everything else reaches the script byte for
+byte, in order. That is why argparse is not used: its abbreviations, its treatment of `--` and its
+reordering would each change somebody's hyperparameters. The command line wins over the environment.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
 from launcher.text import PREFIX, flag, printable, shortened
 
 _SCRIPT, _MODULE = "--train-script", "--train-module"
+# What people mean as a switch's value, and what SageMaker makes of None.
+_NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
 
 
 class _CommandLine(NamedTuple):
@@ -28,7 +30,9 @@ class _CommandLine(NamedTuple):
 
 def wants_help(argv: Sequence[str]) -> bool:
     """Tell whether these arguments ask the launcher, not the script, for help."""
-    return list(argv) in (["--help"], ["-h"]) or PREFIX + "help" in argv
+    return list(argv) in (["--help"], ["-h"]) or any(
+        _spelled(word) == PREFIX + "help" for word in argv
+    )
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -39,7 +43,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """
     twins, unknown = _from_environment(environ)
     typed = _from_command_line(argv)
-    _check_targets(typed)
+    _check_targets(typed, unknown)
     values = {**twins, **typed.options}
     script_args = typed.script_args
     if values.get("bools") == "flag":
@@ -55,15 +59,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the twins by field, and the LAUNCHER_... variables without an option."""
+    """Return the values of the twins by field, and the variables meant as twins of no option."""
     twins = {"LAUNCHER_" + name.upper(): name for name in OPTIONS}
     values: dict[str, Any] = {}
     unknown = []
     for variable, text in sorted(environ.items()):
         if variable in twins and text:
             values[twins[variable]] = _value(twins[variable], text, variable)
-        elif variable.startswith("LAUNCHER_") and variable not in (*twins, *INTERNAL):
-            unknown.append(variable)
+        elif variable not in (*twins, *INTERNAL):
+            if variable.startswith("LAUNCHER_") or variable.upper().replace("-", "_") in twins:
+                unknown.append(variable)
     return values, unknown
 
 
@@ -101,7 +106,7 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
         typed = [word]
         name, equals, text = word.partition("=")
         is_target = name in (_SCRIPT, _MODULE)
-        if not is_target and not name.startswith(PREFIX):
+        if not is_target and not _spelled(name).startswith(PREFIX):
             yield typed, "", ""
             continue
         field = "" if is_target else _field(name)
@@ -111,23 +116,45 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
             if rest and rest[-1].lower() in SWITCHES:
                 text = rest.pop()
                 typed.append(text)
+            elif rest and rest[-1].lower() in _NO_SWITCH:
+                raise LaunchError(
+                    f"{name} is {rest[-1]!r}; expected true or false "
+                    f"(if that is an argument of the script: {name}=true)."
+                )
         elif not equals:
-            if not rest:
-                raise LaunchError(f"{name} needs a value; see --launcher-help.")
-            text = rest.pop()
+            text = _next(name, rest, is_path=is_target or OPTIONS[field].parse is str)
             typed.append(text)
         yield typed, name, text
+
+
+def _next(name: str, rest: list[str], *, is_path: bool) -> str:
+    """Take an option's value from the words that are left. Raises LaunchError if there is none."""
+    if not rest:
+        raise LaunchError(f"{name} needs a value; see --launcher-help.")
+    if is_path and rest[-1].startswith("-"):
+        word = shortened(printable(rest[-1]), 60)
+        raise LaunchError(
+            f"{name} needs a value, but {word} comes next; expected a path "
+            f"(one that begins so: {name}={word})."
+        )
+    return rest.pop()
+
+
+def _spelled(name: str) -> str:
+    """Return an option's name with dashes: hyperparameters, and torchrun's, have underscores."""
+    return name[:2] + name[2:].replace("_", "-")
 
 
 def _field(name: str) -> str:
     """Return the field of the option called name, as it was typed."""
     fields = {flag(field): field for field in OPTIONS}
-    if name in fields:
-        return fields[name]
+    spelled = _spelled(name)
+    if spelled in fields:
+        return fields[spelled]
     import difflib  # only needed for this error
 
     known = [option[len(PREFIX) :] for option in fields]
-    close = difflib.get_close_matches(name[len(PREFIX) :].replace("_", "-"), known, n=1)
+    close = difflib.get_close_matches(spelled[len(PREFIX) :], known, n=1)
     hint = f" Did you mean {PREFIX}{close[0]}?" if close else ""
     raise LaunchError(f"{name} is not a launcher option.{hint} See --launcher-help.")
 
@@ -139,7 +166,7 @@ def _value(field: str, text: str, where: str) -> Any:
         raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
 
 
-def _check_targets(typed: _CommandLine) -> None:
+def _check_targets(typed: _CommandLine, unknown: Sequence[str]) -> None:
     """Refuse a command line that does not name exactly one script or module."""
     if len(typed.targets) == 2:
         raise LaunchError(
@@ -150,7 +177,7 @@ def _check_targets(typed: _CommandLine) -> None:
         near = [word for word in typed.script_args if word.startswith(("--train_", "--train-"))]
         # A script, or a misspelt subcommand.
         near += [word for word in typed.script_args[:1] if not word.startswith("-")]
-        hint = ""
+        hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""
         if near:
             hint = f" ({shortened(printable(near[0]), 60)} is taken for an argument of the script)"
         raise LaunchError(

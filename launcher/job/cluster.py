@@ -32,6 +32,8 @@ class Cluster(NamedTuple):
     num_neurons: int  # Neuron cores of this host
     network_interface_name: str  # "" if SageMaker names none
     addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
+    # GPUs and MIG slices, if there are any slices: of all these CUDA shows a process one slice.
+    mig: int = 0
 
     @property
     def nnodes(self) -> int:
@@ -79,9 +81,7 @@ def read_cluster(
     job_name = _job_name(hosts, environ)
     if instance_groups:
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
-    gpus = count("SM_NUM_GPUS", environ)
-    if gpus is None:
-        gpus = len(resources.gpus(environ, signals))
+    gpus, mig = _gpus(environ, signals)
     neurons = count("SM_NUM_NEURONS", environ)
     if neurons is None:
         neurons = resources.count_neuron_cores(instance_type, environ, signals)
@@ -89,11 +89,34 @@ def read_cluster(
         hosts=tuple(sorted(hosts)),
         current_host=current_host,
         job_name=job_name,
-        num_gpus=resources.visible_gpus(gpus, environ),
+        num_gpus=gpus,
         num_neurons=neurons,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
         addresses=json.loads(environ.get(HOST_ADDRESSES, "{}")),
+        mig=mig,
     )
+
+
+def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int]:
+    """Return how many GPUs a process sees, and `mig`.
+
+    A process sees no more than one MIG slice, and beside it no GPU that has none (MIG User Guide,
+    "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
+    """
+    known = count("SM_NUM_GPUS", environ)
+    if known is None:
+        found = resources.gpus(environ, signals)
+        known = len(found)
+        visible = resources.visible_gpus(known, environ)
+    else:
+        found, visible = [], resources.visible_gpus(known, environ)
+        if known and visible != []:
+            otherwise = "assuming that no GPU is in MIG mode"
+            found = resources.gpus(environ, signals, otherwise=otherwise)
+    devices = resources.devices(found, visible)
+    if any(device.startswith("MIG-") for device in devices):
+        return 1, len(devices)
+    return known if visible is None else len(visible), 0
 
 
 def _json(variable: str, environ: Mapping[str, str]) -> Any:

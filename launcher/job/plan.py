@@ -46,6 +46,7 @@ class LaunchPlan(NamedTuple):
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
+    folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
 
     def lines(self) -> tuple[str, ...]:
         """Return what the log says of the plan, five lines at most."""
@@ -56,6 +57,8 @@ class LaunchPlan(NamedTuple):
         cluster, nproc = self.cluster, self.nproc_per_node
         ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
         devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
+        if cluster.mig:
+            devices = plural(cluster.num_gpus, "MIG slice")
         if cluster.num_neurons and not cluster.num_gpus:
             devices = plural(cluster.num_neurons, "Neuron core")
         lines = [
@@ -75,7 +78,8 @@ class LaunchPlan(NamedTuple):
 
         words = [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
         argv = _plain(self.argv) if ARCHIVE else self.argv
-        return " \\\n    ".join(["env", *words, shlex.join(argv)])
+        begin = f"cd {shlex.quote(self.folder)} && env" if self.folder else "env"
+        return " \\\n    ".join([begin, *words, shlex.join(argv)])
 
 
 def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -98,21 +102,22 @@ def make_plan(
     """Turn what is known into one torchrun command.
 
     `added` are variables that the ranks need besides those that are made here: the `SM_*` of an
-    image without the toolkit. Raises LaunchError for settings that contradict each other, and for
-    text that cannot be passed to a process.
+    image without the toolkit, and its PYTHONPATH. Raises LaunchError for settings that contradict
+    each other, and for text that cannot be passed to a process.
     """
     torchrun.refuse_conflicts(options, cluster, environ)
     endpoint = torchrun.endpoint_of(cluster, options)
     nproc = torchrun.nproc_per_node(options, cluster, environ)
     grace = torchrun.grace(options, environ)
     flags, replaced = torchrun.flags(options, cluster, resources, environ)
-    extra = _extra(options, environ)
+    extra = _extra(options, {**environ, **added})
     script = ("script", options.train_script)
     if options.train_module:
         script = ("module", options.train_module)
     # torchrun substitutes ${local_rank} and the like in arguments; "$$" stands for "$".
     words = (word.replace("$", "$$") for word in (*script, *options.script_args))
     for_speed, reasons = tuned(nproc, cluster, resources, environ)
+    others = [*replaced, torchrun.of_slices(nproc, options, cluster), *extra.remarks]
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
         argv=(*filter(None, [extra.runner]), resources.python, AGENT, *flags, "--", RANK, *words),
@@ -121,7 +126,7 @@ def make_plan(
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
         grace=grace,
-        remarks=tuple(filter(None, [*reasons, " ".join([*replaced, *extra.remarks])])),
+        remarks=tuple(filter(None, [*reasons, " ".join(filter(None, others))])),
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, resources.torch_version)),
@@ -132,6 +137,7 @@ def make_plan(
         },
         runner=extra.runner,
         peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
+        folder=options.folder,
     )
     _check_text(plan)
     return plan

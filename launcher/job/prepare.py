@@ -12,6 +12,7 @@ from typing import NamedTuple
 from launcher.errors import LaunchError
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import Cluster, read_cluster
+from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
 from launcher.job.plan import LaunchPlan, at_address, make_plan
 from launcher.job.resources import interface_of, read_resources
@@ -64,16 +65,19 @@ def prepare(
         groups = ", ".join(chosen.instance_groups)
         log(f"{cluster.current_host} is in none of the instance groups {groups}; nothing to do.")
         return None
+    home = _home(config, environ)
     try:
-        chosen = target.located(chosen, (toolkit.code_dir(environ), chosen.script_dir))
-        plan = _planned(chosen, cluster, environ, made)
+        chosen = target.located(chosen, (toolkit.code_dir(environ), chosen.script_dir), home)
+        others = {name: value for name, value in made.items() if name not in environ}
+        added = {**others, **_surroundings(chosen, home, environ)}
+        plan = _planned(chosen, cluster, environ, added)
         if _has_peers(cluster, chosen) and cluster.node_rank == 0:
             _require_port(plan.rdzv_endpoint)
     except LaunchError as error:
         return Prepared(cluster, chosen, error)
     # Logged only now, so that an error is the only line.
-    for variable in chosen.unknown_twins:
-        log(f"warning: {variable} is not a launcher option; see --launcher-help.")
+    for line in without_effect(chosen, plan.grace, environ):
+        log(line)
     if left_out:
         names = ", ".join(left_out)
         log(f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them.")
@@ -106,7 +110,8 @@ def _from_config(
     argv = [] if list(argv) == ["train"] else argv
     try:
         argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
-        return argv, toolkit.to_env_vars(config, environ, signals)
+        made = toolkit.to_env_vars(config, environ, signals)
+        return argv, {**made, **toolkit.to_other_vars(config, environ)}
     except RecursionError:
         raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
 
@@ -122,12 +127,46 @@ def _with_groups(
     return {**seen, "SM_INSTANCE_GROUPS_DICT": json.dumps(groups)}
 
 
+def _home(config: toolkit.TrainingConfig | None, environ: Mapping[str, str]) -> str:
+    """Return the code folder if there is no `train` to make the surroundings of it, else ""."""
+    code = toolkit.code_dir(environ)
+    return os.path.normpath(code) if config and os.path.isabs(code) else ""
+
+
+def _surroundings(chosen: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ranks need to find, and to import, what they would under `train`.
+
+    `home` is _home()'s. Paths that are relative to the current folder become absolute, where the
+    ranks have another one.
+    """
+    path = environ.get("PYTHONPATH", "")
+    folders = path.split(os.pathsep) if path else []
+    made = {}
+    if chosen.folder:
+        folders = list(map(os.path.abspath, folders))
+        for name in ("TMPDIR", "PET_LOG_DIR"):
+            if environ.get(name):
+                made[name] = os.path.abspath(environ[name])
+    if home and _holds_something(home):
+        home = os.path.normpath(home)
+        folders = [home, *(folder for folder in folders if folder != home)]
+    made["PYTHONPATH"] = os.pathsep.join(folders)
+    return {name: value for name, value in made.items() if value != environ.get(name, "")}
+
+
+def _holds_something(folder: str) -> bool:
+    try:
+        return bool(os.listdir(folder))
+    except OSError:
+        return False
+
+
 def _has_peers(cluster: Cluster, chosen: Options) -> bool:
     return cluster.nnodes > 1 and chosen.peers and not chosen.dry_run
 
 
 def _planned(
-    chosen: Options, cluster: Cluster, environ: Mapping[str, str], made: Mapping[str, str]
+    chosen: Options, cluster: Cluster, environ: Mapping[str, str], added: Mapping[str, str]
 ) -> LaunchPlan:
     if chosen.hang_timeout and not chosen.watch:
         raise LaunchError(
@@ -141,7 +180,8 @@ def _planned(
             raise LaunchError(
                 f"--launcher-log-dir: cannot make the folder {chosen.log_dir} ({error.strerror})."
             ) from None
-    added = {name: value for name, value in made.items() if name not in environ}
+    if chosen.log_dir and chosen.folder:
+        chosen = chosen._replace(log_dir=os.path.abspath(chosen.log_dir))
     resources = read_resources()
     unknown = cluster.network_interface_name not in resources.interfaces
     # The channel finds out by itself, and does not have to wait for an answer from DNS.

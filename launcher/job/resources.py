@@ -12,7 +12,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
@@ -29,6 +29,7 @@ _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
 _EVENTS = ("events", "oom_control")  # of a memory cgroup, v2 and v1
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_NONE = "assuming that this host has no such devices"
 
 
 class Resources(NamedTuple):
@@ -98,31 +99,70 @@ def torch_version() -> tuple[int, int]:
     return (int(match[1]), int(match[2]))
 
 
-def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
-    """Return the lines of `nvidia-smi -L`, one for each GPU, as the toolkit counts them.
+class Gpu(NamedTuple):
+    """A GPU of `nvidia-smi -L`, and its MIG slices, if it is in MIG mode and has some."""
+
+    uuid: str
+    slices: tuple[str, ...] = ()  # their UUIDs
+
+
+def gpus(
+    environ: Mapping[str, str],
+    signals: Signals | None = None,
+    *,
+    otherwise: str = _NONE,
+) -> list[Gpu]:
+    """Return the GPUs that `nvidia-smi -L` lists, as the toolkit counts them.
 
     A driver may hang for ever; a stop among the signals ends the wait, and then there are none.
+    `otherwise` is said of a driver that fails.
     """
-    lines = _ask("nvidia-smi", "-L", environ, signals).splitlines()
-    return [line for line in lines if line.startswith("GPU ")]
+    found: list[Gpu] = []
+    for line in _ask("nvidia-smi", "-L", environ, signals, otherwise).splitlines():
+        match = re.search(r"\(UUID: ([^)\s]+)\)", line)
+        uuid = match[1] if match else ""
+        if line.startswith("GPU "):
+            found.append(Gpu(uuid))
+        elif found and line.lstrip().startswith("MIG "):  # below its GPU
+            found[-1] = found[-1]._replace(slices=(*found[-1].slices, uuid or "MIG-"))
+    return found
 
 
-def visible_gpus(count: int, environ: Mapping[str, str]) -> int:
-    """Return how many of count GPUs CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
+def visible_gpus(count: int, environ: Mapping[str, str]) -> list[str] | None:
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA reads, None if it leaves all GPUs.
 
     It ignores entries after the first invalid one (programming guide, "Environment Variables").
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not count:
-        return count
-    seen = 0
-    for entry in visible.split(","):
-        entry = entry.strip()
+        return None
+    seen = []
+    for entry in map(str.strip, visible.split(",")):
         is_index = entry.isdecimal() and len(entry) < 6 and int(entry) < count
         if not is_index and not entry.startswith(("GPU-", "MIG-")):
             break
-        seen += 1
+        seen.append(entry)
     return seen
+
+
+def devices(found: Sequence[Gpu], visible: Sequence[str] | None) -> list[str]:
+    """Return the UUIDs of visible GPUs, in their order, and of the slices of those that have any.
+
+    `visible` is what CUDA_VISIBLE_DEVICES leaves, None for all. What is not among those found is
+    returned as it stands there.
+    """
+    if visible is None:
+        visible = [str(number) for number in range(len(found))]
+    chosen: list[str] = []
+    for entry in visible:
+        if entry.isdecimal():
+            of_entry = found[int(entry) : int(entry) + 1]
+        else:  # CUDA takes the beginning of a UUID
+            of_entry = [gpu for gpu in found if gpu.uuid.startswith(entry)][:1]
+        for gpu in of_entry:
+            chosen += gpu.slices or [gpu.uuid or entry]
+        chosen += [] if of_entry else [entry]
+    return chosen
 
 
 def count_neuron_cores(
@@ -134,7 +174,7 @@ def count_neuron_cores(
     """
     if "trn2.48xlarge" in instance_type:
         return 64  # neuron-ls lists 128 physical cores there; a process uses them in pairs
-    answer = _ask("neuron-ls", "-j", environ, signals)
+    answer = _ask("neuron-ls", "-j", environ, signals, _NONE)
     try:
         return sum(int(device.get("nc_count", 0)) for device in json.loads(answer or "[]"))
     except (ValueError, TypeError, AttributeError):
@@ -142,7 +182,13 @@ def count_neuron_cores(
         return 0
 
 
-def _ask(command: str, option: str, environ: Mapping[str, str], signals: Signals | None) -> str:
+def _ask(
+    command: str,
+    option: str,
+    environ: Mapping[str, str],
+    signals: Signals | None,
+    otherwise: str,
+) -> str:
     """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
     import shutil  # 2.4 ms, with what it imports
 
@@ -156,8 +202,7 @@ def _ask(command: str, option: str, environ: Mapping[str, str], signals: Signals
         return ""
     if answer.problem:
         # Nobody should train on a CPU at the price of a GPU without being told.
-        why = f"{command} {option} failed ({answer.problem})"
-        log(f"{why}; assuming that this host has no such devices.")
+        log(f"{command} {option} failed ({answer.problem}); {otherwise}.")
         return ""
     return answer.out
 

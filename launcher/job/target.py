@@ -1,37 +1,59 @@
-"""Finds the script or module to run, before anything starts."""
+"""Finds the script or module to run, and the folder to run it in, before anything starts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 
 from launcher.errors import LaunchError
 from launcher.job.options import Options
+from launcher.text import printable, shortened
+
+# Programs of a `#!` line that run Python: python3.11, pypy, /opt/venv/bin/python; uv run --script.
+_RUNS_PYTHON = re.compile("py|^(uvx?|torchrun|accelerate|deepspeed)$")
+# What a shell and Python both take: to Python it begins with a string (pip writes such for long
+# paths). A shell's `"$PROGRAM" ...` is none.
+_BEGINS_WITH_A_STRING = re.compile(r"""(\s*(#.*)?\n)*['"](?!\$)""")
+_SHELLS = (".sh", ".bash")
 
 
-def located(chosen: Options, folders: Sequence[str]) -> Options:
+def located(chosen: Options, folders: Sequence[str], home: str = "") -> Options:
     """Return the options with the script's path as it was found; check that a module can be run.
 
     A script is looked for in the current folder, then in those given. It may be whatever
-    `python PATH` takes: a file of source or bytecode, an archive, a folder with __main__.py.
-    Raises LaunchError if there is no such script or module.
+    `python PATH` takes: a file of source or bytecode, an archive, a folder with __main__.py. `home`
+    is the folder where ranks run if what they run is below it, and not found from the current one.
+    Raises LaunchError if there is no such script or module, or the script is no Python.
     """
+    here = os.getcwd()
+    is_elsewhere = home and os.path.realpath(home) != os.path.realpath(here)
     if chosen.train_module:
-        problem = _problem(chosen.train_module)
+        name, own = chosen.train_module, [home] if home else []
+        others = ", ".join([*own, "in PYTHONPATH or installed"])
+        problem = _problem(name, [here, *own, *sys.path], others)
         if problem:
-            raise LaunchError(f"--train-module {chosen.train_module}: {problem}.")
+            raise LaunchError(f"--train-module {name}: {problem}.")
+        if is_elsewhere and _problem(name, [here]) and not _problem(name, own):
+            return chosen._replace(folder=home)
         return chosen
     script = chosen.train_script
     places = [os.path.abspath(os.path.join(folder, script)) for folder in (".", *folders) if folder]
     places = list(dict.fromkeys(places))
     for place in places:
         if os.path.isfile(place) or (os.path.isdir(place) and _has_main([place])):
+            problem = _other_language(place)
+            if problem:
+                raise LaunchError(f"--train-script {script}: {problem}.")
             # As it was typed, if it is found that way: it becomes the script's sys.argv[0].
-            found = script if place == places[0] else place
-            return chosen._replace(train_script=found)
+            is_typed = place == places[0]
+            if is_elsewhere and (os.path.isabs(script) or not is_typed):
+                if os.path.commonpath([home, place]) == home:
+                    chosen = chosen._replace(folder=home)
+            return chosen._replace(train_script=script if is_typed else place)
     folder = next((place for place in places if os.path.isdir(place)), None)
     if folder:
         raise LaunchError(
@@ -45,10 +67,50 @@ def located(chosen: Options, folders: Sequence[str]) -> Options:
     )
 
 
-def _problem(name: str) -> str:
-    """Return why `python -m name` would fail, "" if it would not. Imports no package."""
-    # The ranks have the current folder in front of sys.path; the launcher must not.
-    path: Sequence[str] | None = [os.getcwd(), *sys.path]
+def _other_language(path: str) -> str:
+    """Return why python cannot run a file, "" if nothing shows that it cannot."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096).decode("utf-8", "replace")
+    except OSError:  # a folder; or Python will say it
+        return ""
+    name = printable(os.path.basename(path))
+    if head.startswith("\x7fELF"):
+        return "it is a compiled program, and ranks run Python; expected a Python file that runs it"
+    if name.endswith(".ipynb"):
+        return f"it is a notebook; expected a Python file: jupyter nbconvert --to script {name}"
+    first, _, rest = head.partition("\n")
+    words = re.findall(r"[^\s\"']+", first[2:]) if first.startswith("#!") else []
+    programs = list(filter(None, map(os.path.basename, words)))
+    if any(map(_RUNS_PYTHON.search, programs)):
+        return ""
+    if programs and _BEGINS_WITH_A_STRING.match(rest):
+        return ""
+    if programs:
+        of_env = [word for word in programs[1:] if word[0] != "-" and "=" not in word]
+        program = of_env[0] if programs[0] == "env" and of_env else programs[0]
+        why = f"its `#!` line names {shortened(printable(program), 40)}"
+    elif name.endswith(_SHELLS):
+        why = "it is a shell script by its name"
+    else:
+        return ""
+    import zipfile  # only where something is wrong
+
+    if zipfile.is_zipfile(path):
+        return ""
+    return (
+        f"{why}, and ranks run Python; make it the estimator's entry_point (entry_point={name}), "
+        'end it with `exec python launcher.py "$@"`, and name a Python script here'
+    )
+
+
+def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
+    """Return why `python -m name` would fail, "" if it would not. Imports no package.
+
+    It is looked for in the folders, which are in front of the ranks' sys.path and must not be in
+    the launcher's; `or_else` says where else it is.
+    """
+    path: Sequence[str] | None = folders
     full = ""
     for part in name.split("."):
         inside = [os.path.join(folder, part) for folder in path or ()]
@@ -58,13 +120,13 @@ def _problem(name: str) -> str:
         except KeyError:  # a namespace package in another one, which has not been imported
             path = inside
             continue
-        if spec is None and full == part and part not in ("", *sys.modules):
+        if spec is None and or_else and full == part and part not in ("", *sys.modules):
             from importlib.util import find_spec  # an editable install has a finder of its own
 
             spec = find_spec(part)
         if spec is None:
             return (
-                f"there is no such module in {os.getcwd()}, in PYTHONPATH or installed; "
+                f"there is no such module in {os.getcwd()}, {or_else}; "
                 "expected a name as for python -m (for a file: --train-script)"
             )
         path = spec.submodule_search_locations

@@ -183,6 +183,13 @@ def to_env_vars(
     return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
 
 
+def to_other_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the toolkit makes by the way, under other names."""
+    region = config.framework_params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION")
+    made = {"CURRENT_HOST": str(config.resource_config["current_host"])}
+    return {**made, "SAGEMAKER_REGION": str(region)} if region else made
+
+
 def too_long(variables: Mapping[str, str]) -> list[str]:
     """Return which of them the kernel takes no process with, of those that repeat other ones.
 

@@ -17,6 +17,7 @@ from launcher.job.options import Options, names, whole
 from launcher.job.resources import Resources
 from launcher.text import flag, short
 
+SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 _STREAMS = re.compile("[0-3]|[0-9]:[0-3](,[0-9]:[0-3])*").fullmatch
 _LEVELS = ("INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTSET")
 
@@ -226,6 +227,23 @@ def nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str
 
 def _own_nproc(options: Options, cluster: Cluster) -> int:
     return options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
+
+
+def of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
+    """Return what to say of a host whose GPUs are divided into MIG slices, "" if nothing."""
+    shown = "CUDA shows a process one MIG slice at most"
+    if isinstance(nproc, int) and nproc > 1 and cluster.mig:
+        return (
+            f"{shown}: each of the {nproc} ranks sees the same one, unless the script sets "
+            "CUDA_VISIBLE_DEVICES before it uses CUDA."
+        )
+    if cluster.mig > 1 and nproc == 1 and options.nproc_per_node is None:
+        return (
+            f"{shown}, so this host has 1 rank: CUDA_VISIBLE_DEVICES=MIG-... chooses its slice "
+            f"(nvidia-smi -L), and {flag('nproc_per_node')} N starts more, each of which has to "
+            "set it itself."
+        )
+    return ""
 
 
 def max_restarts(options: Options, environ: Mapping[str, str]) -> int:

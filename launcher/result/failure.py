@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 
 from launcher.job import toolkit
 from launcher.log import log
+
+# Which files of an earlier run were there when this launcher started, by their paths.
+_earlier: dict[str, tuple[int, ...]] = {}
 
 
 def output_dir(environ: Mapping[str, str]) -> str:
@@ -14,14 +18,43 @@ def output_dir(environ: Mapping[str, str]) -> str:
     return environ.get("SM_OUTPUT_DIR") or os.path.join(toolkit.base_dir(environ), "output")
 
 
+def version_of(path: str) -> tuple[int, ...] | None:
+    """Return what changes whenever a file is written or replaced; None if there is no such file.
+
+    Two looks are compared, and no clocks: a file system's may be another machine's.
+    """
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(seen.st_mode):
+        return None
+    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+
+
+def note_earlier(environ: Mapping[str, str]) -> None:
+    """Note the failure file that is there before this run, as in a container that is used again."""
+    path = _path(environ)
+    version = version_of(path)
+    if version:
+        _earlier[path] = version
+
+
+def earlier_failure(environ: Mapping[str, str]) -> str:
+    """Return the path of an earlier run's failure file that is still there, "" if none is."""
+    path = _path(environ)
+    return path if path in _earlier and _earlier[path] == version_of(path) else ""
+
+
 def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False) -> str | None:
-    """Write the failure file, never over one that is there; return its path if written.
+    """Write the failure file, never over one of this run; return its path if written.
 
     A folder that is missing or read-only costs a line in the log (none if quiet), not the job.
     """
-    path = os.path.join(output_dir(environ), "failure")
+    path = _path(environ)
+    is_earlier = bool(earlier_failure(environ))
     try:
-        with open(path, "x", encoding="utf-8", errors="replace") as file:
+        with open(path, "w" if is_earlier else "x", encoding="utf-8", errors="replace") as file:
             file.write(text)
     except FileExistsError:
         if not quiet:
@@ -30,5 +63,11 @@ def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False)
         if not quiet:
             log(f"warning: cannot write {path} ({error.strerror}).")
     else:
+        if is_earlier:
+            log(f"{path} was of an earlier run, and has been replaced.")
         return path
     return None
+
+
+def _path(environ: Mapping[str, str]) -> str:
+    return os.path.join(output_dir(environ), "failure")

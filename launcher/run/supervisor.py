@@ -284,7 +284,9 @@ class Supervisor:
         if attempt > 1:
             self._begin_attempt(job)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
-        environment.update({RUN_DIR: self._folder, JOB_MARK: mark})
+        # A relative TMPDIR leads there from this process's folder alone.
+        own = os.path.abspath(self._folder) if plan.folder else self._folder
+        environment.update({RUN_DIR: own, JOB_MARK: mark})
         if not job.torchrun_restarts:
             plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
@@ -293,7 +295,7 @@ class Supervisor:
         if job.watch:
             environment[WATCHER] = watcher
         self._child = self._system.start(
-            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner)
+            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
         )
 
     def _begin_attempt(self, job: Job) -> None:

@@ -317,7 +317,13 @@ class System:
     # Processes.
 
     def start(
-        self, argv: Sequence[str], environ: Mapping[str, str], mark: Any, *, tied: bool
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        mark: Any,
+        *,
+        tied: bool,
+        folder: str = "",
     ) -> int:
         """Start torchrun, or what runs it."""
         attempt = int(environ["LAUNCHER_ATTEMPT"])

@@ -1,0 +1,57 @@
+"""What somebody asked for and does not get: a line for each, where that is sure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from launcher.job.options import OPTIONS, Options, whole
+from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
+from launcher.text import PREFIX, flag
+
+_NPROC = "nproc-per-node"
+
+
+def without_effect(chosen: Options, grace: int, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines for the log; `grace` is the plan's."""
+    for variable in chosen.unknown_twins:
+        twin = variable.upper().replace("-", "_")
+        known = twin.removeprefix("LAUNCHER_").lower() in OPTIONS
+        hint = f"did you mean {twin}?" if known else "see --launcher-help."
+        yield f"warning: {variable} is not a launcher option; {hint}"
+    yield from _meant_for_the_launcher(chosen)
+    if "hang_notify" in chosen.given and not chosen.watch:
+        yield (
+            f"warning: {flag('hang_notify')} has no effect: {flag('watch')} 0 turns the looks at "
+            "the ranks off."
+        )
+    if chosen.script_dir and not os.path.isdir(chosen.script_dir):
+        yield f"warning: {flag('script_dir')}: there is no folder {chosen.script_dir}."
+    # SageMaker sets it, and so does `sm-launch local`.
+    if grace > SAGEMAKER_KILLS_AFTER and environ.get("TRAINING_JOB_ARN"):
+        yield (
+            f"warning: the grace is {grace} s, but SageMaker kills everything "
+            f"{SAGEMAKER_KILLS_AFTER} s after a stop."
+        )
+
+
+def _meant_for_the_launcher(chosen: Options) -> Iterator[str]:
+    """Yield what reaches the script under the name of an option of ours, or of torchrun's."""
+    options = {field.replace("_", "-"): flag(field) for field in OPTIONS}
+    words = [*chosen.script_args, ""]
+    for word, value in zip(words, words[1:]):
+        name, equals, text = word.partition("=")
+        spelled = name.lstrip("-").lower().replace("_", "-")
+        option = options.get(spelled.removeprefix(PREFIX.lstrip("-")))
+        if option and name.startswith("-") and spelled.startswith(PREFIX.lstrip("-")):
+            yield f"warning: {name} reaches the script; the launcher's own option is {option}."
+        elif name[:2] == "--" and spelled == _NPROC and "nproc_per_node" not in chosen.given:
+            if _is_count(text if equals else value):
+                yield f"{name} reaches the script; for the launcher it would be {flag(_NPROC)}."
+
+
+def _is_count(text: str) -> bool:
+    try:
+        return bool(whole(1, 1024)(text))
+    except ValueError:
+        return text in ("auto", "gpu")
