@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import selectors
 import signal
 import socket
@@ -39,6 +40,8 @@ from launcher.watch.host import Watch
 
 WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
+_MOST_IGNORED = 20  # invalid messages that the log shows
+_TO_SHOW = 4.0  # s, after which an answer of the coordinator's has come, or never will
 # Seconds between two looks at a process that cannot be waited for: at first, and after a while.
 _SOON, _MOST = 0.01, 1.0
 
@@ -62,6 +65,8 @@ class Reports:
         self._system, self._tell, self._watch, self._runner = system, tell, watch, runner
         self._asked: dict[socket.socket, int] = {}  # pids of ranks that say how far they are
         self._wants_stacks: set[socket.socket] = set()
+        self._ask_again_at = -math.inf  # until then the coordinator has been asked for them
+        self._ignored = 0
         self._torchrun_at: socket.socket | None = None
         self._question: Any = None
         self._said_at_end: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
@@ -78,11 +83,18 @@ class Reports:
         system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Close every socket."""
+        """Close every socket, and tell nothing more: the next attempt may have begun."""
+        self.hang_up()
+        self._ends.clear()
+        self._looks.clear()
+
+    def hang_up(self) -> None:
+        """Close every socket; ends are told all the same."""
         for one in (self._listener, *self._connections):
             with contextlib.suppress(KeyError, ValueError):  # it is full, or closed already
                 self._system.selector.unregister(one)
             one.close()
+        self._connections.clear()
 
     # What is due.
 
@@ -145,6 +157,7 @@ class Reports:
 
     def show_stacks(self, message: Mapping[str, Any]) -> None:
         """Give the stacks to all who want to see them."""
+        self._ask_again_at = -math.inf
         while self._wants_stacks:
             with contextlib.suppress(OSError):
                 send(self._wants_stacks.pop(), encoded(message))
@@ -172,6 +185,8 @@ class Reports:
         except (OSError, ValueError):
             data, complete = b"", []
         for line in complete:
+            if connection not in self._connections:
+                return  # what was told has ended the attempt
             if connection in self._asked and line[:1] != b"{":  # faulthandler has written it
                 text = line.decode("utf-8", "backslashreplace")
                 self._watch.wrote(self._asked[connection], text)
@@ -179,7 +194,9 @@ class Reports:
             try:
                 event = self._heard(connection, decoded(line))
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-                self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
+                self._ignored += 1
+                if self._ignored <= _MOST_IGNORED:
+                    self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
                 continue
             if event is not None:
                 self._tell(event)
@@ -227,7 +244,7 @@ class Reports:
     def _heard(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
         """Return the event that a message is, if any; raise one of several errors if not valid."""
         if "pid" in message:
-            pid, rank, local = (int(message[name]) for name in ("pid", "rank", "local_rank"))
+            pid, rank, local = _rank(message[name] for name in ("pid", "rank", "local_rank"))
             self._pids[connection] = pid
             self._started(pid, local)
             return RankRuns(pid, rank, local)
@@ -243,14 +260,17 @@ class Reports:
             return None
         if "want_stacks" in message:
             self._wants_stacks.add(connection)
+            if self._system.now() < self._ask_again_at:
+                return None
+            self._ask_again_at = self._system.now() + _TO_SHOW
             return WantStacks()
         if "end" in message:
             end = message["end"]
             chain = read([Link(**link) for link in end["chain"]])
             return RankSaid(self._pids[connection], int(end["exit_code"]), chain)
         if "torchrun_pid" in message:
+            self.torchrun = _pid(message["torchrun_pid"])
             self._torchrun_at, self._said_at_end = connection, (None, "")
-            self.torchrun = int(message["torchrun_pid"])
             return TorchrunRuns()
         return self._heard_from_torchrun(message) if connection is self._torchrun_at else None
 
@@ -260,7 +280,7 @@ class Reports:
             self._local.clear()
             return AsksToStart()
         if "ranks" in message:
-            ranks = [(int(pid), int(rank), int(local)) for pid, rank, local in message["ranks"]]
+            ranks = [_rank(one) for one in message["ranks"]]
             for pid, _, local in ranks:
                 self._started(pid, local)
             return RanksStarted(ranks, bool(message["keeps_store"]))
@@ -306,3 +326,17 @@ class Reports:
             if count > self._oom_kills.get(where, count):
                 return f"out of memory: {where} counted a kill (oom_kill)"
         return "no out-of-memory kill was recorded"
+
+
+def _rank(values: Iterable[Any]) -> tuple[int, int, int]:
+    """Return the pid, rank and local rank of a message. Raises one of several errors."""
+    pid, rank, local = values
+    return _pid(pid), int(rank), int(local)
+
+
+def _pid(value: Any) -> int:
+    """Return the pid of one process: 0 and less stand for others (kill(2)). Raises ValueError."""
+    pid = int(value)
+    if not 0 < pid < 1 << 31:
+        raise ValueError(value)
+    return pid

@@ -97,7 +97,9 @@ class Supervisor:
                 ready = yield self._timeout()
                 # Signals last: what happened before a stop has come before it.
                 for key, _ in sorted(ready, key=lambda one: one[0].data == self._on_signals):
-                    key.data()
+                    # What came before it may have closed it: by a restart, all of the attempt's.
+                    if self._system.selector.get_map().get(key.fd) is key:
+                        key.data()
                 if self._reports:
                     self._reports.look(is_quiet=not ready)
                     if self._reports.has_more:
@@ -292,7 +294,7 @@ class Supervisor:
             return self._system.look(self._child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
-                self._reports.close()
+                self._reports.hang_up()
             return self._system.look(self._child)
 
     def _cannot_start(self, error: LaunchError) -> None:
