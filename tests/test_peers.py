@@ -442,7 +442,11 @@ def test_a_member_joins_and_follows_the_coordinator(second):
     assert second.hears(FIRST, NoRanksLeft(2)) == (Tell(NoRanksLeft(2)),)
 
 
-PORT = "what answers on port 29401 of algo-1 is not this job's launcher; choose another with "
+ANSWERS = "launcher: what answers on port 29401 of algo-1 "
+NO_LAUNCHER = "is not this job's launcher; choose another with --launcher-peer-port"
+LISTENS = "launcher: what listens on port 29401 of algo-1 "
+SILENT = f"{LISTENS}has not answered as a launcher in %s: it is not this job's launcher, or that "
+GARBAGE = Lost(FIRST, "it sent an invalid message")
 REFUSED = "launcher: the launcher of algo-1 refused algo-2: this is job a, not 'b'.\n"
 
 
@@ -451,8 +455,9 @@ REFUSED = "launcher: the launcher of algo-1 refused algo-2: this is job a, not '
     [
         ([Welcome(), Start(1)], Lost(FIRST, DIED), 69, lost(FIRST).text),
         ([Welcome()], Lost(FIRST, DIED), 69, lost(FIRST).text),
-        ([], Lost(FIRST, DIED), 69, PORT),
-        ([], None, 69, PORT),  # no answer in 10 s
+        ([], GARBAGE, 69, ANSWERS + NO_LAUNCHER),
+        ([], None, 69, SILENT % "10 s"),
+        ([], Lost(FIRST, "it stopped answering"), 69, "algo-1 was lost: it stopped answering"),
         ([], Said(FIRST, Refused("this is job a, not 'b'")), 2, REFUSED),
     ],
 )
@@ -463,6 +468,44 @@ def test_a_member_that_cannot_talk_to_the_coordinator_ends(second, said, event, 
     end, all_know = second.step(event) if event else second.waits_until(11)
     assert end.message.result.exit_code == code and text in end.message.result.text
     assert all_know == ALL_KNOW
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            Unreachable("nothing listens there"),
+            "algo-1 was lost: it hung up before it answered, and now nothing listens there\n",
+        ),
+        (Lost(FIRST, DIED), f"{LISTENS}hangs up without an answer: it {NO_LAUNCHER}"),
+        (GARBAGE, ANSWERS + NO_LAUNCHER),
+    ],
+)
+def test_a_member_that_was_hung_up_on_tries_once_more_to_tell_why(second, event, text):
+    """A launcher that has ended listens no more; another program takes the next one, too."""
+    second.step(Connected(), 1)
+    assert second.step(Lost(FIRST, DIED), 1.1) == (Connect(1),)
+    if isinstance(event, Lost):
+        assert second.step(Connected(), 2.1) == (SAYS,)
+    end, all_know = second.step(event, 2.2)
+    assert end.message.result.exit_code == 69 and text in end.message.result.text
+    assert all_know == ALL_KNOW
+
+
+def test_a_member_that_was_hung_up_on_late_names_what_was_silent(second):
+    second.step(Connected(), 1)
+    end, _ = second.step(Lost(FIRST, DIED), 4.7)
+    assert SILENT % "3.7 s" in end.message.result.text
+
+
+def test_a_member_that_was_hung_up_on_joins_if_it_is_welcome_then(second):
+    second.step(Connected(), 1)
+    second.step(Lost(FIRST, DIED), 1.1)
+    assert second.step(Connected(), 2) == (SAYS,)
+    second.hears(FIRST, Later(), 2)
+    assert second.step(Unreachable("nothing listens there"), 3) == (Connect(0.375),)
+    second.step(Connected(), 4)
+    assert second.hears(FIRST, Welcome(), 4) == () and second.due == math.inf
 
 
 def test_a_member_does_not_believe_a_success_of_the_job_that_it_did_not_have(second):
