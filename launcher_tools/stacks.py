@@ -111,6 +111,9 @@ def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
 
 
 def _can_read(connection: socket.socket, signals: Signals, by: float) -> bool:
-    """Wait until a connection has something to read; not past a time, or a signal."""
-    ready, _, _ = select.select([connection, signals], [], [], max(0, by - time.monotonic()))
-    return ready == [connection]
+    """Wait until a connection has something to read; not past a time, or a stop."""
+    while not signals.stop():
+        ready, _, _ = select.select([connection, signals], [], [], max(0, by - time.monotonic()))
+        if signals not in ready:
+            return bool(ready)
+    return False

@@ -10,6 +10,7 @@ from typing import NamedTuple, Union
 from launcher.errors import Disposition
 from launcher.result.causes import RankFailure
 from launcher.run.events import RankEnded, RankRuns, RankSaid
+from launcher.text import plural
 
 Report = Union[RankRuns, RankSaid, RankEnded]
 
@@ -73,6 +74,16 @@ def _with_exit_code(rank: Rank, exit_code: int, time: float, oom: str) -> Rank:
     if exit_code >= 0:
         return rank._replace(failure=rank.failure._replace(exit_code=exit_code))
     return rank
+
+
+def passed_on(number: int, count: int, ranks: int) -> str:
+    """Return what the log says of an early warning that goes to `count` of the ranks that run."""
+    name = signal.Signals(number).name
+    if not ranks:
+        return f"{name}: no rank runs yet, or any more."
+    if not count:
+        return f"{name}: passed on to none of {plural(ranks, 'rank')}: none handles it."
+    return f"{name}: passed on to {count} of {plural(ranks, 'rank')}, which handle it."
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:

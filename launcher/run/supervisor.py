@@ -17,7 +17,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from launcher.decisions import described
-from launcher.errors import Disposition, LaunchError
+from launcher.errors import STOPS, WARNINGS, Disposition, LaunchError
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
@@ -32,9 +32,11 @@ from launcher.peers.messages import (
 )
 from launcher.result.causes import of_host
 from launcher.run import events, machine
+from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, State
 from launcher.run_dir import IN_RANK, unpacked
+from launcher.signals import left_alone
 from launcher.system import System
 from launcher.text import Log
 from launcher.watch import stacks
@@ -164,11 +166,24 @@ class Supervisor:
         if self._reports:
             self._reports.look(is_quiet=True)
         for number in self._system.signals.take():
-            if number != signal.SIGCHLD:
+            if number in STOPS:
                 self._step(events.Signal(number))
+            elif number != signal.SIGCHLD:
+                self._pass_on(number)
             elif self._child and self._reports:
                 for pid, exit_code in self._system.reap():
                     self._reaped(pid, exit_code, self._reports)
+
+    def _pass_on(self, number: int) -> None:
+        """Give an early warning to the ranks that handle it: others would die of it."""
+        if number not in WARNINGS:
+            self._system.log(left_alone(number))
+            return
+        pids = [rank.pid for rank in self.state.alive]
+        handle = [p for p in pids if self._system.response(p, number) is Disposition.HANDLES]
+        for pid in handle:
+            self._system.send(pid, number)
+        self._system.log(passed_on(number, len(handle), len(pids)))
 
     def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
         if pid != self._child:
