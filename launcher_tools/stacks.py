@@ -31,7 +31,7 @@ usage: sm-launch stacks
 Print the Python stacks of all ranks of the job that runs here, on all its hosts, those that are the
 same once. Run it beside the job, as the job's user or root: in a container with `docker exec`.
 What it asks, a rank answers within a second, also if it waits in a collective; one that keeps
-Python's lock gets a signal, at which a sleep of its may end early.
+Python's lock gets a signal, at which a sleep() or poll() of its in C ends early.
 
 Exit codes: 0; 2 if no job runs here that this user may see."""
 

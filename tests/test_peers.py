@@ -373,18 +373,31 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
 
 def test_stacks_are_of_the_ranks_that_run_now():
     first = ready(max_restarts=3)
-    assert first.hears(SECOND, WantStacks(), 37) == everywhere(ShowStacks(1))
+    assert first.hears(SECOND, WantStacks(), 37) == everywhere(ShowStacks(1, True))
     first.hears(SECOND, failed(), 37.5)
     first.step(Time(), 38)
     for host in HOSTS:
         first.hears(host, Cleared(1, 0), 38)
-    assert first.hears(THIRD, WantStacks(), 38.5) == everywhere(ShowStacks(2))
+    assert first.hears(THIRD, WantStacks(), 38.5) == everywhere(ShowStacks(2, True))
     for host in HOSTS:
         assert first.hears(host, Stacks(1, (((0,), "  of attempt 1"),)), 38.6) == ()
     for host in (FIRST, SECOND):
         assert first.hears(host, Stacks(2, ()), 39) == ()
     told = first.hears(THIRD, Stacks(2, (((0,), "  here"),)), 39)
     assert told == (Send((THIRD,), AllStacks(("rank 0:", "  here"))),)
+
+
+@pytest.mark.parametrize(("timeout", "may_signal"), [(math.inf, False), (600.0, True)])
+def test_for_the_log_ranks_get_no_signal_unless_their_wait_ends_the_job(timeout, may_signal):
+    """A signal ends some of C's calls early, which a healthy job may take for an error."""
+    first = ready(hang_timeout=timeout, watch=15)
+    waits = Group("0-2", last=9, waits=9, op="all_reduce")
+    for number, host in enumerate(HOSTS):
+        groups = (waits if number else waits._replace(last=8, waits=0),)
+        first.hears(host, Watched(1, (Rank(number, 0, 70.0, groups=groups),)), 100)
+    line, *asks = first.waits_until(101)
+    assert "no progress for 71 s" in line.line
+    assert tuple(asks) == everywhere(ShowStacks(1, may_signal))
 
 
 def test_no_ranks_are_left_when_the_last_host_that_is_here_has_none():
@@ -569,7 +582,7 @@ def test_messages_arrive_as_they_were_sent():
         assert from_member(wire(message)) == message
     ends = [End(Result(0)), End(STOPPED), End(Result(3, "loss is nan\nexit code 3\n"))]
     told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksLeft(2), Refused("why")]
-    told += [ShowStacks(3), AllStacks(("rank 0:", "  main thread:"))]
+    told += [ShowStacks(3, True), ShowStacks(4, False), AllStacks(("rank 0:", "  main thread:"))]
     for message in (*told, *ends, Missing((THIRD,), 2)):
         assert heard(wire(message)) == message
 
@@ -606,7 +619,8 @@ INVALID = [
     (from_member, WATCHED, "ranks", [1, [1], [{}]]),
     (from_member, STACKS, "number", NUMBERS),
     (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]], [[[], "x"]]]),
-    (heard, ShowStacks(3), "number", NUMBERS),
+    (heard, ShowStacks(3, True), "number", NUMBERS),
+    (heard, ShowStacks(3, True), "may_signal", [0, 1, "", None]),
     (heard, AllStacks(("x",)), "lines", [1, [1], None]),
     *((heard, one, "attempt", NUMBERS) for one in (Start(1), NoRanksLeft(1), Restart(1, "why"))),
     *((heard, one, "why", [7, None]) for one in (Refused("why"), Restart(1, "why"))),

@@ -336,9 +336,9 @@ def main() -> int:
     # Until torchrun has handlers a stop ends it at once; Python's own would wait for torch's C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # An early warning is for ranks; Slurm may send it to all processes of a step.
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, lambda *_: None)  # not SIG_IGN, which ranks would inherit
+    for warning in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(warning) == signal.SIG_DFL:
+            signal.signal(warning, lambda *_: None)  # not SIG_IGN, which ranks would inherit
     tempfile.tempdir = run_dir  # with it goes the log folder that torchrun leaves behind
     try:
         run(launcher)

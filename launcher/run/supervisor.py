@@ -139,7 +139,7 @@ class Supervisor:
         if isinstance(event, WantStacks):
             self._channel.say(event)
         elif isinstance(event, ShowStacks):
-            self._shows[self._ask()] = event.number
+            self._shows[self._ask(may_signal=event.may_signal)] = event.number
             self._tell_where(self._system.now())
         elif isinstance(event, AllStacks):
             job, lines = self.state.job, list(event.lines)
@@ -226,7 +226,7 @@ class Supervisor:
             for pid in action.pids:
                 system.send_found(pid, action.number)
         elif isinstance(action, events.AskWhere):
-            self._where = self._ask()
+            self._where = self._ask(may_signal=True)
         elif isinstance(action, events.Look):
             self._step(events.Remaining(tuple(self._look())))
 
@@ -277,9 +277,9 @@ class Supervisor:
             self._system.log(self._watch.error)
         self._tell_where(now)
 
-    def _ask(self) -> int:
+    def _ask(self, *, may_signal: bool) -> int:
         """Ask all ranks where they are; return the number of the question."""
-        asked, question = self._watch.ask(self._system.now())
+        asked, question = self._watch.ask(self._system.now(), may_signal=may_signal)
         if self._reports:
             self._reports.ask(question)
         return asked.number
@@ -297,9 +297,12 @@ class Supervisor:
             if asked.number == self._where:
                 self._step(events.RanksAreIn(places))
             if asked.number in self._shows:
+                states = {rank: system.state_of(rank.pid) for rank in alive}
                 texts = {
-                    rank.rank: asked.text(rank.pid, does_not_answer(system.state_of(rank.pid)))
-                    for rank in alive
+                    rank.rank: asked.text(
+                        rank.pid, does_not_answer(state, may_signal=asked.may_signal)
+                    )
+                    for rank, state in states.items()
                 }
                 number = self._shows.pop(asked.number)
                 self._channel.say(Stacks(number, stacks.grouped(texts)))
