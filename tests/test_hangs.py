@@ -262,5 +262,4 @@ def test_who_asks_for_stacks_has_them_by_a_signal(start, script, how):
         poll(lambda: "by a signal." in host.err)  # the log has been there
         done = completed(sys.executable, "-m", "launcher", "stacks")
         assert 'script.py", line 12, in wait' in done.stdout, done.stdout
-    assert host.wait() == 9, host.log()
-    assert ('script.py", line 12, in wait' in host.err) is (how == "hang-timeout"), host.log()
+    assert host.wait() == 9, host.log()  # of the signal

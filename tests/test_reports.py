@@ -104,7 +104,7 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
     with connect({"torchrun_pid": os.getpid()}) as torchrun:
         for message in (
             {"starts": True, "question": 1},
-            {"ranks": [[pid, 7, 0]], "keeps_store": True},
+            {"ranks": [[pid, 7, 0]], "keeps_store": True, "world": 8},
             {"ends": {"0": 42}, "tees": True, "question": 2},
         ):
             torchrun.sendall(json.dumps(message).encode() + b"\n")
@@ -112,7 +112,7 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
         assert reports.told[:3] == [
             TorchrunRuns(),
             AsksToStart(),
-            RanksStarted([(pid, 7, 0)], True),
+            RanksStarted([(pid, 7, 0)], True, 8),
         ]
         assert reports.told[-2:] == [RankEnded(pid, 42), AsksToEnd(0, "", True)]
         reports.tell_signalled([pid])
@@ -233,7 +233,9 @@ def test_no_rank_has_a_pid_that_means_other_processes(reports, pid):
     with (
         connect({"torchrun_pid": pid}),
         rank(0, pid),
-        connect({"torchrun_pid": os.getpid()}, {"ranks": [[pid, 0, 0]], "keeps_store": True}),
+        connect(
+            {"torchrun_pid": os.getpid()}, {"ranks": [[pid, 0, 0]], "keeps_store": True, "world": 1}
+        ),
     ):
         reports.act_until(lambda: TorchrunRuns() in reports.told)
     assert reports.told == [TorchrunRuns()] and not reports._local

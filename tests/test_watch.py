@@ -440,6 +440,16 @@ def test_ranks_that_are_none(text):
         progress.members(text)
 
 
+def test_what_names_ranks_that_the_job_has_not_counts_as_ranks_that_move():
+    """A rank is left out with all that it says, not a group of its alone: others wait there."""
+    good = rank(0, IN_61, group(3, ranks="0,2"))
+    odd = [rank(4, IN_61), rank(1, group(9, 9, ranks="0-131071")), rank(2, group(1, ranks="0,4"))]
+    assert progress.within([good, *odd], 4) == (good,)
+    assert progress.within([rank(3, group(1, ranks="3-2"))], 4)
+    assert progress.within([good], 0) == ()  # it is not known yet how many there are
+    assert stacks.within((((0, 4), "  a"), ((5,), "  b")), 4) == (((0,), "  a"),)
+
+
 def test_a_message_holds_as_many_ranks_as_it_has_room_for():
     ranks = [rank(number, IN_61) for number in range(100)]
     assert progress.bounded(ranks, 1 << 20) == tuple(ranks)

@@ -24,6 +24,8 @@ from launcher.peers.messages import (
     Hello,
     Job,
     Message,
+    Stacks,
+    Watched,
     from_coordinator,
     from_member,
     to_wire,
@@ -31,6 +33,7 @@ from launcher.peers.messages import (
 from launcher.protocol import encoded
 from launcher.system import System
 from launcher.text import Log
+from launcher.watch import progress, stacks
 
 State = Union[coordinator.State, member.State]
 
@@ -46,6 +49,7 @@ class Channel:
         self._arrived: dict[int, Connection] = {}  # that have said hello just now
         self._listener: Listener | None = None
         self._began = system.now()
+        self.world = 0  # how many ranks the job has, as this host's torchrun says; 0: not known
         self.own_address = ""  # at which other hosts have reached this one, or it them
         self.state: State
         self.state, self._first = self._machine.begin(job, self._began)
@@ -73,7 +77,7 @@ class Channel:
 
     def say(self, message: FromMember) -> None:
         """Have this host say something to the coordinator, which may be here."""
-        self.happens(Said(self._job.current_host, message))
+        self._says(self._job.current_host, message)
 
     def happens(self, event: Any) -> None:
         """Take an event in, and do what is decided."""
@@ -185,4 +189,12 @@ class Channel:
                     said = from_coordinator(message, self._job.hosts)
             except (AttributeError, KeyError, TypeError, ValueError):
                 continue  # what is not valid is ignored
-            self.happens(Said(host, said))
+            self._says(host, said)
+
+    def _says(self, host: str, message: Any) -> None:
+        """Take in what a host says; it may name no ranks that the job does not have."""
+        if isinstance(message, Watched):
+            message = message._replace(ranks=progress.within(message.ranks, self.world))
+        elif isinstance(message, Stacks) and self.world:
+            message = message._replace(ranks=stacks.within(message.ranks, self.world))
+        self.happens(Said(host, message))

@@ -206,7 +206,8 @@ class HeldAgent:
             ranks = [(pid, workers[local], local) for local, pid in pids.items()]
             # From torch 2.5 on ranks' store is in the torchrun of group rank 0.
             keeps_store = self.is_host or worker_group.group_rank == 0
-            self.launcher.tell({"ranks": ranks, "keeps_store": keeps_store})
+            world = worker_group.workers[0].world_size
+            self.launcher.tell({"ranks": ranks, "keeps_store": keeps_store, "world": world})
         return pids
 
     def _end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:

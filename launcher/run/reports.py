@@ -283,7 +283,7 @@ class Reports:
             ranks = [_rank(one) for one in message["ranks"]]
             for pid, _, local in ranks:
                 self._started(pid, local)
-            return RanksStarted(ranks, bool(message["keeps_store"]))
+            return RanksStarted(ranks, bool(message["keeps_store"]), int(message["world"]))
         if "ends" in message:
             for local, code in message["ends"].items():
                 if code is not None and int(local) in self._local:

@@ -149,6 +149,8 @@ class Supervisor:
             if self._reports:
                 self._reports.show_stacks(message)
         else:
+            if isinstance(event, events.RanksStarted):
+                self._channel.world = event.world
             self._step(event)
 
     def _step(self, event: Any) -> None:

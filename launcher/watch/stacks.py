@@ -194,6 +194,12 @@ def stacks_of(value: Any) -> Stacks:
     return tuple(found)
 
 
+def within(stacks: Stacks, world: int) -> Stacks:
+    """Return the stacks of the ranks that a job with so many has."""
+    own = ((tuple(rank for rank in ranks if rank < world), text) for ranks, text in stacks)
+    return tuple((ranks, text) for ranks, text in own if ranks)
+
+
 class Gathering(NamedTuple):
     """What the coordinator knows of the stacks that are wanted now, if they are."""
 
