@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
+    # What looks at a job from beside it says nothing for the container.
+    is_beside = argv[:1] in (["doctor"], ["stacks"])
     run: Callable[[Sequence[str], Mapping[str, str], Signals], Ending] = _launch
     if argv[:1] == ["init"]:
         argv = argv[1:]
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except LaunchError as error:
         return _cannot_run(error, environ).exit_code
     # From here on a stop is noted, even before there is anything to stop.
-    with Signals() as signals, InitClient(environ) as presence:
+    with Signals() as signals, InitClient({} if is_beside else environ) as presence:
         try:
             ending = run(argv, environ, signals)
         except LaunchError as error:

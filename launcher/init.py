@@ -5,7 +5,8 @@ ignores SIGTERM as PID 1. Behind an init such as tini it would die of SIGTERM at
 container would end while ranks save. So this init knows whether a launcher runs somewhere below
 the command: each launcher connects to its Unix socket (presence.py), and says how it ends.
 
-- A stop goes to the launchers that run; if none runs, to the command.
+- A stop goes to the launchers that run; if none runs, to the command. So does an early warning
+  (SIGUSR1, SIGUSR2), where it is handled.
 - This process ends when the command and all launchers have ended. It reaps the orphans that the
   kernel gives to PID 1.
 - Its exit code is the command's; if that is 1, which the toolkit makes of every failure, it is the
@@ -27,13 +28,14 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from launcher.errors import STOPS, WARNINGS, Disposition
 from launcher.job import toolkit
 from launcher.job.options import INIT
 from launcher.log import log
 from launcher.presence import Ending, LauncherRegistry
-from launcher.processes import reap, send, start
+from launcher.processes import reap, response, send, start
 from launcher.result.failure import version_of
-from launcher.signals import Signals
+from launcher.signals import Signals, left_alone
 from launcher.text import signal_name
 
 _TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
@@ -170,8 +172,26 @@ class _Init:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 reap(self._process)
-            else:
+            elif number in STOPS:
                 self._stop(number)
+            else:
+                self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        """Give an early warning to who handles it: others would die of it."""
+        if number not in WARNINGS:
+            log(left_alone(number))
+            return
+        command = [self._process.pid] if self._process.returncode is None else []
+        launchers = self._launchers.pids
+        for pid in launchers or command:
+            handles = response(pid, number) is Disposition.HANDLES
+            if handles:
+                send(pid, number)
+            if not launchers:
+                to = f"; it goes to {self._command[0]}"
+                to = to if handles else f", and {self._command[0]} does not handle it"
+                log(f"{signal.Signals(number).name}: no launcher runs{to}.")
 
     def _stop(self, number: int) -> None:
         self._stop_signal = self._stop_signal or number

@@ -21,6 +21,7 @@ from launcher.job.options import INIT
 from launcher.log import log
 from launcher.processes import status
 
+_TO_ANSWER = 2  # s that an init has to take a connection, or what is said on it
 _BACKLOG = 128  # connections that wait to be accepted
 
 
@@ -40,7 +41,19 @@ class InitClient:
             # The variable may have outlived its init: then nobody listens.
             with contextlib.suppress(OSError):
                 self._socket = socket.socket(socket.AF_UNIX)
-                self._socket.connect("\0" + environ[INIT])
+                # An init that stands still must not hold up a launcher (socket(7)).
+                limit = struct.pack("ll", _TO_ANSWER, 0)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+                self._connect(self._socket, "\0" + environ[INIT])
+
+    def _connect(self, connection: socket.socket, name: str) -> None:
+        try:
+            connection.connect(name)
+        except BlockingIOError:
+            log(
+                f"the init above has not answered for {_TO_ANSWER} s: it passes no stop on to this "
+                "launcher, and does not hear how it ends."
+            )
 
     def __enter__(self) -> InitClient:
         return self

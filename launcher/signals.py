@@ -1,17 +1,26 @@
-"""Signals as something to wait for: the handlers only note them, the loop that waits acts."""
+"""Signals as something to wait for: the handlers only note them, the loop that waits acts.
+
+By handlers, which execve(2) undoes: ranks would inherit what is ignored.
+"""
 
 from __future__ import annotations
 
 import signal
 import socket
 
-from launcher.errors import STOPS
+from launcher.errors import OTHERS, STOPS, WARNINGS
+from launcher.text import signal_name
 
 _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
 
 
+def left_alone(number: int) -> str:
+    """Return what the log says of one of OTHERS."""
+    return f"{signal_name(number)}: it is no stop, and goes to no rank."
+
+
 class Signals:
-    """Notes stops and the ends of children from its creation on; a selector can wait for it.
+    """Notes signals and the ends of children from its creation on; a selector can wait for it.
 
     The handlers do nothing: Python itself writes each signal's number to a socket (signal
     module, set_wakeup_fd), and `take` reads it there.
@@ -24,7 +33,7 @@ class Signals:
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
-            for number in (*STOPS, signal.SIGCHLD)
+            for number in (*STOPS, signal.SIGCHLD, *WARNINGS, *OTHERS)
             # What nohup and `&` ignore stays ignored. SIGTERM is handled all the same: whoever
             # keeps the toolkit alive through a stop makes its children ignore SIGTERM, too.
             # With SIGCHLD ignored the kernel would reap torchrun before we can.
@@ -33,6 +42,7 @@ class Signals:
         # A mask is inherited too: we have our parent's, and the ranks would have ours.
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOPS, signal.SIGCHLD))
         self._seen = b""  # by `stop`, and not taken yet
+        self._others = bytes(OTHERS)  # that have not come yet
 
     def __enter__(self) -> Signals:
         return self
@@ -46,8 +56,8 @@ class Signals:
         self._writer.close()
 
     def ignore_stops(self) -> None:
-        """Ignore stops from now on: none changes how this process ends."""
-        for number in STOPS:
+        """Ignore stops and the like from now on: none changes how this process ends."""
+        for number in (*STOPS, *WARNINGS, *OTHERS):
             signal.signal(number, signal.SIG_IGN)
             self._handlers.pop(number, None)
 
@@ -56,12 +66,22 @@ class Signals:
         return self._reader.fileno()
 
     def take(self) -> bytes:
-        """Return the numbers of the signals that came since the last call, one in each byte."""
+        """Return the numbers of the signals that came since the last call, one in each byte.
+
+        Of OTHERS each comes once.
+        """
         seen, self._seen = self._seen, b""
         try:
-            return seen + self._reader.recv(4096)
+            new = self._reader.recv(4096)
         except BlockingIOError:
             return seen
+        for number in new:
+            if number not in OTHERS:
+                seen += bytes([number])
+            elif number in self._others:
+                self._others = self._others.replace(bytes([number]), b"")
+                seen += bytes([number])
+        return seen
 
     def stop(self) -> int:
         """Return the number of the first stop that came and was not taken yet; 0 if none did.

@@ -12,7 +12,6 @@ import importlib.util
 import json
 import select
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any, Callable, TypeVar
 
 from launcher import __version__
 from launcher.child import Answer, Child
-from launcher.errors import EXIT_USAGE
+from launcher.errors import EXIT_USAGE, STOPS
 from launcher.job import arguments
 from launcher.log import kept, log, show
 from launcher.presence import Ending
@@ -172,7 +171,7 @@ def wait(signals: Signals, seconds: float, *futures: Future[Any]) -> None:
     while not all(future.done() for future in futures) and time.monotonic() < deadline:
         select.select([signals], [], [], _POLL)
         for number in signals.take():
-            if number != signal.SIGCHLD:
+            if number in STOPS:
                 raise Stopped(number)
 
 

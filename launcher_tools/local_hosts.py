@@ -18,9 +18,9 @@ from typing import IO, TYPE_CHECKING, Callable
 
 from launcher import run_dir
 from launcher.archive import ARCHIVE, PACKAGE
-from launcher.errors import EXIT_CANNOT_EXECUTE, LaunchError
+from launcher.errors import EXIT_CANNOT_EXECUTE, STOPS, WARNINGS, LaunchError
 from launcher.processes import Processes, reap, send, tie_to_this_process, tree
-from launcher.signals import Signals
+from launcher.signals import Signals, left_alone
 from launcher.text import signal_name
 from launcher_tools.local_options import KILL, START, Event
 from launcher_tools.local_output import STDERR, STDOUT, Printer
@@ -225,6 +225,9 @@ class Loop:
             if number == signal.SIGCHLD:
                 self._reap()
                 continue
+            if number not in STOPS:
+                self._pass_on(number)
+                continue
             self._printer.hurry()
             if self._all_stopped:
                 self._printer.say(f"{signal_name(number)} after a stop: the job is killed.")
@@ -236,6 +239,16 @@ class Loop:
                     "with SIGTERM to every host; once more kills it."
                 )
                 self._stop(self._hosts, everybody=True)
+
+    def _pass_on(self, number: int) -> None:
+        """Give an early warning to every host's launcher."""
+        if number not in WARNINGS:
+            self._printer.say(left_alone(number))
+            return
+        self._printer.say(f"{signal_name(number)} to every host.")
+        for host in self._hosts:
+            if host.process and host.runs:
+                send(host.process.pid, number)
 
     def _stop(self, hosts: Sequence[Host], *, everybody: bool) -> None:
         self._all_stopped = self._all_stopped or everybody

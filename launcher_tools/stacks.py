@@ -31,7 +31,7 @@ usage: sm-launch stacks
 Print the Python stacks of all ranks of the job that runs here, on all its hosts, those that are the
 same once. Run it beside the job, as the job's user or root: in a container with `docker exec`.
 What it asks, a rank answers within a second, also if it waits in a collective; one that keeps
-Python's lock gets a signal, at which a sleep of its may end early.
+Python's lock gets a signal, at which a sleep() or poll() of its in C ends early.
 
 Exit codes: 0; 2 if no job runs here that this user may see."""
 
@@ -111,6 +111,9 @@ def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
 
 
 def _can_read(connection: socket.socket, signals: Signals, by: float) -> bool:
-    """Wait until a connection has something to read; not past a time, or a signal."""
-    ready, _, _ = select.select([connection, signals], [], [], max(0, by - time.monotonic()))
-    return ready == [connection]
+    """Wait until a connection has something to read; not past a time, or a stop."""
+    while not signals.stop():
+        ready, _, _ = select.select([connection, signals], [], [], max(0, by - time.monotonic()))
+        if signals not in ready:
+            return bool(ready)
+    return False

@@ -278,3 +278,50 @@ def test_where_ranks_are_that_wait_or_do_not_end(start_two, script):
         sys.executable, "-m", "launcher", "stacks", "x", code=2, **hosts[0].environment
     )
     assert "takes no argument" in done.stderr and hosts[0].failure is None
+
+
+POLLS = """
+import ctypes, os, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+libc, ends = ctypes.PyDLL(None), os.pipe()  # it keeps Python's lock
+class Poll(ctypes.Structure):
+    _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+def wait():
+    what = Poll(ends[0], 1)
+    os.write(1, b"rank 1 waits\\n")
+    if libc.poll(ctypes.byref(what), 1, int(os.environ["WAITS"]) * 1000) < 0:
+        os._exit(9)  # EINTR, as a library in C may take it
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    wait()
+dist.all_reduce(torch.ones(1))
+dist.barrier()
+time.sleep(0.1)  # leave as leave_group() in train_scripts/checkpoints.py does
+dist.destroy_process_group()
+"""
+POLLING = (*OPTIONS, "--launcher-nproc-per-node", "2")
+
+
+@recorded
+def test_a_stall_alone_sends_no_rank_a_signal(start, script):
+    """Some calls in C end early at any signal, and a job that is healthy would end of it."""
+    host = start("--train-script", script(POLLS), *POLLING, WAITS="12")
+    assert host.wait() == 0, host.log()
+    assert "rank 1 (local rank 1) is absent from all_reduce #2" in host.err, host.log()
+    silent = "it does not answer: it runs code that keeps Python's lock"
+    assert f"  {silent}; `sm-launch stacks` shows where, by a signal." in host.err, host.log()
+
+
+@recorded
+@pytest.mark.parametrize("how", ["on demand", "hang-timeout"])
+def test_who_asks_for_stacks_has_them_by_a_signal(start, script, how):
+    timeout = ("--launcher-hang-timeout", "90") if how == "hang-timeout" else ()
+    host = start("--train-script", script(POLLS), *POLLING, *timeout, WAITS="80")
+    host.wait_for("rank 1 waits")
+    if how == "on demand":
+        poll(lambda: "by a signal." in host.err)  # the log has been there
+        done = completed(sys.executable, "-m", "launcher", "stacks")
+        assert 'script.py", line 12, in wait' in done.stdout, done.stdout
+    assert host.wait() == 9, host.log()  # of the signal

@@ -1,18 +1,20 @@
 """`sm-launch init`, a container's PID 1, as far as it needs no container (see tests/cluster)."""
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import stat
 import sys
+import time
 
 import pytest
 from conftest import LAUNCHER, ended_by, poll
 
 from launcher import init as pid1
 from launcher.init import Receiver
-from launcher.presence import Ending, is_trusted
+from launcher.presence import Ending, InitClient, is_trusted
 
 STOPPED = 143
 NOBODY = 65534  # a uid of no other process here
@@ -222,6 +224,32 @@ def test_a_stop_goes_to_all_launchers_alone_and_their_exit_code_is_returned(init
     assert host.out.count("heard 15") == 3 and host.out.endswith("the command goes on\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_an_early_warning_goes_to_all_launchers_and_ends_nothing(init, stand_in, number):
+    """Also to one that runs below a command which would die of it."""
+    host = init(f"{stand_in} & {stand_in} & wait; exit 1")
+    host.wait_for("a launcher is here", count=2)
+    host.signal(number)
+    assert host.wait() == STOPPED, host.log()
+    assert host.out.count(f"heard {int(number)}") == 2 and host.err == ""
+
+
+def test_an_early_warning_goes_to_a_command_that_handles_it_if_no_launcher_runs(init):
+    wait = "echo runs; while [ ! -e go-on ]; do sleep 0.1; done; exit 7"
+    host = init(f"trap 'echo warned' USR1; {wait}")
+    host.wait_for("runs")
+    for number in (signal.SIGUSR2, signal.SIGALRM, signal.SIGALRM, signal.SIGUSR1):
+        host.signal(number)
+    host.wait_for("warned")
+    open("go-on", "w").close()
+    assert host.wait() == 7, host.log()
+    assert sorted(host.err.splitlines()) == [
+        "launcher: SIGALRM (signal 14): it is no stop, and goes to no rank.",
+        "launcher: SIGUSR1: no launcher runs; it goes to sh.",
+        "launcher: SIGUSR2: no launcher runs, and sh does not handle it.",
+    ]
+
+
 def test_it_stays_until_a_launcher_that_outlives_the_command_has_ended(init, stand_in):
     host = init(f"{stand_in} & while [ ! -e go-on ]; do sleep 0.1; done; exit 1")
     host.wait_for("a launcher is here")
@@ -423,6 +451,33 @@ def test_who_is_taken_for_a_launcher(start, pid, uid, command, launchers, truste
     pids = {"self": os.getpid(), "child": shell.process.pid, "grandchild": int(shell.out), 0: 0}
     uid = os.geteuid() if uid == "own" else uid
     assert is_trusted(pids[pid], uid, pids[command], [pids[name] for name in launchers]) is trusted
+
+
+@pytest.mark.parametrize("tool", ["doctor", "stacks"])
+def test_a_tool_beside_the_job_says_nothing_for_the_container(init, tool):
+    """Nor is it a launcher that a stop is left to."""
+    command = f"{sys.executable} -m launcher {tool} --no-such-option"
+    host = init(f"{command}; echo ended with $?; exit 1")
+    assert host.wait() == 1, host.log()
+    assert "ended with 2" in host.out, host.log()
+
+
+def test_an_init_that_stands_still_holds_up_no_launcher(logged):
+    """Whose queue is full by then: 2 s, and a line."""
+    with socket.socket(socket.AF_UNIX) as standing, contextlib.ExitStack() as stack:
+        standing.bind("")
+        standing.listen(0)
+        name = standing.getsockname()
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(99):
+                one = stack.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                one.connect(name)
+        before = time.monotonic()
+        with InitClient({"LAUNCHER_INIT": name[1:].decode()}) as client:
+            client.ends(Ending(3))
+        assert 1 < time.monotonic() - before < 10
+    assert "has not answered for 2 s: it passes no stop on to this launcher" in logged()
 
 
 def test_a_variable_that_outlived_its_init_does_no_harm(start, script, pretend_torch):

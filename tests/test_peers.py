@@ -528,18 +528,31 @@ def test_a_restart_has_the_start_time_out_in_all(cleared, waiting, says):
 
 def test_stacks_are_of_the_ranks_that_run_now():
     first = ready(max_restarts=3)
-    assert first.hears(SECOND, WantStacks(), 37) == everywhere(ShowStacks(1))
+    assert first.hears(SECOND, WantStacks(), 37) == everywhere(ShowStacks(1, True))
     first.hears(SECOND, failed(), 37.5)
     first.step(Time(), 38)
     for host in HOSTS:
         first.hears(host, Cleared(1, 0), 38)
-    assert first.hears(THIRD, WantStacks(), 38.5) == everywhere(ShowStacks(2))
+    assert first.hears(THIRD, WantStacks(), 38.5) == everywhere(ShowStacks(2, True))
     for host in HOSTS:
         assert first.hears(host, Stacks(1, (((0,), "  of attempt 1"),)), 38.6) == ()
     for host in (FIRST, SECOND):
         assert first.hears(host, Stacks(2, ()), 39) == ()
     told = first.hears(THIRD, Stacks(2, (((0,), "  here"),)), 39)
     assert told == (Send((THIRD,), AllStacks(("rank 0:", "  here"))),)
+
+
+@pytest.mark.parametrize(("timeout", "may_signal"), [(math.inf, False), (600.0, True)])
+def test_for_the_log_ranks_get_no_signal_unless_their_wait_ends_the_job(timeout, may_signal):
+    """A signal ends some of C's calls early, which a healthy job may take for an error."""
+    first = ready(hang_timeout=timeout, watch=15)
+    waits = Group("0-2", last=9, waits=9, op="all_reduce")
+    for number, host in enumerate(HOSTS):
+        groups = (waits if number else waits._replace(last=8, waits=0),)
+        first.hears(host, Watched(1, (Rank(number, 0, 70.0, groups=groups),)), 100)
+    line, *asks = first.waits_until(101)
+    assert "no progress for 71 s" in line.line
+    assert tuple(asks) == everywhere(ShowStacks(1, may_signal))
 
 
 def test_no_ranks_are_left_when_the_last_host_that_is_here_has_none():
@@ -597,7 +610,11 @@ def test_a_member_joins_and_follows_the_coordinator(second):
     assert second.hears(FIRST, NoRanksLeft(2)) == (Tell(NoRanksLeft(2)),)
 
 
-PORT = "what answers on port 29401 of algo-1 is not this job's launcher; choose another with "
+ANSWERS = "launcher: what answers on port 29401 of algo-1 "
+NO_LAUNCHER = "is not this job's launcher; choose another with --launcher-peer-port"
+LISTENS = "launcher: what listens on port 29401 of algo-1 "
+SILENT = f"{LISTENS}has not answered as a launcher in %s: it is not this job's launcher, or that "
+GARBAGE = Lost(FIRST, "it sent an invalid message")
 REFUSED = "launcher: the launcher of algo-1 refused algo-2: it runs another job.\n"
 
 
@@ -606,8 +623,9 @@ REFUSED = "launcher: the launcher of algo-1 refused algo-2: it runs another job.
     [
         ([Welcome(), Start(1)], Lost(FIRST, DIED), 69, lost(FIRST).text),
         ([Welcome()], Lost(FIRST, DIED), 69, lost(FIRST).text),
-        ([], Lost(FIRST, DIED), 69, PORT),
-        ([], None, 69, PORT),  # no answer in 10 s
+        ([], GARBAGE, 69, ANSWERS + NO_LAUNCHER),
+        ([], None, 69, SILENT % "10 s"),
+        ([], Lost(FIRST, "it stopped answering"), 69, "algo-1 was lost: it stopped answering"),
         ([], Said(FIRST, Refused(Refusal.ANOTHER_JOB)), 2, REFUSED),
     ],
 )
@@ -621,6 +639,44 @@ def test_a_member_that_cannot_talk_to_the_coordinator_ends(second, said, event, 
         assert more == [Say(Failed(attempt, Failure(Cause.HOST_LOST, 69, text)))]
     assert end.message.result.exit_code == code and text in end.message.result.text
     assert all_know == ALL_KNOW
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            Unreachable("nothing listens there"),
+            "algo-1 was lost: it hung up before it answered, and now nothing listens there\n",
+        ),
+        (Lost(FIRST, DIED), f"{LISTENS}hangs up without an answer: it {NO_LAUNCHER}"),
+        (GARBAGE, ANSWERS + NO_LAUNCHER),
+    ],
+)
+def test_a_member_that_was_hung_up_on_tries_once_more_to_tell_why(second, event, text):
+    """A launcher that has ended listens no more; another program takes the next one, too."""
+    second.step(Connected(), 1)
+    assert second.step(Lost(FIRST, DIED), 1.1) == (Connect(1),)
+    if isinstance(event, Lost):
+        assert second.step(Connected(), 2.1) == (SAYS,)
+    end, all_know = second.step(event, 2.2)
+    assert end.message.result.exit_code == 69 and text in end.message.result.text
+    assert all_know == ALL_KNOW
+
+
+def test_a_member_that_was_hung_up_on_late_names_what_was_silent(second):
+    second.step(Connected(), 1)
+    end, _ = second.step(Lost(FIRST, DIED), 4.7)
+    assert SILENT % "3.7 s" in end.message.result.text
+
+
+def test_a_member_that_was_hung_up_on_joins_if_it_is_welcome_then(second):
+    second.step(Connected(), 1)
+    second.step(Lost(FIRST, DIED), 1.1)
+    assert second.step(Connected(), 2) == (SAYS,)
+    second.hears(FIRST, Later(), 2)
+    assert second.step(Unreachable("nothing listens there"), 3) == (Connect(0.375),)
+    second.step(Connected(), 4)
+    assert second.hears(FIRST, Welcome(), 4) == () and second.due == math.inf
 
 
 def test_a_member_does_not_believe_a_success_of_the_job_that_it_did_not_have(second):
@@ -694,7 +750,12 @@ def test_messages_arrive_as_they_were_sent():
         assert from_member(wire(message)) == message
     ends = [End(Result(0)), End(STOPPED), End(Result(3, "loss is nan\nexit code 3\n"))]
     told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksLeft(2), Alive()]
-    told += [*map(Refused, Refusal), ShowStacks(3), AllStacks(("rank 0:", "  main thread:"))]
+    told += [
+        *map(Refused, Refusal),
+        ShowStacks(3, True),
+        ShowStacks(4, False),
+        AllStacks(("rank 0:", "  main thread:")),
+    ]
     for message in (*told, *ends, Missing((THIRD,), 2)):
         assert heard(wire(message)) == message
 
@@ -742,7 +803,8 @@ INVALID = [
     (from_member, ENDS_WELL, "attempt", NUMBERS),
     (from_member, STACKS, "number", NUMBERS),
     (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]], [[[], "x"]]]),
-    (heard, ShowStacks(3), "number", NUMBERS),
+    (heard, ShowStacks(3, True), "number", NUMBERS),
+    (heard, ShowStacks(3, True), "may_signal", [0, 1, "", None]),
     (heard, AllStacks(("x",)), "lines", [1, [1], None]),
     *((heard, one, "attempt", NUMBERS) for one in (Start(1), NoRanksLeft(1), Restart(1, "why"))),
     (heard, Restart(1, "why"), "why", [7, None]),

@@ -9,6 +9,7 @@ import pytest
 from conftest import poll
 
 from launcher.errors import LaunchError
+from launcher.peers.messages import WantStacks
 from launcher.result.raised import Link
 from launcher.run.events import (
     Answer,
@@ -106,7 +107,7 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
     with connect({"torchrun_pid": os.getpid()}) as torchrun:
         for message in (
             {"starts": True, "question": 1},
-            {"ranks": [[pid, 7, 0]], "keeps_store": True},
+            {"ranks": [[pid, 7, 0]], "keeps_store": True, "world": 8},
             {"ends": {"0": 42}, "tees": True, "question": 2},
         ):
             torchrun.sendall(json.dumps(message).encode() + b"\n")
@@ -114,7 +115,7 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
         assert reports.told[:3] == [
             TorchrunRuns(),
             AsksToStart(),
-            RanksStarted([(pid, 7, 0)], True),
+            RanksStarted([(pid, 7, 0)], True, 8),
         ]
         assert reports.told[-2:] == [RankEnded(pid, 42), AsksToEnd(0, "", True)]
         reports.tell_signalled([pid])
@@ -269,3 +270,59 @@ def test_a_crash_comes_with_its_place_and_time(reports):
         (event,) = reports.told
         assert event.calls == calls and event.at.endswith(" UTC") is (code in (-11, -6))
     os.unlink(os.path.join(os.environ["TMPDIR"], "crash-7"))
+
+
+def test_what_is_queued_of_an_attempt_is_not_told_once_the_next_has_begun(reports):
+    """Whoever is told of one thing may end the attempt at that, also within one message's data."""
+    ends = [RankEnded(pid, 1) for pid in (1, 2)]
+    reports._tell = lambda event: (reports.told.append(event), reports.close())
+    for end in ends:
+        reports.child_ended(end)
+    reports.look(is_quiet=True)
+    assert reports.told == ends[:1] and not reports.has_more and reports.timeout() is None
+
+
+def test_what_one_connection_has_said_behind_the_end_of_its_attempt_is_not_told(reports):
+    reports._tell = lambda event: (reports.told.append(event), reports.close())
+    with connect({"torchrun_pid": os.getpid()}, {"starts": True, "question": 1}):
+        reports.act_until(lambda: reports.told)
+    assert reports.told == [TorchrunRuns()]
+
+
+def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
+    """However many ask, and hang up: other hosts hear of it once."""
+    for _ in range(50):
+        connect(*[{"want_stacks": True}] * 20).close()
+    with connect({"want_stacks": True}), rank(0, os.getpid()):
+        reports.act_until(lambda: len(reports.told) == 2)
+        assert reports.told == [WantStacks(), RankRuns(os.getpid(), 0, 0)]
+    with connect({"want_stacks": True}) as other:
+        reports.act_until(lambda: not reports._pids and reports._wants_stacks)
+        assert reports.told.count(WantStacks()) == 1
+        reports.show_stacks({"lines": []})
+        assert other.recv(100) == b'{"lines": []}\n'
+    with connect({"want_stacks": True}):
+        reports.act_until(lambda: reports.told.count(WantStacks()) == 2)
+
+
+@pytest.mark.parametrize("pid", [0, -1, -(2**40), 2**40])
+def test_no_rank_has_a_pid_that_means_other_processes(reports, pid):
+    """As kill(2) takes 0 and -1 for all that there are."""
+    with (
+        connect({"torchrun_pid": pid}),
+        rank(0, pid),
+        connect(
+            {"torchrun_pid": os.getpid()}, {"ranks": [[pid, 0, 0]], "keeps_store": True, "world": 1}
+        ),
+    ):
+        reports.act_until(lambda: TorchrunRuns() in reports.told)
+    assert reports.told == [TorchrunRuns()] and not reports._local
+
+
+def test_many_invalid_messages_are_few_lines_of_the_log(reports, logged):
+    for _ in range(5):
+        with connect(*[{"end": {}}] * 100):
+            pass
+    with rank(0, os.getpid()):
+        reports.act_until(lambda: reports.told)
+    assert 0 < logged().count("ignoring an invalid message") <= 20

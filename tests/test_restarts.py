@@ -2,8 +2,11 @@
 
 import os
 import re
+import signal
+import socket
 
 import pytest
+from conftest import poll
 
 pytestmark = pytest.mark.torch
 
@@ -168,3 +171,46 @@ def test_ranks_are_restarted_if_the_driver_says_nothing_wrong(start, script, dri
         for what in ("ask gpus", "tell.*cleared")
     )
     assert cleared - asked < most, host.log()
+
+
+WAITS = """
+import os, signal, sys, time
+host, attempt = os.environ["SM_CURRENT_HOST"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+def save(*_):
+    while not os.path.exists("saved"):
+        time.sleep(0.01)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+open("armed-" + host, "w").close()
+while not os.path.exists("armed-127.0.0.1"):
+    time.sleep(0.01)
+if attempt == "0":
+    time.sleep(600 if host == "127.0.0.1" else 0)
+    raise ValueError("loss is nan")
+"""
+
+
+def test_those_who_ask_for_stacks_and_give_up_as_ranks_are_restarted_break_nothing(
+    start_two, script
+):
+    """What the restart has closed was ready, too, in the same turn of the launcher's loop."""
+    options = ("--launcher-max-restarts", "1", "--launcher-failure-grace", "90")
+    first, second = start_two("--train-script", script(WAITS), *options, "--launcher-verbose")
+    poll(lambda: " to Restarting " in second.err)
+    (folder,) = (name for name in os.listdir(second.tmp) if name.startswith("sm-launch-"))
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for client in clients:
+        client.settimeout(30)
+        client.connect(os.path.join(second.tmp, folder, "socket"))
+        client.sendall(b'{"want_stacks": true}\n')
+    for client in clients:
+        assert client.recv(1), second.log()  # it is known
+        client.sendall(b'{"want_')
+    second.signal(signal.SIGSTOP)
+    open("saved", "w").close()
+    poll(lambda: "Running on start (attempt 2)" in first.err)
+    for client in clients:
+        client.close()
+    second.signal(signal.SIGCONT)
+    for host in (first, second):
+        assert host.wait() == 0, first.log() + second.log()

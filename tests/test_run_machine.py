@@ -214,6 +214,61 @@ def test_before_that_a_stop_is_a_stop():
     assert SignalRanks((71, 72), TERM) in host.done
 
 
+KILLED = "before the stop came: algo-1, rank 0 (local rank 0) was killed by SIGKILL (signal 9)"
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([RankEnded(71, -9, "")], [f"{KILLED}."]),
+        (
+            [RankEnded(71, -9, "out of memory"), RankEnded(72, 3)],
+            [f"{KILLED}; out of memory, and 1 rank more."],
+        ),
+        ([raised(), RankEnded(71, 1)], ["before the stop came: algo-1, rank 0 (local rank 0) "]),
+        ([RankEnded(71, 0)], []),
+        # By somebody who stops the ranks, too, or since another host's were stopped before.
+        ([RankEnded(71, -TERM)], []),
+        ([RankEnded(71, 128 + TERM)], []),
+        ([RankEnded(71, -signal.SIGABRT)], []),
+        (
+            [
+                RankSaid(
+                    71,
+                    1,
+                    (
+                        Link(
+                            "RuntimeError",
+                            "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer",
+                        ),
+                    ),
+                ),
+                RankEnded(71, 1),
+            ],
+            [],
+        ),
+    ],
+)
+@pytest.mark.parametrize("stop", [End(stopped(TERM)), Signal(TERM)])
+def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said, stop):
+    """The coordinator had decided already, or decides for the stop."""
+    host = running(max_restarts=1).at(5.0, *ends).at(5.1, stop)
+    if host.phase is Failing:
+        host.at(5.2, End(stopped(TERM)))
+    assert host.lines[0].startswith("SIGTERM (signal 15): stopping; ")
+    assert len(host.lines) == 1 + len(said)
+    assert all(line.startswith(start) for line, start in zip(host.lines[1:], said))
+
+
+@pytest.mark.parametrize(("code", "count"), [(-9, 1), (-TERM, 0), (0, 0)])
+def test_nor_is_one_lost_whose_end_is_known_later(code, count):
+    """It had ended, but torchrun alone knew how."""
+    host = running().at(5.0, RankEnded(71, None)).at(5.1, End(stopped(TERM)))
+    assert host.done == [SignalRanks((72,), TERM)] and len(host.lines) == 1
+    host.at(5.3, RankEnded(71, code))
+    assert host.lines == count * [f"{KILLED}."]
+
+
 def test_without_a_word_from_the_coordinator_ranks_are_ended():
     host = running().at(5.0, RankEnded(71, 3)).due(5.0 + 0.3 + 5)
     assert (host.phase, host.why) == (Ending, Why.FAILURE)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, completed, ended_by, more, poll
+from conftest import LAUNCHER, completed, ended_by, more, poll, ports
 
 pytestmark = pytest.mark.torch
 
@@ -263,6 +263,79 @@ def test_a_rank_that_fails_and_ends_with_0_has_not_failed(start, script):
     host = start("--train-script", script(RAISE_AND_SUCCEED), *options)
     assert host.wait() == 0, host.log()
     assert host.failure is None and host.out == "through\n"
+
+
+# What is no stop
+
+WARNED = """
+import os, signal, sys, time
+kinds = (signal.SIGALRM, signal.SIGPWR, signal.SIGRTMIN + 3, signal.SIGUSR1, signal.SIGUSR2)
+odd = [int(kind) for kind in kinds if signal.getsignal(kind) != signal.SIG_DFL]
+print("begins with", odd, [int(kind) for kind in signal.pthread_sigmask(0, ())], flush=True)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR1, lambda *_: print("warned", flush=True))
+    signal.signal(signal.SIGALRM, lambda *_: print("alarmed", flush=True))
+print("runs", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+# As a program does that has a thread of its own for signals.
+BLOCKS = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); "
+BLOCKS += "os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_an_early_warning_goes_to_the_ranks_that_handle_it(start, script):
+    """And what else would end a process without a word ends nothing."""
+    host = start("--train-script", script(WARNED), "--launcher-nproc-per-node", "3")
+    host.wait_for("runs", 3)
+    assert host.out.count("begins with [] []") == 3
+    (torchrun,) = psutil.Process(host.process.pid).children()
+    torchrun.send_signal(signal.SIGUSR1)  # Slurm may send it to all processes of a step
+    host.signal(signal.SIGUSR1)
+    host.wait_for("warned")
+    host.signal(signal.SIGUSR2)
+    others = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGIO)
+    for number in (*others, signal.SIGPWR, signal.SIGRTMIN + 3):
+        for _ in range(2):
+            host.signal(number)
+            poll(lambda number=number: f"signal {int(number)}" in host.err)
+    open("go", "w").close()
+    assert host.wait() == 0, host.log()
+    assert host.err.count("launcher: SIGUSR1: passed on to 1 of 3 ranks, which handle it.\n") == 1
+    assert "launcher: SIGUSR2: passed on to none of 3 ranks: none handles it.\n" in host.err
+    line = "launcher: SIGALRM (signal 14): it is no stop, and goes to no rank.\n"
+    assert host.err.count(line) == 1, host.log()
+    assert host.err.count("it is no stop") == 7 and "alarmed" not in host.out, host.log()
+
+
+@pytest.mark.parametrize(
+    ("command", "begins"),
+    [
+        (("sh", "-c", "trap '' USR1 ALRM; exec \"$@\"", "sh"), "[14, 10] []"),
+        ((sys.executable, "-c", BLOCKS), "[] [12]"),
+    ],
+)
+def test_ranks_inherit_what_the_launcher_has(start, script, command, begins):
+    """What is ignored, as under nohup, and what is blocked; the launcher's handlers are its own."""
+    host = start("--train-script", script(WARNED), command=[*command, *LAUNCHER])
+    host.wait_for("runs")
+    assert f"begins with {begins}\n" in host.out
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        if "trap" in command[2] and number != signal.SIGUSR2:
+            host.signal(number)
+    open("go", "w").close()
+    assert host.wait() == 0, host.log()
+    assert "SIG" not in host.err
+
+
+def test_an_early_warning_before_ranks_run_is_a_line(start, script):
+    common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', **ports(), "SM_NUM_GPUS": "0"}
+    host = start("--train-script", script(""), SM_CURRENT_HOST="127.0.0.1", **common)
+    poll(lambda: "meet at" in host.err)
+    host.signal(signal.SIGUSR2)
+    poll(lambda: "launcher: SIGUSR2: no rank runs yet, or any more.\n" in host.err)
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
 
 
 # Pairs of events (docs/hosts.md has the table)

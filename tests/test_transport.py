@@ -26,9 +26,10 @@ from network import Network
 from launcher.peers import channel, member, messages
 from launcher.peers.connection import Connection
 from launcher.peers.listener import PENDING
-from launcher.peers.messages import Failed, Stop
+from launcher.peers.messages import Failed, Stop, Watched
 from launcher.protocol import Lines, decoded, encoded
 from launcher.result.causes import Cause, Failure, Result
+from launcher.watch import progress
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 SAME = {"version of torch": "2.13", "script": "script train.py"}
@@ -503,3 +504,19 @@ def test_hosts_that_wait_say_so_whatever_dns_does():
         "launcher: waiting for 127.0.0.3 (nothing listens there).",
     ):
         assert lines.count(line) in (1, 2), done.stderr  # 2, but on a machine that has stood still
+
+
+def test_nobody_can_name_ranks_that_the_job_has_not(job):
+    """Nor have the first host compare sets of as many."""
+    first, second = job.join(*HOSTS[:2])[:2]
+    job.join(HOSTS[2])
+    job.all_join()
+    first.channel.world = 4
+    huge = progress.Group("0-131071", last=9, waits=9)
+    waits = progress.Group("0-3", last=9, waits=9)
+    ranks = [progress.Rank(n, 0, 70.0, groups=(g,)) for n, g in ((2, huge), (3, waits), (9, waits))]
+    second.channel.world = 1 << 20
+    second.say(Watched(1, tuple(ranks)))
+    job.wait(lambda: first.channel.state.watch.hosts)
+    (seen,) = first.channel.state.watch.hosts[HOSTS[1]]
+    assert seen.rank == ranks[1]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.watch import in_rank, judge, progress, stacks, waits
-from launcher.watch.host import Watch
+from launcher.watch.host import Watch, does_not_answer
 from launcher.watch.progress import ENDED, Group, Rank
 
 
@@ -537,6 +537,16 @@ def test_ranks_that_are_none(text):
         progress.members(text)
 
 
+def test_what_names_ranks_that_the_job_has_not_counts_as_ranks_that_move():
+    """A rank is left out with all that it says, not a group of its alone: others wait there."""
+    good = rank(0, IN_61, group(3, ranks="0,2"))
+    odd = [rank(4, IN_61), rank(1, group(9, 9, ranks="0-131071")), rank(2, group(1, ranks="0,4"))]
+    assert progress.within([good, *odd], 4) == (good,)
+    assert progress.within([rank(3, group(1, ranks="3-2"))], 4)
+    assert progress.within([good], 0) == ()  # it is not known yet how many there are
+    assert stacks.within((((0, 4), "  a"), ((5,), "  b")), 4) == (((0,), "  a"),)
+
+
 def test_a_message_holds_as_many_ranks_as_it_has_room_for():
     ranks = [rank(number, IN_61) for number in range(100)]
     assert progress.bounded(ranks, 1 << 20) == tuple(ranks)
@@ -570,7 +580,7 @@ def test_ranks_that_are_asked_where_they_are():
     watch = Watch(15, 60)
     for pid in (6, 7, 8, 9):
         watch.joined(pid, pid - 6, 0, 61, 0)
-    asked, question = watch.ask(100)
+    asked, question = watch.ask(100, may_signal=True)
     watch.left(6)  # it has closed all descriptors, and may have others by these numbers
     watch.answered(7, {**question, "threads": [["", TRAIN]]}, 100)
     assert watch.to_signal(100.4) == {} and watch.due() == 15  # the next look
@@ -590,9 +600,33 @@ def test_ranks_that_are_asked_where_they_are():
     assert "cannot be asked" in asked.text(10, held)
 
 
+def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are():
+    watch = Watch(15, 60)
+    for pid in (7, 8):
+        watch.joined(pid, pid - 6, 0, 61, 0)
+    asked, question = watch.ask(100, may_signal=False)
+    watch.answered(7, {**question, "threads": [["", TRAIN]]}, 100)
+    assert watch.to_signal(100.5) == {} and watch.over(101.5) == [asked]
+    held = does_not_answer("S", may_signal=False)
+    assert asked.text(8, held) == (
+        "  it does not answer: it runs code that keeps Python's lock; `sm-launch stacks` shows "
+        "where, by a signal."
+    )
+    assert does_not_answer("T", may_signal=False) == "does not answer: it was stopped (SIGSTOP)"
+
+
+def test_who_wants_stacks_by_signals_has_hosts_asked_again():
+    state = stacks.wanted(stacks.Gathering(), "", 50, may_signal=False)
+    state = stacks.heard(state, "algo-1", 1, (((0,), "  a"),))
+    state = stacks.wanted(state, "algo-2", 51, may_signal=True)
+    assert state == stacks.Gathering(2, 54, frozenset({"", "algo-2"}), {}, True)
+    assert stacks.heard(state, "algo-1", 1, (((0,), "  too late"),)) == state
+    assert stacks.wanted(state, "algo-3", 52, may_signal=True).number == 2
+
+
 def test_stacks_of_all_hosts():
-    state = stacks.wanted(stacks.Gathering(), "algo-2", 50)
-    state = stacks.wanted(state, "", 51)
+    state = stacks.wanted(stacks.Gathering(), "algo-2", 50, may_signal=True)
+    state = stacks.wanted(state, "", 51, may_signal=False)
     assert (state.number, state.by, state.wanted) == (1, 53, {"algo-2", ""})
     first = stacks.grouped({0: "  a", 1: "  a", 2: "  b", 3: "  a"})
     assert first == (((0, 1, 3), "  a"), ((2,), "  b"))
@@ -606,7 +640,7 @@ def test_stacks_of_all_hosts():
         "  b",
         "no answer within 3 s from algo-3.",
     )
-    assert stacks.wanted(stacks.Gathering(1), "algo-1", 60).number == 2
+    assert stacks.wanted(stacks.Gathering(1), "algo-1", 60, may_signal=True).number == 2
 
 
 def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
@@ -615,7 +649,7 @@ def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
     text = stacks.text_of((main,)).splitlines()
     assert text[0] == "  main thread:" and 10 < len(text) < 60 and text[-1].endswith("in f59")
     pairs = tuple(((n, n + 1), f"  {n}\n" + 60 * "  x\n" + "  last") for n in range(0, 16, 2))
-    state = stacks.wanted(stacks.Gathering(), "", 0)
+    state = stacks.wanted(stacks.Gathering(), "", 0, may_signal=False)
     lines = stacks.shown(stacks.heard(state, "algo-1", 1, (*pairs, ((16,), "  here"))), [])
     assert lines[-2:] == ("rank 16:", "  here") and lines.count("  last") == 8
 
@@ -626,7 +660,9 @@ def test_stacks_fit_in_a_message():
     assert sum(len(ranks) for ranks, _ in sent) == 64 and len(json.dumps(sent)) < 60_000
     many = stacks.grouped({number: f"  {number}" + 300 * "x" for number in range(1024)})
     assert sum(len(ranks) for ranks, _ in many) == 1024 and len(json.dumps(many)) < 60_000
-    state = stacks.heard(stacks.wanted(stacks.Gathering(), "", 0), "algo-1", 1, sent)
+    state = stacks.heard(
+        stacks.wanted(stacks.Gathering(), "", 0, may_signal=False), "algo-1", 1, sent
+    )
     others = {str(number): (((number,), f"  {number}"),) for number in range(1000)}
     lines = stacks.shown(state._replace(heard=others), [])
     assert len(lines) == 401 and lines[0] == "800 stacks of as many ranks or more are left out."

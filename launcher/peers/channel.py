@@ -32,6 +32,8 @@ from launcher.peers.messages import (
     Hello,
     Job,
     Message,
+    Stacks,
+    Watched,
     Welcome,
     from_coordinator,
     from_member,
@@ -41,17 +43,15 @@ from launcher.protocol import encoded
 from launcher.result.causes import Failure
 from launcher.system import System
 from launcher.text import Log
+from launcher.watch import progress, stacks
 
 State = Union[coordinator.State, member.State]
 # All in seconds.
 _ALIVE_EVERY = 15.0
-_SILENCE, _OF_TIMEOUT = (
-    60.0,
-    4,
-)  # until a launcher is lost: that, or so many --launcher-host-timeout
-_WAS_LATE = (
-    1.0  # this loop: then it was stopped itself, and does not know how long others were silent
-)
+# Until a launcher is lost that says nothing: that, or so many times --launcher-host-timeout.
+_SILENCE, _OF_TIMEOUT = 60.0, 4
+# This loop: then it was stopped itself, and does not know how long others were silent.
+_WAS_LATE = 1.0
 
 
 class Channel:
@@ -68,6 +68,7 @@ class Channel:
         self._say_alive_at = self._check_at = math.inf
         self._given_up: list[Connection] = []  # since their launchers are silent
         self._began = system.now()
+        self.world = 0  # how many ranks the job has, as this host's torchrun says; 0: not known
         self.own_address = ""  # at which other hosts have reached this one, or it them
         self.state: State
         self.state, self._first = self._machine.begin(job, self._began)
@@ -97,7 +98,7 @@ class Channel:
 
     def say(self, message: FromMember) -> None:
         """Have this host say something to the coordinator, which may be here."""
-        self.happens(Said(self._job.current_host, message))
+        self._says(self._job.current_host, message)
 
     def say_last(self, failure: Failure) -> None:
         """Tell the other hosts why this one ends, past its state machine, which has failed."""
@@ -259,4 +260,12 @@ class Channel:
             if isinstance(said, Welcome):
                 self._begin_alive()
             if not isinstance(said, Alive):
-                self.happens(Said(host, said))
+                self._says(host, said)
+
+    def _says(self, host: str, message: Any) -> None:
+        """Take in what a host says; it may name no ranks that the job does not have."""
+        if isinstance(message, Watched):
+            message = message._replace(ranks=progress.within(message.ranks, self.world))
+        elif isinstance(message, Stacks) and self.world:
+            message = message._replace(ranks=stacks.within(message.ranks, self.world))
+        self.happens(Said(host, message))

@@ -7,6 +7,7 @@ import math
 import socket
 from typing import Any
 
+from launcher.peers.events import HUNG_UP, NO_MESSAGE
 from launcher.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
@@ -78,12 +79,12 @@ class Connection:
             self.closed_by = "it stopped answering"
             return []
         if not data:
-            self.closed_by = "it stopped reading" if self._stopped_reading else "its launcher died"
+            self.closed_by = "it stopped reading" if self._stopped_reading else HUNG_UP
             return []
         try:
             return [decoded(line) for line in self._lines.feed(data)]
         except ValueError:
-            self.closed_by = "it sent an invalid message"
+            self.closed_by = NO_MESSAGE
             return []
 
     def close(self) -> None:

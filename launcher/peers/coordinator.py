@@ -476,11 +476,16 @@ def _say_who_waits(state: State, now: float) -> Step:
 
 
 def _gather_stacks(state: State, host: str, now: float) -> Step:
-    """Ask all hosts where their ranks are, for somebody at a host, or for the log ("")."""
-    before, state = state.shows, state._replace(shows=stacks.wanted(state.shows, host, now))
-    if state.shows.number == before.number:
+    """Ask all hosts where their ranks are, for somebody at a host, or for the log ("").
+
+    For the log alone no rank gets a signal, unless the user has this stall end the job anyway.
+    """
+    may_signal = bool(host) or state.job.hang_timeout < math.inf
+    shows = stacks.wanted(state.shows, host, now, may_signal=may_signal)
+    before, state = state.shows.number, state._replace(shows=shows)
+    if shows.number == before:
         return state, ()  # they have been asked just now
-    return _tell_all(state, ShowStacks(state.shows.number))
+    return _tell_all(state, ShowStacks(shows.number, shows.may_signal))
 
 
 def host_showed_stacks(state: State, host: str, event: Stacks) -> Step:

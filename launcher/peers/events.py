@@ -28,8 +28,12 @@ class Said(NamedTuple):
     message: Any
 
 
+# Why a connection has ended, where that tells what was at its other end.
+HUNG_UP, NO_MESSAGE = "its launcher died", "it sent an invalid message"
+
+
 class Lost(NamedTuple):
-    """The connection to a host that has joined has ended."""
+    """The connection to a host that has joined has ended, or a member's to the coordinator."""
 
     host: str
     why: str

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Union
 
 from launcher.peers.coordinator import LINE_EVERY
 from launcher.peers.events import (
+    HUNG_UP,
+    NO_MESSAGE,
     AllKnow,
     Connect,
     Connected,
@@ -40,11 +42,12 @@ from launcher.peers.messages import (
     checked,
     hello,
 )
-from launcher.result.causes import Result, no_launcher_at, of_host, of_lost_host, stopped
-from launcher.text import Log
+from launcher.result.causes import Result, no_launcher, of_host, of_lost_host, stopped
+from launcher.text import Log, lasted
 
 # All in seconds.
 TO_ANSWER = 10  # for the coordinator to welcome this host, or refuse it
+AT_ONCE = 1  # in which it does so, if it does not stand still
 RETRY = 0.02  # between two tries to reach the coordinator: at first,
 RETRY_MOST = 1.0  # and after a while
 
@@ -86,6 +89,7 @@ class State(NamedTuple):
     began: float
     line_at: float
     to_say: tuple[Message, ...] = ()  # with each hello, until the coordinator has welcomed it
+    hung_up: bool = False  # what took the last connection, at once and without an answer
     attempt: int = 0  # that this host was told to start
     succeeded: int = 0  # the attempt in which all ranks of this host have succeeded
     stop_signal: int = 0  # that this host was sent
@@ -115,7 +119,7 @@ def step(state: State, event: Any, now: float) -> Step:
             return this_host_says(state, event.message)
         return coordinator_says(state, event.message)
     if isinstance(event, Lost):
-        return coordinator_lost(state, event)
+        return coordinator_lost(state, event, now)
     if isinstance(event, Connected):
         return connected(state, now)
     if isinstance(event, Unreachable):
@@ -124,10 +128,13 @@ def step(state: State, event: Any, now: float) -> Step:
 
 
 def unreachable(state: State, event: Unreachable, now: float) -> Step:
-    """Try again after a while, which grows from 0.02 s to 1 s."""
+    """Try again after a while, which grows from 0.02 s to 1 s; not where somebody has hung up."""
     wait = min(RETRY_MOST, max(RETRY, (now - state.began) / 8))
     if not isinstance(state.phase, Connecting):
         return state, ()
+    if state.hung_up:
+        how = f"was lost: it hung up before it answered, and now {event.trouble}"
+        return _end(state, of_lost_host(state.job.coordinator, how).result)
     return state._replace(phase=Connecting(event.trouble)), (Connect(wait),)
 
 
@@ -148,7 +155,8 @@ def coordinator_says(state: State, message: Any) -> Step:
         state = state._replace(phase=Joining(), to_say=())
         return state, (Tell(AllKnow()),) if told else ()
     if isinstance(message, Later):
-        state = state._replace(phase=Connecting("it has no room for more connections"))
+        phase = Connecting("it has no room for more connections")
+        state = state._replace(phase=phase, hung_up=False)
         return state, (HangUp(state.job.coordinator), Connect(RETRY_MOST))
     if isinstance(message, Refused):
         job = state.job
@@ -165,19 +173,35 @@ def coordinator_says(state: State, message: Any) -> Step:
     return state, (Tell(message),)
 
 
-def coordinator_lost(state: State, event: Lost) -> Step:
+def coordinator_lost(state: State, event: Lost, now: float) -> Step:
     """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
     job = state.job
     if isinstance(state.phase, Ended):
         return state, ()
-    if isinstance(state.phase, Greeting):
-        return _end(state, no_launcher_at(job.coordinator, job.peer_port).result)
+    if isinstance(state.phase, Greeting) and event.why in (HUNG_UP, NO_MESSAGE):
+        return _no_answer(state, event.why, TO_ANSWER - (state.phase.answer_by - now))
     if state.stop_signal:
         return _end(state, stopped(state.stop_signal))  # which came first
     lost = of_lost_host(job.coordinator, f"was lost: {event.why}")
     state, actions = _end(state, lost.result)
     # If it was only stopped, it says the same when it goes on.
     return state, (Say(Failed(state.attempt, lost)), *actions)
+
+
+def _no_answer(state: State, why: str, seconds: float) -> Step:
+    """End: something else listens there, or the coordinator has ended; one more try tells which."""
+    where = f"on port {state.job.peer_port} of {state.job.coordinator}"
+    if why == NO_MESSAGE:
+        seen = f"what answers {where} is not this job's launcher"
+    elif seconds >= AT_ONCE:
+        seen = f"what listens {where} has not answered as a launcher in {lasted(seconds)}: "
+        seen += "it is not this job's launcher, or that stands still"
+    elif state.hung_up:
+        seen = f"what listens {where} hangs up without an answer: it is not this job's launcher"
+    else:
+        phase = Connecting("it hung up before it answered")
+        return state._replace(phase=phase, hung_up=True), (Connect(AT_ONCE),)
+    return _end(state, no_launcher(seen).result)
 
 
 def this_host_says(state: State, message: Message) -> Step:
@@ -206,7 +230,7 @@ def time_is_up(state: State, now: float) -> Step:
     if now < due(state):
         return state, ()
     if isinstance(phase, Greeting) and now >= phase.answer_by:
-        return _end(state, no_launcher_at(job.coordinator, job.peer_port).result)
+        return _no_answer(state, "", TO_ANSWER)
     trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
     if now >= state.began + job.start_timeout:
         how = f"did not arrive within {job.start_timeout:g} s ({trouble})"

@@ -237,9 +237,10 @@ class NoRanksLeft(NamedTuple):
 
 
 class ShowStacks(NamedTuple):
-    """Say where this host's ranks are."""
+    """Say where this host's ranks are; those that do not answer may get a signal, or not."""
 
     number: int
+    may_signal: bool
 
 
 class AllStacks(NamedTuple):
@@ -368,7 +369,7 @@ def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> From
         attempt = _whole(fields["attempt"])
         return Start(attempt) if name == "Start" else NoRanksLeft(attempt)
     if name == "ShowStacks":
-        return ShowStacks(_whole(fields["number"]))
+        return ShowStacks(_whole(fields["number"]), _bool(fields["may_signal"]))
     if name == "AllStacks":
         return AllStacks(tuple(_line(line) for line in fields["lines"]))
     if name in ("Welcome", "Later"):
@@ -400,6 +401,12 @@ def _result(fields: Mapping[str, Any]) -> Result:
     if fields["stop_signal"] != 0:
         return stopped(_whole(fields["stop_signal"], STOPS))
     return Result(exit_code, _text(fields["text"]))
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError
+    return value
 
 
 def _dict(value: Any) -> Mapping[str, Any]:

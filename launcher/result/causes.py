@@ -254,13 +254,10 @@ def of_launcher(host: str, error: str) -> Failure:
     return of_host(text, EXIT_SOFTWARE)
 
 
-def no_launcher_at(host: str, port: int) -> Failure:
+def no_launcher(seen: str) -> Failure:
     """Return the failure of a host that finds something else where the coordinator should be."""
-    text = (
-        f"launcher: what answers on port {port} of {host} is not this job's launcher; "
-        f"choose another with {flag('peer_port')}, the same one on every host."
-    )
-    return of_host(text, EXIT_HOST_LOST)
+    text = f"{seen}; choose another with {flag('peer_port')}, the same one on every host."
+    return of_host(f"launcher: {text}", EXIT_HOST_LOST)
 
 
 def first_of(failure: Failure, count: int) -> Failure:

@@ -206,7 +206,8 @@ class HeldAgent:
             ranks = [(pid, workers[local], local) for local, pid in pids.items()]
             # From torch 2.5 on ranks' store is in the torchrun of group rank 0.
             keeps_store = self.is_host or worker_group.group_rank == 0
-            self.launcher.tell({"ranks": ranks, "keeps_store": keeps_store})
+            world = worker_group.workers[0].world_size
+            self.launcher.tell({"ranks": ranks, "keeps_store": keeps_store, "world": world})
         return pids
 
     def _end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:
@@ -337,6 +338,10 @@ def main() -> int:
         return 1  # it has been killed before
     # Until torchrun has handlers a stop ends it at once; Python's own would wait for torch's C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # An early warning is for ranks; Slurm may send it to all processes of a step.
+    for warning in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(warning) == signal.SIG_DFL:
+            signal.signal(warning, lambda *_: None)  # not SIG_IGN, which ranks would inherit
     tempfile.tempdir = run_dir  # with it goes the log folder that torchrun leaves behind
     try:
         run(launcher)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterable
 
 from launcher.errors import Disposition
 from launcher.peers.messages import Cleared, NoRanks
@@ -47,7 +48,21 @@ from launcher.run.state import (
     Waiting,
     Why,
 )
-from launcher.text import NAMED, Log
+from launcher.text import NAMED, Log, plural
+
+
+def instead(ending: Ending, why: Why, now: float, grace: float) -> Ending:
+    """Return how processes are ended now, after they were for another reason.
+
+    What was told to end is not told again, and keeps the later deadline for a stop alone. A host
+    that had succeeded has told nobody yet that no rank runs here.
+    """
+    if ending.why is Why.SUCCESS:
+        return Ending(why, now, now + grace, told=ending.told, left=ending.left)
+    if why is not Why.STOP:
+        return ending._replace(why=why)
+    ending = ending._replace(asked=False, killed_at=math.inf, kill_again_at=-math.inf)
+    return ending._replace(why=why, by=max(ending.by, now + grace))
 
 
 class _Clock:
@@ -172,8 +187,10 @@ def _hanging(state: State, ending: Ending) -> list[str]:
 def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
     """Say it if a rank failed while it saved; what died unsaved may have started what can save."""
     number = ending.number
-    if ending.why is not Why.STOP or rank.pid not in ending.told:
+    if ending.why is not Why.STOP:
         return ()
+    if rank.pid not in ending.told:
+        return failed_before(state, (rank,), number)
     # A restart's SIGTERM may have come to it just before the stop.
     if rank.exit_code in (-number, -signal.SIGTERM):
         # Python's own handler of SIGINT saves nothing.
@@ -182,6 +199,24 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
     elif rank.failure and rank.exit_code not in (0, 128 + number):
         return (Log(f"while stopping: {headline(rank.failure, state.job.current_host)}."),)
     return ()
+
+
+def failed_before(state: State, ranks: Iterable[Rank], number: int) -> Actions:
+    """Say which ranks failed by themselves before a stop came here: nobody else says it.
+
+    Not those that whoever stops the job has told as well, nor what follows from other ranks' ends.
+    """
+    stops = (0, -number, 128 + number, -signal.SIGTERM, 128 + signal.SIGTERM)
+    failed = [
+        rank.failure
+        for rank in ranks
+        if rank.failure and not rank.failure.is_secondary and rank.exit_code not in (None, *stops)
+    ]
+    if not failed:
+        return ()
+    first, *others = sorted(failed, key=lambda failure: failure.time)
+    more = f", and {plural(len(others), 'rank')} more" if others else ""
+    return (Log(f"before the stop came: {headline(first, state.job.current_host)}{more}."),)
 
 
 def ranks_signalled(state: State, event: Signalled) -> Step:

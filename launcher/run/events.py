@@ -52,11 +52,13 @@ class AsksToStart(NamedTuple):
 class RanksStarted(NamedTuple):
     """Torchrun has started the ranks: (pid, rank, local rank) of each.
 
-    `keeps_store`: other hosts' torchruns or ranks need a store that is in this torchrun.
+    `keeps_store`: other hosts' torchruns or ranks need a store that is in this torchrun. `world` is
+    how many ranks all hosts have.
     """
 
     ranks: Sequence[tuple[int, int, int]]
     keeps_store: bool
+    world: int = 0
 
 
 class AsksToEnd(NamedTuple):

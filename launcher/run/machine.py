@@ -32,7 +32,15 @@ from launcher.result.causes import (
     stopped,
 )
 from launcher.run import ranks
-from launcher.run.ending import advance, ended_while_ending, gpus_said, ranks_signalled, remaining
+from launcher.run.ending import (
+    advance,
+    ended_while_ending,
+    failed_before,
+    gpus_said,
+    instead,
+    ranks_signalled,
+    remaining,
+)
 from launcher.run.events import (
     Actions,
     Answer,
@@ -184,7 +192,7 @@ def ended(state: State, result: Result, now: float) -> Step:
         return advance(state, ending._replace(decided_at=now), now)
     if isinstance(phase, Ending):
         if phase.why in (Why.SUCCESS, Why.RESTART):
-            return advance(state, _instead(phase, Why.FAILURE, now, state.job.failure_grace), now)
+            return advance(state, instead(phase, Why.FAILURE, now, state.job.failure_grace), now)
         return state, ()
     state, actions = _end(state, Why.FAILURE, now)
     if state.alive:
@@ -203,25 +211,11 @@ def restarted(state: State, event: Restart, now: float) -> Step:
     elif isinstance(phase, (Running, Failing, Waiting)):
         state, actions = _end(state, Why.RESTART, now)
     elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
-        phase = _instead(phase, Why.RESTART, now, state.job.failure_grace)
+        phase = instead(phase, Why.RESTART, now, state.job.failure_grace)
         state, actions = advance(state, phase, now)
     else:
         return state, ()  # a stop has come, which the coordinator is about to hear of
     return state, (line, *actions)
-
-
-def _instead(ending: Ending, why: Why, now: float, grace: float) -> Ending:
-    """Return how processes are ended now, after they were for another reason.
-
-    What was told to end is not told again, and keeps the later deadline for a stop alone. A host
-    that had succeeded has told nobody yet that no rank runs here.
-    """
-    if ending.why is Why.SUCCESS:
-        return Ending(why, now, now + grace, told=ending.told, left=ending.left)
-    if why is not Why.STOP:
-        return ending._replace(why=why)
-    ending = ending._replace(asked=False, killed_at=math.inf, kill_again_at=-math.inf)
-    return ending._replace(why=why, by=max(ending.by, now + grace))
 
 
 def all_know(state: State) -> Step:
@@ -298,15 +292,17 @@ def _interrupted(state: State, now: float) -> Step:
 def _stop(state: State, number: int, now: float) -> Step:
     """Pass a stop on to the ranks; those that were told to end already keep the later deadline."""
     grace, host, phase = state.job.grace, state.job.current_host, state.phase
+    before: Actions = ()
     if isinstance(phase, Ending):
         if phase.why in (Why.STOP, Why.INTERRUPT):
             return state, ()
-        phase = _instead(phase, Why.STOP, now, grace)._replace(number=number)
+        phase = instead(phase, Why.STOP, now, grace)._replace(number=number)
     else:
         phase = Ending(Why.STOP, now, now + grace, number)
+        before = failed_before(state, state.ranks.values(), number)
     line = f"{signal_name(number)}: stopping; the ranks of {host} have {grace:g} s to save."
     state, actions = advance(_closing(state, now), phase, now)
-    return state, (Log(line), *actions)
+    return state, (Log(line), *before, *actions)
 
 
 # Torchrun.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
@@ -10,6 +11,7 @@ from launcher.errors import Disposition
 from launcher.peers.messages import MOST_ENDS, EndedWell
 from launcher.result.causes import Aside, RankFailure
 from launcher.run.events import RankEnded, RankRuns, RankSaid, ScriptEnded, ThreadRaised
+from launcher.text import plural
 from launcher.watch import stacks
 
 Report = Union[RankRuns, RankSaid, ScriptEnded, RankEnded, ThreadRaised]
@@ -102,6 +104,16 @@ def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[EndedWell, ...]
         return ()
     ages = [round(max(0.0, time - at), 3) for at, _ in sorted(ends)]
     return (EndedWell(attempt, min(ends)[1], tuple(ages[:MOST_ENDS])),)
+
+
+def passed_on(number: int, count: int, ranks: int) -> str:
+    """Return what the log says of an early warning that goes to `count` of the ranks that run."""
+    name = signal.Signals(number).name
+    if not ranks:
+        return f"{name}: no rank runs yet, or any more."
+    if not count:
+        return f"{name}: passed on to none of {plural(ranks, 'rank')}: none handles it."
+    return f"{name}: passed on to {count} of {plural(ranks, 'rank')}, which handle it."
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:

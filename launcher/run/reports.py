@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import selectors
 import signal
 import socket
@@ -45,6 +46,8 @@ from launcher.watch.stacks import CRASHES, crash_in
 
 WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
+_MOST_IGNORED = 20  # invalid messages that the log shows
+_TO_SHOW = 4.0  # s, after which an answer of the coordinator's has come, or never will
 # Seconds between two looks at a process that cannot be waited for: at first, and after a while.
 _SOON, _MOST = 0.01, 1.0
 # Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
@@ -71,6 +74,8 @@ class Reports:
         self._folder = folder
         self._asked: dict[socket.socket, int] = {}  # pids of ranks that say how far they are
         self._wants_stacks: set[socket.socket] = set()
+        self._ask_again_at = -math.inf  # until then the coordinator has been asked for them
+        self._ignored = 0
         self._torchrun_at: socket.socket | None = None
         self._question: Any = None
         self._said_at_end: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
@@ -87,11 +92,18 @@ class Reports:
         system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Close every socket."""
+        """Close every socket, and tell nothing more: the next attempt may have begun."""
+        self.hang_up()
+        self._ends.clear()
+        self._looks.clear()
+
+    def hang_up(self) -> None:
+        """Close every socket; ends are told all the same."""
         for one in (self._listener, *self._connections):
             with contextlib.suppress(KeyError, ValueError):  # it is full, or closed already
                 self._system.selector.unregister(one)
             one.close()
+        self._connections.clear()
 
     # What is due.
 
@@ -157,6 +169,7 @@ class Reports:
 
     def show_stacks(self, message: Mapping[str, Any]) -> None:
         """Give the stacks to all who want to see them."""
+        self._ask_again_at = -math.inf
         while self._wants_stacks:
             with contextlib.suppress(OSError):
                 send(self._wants_stacks.pop(), encoded(message))
@@ -184,6 +197,8 @@ class Reports:
         except (OSError, ValueError):
             data, complete = b"", []
         for line in complete:
+            if connection not in self._connections:
+                return  # what was told has ended the attempt
             if connection in self._asked and line[:1] != b"{":  # faulthandler has written it
                 text = line.decode("utf-8", "backslashreplace")
                 self._watch.wrote(self._asked[connection], text)
@@ -191,7 +206,9 @@ class Reports:
             try:
                 event = self._heard(connection, decoded(line))
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-                self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
+                self._ignored += 1
+                if self._ignored <= _MOST_IGNORED:
+                    self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
                 continue
             if event is not None:
                 self._tell(event)
@@ -239,7 +256,7 @@ class Reports:
     def _heard(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
         """Return the event that a message is, if any; raise one of several errors if not valid."""
         if "pid" in message:
-            pid, rank, local = (int(message[name]) for name in ("pid", "rank", "local_rank"))
+            pid, rank, local = _rank(message[name] for name in ("pid", "rank", "local_rank"))
             self._pids[connection] = pid
             self._started(pid, local)
             return RankRuns(pid, rank, local)
@@ -262,6 +279,9 @@ class Reports:
             return ScriptEnded(pid)
         if "want_stacks" in message:
             self._wants_stacks.add(connection)
+            if self._system.now() < self._ask_again_at:
+                return None
+            self._ask_again_at = self._system.now() + _TO_SHOW
             return WantStacks()
         if "end" in message:
             end = message["end"]
@@ -274,8 +294,8 @@ class Reports:
             raised = ThreadRaised(self._pids[connection], str(message["thread"]), chain, oom)
             return raised if chain else None
         if "torchrun_pid" in message:
+            self.torchrun = _pid(message["torchrun_pid"])
             self._torchrun_at, self._said_at_end = connection, (None, "")
-            self.torchrun = int(message["torchrun_pid"])
             return TorchrunRuns()
         return self._heard_from_torchrun(message) if connection is self._torchrun_at else None
 
@@ -287,10 +307,10 @@ class Reports:
             self._local.clear()
             return AsksToStart()
         if "ranks" in message:
-            ranks = [(int(pid), int(rank), int(local)) for pid, rank, local in message["ranks"]]
+            ranks = [_rank(one) for one in message["ranks"]]
             for pid, _, local in ranks:
                 self._started(pid, local)
-            return RanksStarted(ranks, bool(message["keeps_store"]))
+            return RanksStarted(ranks, bool(message["keeps_store"]), int(message["world"]))
         if "ends" in message:
             for local, code in message["ends"].items():
                 if code is not None and int(local) in self._local:
@@ -339,3 +359,17 @@ class Reports:
             if count > self._oom_kills.get(where, count):
                 return f"out of memory: {where} counted a kill (oom_kill)"
         return ""
+
+
+def _rank(values: Iterable[Any]) -> tuple[int, int, int]:
+    """Return the pid, rank and local rank of a message. Raises one of several errors."""
+    pid, rank, local = values
+    return _pid(pid), int(rank), int(local)
+
+
+def _pid(value: Any) -> int:
+    """Return the pid of one process: 0 and less stand for others (kill(2)). Raises ValueError."""
+    pid = int(value)
+    if not 0 < pid < 1 << 31:
+        raise ValueError(value)
+    return pid

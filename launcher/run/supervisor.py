@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 from launcher.child import Question
 from launcher.decisions import described
-from launcher.errors import EXIT_SOFTWARE, Disposition, LaunchError
+from launcher.errors import EXIT_SOFTWARE, STOPS, WARNINGS, Disposition, LaunchError
 from launcher.job import gpu_health
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
@@ -36,9 +36,11 @@ from launcher.peers.messages import (
 )
 from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
+from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, State
 from launcher.run_dir import IN_RANK, unpacked
+from launcher.signals import left_alone
 from launcher.system import System
 from launcher.text import Log, printable
 from launcher.watch import stacks
@@ -110,7 +112,9 @@ class Supervisor:
                 ready = yield self._timeout()
                 # Signals last: what happened before a stop has come before it.
                 for key, _ in sorted(ready, key=lambda one: one[0].data == self._on_signals):
-                    self._safely(key.data)
+                    # What came before it may have closed it: by a restart, all of the attempt's.
+                    if self._system.selector.get_map().get(key.fd) is key:
+                        self._safely(key.data)
                 self._safely(functools.partial(self._do_what_is_due, is_quiet=not ready))
         except Exception as error:
             self._end_at_once(error)
@@ -189,7 +193,7 @@ class Supervisor:
         if isinstance(event, WantStacks):
             self._channel.say(event)
         elif isinstance(event, ShowStacks):
-            self._shows[self._ask()] = event.number
+            self._shows[self._ask(may_signal=event.may_signal)] = event.number
             self._tell_where(self._system.now())
         elif isinstance(event, AllStacks):
             job, lines = self.state.job, list(event.lines)
@@ -199,6 +203,8 @@ class Supervisor:
             if self._reports:
                 self._reports.show_stacks(message)
         else:
+            if isinstance(event, events.RanksStarted):
+                self._channel.world = event.world
             self._step(event)
 
     def _step(self, event: Any) -> None:
@@ -216,11 +222,24 @@ class Supervisor:
         if self._reports:
             self._reports.look(is_quiet=True)
         for number in self._system.signals.take():
-            if number != signal.SIGCHLD:
+            if number in STOPS:
                 self._step(events.Signal(number))
+            elif number != signal.SIGCHLD:
+                self._pass_on(number)
             elif self._child and self._reports:
                 for pid, exit_code in self._system.reap():
                     self._reaped(pid, exit_code, self._reports)
+
+    def _pass_on(self, number: int) -> None:
+        """Give an early warning to the ranks that handle it: others would die of it."""
+        if number not in WARNINGS:
+            self._system.log(left_alone(number))
+            return
+        pids = [rank.pid for rank in self.state.alive]
+        handle = [p for p in pids if self._system.response(p, number) is Disposition.HANDLES]
+        for pid in handle:
+            self._system.send(pid, number)
+        self._system.log(passed_on(number, len(handle), len(pids)))
 
     def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
         if pid != self._child:
@@ -263,7 +282,7 @@ class Supervisor:
             for pid in action.pids:
                 system.send_found(pid, action.number)
         elif isinstance(action, events.AskWhere):
-            self._where = self._ask()
+            self._where = self._ask(may_signal=True)
         elif isinstance(action, events.AskGpus):
             self._ask_gpus()
         elif isinstance(action, events.StopAskingGpus):
@@ -326,9 +345,9 @@ class Supervisor:
             self._system.log(self._watch.error)
         self._tell_where(now)
 
-    def _ask(self) -> int:
+    def _ask(self, *, may_signal: bool) -> int:
         """Ask all ranks where they are; return the number of the question."""
-        asked, question = self._watch.ask(self._system.now())
+        asked, question = self._watch.ask(self._system.now(), may_signal=may_signal)
         if self._reports:
             self._reports.ask(question)
         return asked.number
@@ -346,9 +365,12 @@ class Supervisor:
             if asked.number == self._where:
                 self._step(events.RanksAreIn(places))
             if asked.number in self._shows:
+                states = {rank: system.state_of(rank.pid) for rank in alive}
                 texts = {
-                    rank.rank: asked.text(rank.pid, does_not_answer(system.state_of(rank.pid)))
-                    for rank in alive
+                    rank.rank: asked.text(
+                        rank.pid, does_not_answer(state, may_signal=asked.may_signal)
+                    )
+                    for rank, state in states.items()
                 }
                 number = self._shows.pop(asked.number)
                 self._channel.say(Stacks(number, stacks.grouped(texts)))
@@ -374,7 +396,7 @@ class Supervisor:
             return self._system.look(self._child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
-                self._reports.close()
+                self._reports.hang_up()
             return self._system.look(self._child)
 
     def _cannot_start(self, error: Exception) -> None:

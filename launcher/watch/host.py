@@ -112,11 +112,11 @@ class Watch:
         for asked in self._asked:
             asked.wrote(pid, line)
 
-    def ask(self, now: float) -> tuple[Asked, Mapping[str, int]]:
+    def ask(self, now: float, *, may_signal: bool) -> tuple[Asked, Mapping[str, int]]:
         """Return what will hold where ranks are, once `over` returns it, and what to ask them."""
         self._asks += 1
         there = [pid for pid, one in self._ranks.items() if one.is_there]
-        self._asked.append(Asked(self._asks, there, now))
+        self._asked.append(Asked(self._asks, there, now, may_signal=may_signal))
         return self._asked[-1], {"stacks": self._asks}
 
     def to_signal(self, now: float) -> Mapping[int, int]:
@@ -224,9 +224,14 @@ class Watch:
         return ""
 
 
-def does_not_answer(state: str) -> str:
-    """Return why a rank's process does not answer, by the letter of its state (proc(5))."""
-    return f"does not answer: {_WHY_SILENT.get(state, _HOLDS)}"
+def does_not_answer(state: str, *, may_signal: bool = True) -> str:
+    """Return why a rank's process does not answer, by the letter of its state (proc(5)).
+
+    And how to see where it is, unless it `may_signal` that.
+    """
+    why = _WHY_SILENT.get(state, _HOLDS)
+    how = "; `sm-launch stacks` shows where, by a signal" if why == _HOLDS else ""
+    return f"does not answer: {why}{'' if may_signal else how}"
 
 
 def _without_waits(known: Rank, trouble: str) -> Rank:

@@ -129,6 +129,23 @@ def from_wire(fields: Mapping[str, Any]) -> Rank:
     )
 
 
+def within(ranks: Iterable[Rank], world: int) -> tuple[Rank, ...]:
+    """Return the ranks of which all is said of ranks of a job with so many.
+
+    What is left out counts as a rank that moves: then nothing is said of those that wait for it.
+    """
+    return tuple(
+        one
+        for one in ranks
+        if one.rank < world and all(_highest(group.ranks) < world for group in one.groups)
+    )
+
+
+def _highest(ranks: str) -> int:
+    found = members(ranks)
+    return max(found[-1:] if isinstance(found, range) else found, default=0)
+
+
 def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
     """Return as many ranks as a message of so many bytes holds; of the others nothing is said."""
     kept, left = [], limit

@@ -1,7 +1,9 @@
 """Where ranks are: their Python stacks, of all hosts, equal ones grouped. Pure.
 
 A rank answers with its threads (in_rank.py); one that keeps Python's lock does not, and writes
-where its main thread is when it gets a signal (faulthandler). Times are on the clock
+where its main thread is when it gets a signal (faulthandler). That one is not sent unasked: poll(2)
+and others end early at any signal, also where Python's lock is kept, and what the script runs may
+take that for an error. Times are on the clock
 time.monotonic(), waits in seconds.
 """
 
@@ -148,10 +150,13 @@ def text_of(threads: Threads) -> str:
 
 
 class Asked:
-    """Ranks of this host, by pid, that were asked once where they are; some may never say."""
+    """Ranks of this host, by pid, that were asked once where they are; some may never say.
 
-    def __init__(self, number: int, pids: Iterable[int], now: float) -> None:
-        self.number = number
+    `may_signal`: those that do not answer get the signal at which they write.
+    """
+
+    def __init__(self, number: int, pids: Iterable[int], now: float, *, may_signal: bool) -> None:
+        self.number, self.may_signal = number, may_signal
         self.threads: dict[int, Threads] = {}
         self._pids = set(pids)
         self._written: dict[int, list[str]] = {}
@@ -185,7 +190,7 @@ class Asked:
         if now < self._signal_at:
             return set()
         self._signal_at = math.inf
-        return self.missing
+        return self.missing if self.may_signal else set()
 
     def is_over(self, now: float) -> bool:
         """Tell whether all have answered, or their time is over."""
@@ -239,6 +244,12 @@ def stacks_of(value: Any) -> Stacks:
     return tuple(found)
 
 
+def within(stacks: Stacks, world: int) -> Stacks:
+    """Return the stacks of the ranks that a job with so many has."""
+    own = ((tuple(rank for rank in ranks if rank < world), text) for ranks, text in stacks)
+    return tuple((ranks, text) for ranks, text in own if ranks)
+
+
 class Gathering(NamedTuple):
     """What the coordinator knows of the stacks that are wanted now, if they are."""
 
@@ -246,13 +257,15 @@ class Gathering(NamedTuple):
     by: float = math.inf
     wanted: frozenset[str] = frozenset()  # by users on these hosts; "": for the log
     heard: Mapping[str, Stacks] = {}
+    may_signal: bool = False  # ranks that do not answer
 
 
-def wanted(state: Gathering, host: str, now: float) -> Gathering:
+def wanted(state: Gathering, host: str, now: float, *, may_signal: bool) -> Gathering:
     """Note who wants stacks; `number` is a new one if hosts are to be asked for them now."""
-    if state.by < math.inf:
-        return state._replace(wanted=state.wanted | {host})
-    return Gathering(state.number + 1, now + TO_GATHER, frozenset({host}))
+    all_wanted = state.wanted | {host}
+    if state.by < math.inf and state.may_signal >= may_signal:
+        return state._replace(wanted=all_wanted)
+    return Gathering(state.number + 1, now + TO_GATHER, all_wanted, may_signal=may_signal)
 
 
 def heard(state: Gathering, host: str, number: int, stacks: Stacks) -> Gathering:

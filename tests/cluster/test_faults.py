@@ -423,7 +423,7 @@ def test_the_peer_port_is_taken(fault):
     fault.job.start()
     fault.happens()
     fault.ends(2, "launcher: algo-1 cannot listen on port 29401 for ", 5, lost=("algo-2",))
-    fault.ends(69, "launcher: what answers on port 29401 of algo-1 ", 5, lost=("algo-1",))
+    fault.ends(69, "launcher: what listens on port 29401 of algo-1 ", 5, lost=("algo-1",))
     for host in fault.job.values():
         assert "choose another with --launcher-peer-port" in host.failure
 

@@ -10,6 +10,7 @@ from simulation.clock import Clock
 from simulation.launcher import Launcher
 from simulation.machine import Machine, Process
 from simulation.network import Network
+from simulation.pipe import Pipe
 from simulation.plan import Fault, Plan, What
 from simulation.ranks import Rank
 from simulation.runner import Runner
@@ -212,6 +213,9 @@ class Job:
     def _ask_for_stacks(self, fault: Fault, machine: Machine) -> None:
         if machine.launcher and machine.launcher.runs and machine.launcher.torchrun:
             self.watch.asks_for_stacks(machine)
+            gives_up = Pipe(machine)
+            gives_up.say({"want_stacks": True})
+            self.clock.after(fault.amount, gives_up.close)
 
     def _connect_stranger(self, fault: Fault, machine: Machine) -> None:
         for number in range(300 if int(fault.amount) == 0 else 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import selectors
 import signal
@@ -52,12 +53,15 @@ class Selector:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._data: dict[Any, Any] = {}
+        self._map: dict[int, Any] = {}  # by descriptor, of which each is used once
+        self._descriptors = itertools.count()
         self._ready: dict[Any, None] = {}
 
     def register(self, what: Any, events: int, data: Any) -> None:
         """Wait for something; the launcher's own objects hold ours in `_socket`."""
         ours = getattr(what, "_socket", what)
-        self._data[ours] = selectors.SelectorKey(what, 0, events, data)
+        key = selectors.SelectorKey(what, next(self._descriptors), events, data)
+        self._data[ours] = self._map[key.fd] = key
         ours.selector = self
         if ours.is_ready():
             self.wakes(ours)
@@ -65,9 +69,13 @@ class Selector:
     def unregister(self, what: Any) -> None:
         """Wait for it no longer."""
         ours = getattr(what, "_socket", what)
-        del self._data[ours]
+        del self._map[self._data.pop(ours).fd]
         ours.selector = None
         self._ready.pop(ours, None)
+
+    def get_map(self) -> dict[int, Any]:
+        """Return what is waited for."""
+        return self._map
 
     def wakes(self, what: Any) -> None:
         """Something is ready."""

@@ -119,7 +119,8 @@ class Torchrun(Process):
     def _started(self) -> None:
         keeps_store = self is self.store.host or self is self.store.keeper
         ranks = [(rank.pid, rank.rank, rank.local_rank) for rank in self.ranks]
-        self._say({"ranks": ranks, "keeps_store": keeps_store})
+        world = self.job.plan.nproc * self.job.plan.hosts
+        self._say({"ranks": ranks, "keeps_store": keeps_store, "world": world})
         self.doing = Doing.RUNNING
         self.rank_ended()
         number, self._late = self._late, 0

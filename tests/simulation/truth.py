@@ -36,6 +36,7 @@ WORDS = {
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not arrive": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
     "is not this job's launcher": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
+    "hung up before it answered": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
 }
 
 
@@ -48,7 +49,7 @@ def is_true(watch: Watch, result: Result) -> bool:
     host = line.replace(":", " ").split(" ")[0]
     if "did not all meet" in line:
         return bool(watch.faults)
-    if "was lost" in line:
+    if "was lost" in line and "hung up before it answered" not in line:
         return planned(watch, *PAUSES) or _was_lost(watch, host)
     if "not by the launcher" in line:
         return any(one.machine.name == host for one in has(watch, What.TORCHRUN_TOLD))
@@ -56,7 +57,7 @@ def is_true(watch: Watch, result: Result) -> bool:
         return True  # it ended of it before it had ranks, or in its barrier
     if " was killed by " in line or WITHOUT_A_CODE in line or f"{COMPILE} failed" in line:
         return any(one.machine.name == host for one in has(watch, *_whose_end(line)))
-    if "is not this job's launcher" in line:
+    if "is not this job's launcher" in line or "hung up before it answered" in line:
         if watch.job.machines[0] in lost(watch) or planned(watch, What.TOO_FEW_FILES):
             return True  # it has ended before it could welcome that host
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
