@@ -209,7 +209,8 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             whole(1, 86400),
-            "without progress, until the log says which rank the others wait for",
+            "without progress, until the log says which rank the others wait for, or runs on after "
+            "its script",
         ),
     ] = 60
     hang_timeout: Annotated[

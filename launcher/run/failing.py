@@ -37,8 +37,11 @@ def count(state: State, now: float, *, everything: bool = False) -> Step:
 def tell_ends(state: State, now: float, *, only_first: bool = False) -> Actions:
     """Tell the coordinator which ranks have ended with 0: that may break others' collective.
 
-    With `only_first` nothing is told if others have before, or if all have: then others tell it.
+    With `only_first` nothing is told if others have before, or if all have, which is told with this
+    host's success. Where torchrun may run again in this attempt, only what belongs to a failure is.
     """
+    if only_first and (state.runner or state.job.torchrun_restarts):
+        return ()
     ends = ranks.ended_well(state.ranks, state.attempt, now - state.times.attempt)
     is_known = only_first and (state.has_succeeded or any(len(one.ages) > 1 for one in ends))
     return () if is_known else tuple(map(Tell, ends))

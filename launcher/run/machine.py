@@ -459,7 +459,7 @@ def _go_on(state: State, now: float) -> Step:
         return advance(state, state.phase, now)
     if isinstance(state.phase, Running) and state.has_succeeded:
         state, actions = _end(state, Why.SUCCESS, now)
-        tell = tell_ends(state, now)
-        tell += () if state.runner else (Tell(Succeeded(state.attempt)),)
-        return state, (*tell, *actions)
+        if not state.runner:
+            actions = (*tell_ends(state, now), Tell(Succeeded(state.attempt)), *actions)
+        return state, actions
     return state, ()

@@ -180,12 +180,15 @@ class Watch:
         if not self.has_returned:
             return {}
         frames, kept = current_frames(), list[Any]()
-        child = _joined(frames.get(self._main))
+        child: list[Any] | None = None
+        with contextlib.suppress(Exception):  # of a Python that is other than those that we know
+            child = _joined(frames.get(self._main))
         for one in list(getattr(threading, "_active", {}).values()):
             if one.ident not in (self._main, get_ident()) and not one.daemon:
                 if one.ident in frames and len(kept) < _MOST_KEPT:
                     kept.append([str(one.name)[:_LONGEST_NAME], calls(frames[one.ident])])
-                    child = child or _joined(frames[one.ident])
+                    with contextlib.suppress(Exception):
+                        child = child or _joined(frames[one.ident])
         return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
 
     def _calls(self) -> list[Any]:

@@ -74,16 +74,7 @@ def _(plant: Planter) -> None:
 
 @mistake("a rank is named that ended after the failure")
 def _(plant: Planter) -> None:
-    plant.around(ends, "before", lambda plain, known, at: plain(known, math.inf))
-
-
-@mistake("a rank is named that ended in an earlier attempt")
-def _(plant: Planter) -> None:
-    def keeps(plain: Any, state: Any, *rest: Any) -> Any:
-        after, actions = plain(state, *rest)
-        return after._replace(ends=state.ends), actions
-
-    plant.around(coordinator, "_start", keeps)
+    plant.around(ends, "before", lambda plain, known, at: plain(known, at + 60))
 
 
 @mistake("a failure is not told to the coordinator")

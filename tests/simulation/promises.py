@@ -171,15 +171,20 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
     first = watch.decided[1].text.partition("\n")[0]
     attempt = max(number for *_, number in watch.started)
     known = [one for one in watch.failures if one.attempt == attempt]
-    told = next(one.time for one in known if first.startswith(one.failure.headline))
+    told = next(one for one in known if first.startswith(one.failure.headline))
+    failed_at = told.time - told.age
     of_it = [rank for rank in watch.ranks if rank.attempt == attempt and rank.exit_code == 0]
     named = re.search(r", rank (\d+)(?: and (\d+) more)? had ended with exit code 0", first)
     if named:
-        left = [one.rank for one in of_it if min(one.script_ended, one.ended or told) < told]
+        left = [
+            one.rank
+            for one in of_it
+            if min(one.script_ended, one.ended or math.inf) < failed_at + 0.1
+        ]
         if int(named[1]) not in left or int(named[2] or 0) > len(left) - 1:
             yield f"{named[0]}, but that is true of {left}"
     sees = not (lost(watch) or impostors(watch) or planned(watch, *SLOW, *OF_TORCHRUN))
-    gone = [rank for rank in of_it if rank.ended and rank.ended < told - 2.7 - 0.1]
+    gone = [rank for rank in of_it if rank.ended and rank.ended < failed_at - 0.1]
     if gone and sees and not named:
         yield f"rank {gone[0].rank} had ended with 0 at {gone[0].ended:.3f} s, and is not named"
 

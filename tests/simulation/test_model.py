@@ -46,6 +46,10 @@ SCENARIOS = {
     "a rank's hook ends it with 0": ONE._replace(
         script=DIES, faults=(Fault(What.FORGIVEN, 3.0, amount=0.5),)
     ),
+    "a rank leaves the other one, which fails of it": ONE._replace(
+        script=SAVES._replace(at_break=AtBreak.EXITS),
+        faults=(Fault(What.LEAVES, 3.0, local_rank=1),),
+    ),
     "a rank cleans up, and the other one fails of it before": ONE._replace(
         script=SAVES._replace(at_break=AtBreak.EXITS),
         faults=(Fault(What.RAISES, 3.0, amount=1.5),),

@@ -50,11 +50,12 @@ class Happened(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A failure that the coordinator heard of, in which attempt."""
+    """A failure that the coordinator heard of, in which attempt, and how old it was."""
 
     time: float
     attempt: int
     failure: Failure
+    age: float = 0.0
 
 
 class Asked:
@@ -148,7 +149,8 @@ class Watch:
         if isinstance(event, events.Said) and isinstance(event.message, Failed):
             current = event.message.attempt == before.attempt
             if current and not isinstance(before.phase, (ended, restarts)):
-                self.failures.append(Told(now, before.attempt, event.message.failure))
+                told = event.message
+                self.failures.append(Told(now, before.attempt, told.failure, told.age))
         if isinstance(after.phase, ended) and self.decided is None:
             self.decided = (now, after.phase.result)
         if isinstance(after.phase, restarts) and not isinstance(before.phase, restarts):
