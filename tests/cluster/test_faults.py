@@ -86,7 +86,11 @@ def fault(job, matrix_of, matrix, request):
         more({0: RAISE}, 1, FIRST + "failed with ValueError: loss is nan\n"),
         more({0: RAISE, 1: RAISE}, 1, "algo-"),
         more({1: "sys.exit(3)"}, 3, LAST + "ended with exit code 3\n"),
-        more({1: "os.kill(os.getpid(), 11)"}, 139, LAST + "was killed by SIGSEGV (signal 11)\n"),
+        more(
+            {1: "def load():\n    os.kill(os.getpid(), 11)\nload()"},
+            139,
+            LAST + "was killed by SIGSEGV (signal 11) in load, <string>:2\n",
+        ),
         more(
             {1: "os.kill(os.getpid(), 9)"},
             137,
@@ -120,6 +124,39 @@ def test_a_rank_hits_the_memory_limit(fault):
     fault.ends(
         137, LAST + killed + "out of memory: the memory cgroup counted a kill (oom_kill)\n", 3
     )
+
+
+HUNGRY = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Images(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        held = []
+        while True: held.append(b"x" * (1 << 24))
+list(DataLoader(Images(), num_workers=1))
+"""
+
+
+@pytest.mark.more
+def test_a_loaders_worker_hits_the_memory_limit(fault):
+    fault.prepare({1: HUNGRY})
+    fault.job["algo-2"].options.update(mem_limit="1g", memswap_limit="1g")
+    fault.start()
+    fault.strike()
+    worker = r"failed with RuntimeError: DataLoader worker \(pid \d+\) is killed by signal: Killed"
+    oom = r"; out of memory: the memory cgroup counted a kill \(oom_kill\)\n"
+    fault.ends(1, re.compile(re.escape(LAST) + worker + ".*" + oom), 6)
+
+
+@pytest.mark.more
+def test_a_rank_ends_while_the_other_trains(fault):
+    fault.prepare({1: "sys.exit(0)"}, training=True)
+    fault.start()
+    fault.strike()
+    left = r"algo-2, rank 1 had ended with exit code 0 [\d.]+ s before\n"
+    fault.ends(1, re.compile(re.escape(FIRST) + "failed with RuntimeError: .*; " + left), 3 + 3)
 
 
 @pytest.mark.more
@@ -230,6 +267,33 @@ def test_the_launcher_is_killed(fault, host):
     assert fault.job[host].wait() != 0
 
 
+@pytest.mark.more
+@ours_alone
+@algo_1_or_2
+def test_the_launcher_is_stopped(fault, host):
+    fault.prepare(how=TRAIN)
+    fault.start()
+    fault.happens()
+    fault.job[host].send(19, to="--train-script")
+    says = f"{host} was lost: its launcher has not answered for 60 s\n"
+    fault.ends(69, says, 60 + 5, lost=(host,))
+    fault.job[host].send(18, to="--train-script")
+    fault.job[host].wait()
+    assert fault.job[host].failure.startswith(says)  # the same, when it goes on
+
+
+@pytest.mark.more
+@ours_alone
+def test_the_folder_for_temporary_files_is_gone_at_a_restart(fault):
+    gone = "import shutil; shutil.rmtree('/opt/ml/input/tmp'); sys.exit(3)"
+    fault.prepare({1: gone}, launcher_max_restarts=1)
+    fault.job["algo-2"].write("input/tmp/x", "")
+    fault.job["algo-2"].environment["TMPDIR"] = "/opt/ml/input/tmp"
+    fault.start()
+    fault.strike()
+    fault.ends(70, "launcher: algo-2: cannot make a folder in /opt/ml/input/tmp (No such file", 12)
+
+
 @algo_1_too
 def test_the_container_of_one_host_of_three_is_killed(fault, host):
     fault.prepare(training=True, hosts=3)
@@ -286,6 +350,24 @@ def test_two_ranks_wait_for_one_that(fault, load, says, within):
     fault.start()
     fault.strike()
     fault.ends(75, re.compile(says), within)
+
+
+UPLOADS = """
+import threading
+def upload():
+    time.sleep(600)
+threading.Thread(target=upload, name="uploader").start()
+"""
+
+
+@pytest.mark.more
+def test_a_rank_is_through_and_does_not_end(fault):
+    hang = {"launcher_watch": 1, "launcher_hang_notify": 5, "launcher_hang_timeout": 10}
+    fault.prepare({0: "pass", 1: UPLOADS}, launcher_failure_grace=4, **hang)
+    fault.start()
+    fault.strike()
+    on = "rank 1's main thread has returned, but its process runs on: "
+    fault.ends(75, on + 'thread "uploader", in upload, <string>:4', 19 + 4)
 
 
 @pytest.mark.more
