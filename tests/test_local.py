@@ -779,3 +779,26 @@ def test_twelve_hosts(script):
     assert done.returncode == 0, done.stderr
     assert lines_of(done.stdout, "algo-10") == ["rank 1 algo-10"]  # sorted as strings
     assert lines_of(done.stdout, "algo-12") == ["rank 3 algo-12"]
+
+
+WARNED = """
+import os, signal, time
+host, heard = os.environ["SM_CURRENT_HOST"], []
+signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+print("runs", flush=True)
+while not heard:
+    time.sleep(0.01)
+"""
+
+
+@torch
+def test_an_early_warning_goes_to_all_hosts(start, script):
+    host = start("--hosts", "2", "--", script(WARNED), command=LOCAL)
+    host.wait_for("runs", 2)
+    for number in (signal.SIGALRM, signal.SIGALRM, signal.SIGUSR1):
+        host.signal(number)
+    assert host.wait() == 0, host.log()
+    said = host.out + host.err
+    assert said.count("SIGUSR1 (signal 10) to every host.") == 1, host.log()
+    assert said.count("SIGUSR1: passed on to 1 of 1 rank, which handles it.") == 2, host.log()
+    assert said.count("SIGALRM (signal 14): it is no stop") == 1, host.log()

@@ -2,7 +2,7 @@
 
 Events come from the supervisor, which carries the actions out; what the coordinator says is an
 event, too (peers/messages.py). Every event of an attempt's processes is of the current one: the
-next is started only when none is left.
+next is started only when none is left, and what is queued of one is forgotten with it (reports.py).
 """
 
 from __future__ import annotations

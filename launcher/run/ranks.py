@@ -113,7 +113,8 @@ def passed_on(number: int, count: int, ranks: int) -> str:
         return f"{name}: no rank runs yet, or any more."
     if not count:
         return f"{name}: passed on to none of {plural(ranks, 'rank')}: none handles it."
-    return f"{name}: passed on to {count} of {plural(ranks, 'rank')}, which handle it."
+    handle = "handles" if count == 1 else "handle"
+    return f"{name}: passed on to {count} of {plural(ranks, 'rank')}, which {handle} it."
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:
