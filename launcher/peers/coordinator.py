@@ -52,16 +52,7 @@ from launcher.peers.messages import (
     hello,
 )
 from launcher.result import causes
-from launcher.result.causes import (
-    Cause,
-    Failure,
-    Result,
-    first_of,
-    not_restarted,
-    of_host,
-    of_lost_host,
-    stopped,
-)
+from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
 from launcher.text import Log, flag, lasted, ordinal, short, shortened, some_of
 from launcher.watch import judge, stacks
 
@@ -343,7 +334,7 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     if not _restarts(state, failing):
         return _end(state, failure.result)
     if failing.broken:
-        return _end(state, not_restarted(failure, failing.broken).result)
+        return _end(state, causes.not_restarted(failure, failing.broken).result)
     attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_since
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
     before = state.headlines.count(failure.headline)
@@ -450,7 +441,7 @@ def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
     if event.attempt != state.attempt or not isinstance(phase, Restarting):
         return state, ()
     if event.broken:
-        return _end(state, not_restarted(phase.failure, event.broken).result)
+        return _end(state, causes.not_restarted(phase.failure, event.broken).result)
     if event.survivors:  # they hold what the next attempt needs: a GPU, a port
         return _end(state, phase.failure.result)
     cleared = phase.cleared | {host}
