@@ -56,16 +56,7 @@ from launcher.peers.messages import (
     hello,
 )
 from launcher.result import causes
-from launcher.result.causes import (
-    Cause,
-    Failure,
-    Result,
-    first_of,
-    not_restarted,
-    of_host,
-    of_lost_host,
-    stopped,
-)
+from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
 from launcher.text import (
     Log,
     flag,
@@ -393,7 +384,7 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     if not _restarts(state, failing):
         return _end(state, failure.result)
     if failing.broken:
-        return _end(state, not_restarted(failure, failing.broken).result)
+        return _end(state, causes.not_restarted(failure, failing.broken).result)
     attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_since
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
     own = failing.failure.headline  # without what is not the same each time
@@ -529,7 +520,7 @@ def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:
     if event.attempt != state.attempt or not isinstance(phase, Restarting):
         return state, ()
     if event.broken:
-        return _end(state, not_restarted(phase.failure, event.broken).result)
+        return _end(state, causes.not_restarted(phase.failure, event.broken).result)
     if event.survivors:  # they hold what the next attempt needs: a GPU, a port
         return _end(state, phase.failure.result)
     cleared = phase.cleared | {host}
