@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, ports
+from conftest import LAUNCHER, ports, slow
 
 MISTAKEN = [sys.executable, str(Path(__file__).parent / "failing_launcher.py")]
 SAVES = """
@@ -31,20 +31,12 @@ if os.environ["SM_CURRENT_HOST"] == "127.0.0.2" and os.environ["TORCHELASTIC_RES
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("how_often", ["once", "always"])
-def test_a_mistake_of_ours_ends_the_ranks_with_their_grace_and_says_why(start, script, how_often):
-    host = start("--train-script", script(SAVES), command=[*MISTAKEN, how_often])
-    assert host.wait() == 70, host.log()
-    reason = "launcher: localhost: the launcher itself failed with KeyError: 'a mistake'\n"
-    assert host.failure.startswith(reason), host.log()
-    assert "launcher: Traceback (most recent call last):" in host.err
-    assert host.out.count("saved") == host.out.count("ready") and host.leftovers() == []
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("how_often", ["once", "always"])
-@pytest.mark.parametrize("which", [0, 1])
-def test_all_hosts_say_it(start, script, how_often, which):
+@pytest.mark.parametrize(
+    ("how_often", "which"), [("once", 1), ("always", 0), slow("once", 0), slow("always", 1)]
+)
+def test_a_mistake_of_ours_ends_all_hosts_with_their_grace_and_one_reason(
+    start, script, how_often, which
+):
     names = ["127.0.0.1", "127.0.0.2"]
     common = {
         "SM_HOSTS": json.dumps(names),
@@ -62,8 +54,10 @@ def test_all_hosts_say_it(start, script, how_often, which):
     assert [host.wait() for host in hosts] == [70, 70], "".join(host.log() for host in hosts)
     reason = f"launcher: {names[which]}: the launcher itself failed with KeyError: 'a mistake'\n"
     assert hosts[0].failure == hosts[1].failure and hosts[0].failure.startswith(reason)
+    assert "launcher: Traceback (most recent call last):" in hosts[which].err
     for host in hosts:
         assert host.out.count("saved") == host.out.count("ready"), host.log()
+        assert host.leftovers() == []
 
 
 @pytest.mark.torch

@@ -14,7 +14,6 @@ import math
 import os
 import selectors
 import signal
-import traceback
 from collections.abc import Generator, Mapping
 from typing import Any, Callable
 
@@ -154,6 +153,8 @@ class Supervisor:
                 self._step(events.LauncherFailed(self._own_failure(error)))
 
     def _log_traceback(self, error: Exception) -> None:
+        import traceback  # only for this
+
         for text in traceback.format_exception(type(error), error, error.__traceback__):
             for line in text.splitlines():
                 self._system.log(line)
