@@ -16,9 +16,10 @@ from launcher.run import ending, machine, ranks
 from launcher.run.events import SignalRanks
 from launcher.run.state import Ending, Restarting, Running, Why
 from launcher.watch import stacks
+from simulation import mistakes_at_restarts
 from simulation.planting import MISTAKES, Planter, mistake, without
 
-__all__ = ["MISTAKES"]
+__all__ = ["MISTAKES", "mistakes_at_restarts"]
 
 # How a job ends.
 

@@ -62,15 +62,21 @@ class What(Word):
     FORGIVEN = "a rank's hook ends it with 0"  # `amount` after it has raised
     LINGERS = "a rank lingers"  # for `amount` after it has raised, whatever it hears
     HANGS = "a rank hangs"
+    # Processes that the kernel holds: no signal reaches them, for `amount`, or for ever if that is 0.
+    STUCK = "a rank is stuck in the kernel"
+    LEFT_STUCK = "what a rank has started is stuck in the kernel"
+    TORCHRUN_STUCK = "torchrun is stuck in the kernel"
     # Torchrun.
     TORCHRUN_KILLED = "torchrun is killed"
     TORCHRUN_HANGS = "torchrun hangs"
     TORCHRUN_HANGS_STARTING = "torchrun hangs when it has started ranks"
     TORCHRUN_TOLD = "somebody sends torchrun SIGTERM"
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
+    LEAVES_BARRIER = "a torchrun loses its store while it waits for the others' success"
     # The program that runs torchrun, if the plan has one.
     RUNNER_KILLED = "torchrun's runner is killed"
     RUNNER_FAILS = "torchrun's runner fails"  # 3, at its end
+    RUNNER_IGNORES = "torchrun's runner ignores SIGTERM"
     # A launcher, or its whole host.
     LAUNCHER_KILLED = "a launcher is killed"
     LAUNCHER_PAUSES = "a launcher stands still"  # for `amount`
@@ -79,6 +85,7 @@ class What(Word):
     HOST_LATE = "a host comes late"  # by `amount`
     HOST_ABSENT = "a host never comes"
     HOST_SLOW = "a host trains longer"  # by `amount`
+    SAVES_LONGER = "a host's ranks save longer"  # by `amount`
     # The network.
     CUT = "a host is cut off"
     RESET = "a connection is lost"  # both ends are told
@@ -124,6 +131,10 @@ class Plan(NamedTuple):
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     runner: float | None = None  # seconds of own work of a program that runs torchrun, if one does
+    runs: int = 1  # how often that program runs torchrun, one after the other
+    watch: float = 0.0  # seconds between two looks at how far ranks are; 0: none
+    hang_timeout: float = 0.0  # --launcher-hang-timeout in seconds; 0: none
+    own_restarts: bool = False  # torchrun restarts ranks by itself (--launcher-peers false)
 
     def names(self) -> tuple[str, ...]:
         """Return the hosts' names, sorted as SageMaker's are."""

@@ -15,6 +15,7 @@ from launcher.run.state import MARGIN, TO_LEAVE_BARRIER
 from simulation import promises_of_ranks
 from simulation.facts import (
     HANGS,
+    HELD,
     LOSSES,
     MISCONFIGURED,
     RANK_FAILURES,
@@ -31,7 +32,9 @@ from simulation.facts import (
     seconds_of,
 )
 from simulation.launcher import Launcher
+from simulation.machine import Process
 from simulation.plan import AtBreak, What
+from simulation.torchrun import Torchrun
 from simulation.truth import is_true
 from simulation.watch import Watch
 
@@ -120,7 +123,7 @@ def best_failure(watch: Watch) -> Iterator[str]:
     first = result.text.partition("\n")[0]
     if first != expected and "differ" not in result.text and "arrive" not in result.text:
         lost_later = " was lost: " in first and watch.restarts  # while ranks were restarted
-        if not lost_later:
+        if not lost_later and not first.startswith("no progress for"):
             yield f"{first} in place of {expected}"
 
 
@@ -130,7 +133,8 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     one = watch.faults[0] if watch.faults else None
     if one is None or one.time < 3 or watch.decided is None or watch.job.plan.max_restarts:
         return
-    if planned(watch, *SLOW, What.HANGS, *HANGS, What.FORGIVEN, What.STOPS_READING):
+    odd = (What.HANGS, *HANGS, *HELD, What.FORGIVEN, What.STOPS_READING)
+    if planned(watch, *SLOW, *odd):
         return
     tells = one.fault.what not in LOSSES  # the first host, and not its connection
     if tells and {one.machine, watch.job.machines[0]} & lost(watch):
@@ -183,12 +187,10 @@ def first_of_a_host(watch: Watch) -> Iterator[str]:
 def restarts(watch: Watch) -> Iterator[str]:
     """And all hosts start each attempt, when nothing of the one before is left on any host."""
     plan = watch.job.plan
-    for at, machine, attempt in watch.started:
-        before = [rank for rank in watch.ranks if rank.attempt < attempt]
-        if attempt > 1 and any(rank.ended is None or rank.ended > at for rank in before):
-            yield f"{machine.name} starts attempt {attempt} at {at:.3f} s, and ranks still run"
-    only_ranks = all(fault.what in RANK_FAILURES for fault in plan.faults)
-    failed = [one for one in watch.faults if one.fault.what is not What.FORGIVEN]
+    harmless = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER)
+    only_ranks = all(fault.what in (*RANK_FAILURES, *HELD, *harmless) for fault in plan.faults)
+    only_ranks = only_ranks and not any(_survives(one) for one in watch.job.processes.values())
+    failed = [one for one in has(watch, *RANK_FAILURES) if one.fault.what is not What.FORGIVEN]
     if not only_ranks or not failed or len(failed) > plan.max_restarts or has(watch, What.FORGIVEN):
         return
     for launcher in launchers(watch):
@@ -196,6 +198,26 @@ def restarts(watch: Watch) -> Iterator[str]:
             yield f"{launcher.machine.name} ends with {launcher.result}"
     if len(watch.restarts) > len(failed):
         yield f"{len(watch.restarts)} restarts for {len(failed)} failures"
+
+
+def _survives(process: Process) -> bool:
+    """Tell whether a process has survived SIGKILL for about 5 s, or would."""
+    if process.held_until == -math.inf:
+        return False
+    return process.ended is None or process.ended > process.killed_at + MARGIN - 0.05
+
+
+@promise("If a process survives SIGKILL for 5 s, it may hold what the next attempt needs")
+def nothing_is_left(watch: Watch) -> Iterator[str]:
+    """All hosts start an attempt when nothing of the one before is left on any host."""
+    first: dict[int, float] = {}
+    for at, _, attempt in watch.started:
+        first[attempt] = min(at, first.get(attempt, at))
+    for process in watch.job.processes.values():
+        at = first.get(process.attempt + 1, math.inf)
+        if at < math.inf and (process.ended is None or process.ended > at):
+            if not watch.job.plan.own_restarts or not isinstance(process, Torchrun):
+                yield f"process {process.pid} runs when attempt {process.attempt + 1} starts"
 
 
 @promise("SIGTERM on one host stops all of them, each with its full grace")
@@ -280,12 +302,13 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     """Within all times of docs/hosts.md, added up, unless something hangs that nobody sees."""
     waits = watch.job.plan.script.at_break is AtBreak.WAITS and has(watch, What.FORGIVEN)
     for launcher in launchers(watch):
-        if launcher.runs and not has(watch, What.HANGS, *HANGS) and not waits:
+        if launcher.runs and not has(watch, What.HANGS, *HANGS, *HELD) and not waits:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
     if watch.job.plan.hosts == 1 or odd:
         return
-    slack = 1 + seconds_of(watch, What.LAUNCHER_PAUSES) + 2 * seconds_of(watch, What.DELAY)
+    slack = 1 + MARGIN * bool(has(watch, *HELD))
+    slack += seconds_of(watch, What.LAUNCHER_PAUSES) + 2 * seconds_of(watch, What.DELAY)
     for launcher in ended(watch):
         since, bound = _bound(watch, launcher)
         if launcher.started_at < since and launcher.ended_at > since + bound + slack:

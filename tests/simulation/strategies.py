@@ -23,6 +23,7 @@ OF_HOSTS = (
     What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
     What.RESET, What.HALF_OPEN, What.STOPS_READING, What.DELAY,
 )  # fmt: skip
+FROM_THE_START = (What.SAVES_LONGER, What.LEAVES_BARRIER, What.RUNNER_IGNORES)
 OF_THE_START = (
     What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
     What.PORT_TAKEN, What.TOO_FEW_FILES,
@@ -48,10 +49,17 @@ class Theme(NamedTuple):
     nproc: Sequence[int] = (1, 2)
     uploads: Sequence[float] = (0.0, 0.0, 20.0, 100.0)  # seconds that they take
     amounts: Sequence[float] = AMOUNTS
+    apart: Sequence[float] = APART
     trains: Sequence[float] = (10.0, 3.0, 30.0)  # seconds
     is_python: bool = True
-    # Seconds that what runs torchrun works after it, if something does.
+    # Seconds that what runs torchrun works after it, if something does; how often it runs it.
     runners: Sequence[float] = ()
+    runs: Sequence[int] = (1,)
+    first: Sequence[What] = ()  # the first faults, in this order
+    at_stop: Sequence[AtStop] = tuple(AtStop)
+    watch: Sequence[float] = (0.0,)
+    hang_timeout: float = 0.0
+    own_restarts: bool = False
 
 
 ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
@@ -90,18 +98,54 @@ THEMES = (
            What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS),
           (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3),
           runners=(0.0, 5.0, 1000.0)),
+    # The same, that runs it twice, or goes on when it is told to end.
+    Theme((What.RUNNER_IGNORES, What.STOP, What.RAISES, What.HOST_SLOW, What.LAUNCHER_PAUSES),
+          (0.2, 0.4, *JOINING[-3:], *STARTING[:2], 3.0, 7.0), (0, 0, 1), (1, 2, 2),
+          amounts=(0.2, 1.0, 2.0), trains=(3.0,), runners=(0.0, 5.0), runs=(1, 2)),
+    # What no signal ends.
+    Theme((*AT_ONCE, *AT_ONCE, What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK, What.STOP),
+          TRAINING, (1, 1, 2, 0), (1, 2, 2, 3), uploads=(0.0, 100.0),
+          amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(What.STUCK,)),
+    Theme((*AT_ONCE, *AT_ONCE, What.LEFT_STUCK, What.TORCHRUN_STUCK, What.STOP),
+          TRAINING, (1, 1, 2, 0), (1, 2, 2, 3), uploads=(100.0,),
+          amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(What.LEFT_STUCK,)),
+    # A restart in which hosts are through at different times, and what happens meanwhile.
+    Theme((*OF_PEOPLE, What.STOP, What.CTRL_C, *AT_ONCE, What.LAUNCHER_KILLED, What.DELAY),
+          TRAINING, (1, 2), FEW, (1,), uploads=(0.0,), amounts=(4.0, 6.0, 20.0),
+          apart=(0.5, 1.0, 1.5, 2.0, 2.6, 3.2, 3.8), at_stop=(AtStop.SAVES, AtStop.FAILS),
+          first=(What.SAVES_LONGER, What.RAISES)),
+    # A host whose torchrun is through before the others' ranks.
+    Theme((*AT_ONCE, What.STOP, What.CTRL_C_THRICE, What.DELAY), (6.0, 7.0, 8.0, 9.0), (1, 1, 2),
+          (2, 2, 3), uploads=(0.0,), amounts=(6.0, 20.0), trains=(3.0,),
+          first=(What.LEAVES_BARRIER, What.HOST_SLOW, What.RAISES)),
+    # Ranks that wait for one that does not come, and are watched.
+    Theme((What.HANGS, What.STUCK, What.RAISES, What.STACKS, What.STOP, What.KILLED), TRAINING,
+          (0, 0, 1), (1, 2, 2, 3), amounts=(0.0, 20.0), watch=(5.0,), hang_timeout=10.0,
+          apart=(0.3, 2.0, 6.5, 12.0, 20.0), first=(What.HANGS,)),
+    # Restarts of torchrun's own, on one of several hosts.
+    Theme((*OF_RANKS, *OF_PEOPLE, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 1, 2, 3),
+          (1,), own_restarts=True),
+    # Start and stop at the same time.
+    Theme((What.STOP, What.RAISES, What.LAUNCHER_KILLED, What.CTRL_C_THRICE), STARTING, (0, 1),
+          (2, 3), amounts=(1.0, 2.0), apart=(0.02, 0.1, 0.3, 0.6), trains=(3.0,),
+          first=(What.LAUNCHER_PAUSES,)),
+    # A host that cannot start, nor listen.
+    Theme((What.LAUNCHER_PAUSES, What.STOP), (0.2, 0.3, 0.4, 0.5), (0,), (2,), (1,),
+          amounts=(4.0, 6.0, 20.0),
+          first=(What.PORT_TAKEN, What.CANNOT_START, What.LAUNCHER_PAUSES)),
 )  # fmt: skip
 
 DELAYS = (0.2, 1.0, 1.5)
 STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
 TAKES_AMOUNT = (
     What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LAUNCHER_PAUSES,
-    What.HOST_LATE, What.HOST_SLOW, What.PORT_TAKEN,
+    What.HOST_LATE, What.HOST_SLOW, What.SAVES_LONGER, What.PORT_TAKEN,
+    What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK,
 )  # fmt: skip
 SAVES = (0.5, 2.0, 6.0, 30.0)
 
 
-OF_PLAN, OF_FAULT = 12, 6  # bytes
+OF_PLAN, OF_FAULT = 14, 6  # bytes
 
 
 def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
@@ -109,18 +153,21 @@ def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
     return values[next(data, 0) % len(values)]
 
 
-def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -> Fault:
+def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]) -> Fault:
     """Read what goes wrong, a while after what went wrong before."""
     what = one_of(data, theme.faults)
+    what = theme.first[len(before)] if len(before) < len(theme.first) else what
     host = one_of(data, range(plan.hosts))
     local_rank = one_of(data, range(plan.nproc))
     when, how = next(data, 0), iter([next(data, 0), next(data, 0)])
     if what in OF_THE_START:
         at = JOINING[when % len(JOINING)]
-    elif before is None:
+    elif what in FROM_THE_START:
+        at = 0.0
+    elif not before or before[-1].what in FROM_THE_START:
         at = theme.moments[when % len(theme.moments)]
     else:
-        at = round(before + APART[when % len(APART)], 2)
+        at = round(before[-1].at + theme.apart[when % len(theme.apart)], 2)
     amount = 0.0
     if what is What.STRANGER:
         amount = float(one_of(how, STRANGERS))
@@ -128,7 +175,8 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -
         amount = one_of(how, DELAYS)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
-    return Fault(what, at, host, local_rank if what in OF_RANKS else 0, amount)
+    has_rank = what in (*OF_RANKS, What.STUCK, What.LEFT_STUCK)
+    return Fault(what, at, host, local_rank if has_rank else 0, amount)
 
 
 def plan_of(chosen: bytes) -> Plan:
@@ -139,7 +187,7 @@ def plan_of(chosen: bytes) -> Plan:
     script = Script(
         is_python=theme.is_python,
         seconds=one_of(data, theme.trains),
-        at_stop=one_of(data, tuple(AtStop)),
+        at_stop=one_of(data, theme.at_stop),
         save=one_of(data, SAVES),
         save_code=one_of(data, (0, 143)),
         at_break=one_of(data, tuple(AtBreak)),
@@ -153,11 +201,14 @@ def plan_of(chosen: bytes) -> Plan:
         max_restarts=one_of(data, theme.restarts),
         seed=next(data, 0),
         runner=one_of(data, theme.runners) if theme.runners else None,
+        runs=one_of(data, theme.runs) if theme.runners else 1,
+        watch=one_of(data, theme.watch),
+        hang_timeout=theme.hang_timeout,
+        own_restarts=theme.own_restarts,
     )
     faults: list[Fault] = []
     for _ in range(-(-(len(chosen) - OF_PLAN) // OF_FAULT)):
-        before = faults[-1].at if faults else None
-        faults.append(fault(data, plan, theme, before))
+        faults.append(fault(data, plan, theme, faults))
     return plan._replace(faults=tuple(faults))
 
 

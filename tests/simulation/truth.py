@@ -8,6 +8,7 @@ from launcher.job.neuron import COMPILE
 from launcher.result.causes import Result
 from launcher.run.reports import WITHOUT_A_CODE
 from simulation.facts import (
+    HELD,
     LOSSES,
     OF_TORCHRUN,
     RANK_FAILURES,
@@ -41,6 +42,8 @@ def is_true(watch: Watch, result: Result) -> bool:
     if rank:
         return _failed(watch, rank.group(1), int(rank.group(2)), line, result.exit_code)
     host = line.replace(":", " ").split(" ")[0]
+    if line.startswith("no progress for"):
+        return bool(has(watch, What.HANGS, *HELD))
     if "did not all meet" in line:
         return bool(watch.faults)
     if "was lost" in line:
