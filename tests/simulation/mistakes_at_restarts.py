@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from launcher.peers import channel, coordinator
-from launcher.peers.messages import Cleared, NoRanks, Stop
+from launcher.peers.messages import Cleared, NoRanks, NoRanksLeft, Stop
 from launcher.result.causes import Result, stopped
 from launcher.run import ending, machine
 from launcher.run.events import Tell
@@ -213,7 +213,18 @@ def _(plant: Planter) -> None:
 
 @mistake("the store goes when all hosts but one have no ranks")
 def _(plant: Planter) -> None:
-    thinks(plant, lambda state: sorted({*state.job.hosts} - state.no_ranks)[:1])
+    thinks(plant, lambda state: set(sorted({*state.job.hosts} - state.no_ranks)[:1]))
+
+
+@mistake("the store goes when a host has ended, whatever the others have")
+def _(plant: Planter) -> None:
+    def goes(plain: Any, state: Any, event: Any, now: float) -> Any:
+        after, actions = plain(state, event, now)
+        if isinstance(state.phase, coordinator.Ended):
+            return coordinator._tell_all(after, NoRanksLeft(state.attempt))
+        return after, actions
+
+    plant.around(coordinator, "host_lost", goes)
 
 
 @mistake("the store goes when its own host has no ranks")

@@ -62,7 +62,7 @@ class What(Word):
     FORGIVEN = "a rank's hook ends it with 0"  # `amount` after it has raised
     LINGERS = "a rank lingers"  # for `amount` after it has raised, whatever it hears
     HANGS = "a rank hangs"
-    # Processes that the kernel holds: no signal reaches them, for `amount`, or for ever if that is 0.
+    # A process that the kernel holds: no signal reaches it for `amount`, or for ever if that is 0.
     STUCK = "a rank is stuck in the kernel"
     LEFT_STUCK = "what a rank has started is stuck in the kernel"
     TORCHRUN_STUCK = "torchrun is stuck in the kernel"
@@ -72,7 +72,7 @@ class What(Word):
     TORCHRUN_HANGS_STARTING = "torchrun hangs when it has started ranks"
     TORCHRUN_TOLD = "somebody sends torchrun SIGTERM"
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
-    LEAVES_BARRIER = "a torchrun loses its store while it waits for the others' success"
+    LEAVES_BARRIER = "torchruns lose their store while they wait for the others' success"
     # The program that runs torchrun, if the plan has one.
     RUNNER_KILLED = "torchrun's runner is killed"
     RUNNER_FAILS = "torchrun's runner fails"  # 3, at its end

@@ -18,6 +18,7 @@ from simulation.facts import (
     HELD,
     LOSSES,
     MISCONFIGURED,
+    OF_TORCHRUN,
     RANK_FAILURES,
     SLOW,
     STOPS,
@@ -187,8 +188,9 @@ def first_of_a_host(watch: Watch) -> Iterator[str]:
 def restarts(watch: Watch) -> Iterator[str]:
     """And all hosts start each attempt, when nothing of the one before is left on any host."""
     plan = watch.job.plan
-    harmless = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER)
-    only_ranks = all(fault.what in (*RANK_FAILURES, *HELD, *harmless) for fault in plan.faults)
+    harmless = (What.STUCK, What.LEFT_STUCK, What.HOST_SLOW, What.SAVES_LONGER)
+    harmless += (What.LEAVES_BARRIER,)
+    only_ranks = all(fault.what in (*RANK_FAILURES, *harmless) for fault in plan.faults)
     only_ranks = only_ranks and not any(_survives(one) for one in watch.job.processes.values())
     failed = [one for one in has(watch, *RANK_FAILURES) if one.fault.what is not What.FORGIVEN]
     if not only_ranks or not failed or len(failed) > plan.max_restarts or has(watch, What.FORGIVEN):
@@ -255,6 +257,21 @@ def no_stop_is_lost(watch: Watch) -> Iterator[str]:
             for launcher in ended(watch):
                 if launcher.result == Result(0):
                     yield f"{launcher.machine.name} succeeds, but was stopped at {one.time:.3f} s"
+        if one not in told and _is_restarting(watch, one.time):
+            assert watch.decided
+            if not watch.decided[1].stop_signal:
+                yield f"the job ends with {watch.decided[1]}, but was stopped at {one.time:.3f} s"
+
+
+def _is_restarting(watch: Watch, at: float) -> bool:
+    """Tell whether ranks are restarted when a stop comes and is heard of, and nothing else is."""
+    if has(watch, *LOSSES, *OF_TORCHRUN, *HELD) or planned(watch, *SLOW) or impostors(watch):
+        return False
+    is_open = watch.decided is not None and watch.decided[0] >= at
+    begun = [one for one in watch.restarts if one + 0.1 < at]
+    return (
+        is_open and bool(begun) and not any(begun[-1] < one < at + 0.3 for one, *_ in watch.started)
+    )
 
 
 @promise("| a secondary failure, and no restart is left | a stop, while the cause is waited for |")

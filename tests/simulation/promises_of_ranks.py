@@ -31,7 +31,9 @@ def launcher_of(machine: Machine) -> Launcher:
 
 @promise("Only each rank's own process gets the stop, once")
 def hears_once(watch: Watch) -> Iterator[str]:
-    """As any signal that is to end it."""
+    """As any signal that is to end it; unless torchrun fails which restarts ranks by itself."""
+    if watch.job.plan.own_restarts and has(watch, *OF_TORCHRUN):
+        return
     for rank in watch.ranks:
         if len([number for _, number in rank.heard if number in STOPS]) > 1:
             yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
@@ -104,7 +106,7 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
     for helper in watch.helpers:
         launcher, rank = launcher_of(helper.machine), helper.rank
         since = launcher.stopping_since
-        unknown = rank.broken_by or rank.secondary
+        unknown = rank.broken_by or rank.secondary or helper.held_until > -math.inf
         # Who has reaped it was to say with what it ended.
         unknown = unknown or (rank.reaped and has(watch, *OF_TORCHRUN))
         if rank.ended is None or unknown or launcher.ended_at <= since + 2:

@@ -199,7 +199,8 @@ class Rank(Process):
 
     def fail(self, fault: Fault) -> None:
         """Do what the plan says; a rank can fail once."""
-        if not self.runs or self.broken_by or self.secondary or not self.is_ready or self.is_held:
+        idle = self.broken_by is None and not self.secondary and not self.succeeds
+        if not self.runs or not idle or not self.is_ready or self.is_held:
             return
         self.broken_by, self.broken_at = fault, self.clock.now
         self.job.watch.fault(fault, self.machine, self)

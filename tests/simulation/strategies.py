@@ -1,4 +1,4 @@
-"""Draws plans: a few bytes, of which each chooses from a table here."""
+"""Draws plans: some bytes, of which each chooses from a table here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_HOSTS = (
     What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
     What.RESET, What.HALF_OPEN, What.STOPS_READING, What.DELAY,
 )  # fmt: skip
-FROM_THE_START = (What.SAVES_LONGER, What.LEAVES_BARRIER, What.RUNNER_IGNORES)
+FROM_THE_START = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER, What.RUNNER_IGNORES)
 OF_THE_START = (
     What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
     What.PORT_TAKEN, What.TOO_FEW_FILES,
@@ -55,7 +55,7 @@ class Theme(NamedTuple):
     # Seconds that what runs torchrun works after it, if something does; how often it runs it.
     runners: Sequence[float] = ()
     runs: Sequence[int] = (1,)
-    first: Sequence[What] = ()  # the first faults, in this order
+    first: Sequence[Sequence[What]] = ()  # what the first faults are, each one of some
     at_stop: Sequence[AtStop] = tuple(AtStop)
     watch: Sequence[float] = (0.0,)
     hang_timeout: float = 0.0
@@ -64,6 +64,7 @@ class Theme(NamedTuple):
 
 ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
 AT_ONCE = OF_RANKS[:5]  # what needs no time of its own
+HELD = (What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK)
 FEW = (2, 2, 3, 4, 6)
 THEMES = (
     Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2)),
@@ -103,36 +104,36 @@ THEMES = (
           (0.2, 0.4, *JOINING[-3:], *STARTING[:2], 3.0, 7.0), (0, 0, 1), (1, 2, 2),
           amounts=(0.2, 1.0, 2.0), trains=(3.0,), runners=(0.0, 5.0), runs=(1, 2)),
     # What no signal ends.
-    Theme((*AT_ONCE, *AT_ONCE, What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK, What.STOP),
-          TRAINING, (1, 1, 2, 0), (1, 2, 2, 3), uploads=(0.0, 100.0),
-          amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(What.STUCK,)),
-    Theme((*AT_ONCE, *AT_ONCE, What.LEFT_STUCK, What.TORCHRUN_STUCK, What.STOP),
-          TRAINING, (1, 1, 2, 0), (1, 2, 2, 3), uploads=(100.0,),
-          amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(What.LEFT_STUCK,)),
+    Theme((*AT_ONCE, *AT_ONCE, *HELD, What.STOP), TRAINING, (1, 1, 2, 0), (1, 2, 2, 3),
+          uploads=(100.0,), amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(HELD, AT_ONCE)),
     # A restart in which hosts are through at different times, and what happens meanwhile.
-    Theme((*OF_PEOPLE, What.STOP, What.CTRL_C, *AT_ONCE, What.LAUNCHER_KILLED, What.DELAY),
-          TRAINING, (1, 2), FEW, (1,), uploads=(0.0,), amounts=(4.0, 6.0, 20.0),
+    Theme((*OF_PEOPLE, *AT_ONCE, What.LAUNCHER_KILLED, *[What.DELAY] * 4),
+          TRAINING, (1, 2), (2, 2, 3, 4), (1,), uploads=(0.0,), amounts=(4.0, 6.0, 20.0),
           apart=(0.5, 1.0, 1.5, 2.0, 2.6, 3.2, 3.8), at_stop=(AtStop.SAVES, AtStop.FAILS),
-          first=(What.SAVES_LONGER, What.RAISES)),
+          first=((What.SAVES_LONGER,), AT_ONCE, (What.STOP, What.STOP, *OF_PEOPLE))),
     # A host whose torchrun is through before the others' ranks.
     Theme((*AT_ONCE, What.STOP, What.CTRL_C_THRICE, What.DELAY), (6.0, 7.0, 8.0, 9.0), (1, 1, 2),
           (2, 2, 3), uploads=(0.0,), amounts=(6.0, 20.0), trains=(3.0,),
-          first=(What.LEAVES_BARRIER, What.HOST_SLOW, What.RAISES)),
+          first=((What.LEAVES_BARRIER,), (What.HOST_SLOW,), AT_ONCE)),
     # Ranks that wait for one that does not come, and are watched.
     Theme((What.HANGS, What.STUCK, What.RAISES, What.STACKS, What.STOP, What.KILLED), TRAINING,
           (0, 0, 1), (1, 2, 2, 3), amounts=(0.0, 20.0), watch=(5.0,), hang_timeout=10.0,
-          apart=(0.3, 2.0, 6.5, 12.0, 20.0), first=(What.HANGS,)),
+          apart=(0.3, 2.0, 6.5, 12.0, 20.0), first=((What.HANGS, What.STUCK),)),
     # Restarts of torchrun's own, on one of several hosts.
     Theme((*OF_RANKS, *OF_PEOPLE, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 1, 2, 3),
           (1,), own_restarts=True),
     # Start and stop at the same time.
     Theme((What.STOP, What.RAISES, What.LAUNCHER_KILLED, What.CTRL_C_THRICE), STARTING, (0, 1),
           (2, 3), amounts=(1.0, 2.0), apart=(0.02, 0.1, 0.3, 0.6), trains=(3.0,),
-          first=(What.LAUNCHER_PAUSES,)),
+          first=((What.LAUNCHER_PAUSES,), (What.STOP, What.CTRL_C_THRICE))),
+    # Ctrl-C three times of a host whose messages take long, while another one is missing.
+    Theme((What.STOP, What.RAISES), (0.0,), (0, 1), (2, 3, 3), (1,), amounts=(4.0,),
+          apart=(2.0, 3.0, 3.8, 4.0, 4.2, 4.4, 4.6, 4.8),
+          first=((What.DELAY,), (What.HOST_LATE,), (What.CTRL_C_THRICE,))),
     # A host that cannot start, nor listen.
     Theme((What.LAUNCHER_PAUSES, What.STOP), (0.2, 0.3, 0.4, 0.5), (0,), (2,), (1,),
           amounts=(4.0, 6.0, 20.0),
-          first=(What.PORT_TAKEN, What.CANNOT_START, What.LAUNCHER_PAUSES)),
+          first=((What.PORT_TAKEN,), (What.CANNOT_START,), (What.LAUNCHER_PAUSES,))),
 )  # fmt: skip
 
 DELAYS = (0.2, 1.0, 1.5)
@@ -146,6 +147,7 @@ SAVES = (0.5, 2.0, 6.0, 30.0)
 
 
 OF_PLAN, OF_FAULT = 14, 6  # bytes
+MOST = 5  # faults
 
 
 def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
@@ -155,8 +157,8 @@ def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
 
 def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]) -> Fault:
     """Read what goes wrong, a while after what went wrong before."""
-    what = one_of(data, theme.faults)
-    what = theme.first[len(before)] if len(before) < len(theme.first) else what
+    kinds = theme.first[len(before)] if len(before) < len(theme.first) else theme.faults
+    what = one_of(data, kinds)
     host = one_of(data, range(plan.hosts))
     local_rank = one_of(data, range(plan.nproc))
     when, how = next(data, 0), iter([next(data, 0), next(data, 0)])
@@ -179,8 +181,8 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]
     return Fault(what, at, host, local_rank if has_rank else 0, amount)
 
 
-def plan_of(chosen: bytes) -> Plan:
-    """Read a job of 1 to 16 hosts, and what goes wrong in it."""
+def plan_of(chosen: bytes, count: int) -> Plan:
+    """Read a job of 1 to 16 hosts, and `count` things that go wrong in it, or more."""
     data = iter(chosen)
     theme = one_of(data, THEMES)
     upload = one_of(data, theme.uploads)
@@ -207,11 +209,11 @@ def plan_of(chosen: bytes) -> Plan:
         own_restarts=theme.own_restarts,
     )
     faults: list[Fault] = []
-    for _ in range(-(-(len(chosen) - OF_PLAN) // OF_FAULT)):
+    for _ in range(max(count, len(theme.first))):
         faults.append(fault(data, plan, theme, faults))
     return plan._replace(faults=tuple(faults))
 
 
 def drawn(by: random.Random) -> Plan:
     """Draw a plan with up to five faults."""
-    return plan_of(by.randbytes(OF_PLAN + by.randint(0, 5) * OF_FAULT))
+    return plan_of(by.randbytes(OF_PLAN + MOST * OF_FAULT), by.randint(0, MOST))

@@ -196,7 +196,8 @@ class Torchrun(Process):
                 self._start_again()
             else:
                 self.doing = Doing.BARRIER
-                if self.job.of(self.machine, What.LEAVES_BARRIER) and not self.keeps_a_store:
+                breaks = any(one.what is What.LEAVES_BARRIER for one in self.job.plan.faults)
+                if breaks and not self.keeps_a_store:
                     self._soon(LOST, lambda: self.end(0), Doing.BARRIER)
                 elif self.store.is_reached_by(self):
                     self.store.passes(self)
