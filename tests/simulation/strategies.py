@@ -87,7 +87,7 @@ THEMES = (
           TRAINING, hosts=(1, 1, 2), uploads=(20.0, 100.0)),
     # Two failures of one host.
     Theme((*AT_ONCE, What.HOOK, What.HOOK, What.HOOK), TRAINING, (0,), (1, 1, 1, 2), (2,),
-          amounts=(1.0, 2.0, 4.0)),
+          amounts=(1.0, 2.0, 4.0), first=((What.HOOK, *AT_ONCE), (What.HOOK, *AT_ONCE))),
     # Causes, and what is secondary to them.
     Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
     # Somebody asks where all ranks are, again and again.
