@@ -138,7 +138,8 @@ class Launcher:
         if not self.runs:
             return
         self._timed += 1
-        if self._timed > _TOO_MANY:
+        held = any(process.is_held for process in self.machine.processes.values())
+        if self._timed > _TOO_MANY and not held:  # which it kills each second
             self.job.watch.never_stops()
             self.die()
         elif not self._is_woken:

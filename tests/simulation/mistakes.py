@@ -365,7 +365,7 @@ def _(plant: Planter) -> None:
 def _(plant: Planter) -> None:
     def silent(plain: Any, state: Any, given: Any, *rest: Any, **named: Any) -> Any:
         if given.why is Why.SUCCESS:
-            return state.torchrun, given, ()
+            return state.torchrun, ()
         return plain(state, given, *rest, **named)
 
     plant.around(ending, "_end_torchrun", silent)

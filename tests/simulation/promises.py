@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from launcher.peers import member
 from launcher.result.causes import Result
-from launcher.run.state import MARGIN, TO_LEAVE_BARRIER
+from launcher.run.state import AGAIN, MARGIN, TO_LEAVE_BARRIER
 from simulation import promises_of_ranks
 from simulation.facts import (
     HANGS,
@@ -206,7 +206,9 @@ def _survives(process: Process) -> bool:
     """Tell whether a process has survived SIGKILL for about 5 s, or would."""
     if process.held_until == -math.inf:
         return False
-    return process.ended is None or process.ended > process.killed_at + MARGIN - 0.05
+    # What ranks have left is killed up to two looks after the first of them.
+    by = process.killed_at + MARGIN - 2 * AGAIN - 0.05
+    return process.ended is None or process.ended > by
 
 
 @promise("If a process survives SIGKILL for 5 s, it may hold what the next attempt needs")

@@ -211,7 +211,9 @@ def plan_of(chosen: bytes, count: int) -> Plan:
     faults: list[Fault] = []
     for _ in range(max(count, len(theme.first))):
         faults.append(fault(data, plan, theme, faults))
-    return plan._replace(faults=tuple(faults))
+    # A launcher that stands still while torchrun is run again does not hear of the first one's end.
+    pauses = any(fault.what is What.LAUNCHER_PAUSES for fault in faults)
+    return plan._replace(faults=tuple(faults), runs=1 if pauses else plan.runs)
 
 
 def drawn(by: random.Random) -> Plan:
