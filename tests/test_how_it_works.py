@@ -49,7 +49,8 @@ def rows(machine):
     found = []
     for line in table.splitlines():
         phases, on, what, to = (cell.strip() for cell in line.strip("|").split("|"))
-        found.append((phases.split(", "), re.findall(r"\w+", on), what, re.findall(r"\w+", to)))
+        nexts = [phase for phase in re.findall(r"\w+", to) if phase != "stays"]
+        found.append((phases.split(", "), re.findall(r"\w+", on), what, nexts))
     return found
 
 

@@ -333,7 +333,7 @@ def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
 
 def ranks_ended(state: State, host: str, event: EndedWell, now: float) -> Step:
     """Note which ranks have ended with 0: that may break the collective of another one."""
-    if event.attempt != state.attempt:
+    if event.attempt != state.attempt or not isinstance(state.phase, (Running, Failing)):
         return state, ()
     return state._replace(ends=ends.heard(state.ends, host, event, now)), ()
 

@@ -90,7 +90,7 @@ def advance(state: State, ending: Ending, now: float) -> Step:
             ending = ending._replace(no_ranks_since=now, left=None)
             actions += (Look(),)
         ending, more = _tell_no_ranks(state, ending, clock)
-        actions += more
+        actions = more + actions  # before Look, which may clear the attempt at once
         ending, more = _end_left(state, ending, clock)
         actions += more
     if ending.left == () and not state.alive:
@@ -145,6 +145,9 @@ def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Act
     if math.isinf(ending.killed_at):
         actions += tuple(Log(line) for line in _hanging(state, ending))
         ending = ending._replace(killed_at=clock.now)
+    else:  # the kernel holds them: what others have left behind is not to wait for that
+        actions += (SignalProcesses(ending.left, signal.SIGKILL),) if ending.left else ()
+        actions += (Look(),)
     ending = ending._replace(kill_again_at=clock.now + AGAIN)
     clock.has_come(ending.kill_again_at)
     return ending, (*actions, KillRanks(tuple(rank.pid for rank in state.alive)))

@@ -243,7 +243,10 @@ class Reports:
             code = self._system.exit_state(pid)[1]  # if what runs it has not reaped it yet
             if not code:
                 code, error = None, WITHOUT_A_CODE
-        self._ends.append(TorchrunEnded(code, error))
+        # What runs it waits for its end, of which we may hear later; unless that was killed itself.
+        last = self._ends[-1] if self._ends else None
+        is_before = isinstance(last, ChildEnded) and last.returncode >= 0
+        self._ends.insert(len(self._ends) - is_before, TorchrunEnded(code, error))
 
     def _with_last_word(self, event: TorchrunEnded) -> TorchrunEnded:
         """Return how torchrun ended, with what it raised, or that somebody told it to end."""

@@ -1,5 +1,7 @@
 """Simulates many jobs, or one again, or shows how soon planted mistakes are found.
 
+At the end it says which rows of the tables in docs/how-it-works.md no job has taken.
+
 make simulate JOBS=1000000 SEED=100
 make simulate PLAN='Plan(hosts=2, faults=(Fault(What.STOP, at=3.0),))'
 make simulate MISTAKES=1
@@ -11,9 +13,10 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from simulation import mistakes
+from simulation import mistakes, rows
 from simulation.facts import broken
 from simulation.job import Job
 from simulation.plan import read
@@ -33,21 +36,25 @@ def replay(text: str) -> int:
     return 1 if found else 0
 
 
-def one(seed: int, jobs: int) -> tuple[int, str]:
-    """Run the jobs of one seed; return how many were run, and what was found."""
+def one(seed: int, jobs: int) -> tuple[int, str, Counter[rows.Step]]:
+    """Run the jobs of one seed; return how many were run, what was found, and the steps taken."""
+    rows.TAKEN.clear()
     found = search(seed, jobs)
-    return (found.jobs, report(found, seed)) if found else (jobs, "")
+    taken = rows.TAKEN.copy()
+    return (found.jobs, report(found, seed), taken) if found else (jobs, "", taken)
 
 
 def many(jobs: int, seed: int, processes: int) -> int:
     """Run jobs on all cores, with a line that says how far it is."""
     started, done, failed = time.monotonic(), 0, 0
+    taken: Counter[rows.Step] = Counter()
     seeds = range(seed, seed + -(-jobs // OF_A_SEED))
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(one, seed, min(OF_A_SEED, jobs)) for seed in seeds]
         for ended, future in enumerate(as_completed(running), 1):
-            count, text = future.result()
+            count, text, steps = future.result()
             done += count
+            taken += steps
             failed += bool(text)
             if text:
                 print(f"\n{text}\n", flush=True)
@@ -61,7 +68,13 @@ def many(jobs: int, seed: int, processes: int) -> int:
         f"\n{done:,} jobs of the seeds {seeds[0]} to {seeds[-1]} in {seconds:.0f} s on {processes} "
         f"cores; a promise was broken with {failed} seeds"
     )
-    return 1 if failed else 0
+    not_shown = rows.not_shown(taken)
+    for title, lines in (
+        ("rows that no job has taken", rows.not_taken(taken)),
+        ("steps that the page does not show in one row", not_shown),
+    ):
+        print(f"{len(lines)} {title} (docs/how-it-works.md)", *lines, sep="\n  ")
+    return 1 if failed or not_shown else 0
 
 
 def how_soon(jobs: int) -> int:

@@ -25,7 +25,8 @@ LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
 _FROM_THE_START = (
     What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
     What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
-    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.NO_FOLDER, What.DRIVER_HANGS,
+    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.RUNNER_IGNORES, What.SAVES_LONGER,
+    What.LEAVES_BARRIER, What.NO_FOLDER, What.DRIVER_HANGS,
 )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ class Job:
         self.machines: list[Machine] = []
         self.machines += [Machine(self, number) for number in range(plan.hosts)]
         self.network = Network(self)
-        self.stores: dict[int, Store] = {}  # by attempt
+        self.stores: dict[tuple[int, int], Store] = {}  # by attempt, and run
         self.processes: dict[int, Process] = {}  # all that were ever started
         self._pid = 100
 
@@ -93,16 +94,23 @@ class Job:
         refuses = ""
         if self.of(machine, What.TORCHRUN_FAILS):
             refuses = "RuntimeError: the device is gone"
+        machine.attempt = attempt
         self.watch.torchrun_starts(machine, attempt)
-        if attempt not in self.stores:
-            self.stores[attempt] = Store(self)
-        store, launcher = self.stores[attempt], machine.launcher
+        launcher = machine.launcher
         assert launcher
         if self.plan.runner is None:
-            launcher.torchrun = Torchrun(machine, store, attempt, refuses)
+            launcher.torchrun = Torchrun(machine, self.store(attempt), refuses)
         else:
-            launcher.torchrun = Runner(machine, lambda: Torchrun(machine, store, attempt, refuses))
+
+            def start(run: int) -> Torchrun:
+                return Torchrun(machine, self.store(attempt, run), refuses)
+
+            launcher.torchrun = Runner(machine, start)
         return launcher.torchrun
+
+    def store(self, attempt: int, run: int = 1) -> Store:
+        """Return where the torchruns meet of an attempt, or of one of its runs."""
+        return self.stores.setdefault((attempt, run), Store(self))
 
     def lose_store(self, machine: Machine) -> None:
         """A machine is gone, or out of reach: so is what its torchruns keep."""
@@ -122,6 +130,18 @@ class Job:
         for process in list(machine.processes.values()):
             if isinstance(process, Rank) and process.local_rank == fault.local_rank:
                 process.fail(fault)
+
+    def _hold_rank(self, fault: Fault, machine: Machine) -> None:
+        for process in list(machine.processes.values()):
+            if isinstance(process, Rank) and process.local_rank == fault.local_rank:
+                process.get_stuck(fault)
+
+    def _hold_torchrun(self, fault: Fault, machine: Machine) -> None:
+        torchrun = machine.torchrun
+        if torchrun and torchrun.runs and not torchrun.is_held:
+            self.watch.fault(fault, machine)
+            torchrun.hangs = True
+            torchrun.hold(fault.amount)
 
     def _kill_torchrun(self, fault: Fault, machine: Machine) -> None:
         if machine.torchrun and machine.torchrun.runs:
@@ -223,6 +243,9 @@ class Job:
 
 
 _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
+    What.STUCK: Job._hold_rank,
+    What.LEFT_STUCK: Job._hold_rank,
+    What.TORCHRUN_STUCK: Job._hold_torchrun,
     What.TORCHRUN_KILLED: Job._kill_torchrun,
     What.TORCHRUN_HANGS: Job._hang_torchrun,
     What.TORCHRUN_HANGS_STARTING: Job._hang_in_start,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simulation.job import Job
 
 PORT = 29401
+HANG_NOTIFY = 5.0  # seconds
 FINGERPRINT = {"script's arguments": ["--lr", "0.1"]}
 _TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that never stops
 
@@ -29,9 +30,11 @@ _TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that
 def job_of(job: Job, name: str, fingerprint: dict[str, list[str]]) -> HostsJob:
     """Return the job as a host sees it."""
     plan = job.plan
+    # Torchrun restarts ranks by itself where the launchers of several hosts do not talk.
+    others = ("algo-9999",) if plan.own_restarts else ()
     return HostsJob(
         name,
-        job.names,
+        job.names + others,
         "job",
         f"{job.names[0]}:29400",
         plan.max_restarts,
@@ -40,6 +43,9 @@ def job_of(job: Job, name: str, fingerprint: dict[str, list[str]]) -> HostsJob:
         plan.start_timeout,
         PORT if len(job.names) > 1 else 0,
         fingerprint,
+        watch=plan.watch,
+        hang_notify=HANG_NOTIFY,
+        hang_timeout=plan.hang_timeout or math.inf,
     )
 
 
@@ -132,7 +138,8 @@ class Launcher:
         if not self.runs:
             return
         self._timed += 1
-        if self._timed > _TOO_MANY:
+        held = any(process.is_held for process in self.machine.processes.values())
+        if self._timed > _TOO_MANY and not held:  # which it kills each second
             self.job.watch.never_stops()
             self.die()
         elif not self._is_woken:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable
 
 from launcher.errors import Disposition
 
@@ -34,6 +35,7 @@ class Machine:
         self.launcher: Launcher | None = None
         self.torchrun: Torchrun | None = None
         self.runner: Runner | None = None
+        self.attempt = 0  # the last that was started here
         self.processes: dict[int, Process] = {}  # those that run, in the order of their start
 
     def reaches(self, other: Machine) -> bool:
@@ -47,6 +49,7 @@ class Machine:
         if self.launcher:
             self.launcher.die(told=told)
         for process in list(self.processes.values()):
+            process.held_until = -math.inf
             process.end(-signal.SIGKILL)
 
 
@@ -54,7 +57,8 @@ class Process:
     """A process of the job; the kernel gives those whose parent has ended to the launcher.
 
     Attributes: `session`, the pid of the rank that leads its session and group, or its own;
-    `heard`, the signals that it was sent, with times; `exit_code`, None while it runs.
+    `heard`, the signals that it was sent, with times; `exit_code`, None while it runs;
+    `held_until`, until when the kernel holds it.
     """
 
     def __init__(self, machine: Machine, parent: Process | None, *, leads: bool = True) -> None:
@@ -62,6 +66,8 @@ class Process:
         self.job = machine.job
         self.clock = machine.job.clock
         self.parent = parent
+        self.attempt = machine.attempt
+        self.held_until = -math.inf
         self.pid = machine.job.next_pid()
         self.session = self.pid if leads or parent is None else parent.pid
         self.heard: list[tuple[float, int]] = []
@@ -76,6 +82,34 @@ class Process:
     def runs(self) -> bool:
         return self.exit_code is None
 
+    @property
+    def is_held(self) -> bool:
+        return self.clock.now < self.held_until
+
+    @property
+    def killed_at(self) -> float:
+        """When it was sent SIGKILL first."""
+        return next((at for at, number in self.heard if number == signal.SIGKILL), math.inf)
+
+    def hold(self, seconds: float) -> None:
+        """Be held by the kernel for some seconds, or for ever (0)."""
+        self._held_from = self.clock.now
+        self.held_until = self.clock.now + (seconds or math.inf)
+        if seconds:
+            self.clock.at(self.held_until, self._comes_free)
+
+    def waits_for_kernel(self, act: Callable[..., None], *arguments: Any) -> bool:
+        """Tell whether the kernel holds it; have something done when it does not any more."""
+        if self.is_held and self.held_until < math.inf:
+            self.clock.at(self.held_until, act, *arguments)
+        return self.is_held
+
+    def _comes_free(self) -> None:
+        """Take the signals that have come meanwhile."""
+        came = [number for at, number in self.heard if at >= self._held_from]
+        for number in sorted(came, key=lambda number: number != signal.SIGKILL):
+            self._take(number)
+
     def is_below(self, other: Process | None) -> bool:
         """Tell whether it is a process or one of its descendants that are still connected to it."""
         above: Process | None = self
@@ -88,9 +122,13 @@ class Process:
         if not self.runs:
             return
         self.heard.append((self.clock.now, number))
+        if not self.is_held:
+            self._take(number)
+
+    def _take(self, number: int) -> None:
         if number == signal.SIGKILL:
             self.end(-number)
-        else:
+        elif self.runs:
             self.on_signal(number)
 
     def on_signal(self, number: int) -> None:
@@ -100,6 +138,8 @@ class Process:
     def end(self, exit_code: int) -> None:
         """End, and have the parent told."""
         if not self.runs:
+            return
+        if self.waits_for_kernel(self.end, exit_code):
             return
         self.exit_code, self.ended = exit_code, self.clock.now
         del self.machine.processes[self.pid]

@@ -16,9 +16,10 @@ from launcher.run import ending, failing, machine, ranks
 from launcher.run.events import SignalRanks
 from launcher.run.state import Ending, Restarting, Running, Why
 from launcher.watch import stacks
+from simulation import mistakes_at_restarts
 from simulation.planting import MISTAKES, Planter, mistake, without
 
-__all__ = ["MISTAKES"]
+__all__ = ["MISTAKES", "mistakes_at_restarts"]
 
 # How a job ends.
 
@@ -399,7 +400,7 @@ def _(plant: Planter) -> None:
 def _(plant: Planter) -> None:
     def silent(plain: Any, state: Any, given: Any, *rest: Any, **named: Any) -> Any:
         if given.why is Why.SUCCESS:
-            return state.torchrun, given, ()
+            return state.torchrun, ()
         return plain(state, given, *rest, **named)
 
     plant.around(ending, "_end_torchrun", silent)

@@ -64,15 +64,21 @@ class What(Word):
     GPU_FAILS = "a rank's GPU fails"  # with an uncorrectable ECC error, as the rank says
     HANGS = "a rank hangs"
     LEAVES = "a rank leaves the others"  # sys.exit(0); its process ends `amount` after that
+    # A process that the kernel holds: no signal reaches it for `amount`, or for ever if that is 0.
+    STUCK = "a rank is stuck in the kernel"
+    LEFT_STUCK = "what a rank has started is stuck in the kernel"
+    TORCHRUN_STUCK = "torchrun is stuck in the kernel"
     # Torchrun.
     TORCHRUN_KILLED = "torchrun is killed"
     TORCHRUN_HANGS = "torchrun hangs"
     TORCHRUN_HANGS_STARTING = "torchrun hangs when it has started ranks"
     TORCHRUN_TOLD = "somebody sends torchrun SIGTERM"
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
+    LEAVES_BARRIER = "torchruns lose their store while they wait for the others' success"
     # The program that runs torchrun, if the plan has one.
     RUNNER_KILLED = "torchrun's runner is killed"
     RUNNER_FAILS = "torchrun's runner fails"  # 3, at its end
+    RUNNER_IGNORES = "torchrun's runner ignores SIGTERM"
     # A launcher, or its whole host.
     LAUNCHER_KILLED = "a launcher is killed"
     LAUNCHER_PAUSES = "a launcher stands still"  # for `amount`
@@ -85,6 +91,7 @@ class What(Word):
     HOST_SLOW = "a host trains longer"  # by `amount`
     GPU_BREAKS = "a host's GPU breaks"  # which its driver alone knows
     DRIVER_HANGS = "a host's driver hangs"  # that of its GPUs
+    SAVES_LONGER = "a host's ranks save longer"  # by `amount`
     # The network.
     CUT = "a host is cut off"
     RESET = "a connection is lost"  # both ends are told
@@ -131,6 +138,10 @@ class Plan(NamedTuple):
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     runner: float | None = None  # seconds of own work of a program that runs torchrun, if one does
+    runs: int = 1  # how often that program runs torchrun, one after the other
+    watch: float = 0.0  # seconds between two looks at how far ranks are; 0: none
+    hang_timeout: float = 0.0  # --launcher-hang-timeout in seconds; 0: none
+    own_restarts: bool = False  # torchrun restarts ranks by itself (--launcher-peers false)
 
     def names(self) -> tuple[str, ...]:
         """Return the hosts' names, sorted as SageMaker's are."""

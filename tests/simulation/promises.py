@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from launcher.peers import member
 from launcher.result.causes import NO_RESTART, Result
-from launcher.run.state import MARGIN, TO_LEAVE_BARRIER
+from launcher.run.state import AGAIN, MARGIN, TO_LEAVE_BARRIER
 from simulation import promises_of_ranks
 from simulation.facts import (
     HANGS,
+    HELD,
     LOSSES,
     MISCONFIGURED,
     OF_TORCHRUN,
@@ -33,8 +34,10 @@ from simulation.facts import (
     seconds_of,
 )
 from simulation.launcher import Launcher
+from simulation.machine import Process
 from simulation.network import GIVES_UP
 from simulation.plan import AtBreak, What
+from simulation.torchrun import Torchrun
 from simulation.truth import is_true
 from simulation.watch import Watch
 
@@ -124,7 +127,7 @@ def best_failure(watch: Watch) -> Iterator[str]:
     expected = next(failure for failure in known if failure.cause is best).headline
     first = result.text.partition("\n")[0]
     says_else = "differ" in result.text or "arrive" in result.text
-    if not first.startswith(expected) and not says_else:
+    if not first.startswith((expected, "no progress for")) and not says_else:
         while_restarted = (" was lost: ", "the launcher itself", "of the restart", "a folder")
         if not (watch.restarts and any(words in first for words in while_restarted)):
             yield f"{first} in place of {expected}"
@@ -136,7 +139,8 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     one = watch.faults[0] if watch.faults else None
     if one is None or one.time < 3 or watch.decided is None or watch.job.plan.max_restarts:
         return
-    if planned(watch, *SLOW, What.HANGS, *HANGS, What.FORGIVEN, What.STOPS_READING):
+    odd = (What.HANGS, *HANGS, *HELD, What.FORGIVEN, What.STOPS_READING)
+    if planned(watch, *SLOW, *odd):
         return
     tells = one.fault.what not in LOSSES  # the first host, and not its connection
     if tells and {one.machine, watch.job.machines[0]} & lost(watch):
@@ -216,12 +220,11 @@ def first_of_a_host(watch: Watch) -> Iterator[str]:
 def restarts(watch: Watch) -> Iterator[str]:
     """And all hosts start each attempt, when nothing of the one before is left on any host."""
     plan = watch.job.plan
-    for at, machine, attempt in watch.started:
-        before = [rank for rank in watch.ranks if rank.attempt < attempt]
-        if attempt > 1 and any(rank.ended is None or rank.ended > at for rank in before):
-            yield f"{machine.name} starts attempt {attempt} at {at:.3f} s, and ranks still run"
-    only_ranks = all(fault.what in (*RANK_FAILURES, What.DRIVER_HANGS) for fault in plan.faults)
-    failed = [one for one in watch.faults if one.fault.what is not What.FORGIVEN]
+    harmless = (What.STUCK, What.LEFT_STUCK, What.HOST_SLOW, What.SAVES_LONGER)
+    harmless += (What.LEAVES_BARRIER, What.DRIVER_HANGS)
+    only_ranks = all(fault.what in (*RANK_FAILURES, *harmless) for fault in plan.faults)
+    only_ranks = only_ranks and not any(_survives(one) for one in watch.job.processes.values())
+    failed = [one for one in has(watch, *RANK_FAILURES) if one.fault.what is not What.FORGIVEN]
     if not only_ranks or not failed or len(failed) > plan.max_restarts:
         return
     if has(watch, What.FORGIVEN, What.GPU_FAILS):
@@ -249,6 +252,28 @@ def broken_hardware_is_left(watch: Watch) -> Iterator[str]:
         said = re.match(rf"{NO_RESTART}(\S+), ", second[0]) if second else None
         if said and not any(one.machine.name == said[1] for one in broken):
             yield f"{launcher.machine.name} says: {second[0]}"
+
+
+def _survives(process: Process) -> bool:
+    """Tell whether a process has survived SIGKILL for about 5 s, or would."""
+    if process.held_until == -math.inf:
+        return False
+    # What ranks have left is killed up to two looks after the first of them.
+    by = process.killed_at + MARGIN - 2 * AGAIN - 0.05
+    return process.ended is None or process.ended > by
+
+
+@promise("If a process survives SIGKILL for 5 s, it may hold what the next attempt needs")
+def nothing_is_left(watch: Watch) -> Iterator[str]:
+    """All hosts start an attempt when nothing of the one before is left on any host."""
+    first: dict[int, float] = {}
+    for at, _, attempt in watch.started:
+        first[attempt] = min(at, first.get(attempt, at))
+    for process in watch.job.processes.values():
+        at = first.get(process.attempt + 1, math.inf)
+        if at < math.inf and (process.ended is None or process.ended > at):
+            if not watch.job.plan.own_restarts or not isinstance(process, Torchrun):
+                yield f"process {process.pid} runs when attempt {process.attempt + 1} starts"
 
 
 @promise("SIGTERM on one host stops all of them, each with its full grace")
@@ -286,6 +311,21 @@ def no_stop_is_lost(watch: Watch) -> Iterator[str]:
             for launcher in ended(watch):
                 if launcher.result == Result(0):
                     yield f"{launcher.machine.name} succeeds, but was stopped at {one.time:.3f} s"
+        if one not in told and _is_restarting(watch, one.time):
+            assert watch.decided
+            if not watch.decided[1].stop_signal:
+                yield f"the job ends with {watch.decided[1]}, but was stopped at {one.time:.3f} s"
+
+
+def _is_restarting(watch: Watch, at: float) -> bool:
+    """Tell whether ranks are restarted when a stop comes and is heard of, and nothing else is."""
+    if has(watch, *LOSSES, *OF_TORCHRUN, *HELD) or planned(watch, *SLOW) or impostors(watch):
+        return False
+    is_open = watch.decided is not None and watch.decided[0] >= at
+    begun = [one for one in watch.restarts if one + 0.1 < at]
+    return (
+        is_open and bool(begun) and not any(begun[-1] < one < at + 0.3 for one, *_ in watch.started)
+    )
 
 
 @promise("| a secondary failure, and no restart is left | a stop, while the cause is waited for |")
@@ -334,12 +374,13 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     left = has(watch, What.FORGIVEN, What.LEAVES)
     waits = watch.job.plan.script.at_break is AtBreak.WAITS and left
     for launcher in launchers(watch):
-        if launcher.runs and not has(watch, What.HANGS, *HANGS) and not waits:
+        if launcher.runs and not has(watch, What.HANGS, *HANGS, *HELD) and not waits:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
     if watch.job.plan.hosts == 1 or odd:
         return
-    slack = 1 + seconds_of(watch, *PAUSES) + 2 * seconds_of(watch, What.DELAY)
+    slack = 1 + MARGIN * bool(has(watch, *HELD))
+    slack += seconds_of(watch, *PAUSES) + 2 * seconds_of(watch, What.DELAY)
     for launcher in ended(watch):
         since, bound = _bound(watch, launcher)
         if launcher.started_at < since and launcher.ended_at > since + bound + slack:

@@ -32,7 +32,9 @@ def launcher_of(machine: Machine) -> Launcher:
 
 @promise("Only each rank's own process gets the stop, once")
 def hears_once(watch: Watch) -> Iterator[str]:
-    """As any signal that is to end it."""
+    """As any signal that is to end it; unless torchrun fails which restarts ranks by itself."""
+    if watch.job.plan.own_restarts and has(watch, *OF_TORCHRUN):
+        return
     for rank in watch.ranks:
         if len([number for _, number in rank.heard if number in STOPS]) > 1:
             yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
@@ -105,7 +107,7 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
     for helper in watch.helpers:
         launcher, rank = launcher_of(helper.machine), helper.rank
         since = launcher.stopping_since
-        unknown = rank.broken_by or rank.secondary
+        unknown = rank.broken_by or rank.secondary or helper.held_until > -math.inf
         # Who has reaped it was to say with what it ended.
         unknown = unknown or (rank.reaped and has(watch, *OF_TORCHRUN))
         if rank.ended is None or unknown or launcher.ended_at <= since + 2:
@@ -115,19 +117,6 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
             by = since + 2 + seconds_of(watch, *PAUSES)
             if helper.ended is None or helper.ended > by:
                 yield f"process {helper.pid} of rank {rank.rank} has heard {helper.heard}"
-
-
-@promise("Nothing outlives the attempt in which it was started")
-def attempts_are_clean(watch: Watch) -> Iterator[str]:
-    """When a host's ranks start again, what the last ones have started has ended."""
-    for helper in watch.helpers:
-        later = [
-            rank.started
-            for rank in watch.ranks
-            if rank.machine is helper.machine and rank.attempt > helper.rank.attempt
-        ]
-        if later and (helper.ended is None or helper.ended > later[0]):
-            yield f"process {helper.pid} runs when new ranks start, at {later[0]:.3f} s"
 
 
 @promise("Ctrl-C three times within 2 s kills the job at once")
@@ -156,4 +145,6 @@ def store_goes_last(watch: Watch) -> Iterator[str]:
         if one.machine.torchrun is None or not one.machine.torchrun.ranks:
             return  # it is given no leave to start ranks, and so does not keep their store
     for at, rank in watch.lost_store:
+        if rank.killed_at <= at:
+            continue  # the kernel holds it
         yield f"rank {rank.rank} (pid {rank.pid}) loses its store at {at:.3f} s"

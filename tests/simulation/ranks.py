@@ -6,9 +6,10 @@ they raised, or that their script has ended.
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Disposition
 from launcher.result.raised import Link
@@ -33,6 +34,8 @@ class World:
         self.ranks: list[Rank] = []
         self.up = 0
         self.broken = False
+        self.late: Rank | None = None  # in a collective, where the others wait for it
+        self.late_from = math.inf
 
     def joined(self, rank: Rank) -> None:
         """A rank's script runs; the last one has all of them begin to train."""
@@ -46,6 +49,19 @@ class World:
         elif self.broken:
             rank.soon_hears_break()
 
+    def waits_for(self, rank: Rank) -> None:
+        """A rank begins no collective any more."""
+        if self.late is None:
+            self.late, self.late_from = rank, rank.clock.now
+
+    def goes_on(self, rank: Rank) -> None:
+        """The rank that the others have waited for is there again."""
+        if self.late is rank:
+            self.late, self.late_from = None, math.inf
+            for one in self.ranks:
+                if one.is_through:
+                    one.succeed()
+
     def breaks(self, by: Rank) -> None:
         """A rank's end breaks the others' connections to it."""
         if self.broken:
@@ -56,6 +72,43 @@ class World:
                 rank.soon_hears_break()
                 if rank.script.at_break is AtBreak.GOES_ON and self.up < self.size:
                     rank.train()  # it waits for nobody
+
+
+class Watcher:
+    """What answers in a rank how far it is, and where (launcher/watch/in_rank.py)."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._pipe = Pipe(rank.machine, self._hears)
+        self._pipe.say(
+            {"watch": rank.pid, "rank": rank.rank, "local_rank": rank.local_rank, "signal": 0}
+        )
+
+    def close(self) -> None:
+        """End with the rank."""
+        self._pipe.close()
+
+    def _hears(self, question: dict[str, Any]) -> None:
+        rank, where = self._rank, [["step", "train.py", 7]]
+        if not rank.runs or rank.is_held:
+            return
+        if "stacks" in question:
+            self._pipe.say({"stacks": question["stacks"], "threads": [["", where]]})
+            return
+        world = rank.world
+        moves = {"look": question["look"]}
+        still = rank.clock.now - world.late_from
+        goes_on = rank.script.at_break is AtBreak.GOES_ON and rank is not world.late
+        if still <= 0 or world.up < world.size or world.broken or goes_on:
+            self._pipe.say(moves)
+            return
+        waits = 0 if rank is world.late else 7
+        group = {"ranks": f"0-{world.size - 1}", "last": waits or 6, "waits": waits}
+        if world.size == 1:
+            group["ranks"] = "0"
+        if waits:
+            group["op"] = "all_reduce"
+        self._pipe.say({**moves, "still": still, "calls": where, "groups": [group]})
 
 
 class Rank(Process):
@@ -71,12 +124,11 @@ class Rank(Process):
         self.world = world
         self.rank = rank
         self.local_rank = local_rank
-        self.attempt = torchrun.attempt
         self.script = self.job.plan.script
         self.broken_by: Fault | None = None
         self.broken_at: float | None = None
         self.secondary = False
-        self.succeeds = False
+        self.is_through = self.succeeds = False
         self.has_said = False  # that it runs
         self.is_ready = False  # its script runs, and has its handlers
         self.is_dying = False  # it has said why, and is about to end
@@ -84,6 +136,8 @@ class Rank(Process):
         self.lost_store = False
         self.script_ended = math.inf  # when it said so
         self.pipe: Pipe | None = None
+        self.watcher: Watcher | None = None
+        self.helper: Helper | None = None
         world.ranks.append(self)
         self.job.watch.ranks.append(self)
         self.clock.after(self.job.random.uniform(0.05, 0.3), self._run)
@@ -106,38 +160,63 @@ class Rank(Process):
             return
         self.is_ready = True
         if self.script.upload:
-            helper = Helper(self, self.script.upload, ignores=self.script.upload_ignores)
-            self.job.watch.helpers.append(helper)
+            self.helper = Helper(self, self.script.upload, ignores=self.script.upload_ignores)
+            self.job.watch.helpers.append(self.helper)
+        if self.job.plan.watch and self.script.is_python:
+            self.watcher = Watcher(self)
         self.world.joined(self)
 
     def train(self) -> None:
         """Train to the end, if nothing comes between."""
         longer = self.job.of(self.machine, What.HOST_SLOW)
         seconds = self.script.seconds + (longer.amount if longer else 0)
-        self.clock.after(seconds, self._succeed)
+        self.clock.after(seconds, self.succeed)
 
-    def _succeed(self) -> None:
+    def succeed(self) -> None:
+        """Be through, if all others are still there."""
+        self.is_through = True
         idle = self.broken_by is None and not self.secondary and self.saves_from is None
-        waits = self.world.broken and self.script.at_break is not AtBreak.GOES_ON
-        if self.runs and idle and not waits:
+        late = self.world.late not in (None, self)
+        waits = (self.world.broken or late) and self.script.at_break is not AtBreak.GOES_ON
+        if self.runs and idle and not waits and not self.waits_for_kernel(self.succeed):
             self.succeeds = True
             self._say_script_ended()
             self.end(0)
 
     # What others do to it
 
+    def _comes_free(self) -> None:
+        super()._comes_free()
+        if self.runs:
+            self.world.goes_on(self)
+
+    def get_stuck(self, fault: Fault) -> None:
+        """Be held by the kernel, or have what it has started held."""
+        process = self.helper if fault.what is What.LEFT_STUCK else self
+        if process is None or not process.runs or not self.is_ready or process.is_held:
+            return
+        self.job.watch.fault(fault, self.machine, self)
+        process.hold(fault.amount)
+        if process is self:
+            self.world.waits_for(self)
+
     def fail(self, fault: Fault) -> None:
         """Do what the plan says; a rank can fail once."""
-        if not self.runs or self.broken_by or self.secondary or not self.is_ready:
+        idle = self.broken_by is None and not self.secondary and not self.succeeds
+        if not self.runs or not idle or not self.is_ready or self.is_held:
             return
         self.broken_by, self.broken_at = fault, self.clock.now
         self.job.watch.fault(fault, self.machine, self)
         what, later = fault.what, fault.amount
         own = (OWN,)
         if what is What.HANGS:
+            self.world.waits_for(self)
             return
         self.world.breaks(self)
         if what is What.RAISES:
+            if self.pipe:  # it fails of what a helper thread has raised
+                chain = [link._asdict() for link in own]
+                self.pipe.say({"thread": "pin", "chain": chain})
             self.clock.after(later, self._raise, 1, own, 0.01)
         elif what is What.LINGERS:
             self._raise(1, own, later)
@@ -167,6 +246,8 @@ class Rank(Process):
     def _hears_break(self) -> None:
         if not self.runs or self.broken_by or self.is_dying or self.saves_from is not None:
             return
+        if self.waits_for_kernel(self._hears_break):
+            return
         what = self.script.at_break
         if what in (AtBreak.WAITS, AtBreak.GOES_ON):
             return
@@ -188,6 +269,8 @@ class Rank(Process):
     ) -> None:
         """Say what was raised, and end `later` with a code, which the rank may not know itself."""
         if not self.runs:
+            return
+        if self.waits_for_kernel(functools.partial(self._raise, code, chain, later, said=said)):
             return
         self.is_dying = True
         if self.pipe:
@@ -221,10 +304,12 @@ class Rank(Process):
             if self.broken_by and self.broken_by.what is What.HANGS:
                 return  # Python's handlers run between two of its own instructions
             self.saves_from = self.clock.now
-            self.clock.after(self.script.save, self._saved, number)
+            longer = self.job.of(self.machine, What.SAVES_LONGER)
+            seconds = self.script.save + (longer.amount if longer else 0)
+            self.clock.after(seconds, self._saved, number)
 
     def _saved(self, number: int) -> None:
-        if not self.runs or self.broken_by:
+        if not self.runs or self.broken_by or self.waits_for_kernel(self._saved, number):
             return
         if self.script.at_stop is AtStop.FAILS:
             self._raise(1, (Link("OSError", "no space left on device"),), 0.01)
@@ -256,4 +341,6 @@ class Rank(Process):
         self.reaped = self.torchrun.watches() and self.job.random.random() < 0.1
         if self.pipe:
             self.pipe.close()
+        if self.watcher:
+            self.watcher.close()
         self.torchrun.rank_ended()

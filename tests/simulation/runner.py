@@ -2,7 +2,7 @@
 
 It works for a while, then starts torchrun, and passes no signal on. It waits for torchrun, and for
 the end of all output: of all that ranks have started. Then it works again, unless torchrun has
-failed.
+failed. It may run torchrun several times.
 """
 
 from __future__ import annotations
@@ -28,16 +28,26 @@ class Work(Process):
 class Runner(Process):
     """The program. Attributes: `torchrun`, None before it runs; `work`."""
 
-    def __init__(self, machine: Machine, start: Callable[[], Process]) -> None:
+    def __init__(self, machine: Machine, start: Callable[[int], Process]) -> None:
         super().__init__(machine, None)
         machine.runner = self
         self.torchrun: Process | None = None
         self.work: Work | None = None
-        self.clock.after(self.job.random.uniform(*BOOT), self._boot, start)
+        self._start, self._ran = start, 0
+        self._boots()
 
-    def _boot(self, start: Callable[[], Process]) -> None:
+    def _boots(self) -> None:
+        self.clock.after(self.job.random.uniform(*BOOT), self._boot)
+
+    def _boot(self) -> None:
         if self.runs:
-            self.torchrun = start()
+            self._ran += 1
+            self.torchrun = self._start(self._ran)
+
+    def on_signal(self, number: int) -> None:
+        """End, or go on."""
+        if not self.job.of(self.machine, What.RUNNER_IGNORES):
+            self.end(-number)
 
     def sees_end(self) -> None:
         """Go on if torchrun has ended, and nothing else is left."""
@@ -46,6 +56,9 @@ class Runner(Process):
             return
         if self.torchrun.exit_code:
             self.clock.after(0.01, self.end, 1)
+        elif self._ran < self.job.plan.runs:
+            self.torchrun = None
+            self._boots()
         elif self.work is None:
             seconds = self.job.plan.runner
             assert seconds is not None

@@ -1,4 +1,4 @@
-"""Draws plans: a few bytes, of which each chooses from a table here."""
+"""Draws plans: some bytes, of which each chooses from a table here."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ OF_HOSTS = (
     What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
     What.RESET, What.HALF_OPEN, What.STOPS_READING, What.DELAY,
 )  # fmt: skip
+FROM_THE_START = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER, What.RUNNER_IGNORES)
 OF_THE_START = (
     What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
     What.PORT_TAKEN, What.TOO_FEW_FILES,
@@ -48,14 +49,23 @@ class Theme(NamedTuple):
     nproc: Sequence[int] = (1, 2)
     uploads: Sequence[float] = (0.0, 0.0, 20.0, 100.0)  # seconds that they take
     amounts: Sequence[float] = AMOUNTS
+    apart: Sequence[float] = APART
     trains: Sequence[float] = (10.0, 3.0, 30.0)  # seconds
     is_python: bool = True
-    # Seconds that what runs torchrun works after it, if something does.
+    # Seconds that what runs torchrun works after it, if something does; how often it runs it.
     runners: Sequence[float] = ()
+    runs: Sequence[int] = (1,)
+    first: Sequence[Sequence[What]] = ()  # what the first faults are, each one of some
+    at_stop: Sequence[AtStop] = tuple(AtStop)
+    watch: Sequence[float] = (0.0,)
+    hang_timeout: float = 0.0
+    own_restarts: bool = False
+    start_timeout: float = 60.0
 
 
 ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
 AT_ONCE = OF_RANKS[:5]  # what needs no time of its own
+HELD = (What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK)
 FEW = (2, 2, 3, 4, 6)
 THEMES = (
     Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2)),
@@ -78,7 +88,7 @@ THEMES = (
           TRAINING, hosts=(1, 1, 2), uploads=(20.0, 100.0)),
     # Two failures of one host.
     Theme((*AT_ONCE, What.HOOK, What.HOOK, What.HOOK), TRAINING, (0,), (1, 1, 1, 2), (2,),
-          amounts=(1.0, 2.0, 4.0)),
+          amounts=(1.0, 2.0, 4.0), first=((What.HOOK, *AT_ONCE), (What.HOOK, *AT_ONCE))),
     # Causes, and what is secondary to them.
     Theme((*OF_RANKS, What.RAISES, What.RAISES, What.STOP, What.RESET), TRAINING),
     # Somebody asks where all ranks are, again and again.
@@ -86,8 +96,9 @@ THEMES = (
           TRAINING, (0, 1, 2), (1, *FEW)),
     # Launchers that are stopped, or meet errors of their own.
     Theme((What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.NO_FOLDER, *AT_ONCE[:3], What.STOP,
-           What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.HOST_SLOW),
-          (*JOINING[4:], *STARTING, *TRAINING), (0, 1, 2), (1, *FEW), trains=(10.0, 30.0, 100.0)),
+           What.LAUNCHER_STOPS, What.LAUNCHER_FAILS, What.HOST_SLOW, What.STUCK),
+          (*JOINING[4:], *STARTING, *TRAINING), (0, 1, 2), (1, *FEW),
+          trains=(10.0, 3.0, 30.0, 100.0), start_timeout=6.0),
     # Hardware that breaks.
     Theme((What.GPU_FAILS, What.GPU_BREAKS, What.GPU_BREAKS, What.DRIVER_HANGS, *AT_ONCE[:3],
            What.RAISES, What.STOP, What.LAUNCHER_PAUSES), TRAINING, (1, 2, 3), (1, *FEW)),
@@ -97,6 +108,41 @@ THEMES = (
            What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS),
           (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3),
           runners=(0.0, 5.0, 1000.0)),
+    # The same, that runs it twice, or goes on when it is told to end.
+    Theme((What.RUNNER_IGNORES, What.STOP, What.RAISES, What.HOST_SLOW, What.LAUNCHER_PAUSES),
+          (0.2, 0.4, *JOINING[-3:], *STARTING[:2], 3.0, 7.0), (0, 0, 1), (1, 2, 2),
+          amounts=(0.2, 1.0, 2.0), trains=(3.0,), runners=(0.0, 5.0), runs=(1, 2)),
+    # What no signal ends.
+    Theme((*AT_ONCE, *AT_ONCE, *HELD, What.STOP), TRAINING, (1, 1, 2, 0), (1, 2, 2, 3),
+          uploads=(100.0,), amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(HELD, AT_ONCE)),
+    # A restart in which hosts are through at different times, and what happens meanwhile.
+    Theme((*OF_PEOPLE, *AT_ONCE, What.LAUNCHER_KILLED, *[What.DELAY] * 4),
+          TRAINING, (1, 2), (2, 2, 3, 4), (1,), uploads=(0.0,), amounts=(4.0, 6.0, 20.0),
+          apart=(0.5, 1.0, 1.5, 2.0, 2.6, 3.2, 3.8), at_stop=(AtStop.SAVES, AtStop.FAILS),
+          first=((What.SAVES_LONGER,), AT_ONCE, (What.STOP, What.STOP, *OF_PEOPLE))),
+    # A host whose torchrun is through before the others' ranks.
+    Theme((*AT_ONCE, What.STOP, What.CTRL_C_THRICE, What.DELAY), (6.0, 7.0, 8.0, 9.0), (1, 1, 2),
+          (2, 2, 3), uploads=(0.0,), amounts=(6.0, 20.0), trains=(3.0,),
+          first=((What.LEAVES_BARRIER,), (What.HOST_SLOW,), AT_ONCE)),
+    # Ranks that wait for one that does not come, and are watched.
+    Theme((What.HANGS, What.STUCK, What.RAISES, What.STACKS, What.STOP, What.KILLED), TRAINING,
+          (0, 0, 1), (1, 2, 2, 3), amounts=(0.0, 20.0), watch=(5.0,), hang_timeout=10.0,
+          apart=(0.3, 2.0, 6.5, 12.0, 20.0), first=((What.HANGS, What.STUCK),)),
+    # Restarts of torchrun's own, on one of several hosts.
+    Theme((*OF_RANKS, *OF_PEOPLE, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 1, 2, 3),
+          (1,), own_restarts=True),
+    # Start and stop at the same time.
+    Theme((What.STOP, What.RAISES, What.LAUNCHER_KILLED, What.CTRL_C_THRICE), STARTING, (0, 1),
+          (2, 3), amounts=(1.0, 2.0), apart=(0.02, 0.1, 0.3, 0.6), trains=(3.0,),
+          first=((What.LAUNCHER_PAUSES,), (What.STOP, What.CTRL_C_THRICE))),
+    # Ctrl-C three times of a host whose messages take long, while another one is missing.
+    Theme((What.STOP, What.RAISES), (0.0,), (0, 1), (2, 3, 3), (1,), amounts=(4.0,),
+          apart=(2.0, 3.0, 3.8, 4.0, 4.2, 4.4, 4.6, 4.8),
+          first=((What.DELAY,), (What.HOST_LATE,), (What.CTRL_C_THRICE,))),
+    # A host that cannot start, nor listen.
+    Theme((What.LAUNCHER_PAUSES, What.STOP), (0.2, 0.3, 0.4, 0.5), (0,), (2,), (1,),
+          amounts=(4.0, 6.0, 20.0),
+          first=((What.PORT_TAKEN,), (What.CANNOT_START,), (What.LAUNCHER_PAUSES,))),
 )  # fmt: skip
 
 DELAYS = (0.2, 1.0, 1.5)
@@ -104,12 +150,14 @@ STOPPED = (70.0, 200.0, 90.0)
 STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
 TAKES_AMOUNT = (
     What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LEAVES, What.LAUNCHER_PAUSES,
-    What.HOST_LATE, What.HOST_SLOW, What.PORT_TAKEN,
+    What.HOST_LATE, What.HOST_SLOW, What.SAVES_LONGER, What.PORT_TAKEN,
+    What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK,
 )  # fmt: skip
 SAVES = (0.5, 2.0, 6.0, 30.0)
 
 
-OF_PLAN, OF_FAULT = 12, 6  # bytes
+OF_PLAN, OF_FAULT = 14, 6  # bytes
+MOST = 5  # faults
 
 
 def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
@@ -117,18 +165,21 @@ def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
     return values[next(data, 0) % len(values)]
 
 
-def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -> Fault:
+def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]) -> Fault:
     """Read what goes wrong, a while after what went wrong before."""
-    what = one_of(data, theme.faults)
+    kinds = theme.first[len(before)] if len(before) < len(theme.first) else theme.faults
+    what = one_of(data, kinds)
     host = one_of(data, range(plan.hosts))
     local_rank = one_of(data, range(plan.nproc))
     when, how = next(data, 0), iter([next(data, 0), next(data, 0)])
     if what in OF_THE_START:
         at = JOINING[when % len(JOINING)]
-    elif before is None:
+    elif what in FROM_THE_START:
+        at = 0.0
+    elif not before or before[-1].what in FROM_THE_START:
         at = theme.moments[when % len(theme.moments)]
     else:
-        at = round(before + APART[when % len(APART)], 2)
+        at = round(before[-1].at + theme.apart[when % len(theme.apart)], 2)
     amount = 0.0
     if what is What.STRANGER:
         amount = float(one_of(how, STRANGERS))
@@ -140,20 +191,19 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: float | None) -
         amount = one_of(how, STOPPED)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
-    return Fault(
-        what, at, host, local_rank if what in OF_RANKS or what is What.GPU_FAILS else 0, amount
-    )
+    has_rank = what in (*OF_RANKS, What.STUCK, What.LEFT_STUCK, What.GPU_FAILS)
+    return Fault(what, at, host, local_rank if has_rank else 0, amount)
 
 
-def plan_of(chosen: bytes) -> Plan:
-    """Read a job of 1 to 16 hosts, and what goes wrong in it."""
+def plan_of(chosen: bytes, count: int) -> Plan:
+    """Read a job of 1 to 16 hosts, and `count` things that go wrong in it, or more."""
     data = iter(chosen)
     theme = one_of(data, THEMES)
     upload = one_of(data, theme.uploads)
     script = Script(
         is_python=theme.is_python,
         seconds=one_of(data, theme.trains),
-        at_stop=one_of(data, tuple(AtStop)),
+        at_stop=one_of(data, theme.at_stop),
         save=one_of(data, SAVES),
         save_code=one_of(data, (0, 143)),
         at_break=one_of(data, tuple(AtBreak)),
@@ -167,14 +217,20 @@ def plan_of(chosen: bytes) -> Plan:
         max_restarts=one_of(data, theme.restarts),
         seed=next(data, 0),
         runner=one_of(data, theme.runners) if theme.runners else None,
+        runs=one_of(data, theme.runs) if theme.runners else 1,
+        watch=one_of(data, theme.watch),
+        hang_timeout=theme.hang_timeout,
+        own_restarts=theme.own_restarts,
+        start_timeout=theme.start_timeout,
     )
     faults: list[Fault] = []
-    for _ in range(-(-(len(chosen) - OF_PLAN) // OF_FAULT)):
-        before = faults[-1].at if faults else None
-        faults.append(fault(data, plan, theme, before))
-    return plan._replace(faults=tuple(faults))
+    for _ in range(max(count, len(theme.first))):
+        faults.append(fault(data, plan, theme, faults))
+    # A launcher that stands still while torchrun is run again does not hear of the first one's end.
+    pauses = any(fault.what is What.LAUNCHER_PAUSES for fault in faults)
+    return plan._replace(faults=tuple(faults), runs=1 if pauses else plan.runs)
 
 
 def drawn(by: random.Random) -> Plan:
     """Draw a plan with up to five faults."""
-    return plan_of(by.randbytes(OF_PLAN + by.randint(0, 5) * OF_FAULT))
+    return plan_of(by.randbytes(OF_PLAN + MOST * OF_FAULT), by.randint(0, MOST))

@@ -334,7 +334,7 @@ class System:
         folder: str = "",
     ) -> int:
         """Start torchrun, or what runs it."""
-        attempt = int(environ["LAUNCHER_ATTEMPT"])
+        attempt = int(environ.get("LAUNCHER_ATTEMPT", 1))
         child = self.job.start_torchrun(self.machine, attempt)
         if child is None:
             raise LaunchError("cannot execute python: no such file.", exit_code=EXIT_NOT_FOUND)
@@ -380,7 +380,8 @@ class System:
 
     def state_of(self, pid: int) -> str:
         """Return the letter of a process that runs, as in proc(5)."""
-        return "S" if pid in self.machine.processes else ""
+        process = self.machine.processes.get(pid)
+        return "" if process is None else "D" if process.is_held else "S"
 
     def send(self, pid: int, number: int) -> None:
         """Send a process a signal."""

@@ -6,14 +6,14 @@ What a failing test prints replays it: `make simulate PLAN='Plan(...)'`.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
+from collections import Counter
 
 import pytest
 from conftest import REPO
 
 from launcher.result.causes import Result
-from simulation import launcher, mistakes, watch
+from simulation import launcher, mistakes, rows, watch
 from simulation.facts import PROMISES, broken
 from simulation.job import Job
 from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, read, written
@@ -50,6 +50,26 @@ def test_all_promises_are_kept(seed: int) -> None:
             faults=(Fault(What.CRASHES, 3.1, host=2), Fault(What.CTRL_C, 3.4, host=5)),
             seed=53,
         ),
+        Plan(  # of a program and the torchrun that it has run the ends are heard of together
+            script=Script(seconds=3.0),
+            faults=(Fault(What.HOST_SLOW, amount=1.0), Fault(What.LAUNCHER_PAUSES, 12.4, amount=2)),
+            seed=237,
+            runner=0.0,
+            runs=2,
+        ),
+        Plan(  # the kernel holds a rank; what another one has left is not to wait for that
+            hosts=3,
+            nproc=2,
+            script=Script(upload=100.0),
+            faults=(Fault(What.STUCK, 5.3, 2, 1, amount=20.0), Fault(What.KILLED, 5.6)),
+            seed=25,
+        ),
+        Plan(  # what a rank has left has ended when torchrun has: no rank is left is told before
+            hosts=1,
+            max_restarts=1,
+            faults=(Fault(What.HOOK, 9.0, amount=4.0), Fault(What.TORCHRUN_KILLED, 11.6)),
+            seed=225,
+        ),
     ],
 )
 def test_a_job_that_once_broke_a_promise_keeps_all(plan: Plan) -> None:
@@ -81,24 +101,55 @@ def test_a_thousand_hosts_succeed() -> None:
 def test_promises_are_those_of_the_pages() -> None:
     pages = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
     text = " ".join(" ".join(page.read_text() for page in pages).split())
-    named = [*PROMISES, watch.QUIET, watch.LEFT]
+    named = [*PROMISES, watch.QUIET, watch.LEFT, watch.IN_ORDER]
     assert [promise for promise in named if promise not in text] == []
 
 
 def test_phases_change_as_the_page_says() -> None:
-    """docs/how-it-works.md has the tables that are the transitions."""
-    page = (REPO / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    shown = set()
-    for machine in ("run", "coordinator"):
-        (table,) = re.findall(rf"<!-- {machine} -->\n(.*?)<!-- end -->", page, re.DOTALL)
-        for row in table.splitlines():
-            was, event, _, to = (re.findall(r"\w+", cell) for cell in row.strip("|").split("|"))
-            shown |= {(machine, *one) for one in itertools.product(was, event, to)}
-    watch.SEEN.clear()
+    """docs/how-it-works.md has the tables that are the transitions: each step is one of a row."""
+    rows.TAKEN.clear()
     for seed in SEEDS[:6]:
         search(seed, JOBS)
-    assert len(watch.SEEN) > 40
-    assert watch.SEEN - shown == set()
+    changes = {(step.machine, step.phase, step.next) for step in rows.TAKEN}
+    assert {machine for machine, *_ in changes} == {"run", "coordinator", "member"}
+    assert len(changes) > 40
+    assert rows.not_shown(rows.TAKEN) == []
+    assert len(rows.not_taken(rows.TAKEN)) < len(rows.ROWS) / 2
+
+
+def test_rows_that_no_job_has_taken_are_named() -> None:
+    """With the events and the next phases of the others."""
+    assert len(rows.not_taken(Counter())) == len(rows.ROWS)
+    joining = rows.Step("run", "Joining", "CannotStart", "Leaving")
+    missing = rows.not_taken(Counter([joining]))
+    assert len(missing) == len(rows.ROWS) + 1
+    name = "run: Joining, Running, Leaving on CannotStart: tell `Failed`"
+    assert [line for line in missing if line.startswith(name)] == [
+        f"{name}: Running on CannotStart",
+        f"{name}: Leaving on CannotStart",
+    ]
+    assert rows.not_shown(Counter([joining._replace(next="Failing")])) == [
+        "run: Joining on CannotStart to Failing, 1 times"
+    ]
+
+
+@pytest.mark.parametrize("what", [What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK])
+@pytest.mark.parametrize(("seconds", "starts"), [(0.0, 2), (7.0, 4), (20.0, 2)])
+def test_there_is_no_restart_if_a_process_survives_sigkill(
+    what: What, seconds: float, starts: int
+) -> None:
+    """For 5 s: one that the kernel lets go before is none."""
+    plan = Plan(
+        script=Script(upload=20.0),
+        max_restarts=1,
+        faults=(Fault(what, 3.0, amount=seconds), Fault(What.RAISES, 3.5, host=1)),
+    )
+    job = Job(plan)
+    seen = job.run()
+    assert broken(seen) == []
+    results = {machine.launcher.result for machine in job.machines if machine.launcher}
+    assert [result.exit_code for result in results] == [0 if starts == 4 else 1]
+    assert len(seen.started) == starts
 
 
 FAILS_AND_STOPS = Plan(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from simulation.machine import Machine, Process
 from simulation.pipe import Pipe
+from simulation.plan import What
 from simulation.ranks import Rank, World
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BOOT = (0.5, 1.0)  # until it has imported torch
 CONNECTS = (0.02, 0.05)  # until it has connected to the launcher
 POLL = (0.001, 0.1)  # until it looks at its ranks again
+LOST = (0.4, 0.9)  # until it notices in its barrier that its store is gone
 OWN_TIMEOUT = 30.0  # for ranks to end, where the launcher is gone
 
 
@@ -44,14 +46,15 @@ class Torchrun(Process):
     nothing any more; `is_stuck`, it waits for a store that does not answer, and is as deaf.
     """
 
-    def __init__(self, machine: Machine, store: Store, attempt: int, refuses: str = "") -> None:
+    def __init__(self, machine: Machine, store: Store, refuses: str = "") -> None:
         super().__init__(machine, machine.runner, leads=False)
         machine.torchrun = self
-        self.store, self.attempt, self.refuses = store, attempt, refuses
+        self.store, self.refuses = store, refuses
         self.doing = Doing.BOOTING
         self.hangs = self.is_stuck = self.has_handlers = False
         self.hangs_in_start = False  # it will, when it has started ranks
         self.ranks: list[Rank] = []
+        self._restarts = self.job.plan.max_restarts if self.job.plan.own_restarts else 0
         self._asked = 0
         self._told: set[int] = set()  # pids of ranks that the launcher has signalled
         self._late = 0  # a signal that came while it could not act on it
@@ -117,15 +120,19 @@ class Torchrun(Process):
         self._soon((0.01, 0.6), self._started, Doing.STARTING)
 
     def _started(self) -> None:
-        keeps_store = self is self.store.host or self is self.store.keeper
         ranks = [(rank.pid, rank.rank, rank.local_rank) for rank in self.ranks]
         world = self.job.plan.nproc * self.job.plan.hosts
-        self._say({"ranks": ranks, "keeps_store": keeps_store, "world": world})
+        self._say({"ranks": ranks, "keeps_store": self.keeps_a_store, "world": world})
         self.doing = Doing.RUNNING
         self.rank_ended()
         number, self._late = self._late, 0
         if number:
             self.on_signal(number)
+
+    @property
+    def keeps_a_store(self) -> bool:
+        """Whether others need a store that is here."""
+        return self is self.store.host or self is self.store.keeper
 
     # Watching.
 
@@ -187,12 +194,30 @@ class Torchrun(Process):
             if message["leave"]:
                 self.doing = Doing.LEAVING
                 self._soon((0.005, 0.05), lambda: self.end(1), Doing.LEAVING)
+            elif any(rank.exit_code for rank in self.ranks):
+                self._start_again()
             else:
                 self.doing = Doing.BARRIER
-                if self.store.is_reached_by(self):
+                breaks = any(one.what is What.LEAVES_BARRIER for one in self.job.plan.faults)
+                if breaks and not self.keeps_a_store:
+                    self._soon(LOST, lambda: self.end(0), Doing.BARRIER)
+                elif self.store.is_reached_by(self):
                     self.store.passes(self)
                 else:
                     self.store.breaks_for(self)
+
+    def _start_again(self) -> None:
+        """Start its ranks again, where it does so itself."""
+        if not self._restarts:
+            self._fail("")
+            return
+        self._restarts -= 1
+        self.machine.attempt += 1
+        self.job.watch.torchrun_starts(self.machine, self.machine.attempt)
+        self.store = self.job.store(self.machine.attempt)
+        self.store.host = self
+        self.doing = Doing.MEETING
+        self._soon((0.01, 0.05), self._join, Doing.MEETING)
 
     def leaves_barrier(self) -> None:
         """All hosts are through."""

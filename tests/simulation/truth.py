@@ -8,7 +8,7 @@ from launcher.job.neuron import COMPILE
 from launcher.result.causes import Result
 from launcher.run.reports import WITHOUT_A_CODE
 from simulation.facts import (
-    HANGS,
+    HELD,
     LOSSES,
     OF_TORCHRUN,
     PAUSES,
@@ -32,7 +32,6 @@ WORDS = {
     "cannot listen": (What.PORT_TAKEN,),
     "cannot make a folder": (What.NO_FOLDER,),
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
-    "of the restart": (*SLOW, *HANGS, *LOSSES),
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not arrive": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
     "is not this job's launcher": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
@@ -47,6 +46,10 @@ def is_true(watch: Watch, result: Result) -> bool:
     if rank:
         return _failed(watch, rank.group(1), int(rank.group(2)), line, result.exit_code)
     host = line.replace(":", " ").split(" ")[0]
+    if line.startswith("no progress for"):
+        return bool(has(watch, What.HANGS, *HELD))
+    if "of the restart" in line:
+        return bool(watch.restarts)
     if "did not all meet" in line:
         return bool(watch.faults)
     if "was lost" in line and "hung up before it answered" not in line:
@@ -84,6 +87,8 @@ def _was_lost(watch: Watch, host: str) -> bool:
 def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
     """Tell whether a rank failed for a reason of its own, or no such reason can be known."""
     own = [one for one in has(watch, *RANK_FAILURES) if one.rank]
+    if "ended with exit code" in line and planned(watch, *SLOW) and has(watch, *STOPS):
+        return True  # a stop comes before what ranks have said to a launcher that stood still
     if "Connection closed by peer" not in line and "SIGABRT" not in line:
         names = [(one.machine.name, one.rank.rank) for one in own if one.rank]
         told = zip(own, names)

@@ -7,17 +7,19 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.peers import coordinator, events
-from launcher.peers.messages import Failed, Stop
+from launcher.peers import coordinator, events, member
+from launcher.peers.messages import Failed, Start, Stop, Watched
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
-from launcher.run.state import Ending, State, Why
+from launcher.run.state import AGAIN, MARGIN, Ending, State, Why
 from launcher.text import Log
+from simulation import rows
 from simulation.machine import Helper, Machine
 from simulation.pipe import Pipe
-from simulation.plan import Fault
+from simulation.plan import Fault, What
 from simulation.ranks import Rank
+from simulation.strangers import IMPOSTORS
 
 if TYPE_CHECKING:
     from simulation.job import Job
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 QUIET = "With `--launcher-watch 0`, a sign of life each 15 s is all that is sent"
 ALIVE_EVERY = 14.9
 LEFT = "No process is left behind"
+IN_ORDER = "No message of one attempt arrives in another"
 
-Transition = tuple[str, str, str, str]  # of a machine: its phase, the event, the next phase
-SEEN: set[Transition] = set()  # by any job
+_TOO_MANY = 3000  # steps of one launcher at one time
 
 
 class Broken(NamedTuple):
@@ -81,6 +83,7 @@ class Watch:
 
     def __init__(self, job: Job, *, trace: bool) -> None:
         self.job = job
+        self._steps: dict[str, tuple[float, int]] = {}  # of each host: how many at which time
         self.trace: list[str] | None = [] if trace else None
         self.events: dict[str, list[tuple[Any, str]]] = {name: [] for name in job.names}
         self.broken: list[Broken] = []
@@ -95,39 +98,60 @@ class Watch:
         self.quiet_from: float | None = None
         self.alive: dict[str, float] = {}  # when launchers woke to say so, by host
         self.asked: list[Asked] = []
+        strangers = [fault for fault in job.plan.faults if fault.what is What.STRANGER]
+        self._has_impostors = any(fault.amount >= IMPOSTORS for fault in strangers)
 
     # What is decided.
 
     @contextlib.contextmanager
     def over_steps(self) -> Iterator[None]:
         """See every step of the state machines."""
-        run, hosts = run_machine.step, coordinator.step
+        run, hosts, others = run_machine.step, coordinator.step, member.step
 
         def run_step(state: State, event: Any, now: float) -> Any:
             after, actions = run(state, event, now)
             self._stepped("run", state, event, after, actions)
+            self._run(state, event, after, actions)
             return after, actions
 
         def hosts_step(state: coordinator.State, event: Any, now: float) -> Any:
             after, actions = hosts(state, event, now)
-            self._stepped("coordinator", state, event, after, actions)
+            said = event.message if isinstance(event, events.Said) else event
+            self._stepped("coordinator", state, said, after, actions)
             self._coordinator(state, event, after, now)
             return after, actions
 
-        run_machine.step, coordinator.step = run_step, hosts_step
+        def member_step(state: member.State, event: Any, now: float) -> Any:
+            after, actions = others(state, event, now)
+            said = event.message if isinstance(event, events.Said) else event
+            self._stepped("member", state, said, after, actions)
+            return after, actions
+
+        run_machine.step, coordinator.step, member.step = run_step, hosts_step, member_step
         try:
             yield
         finally:
-            run_machine.step, coordinator.step = run, hosts
+            run_machine.step, coordinator.step, member.step = run, hosts, others
 
     def _stepped(self, which: str, before: Any, event: Any, after: Any, actions: Any) -> None:
-        was, is_ = type(before.phase).__name__, type(after.phase).__name__
-        said = getattr(event, "message", event) if which == "coordinator" else event
-        if was != is_:
-            SEEN.add((which, was, type(said).__name__, is_))
-        if which != "run":
-            return
+        if actions or after != before:
+            rows.take(which, before, event, after)
+        attempt = getattr(event, "attempt", None)
+        # What a host says of ranks that do not move may come from one that waits for a restart.
+        is_exact = which != "member" and not isinstance(event, Watched)
+        if attempt is not None and is_exact and not self._has_impostors:
+            expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
+            if attempt != expected:
+                self.breaks(IN_ORDER, f"{type(event).__name__} {attempt} in {before.attempt}")
+
+    def _run(self, before: State, event: Any, after: State, actions: Any) -> None:
+        is_ = type(after.phase).__name__
         name = before.job.current_host
+        at, count = self._steps.get(name, (0.0, 0))
+        count = count + 1 if at == self.job.clock.now else 1
+        self._steps[name] = self.job.clock.now, count
+        if count > _TOO_MANY:
+            raise RecursionError(f"{name} never stops")
         launcher = self.job.machines[self.job.names.index(name)].launcher
         assert launcher
         stops = isinstance(after.phase, Ending) and after.phase.why is Why.STOP
@@ -135,7 +159,7 @@ class Watch:
             launcher.stopping_since = self.job.clock.now
         if self.trace is not None:
             self.events[name].append((event, is_))
-            if not isinstance(event, Time) or actions or was != is_:
+            if not isinstance(event, Time) or actions or type(before.phase).__name__ != is_:
                 self.note(f"{event!r}", name, is_)
             for action in actions:
                 if not isinstance(action, Log):
@@ -207,6 +231,8 @@ class Watch:
             return  # more than a rank has failed, which can be restarted
         if self.failures and self.failures[-1].attempt == max(at for *_, at in self.started):
             return  # the attempt is ending
+        if self.job.plan.watch:
+            return
         delays = sum(machine.delay for machine in self.job.machines)
         self.quiet_from = self.job.clock.now + 1 + 2 * delays
 
@@ -216,7 +242,13 @@ class Watch:
 
     def ended(self, launcher: Launcher) -> None:
         """A launcher has ended with a result."""
-        left = [process for process in launcher.machine.processes.values() if process.runs]
+        # 5 s after the first of them was killed; what others have left is killed a look later.
+        by = self.job.clock.now - MARGIN + 2 * AGAIN + 0.01
+        left = [
+            process
+            for process in launcher.machine.processes.values()
+            if not (process.is_held and process.killed_at < by)
+        ]
         if left:
             self.breaks(LEFT, f"{launcher.machine.name} leaves {len(left)} processes behind")
         self.note(f"ENDS {launcher.result}", launcher.machine.name, "Done")
