@@ -92,7 +92,7 @@ def in_waiting(plant: Planter, act: Any) -> None:
 
 @mistake("a host that waits does not say that it has cleared the attempt")
 def _(plant: Planter) -> None:
-    in_waiting(plant, lambda state, after, actions: (after, without(Cleared, actions)))
+    in_waiting(plant, lambda state, after, actions: (state._replace(phase=Restarting()), ()))
 
 
 @mistake("a host that waits takes no part in a restart")

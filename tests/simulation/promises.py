@@ -36,7 +36,7 @@ from simulation.facts import (
 from simulation.launcher import Launcher
 from simulation.machine import Process
 from simulation.network import GIVES_UP
-from simulation.plan import AtBreak, What
+from simulation.plan import AtBreak, Plan, What
 from simulation.torchrun import Torchrun
 from simulation.truth import is_true
 from simulation.watch import Watch
@@ -175,7 +175,9 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
     first = watch.decided[1].text.partition("\n")[0]
     attempt = max(number for *_, number in watch.started)
     known = [one for one in watch.failures if one.attempt == attempt]
-    told = next(one for one in known if first.startswith(one.failure.headline))
+    told = next((one for one in known if first.startswith(one.failure.headline)), None)
+    if told is None:
+        return  # what the watch has seen stands in its place
     failed_at = told.time - told.age
     of_it = [rank for rank in watch.ranks if rank.attempt == attempt and rank.exit_code == 0]
     named = re.search(r", rank (\d+)(?: and (\d+) more)? had ended with exit code 0", first)
@@ -224,6 +226,8 @@ def restarts(watch: Watch) -> Iterator[str]:
     harmless += (What.LEAVES_BARRIER, What.DRIVER_HANGS)
     only_ranks = all(fault.what in (*RANK_FAILURES, *harmless) for fault in plan.faults)
     only_ranks = only_ranks and not any(_survives(one) for one in watch.job.processes.values())
+    only_ranks = only_ranks and not (plan.hang_timeout and has(watch, *HELD))  # a failure as well
+    only_ranks = only_ranks and plan.start_timeout >= Plan().start_timeout  # or else it may be over
     failed = [one for one in has(watch, *RANK_FAILURES) if one.fault.what is not What.FORGIVEN]
     if not only_ranks or not failed or len(failed) > plan.max_restarts:
         return

@@ -102,6 +102,8 @@ THEMES = (
     # Hardware that breaks.
     Theme((What.GPU_FAILS, What.GPU_BREAKS, What.GPU_BREAKS, What.DRIVER_HANGS, *AT_ONCE[:3],
            What.RAISES, What.STOP, What.LAUNCHER_PAUSES), TRAINING, (1, 2, 3), (1, *FEW)),
+    Theme((What.GPU_FAILS, *AT_ONCE[:3]), TRAINING, (1, 2), (1, *FEW), (2,), apart=APART[:7],
+          at_stop=(AtStop.IGNORES, AtStop.SAVES), first=(AT_ONCE, (What.GPU_FAILS,))),
     # A program that runs torchrun.
     Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
            What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,

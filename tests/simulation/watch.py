@@ -141,7 +141,9 @@ class Watch:
         is_exact = which != "member" and not isinstance(event, Watched)
         if attempt is not None and is_exact and not self._has_impostors:
             expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
-            if attempt != expected:
+            # What a host says before it hears of the start counts (coordinator.host_failed).
+            crosses = isinstance(event, Failed) and (attempt, expected) == (0, 1)
+            if attempt != expected and not crosses:
                 self.breaks(IN_ORDER, f"{type(event).__name__} {attempt} in {before.attempt}")
 
     def _run(self, before: State, event: Any, after: State, actions: Any) -> None:
@@ -171,7 +173,8 @@ class Watch:
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(Told(now, before.attempt, failure))
         if isinstance(event, events.Said) and isinstance(event.message, Failed):
-            current = event.message.attempt == before.attempt
+            attempts = event.message.attempt, before.attempt
+            current = attempts[0] == attempts[1] or attempts == (0, 1)
             if current and not isinstance(before.phase, (ended, restarts)):
                 told = event.message
                 self.failures.append(Told(now, before.attempt, told.failure, told.age))
