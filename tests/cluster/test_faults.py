@@ -141,7 +141,7 @@ list(DataLoader(Images(), num_workers=1))
 
 @pytest.mark.more
 def test_a_loaders_worker_hits_the_memory_limit(fault):
-    fault.prepare({1: HUNGRY})
+    fault.prepare({1: HUNGRY}, training=True)
     fault.job["algo-2"].options.update(mem_limit="1g", memswap_limit="1g")
     fault.start()
     fault.strike()
