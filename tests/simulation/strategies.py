@@ -121,11 +121,12 @@ THEMES = (
     Theme((*OF_PEOPLE, *AT_ONCE, What.LAUNCHER_KILLED, *[What.DELAY] * 4),
           TRAINING, (1, 2), (2, 2, 3, 4), (1,), uploads=(0.0,), amounts=(4.0, 6.0, 20.0),
           apart=(0.5, 1.0, 1.5, 2.0, 2.6, 3.2, 3.8), at_stop=(AtStop.SAVES, AtStop.FAILS),
-          first=((What.SAVES_LONGER,), AT_ONCE, (What.STOP, What.STOP, *OF_PEOPLE))),
+          first=((What.SAVES_LONGER,), AT_ONCE,
+                 (What.STOP, What.STOP, *OF_PEOPLE, What.LAUNCHER_FAILS))),
     # A host whose torchrun is through before the others' ranks.
     Theme((*AT_ONCE, What.STOP, What.CTRL_C_THRICE, What.DELAY), (6.0, 7.0, 8.0, 9.0), (1, 1, 2),
           (2, 2, 3), uploads=(0.0,), amounts=(6.0, 20.0), trains=(3.0,),
-          first=((What.LEAVES_BARRIER,), (What.HOST_SLOW,), AT_ONCE)),
+          first=((What.LEAVES_BARRIER,), (What.HOST_SLOW,), (*AT_ONCE, What.LAUNCHER_FAILS))),
     # Ranks that wait for one that does not come, and are watched.
     Theme((What.HANGS, What.STUCK, What.RAISES, What.STACKS, What.STOP, What.KILLED), TRAINING,
           (0, 0, 1), (1, 2, 2, 3), amounts=(0.0, 20.0), watch=(5.0,), hang_timeout=10.0,

@@ -116,7 +116,7 @@ def _said_at(one: Happened) -> float:
 
 def _certain_at(one: Happened) -> float:
     """Return when it is certain how a rank fails."""
-    lingers = one.fault.what in (What.HOOK, What.LINGERS)
+    lingers = one.fault.what in (What.HOOK, What.LINGERS, What.FORGIVEN)
     return _said_at(one) + (min(one.fault.amount, 2.5) if lingers else 0.0)
 
 
