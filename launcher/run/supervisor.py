@@ -38,7 +38,7 @@ from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
-from launcher.run.state import Done, State
+from launcher.run.state import Done, Joining, State
 from launcher.run_dir import IN_RANK, unpacked
 from launcher.signals import left_alone
 from launcher.system import System
@@ -143,6 +143,9 @@ class Supervisor:
         try:
             act()
         except Exception as error:
+            if isinstance(error, LaunchError) and isinstance(self.state.phase, Joining):
+                self._cannot_start(error)  # a person can fix it
+                return
             now = self._system.now()
             if now >= self._give_up_at:
                 raise
