@@ -175,7 +175,7 @@ def step(state: State, event: Any, now: float) -> Step:
         if isinstance(event.message, EndedWell):
             return ranks_ended(state, event.host, event.message, now)
         if isinstance(event.message, Stop):
-            return host_stopped(state, event.message, now)
+            return host_stopped(state, event.message)
         if isinstance(event.message, Watched):
             return host_watched(state, event.host, event.message, now)
         if isinstance(event.message, WantStacks):
@@ -403,7 +403,7 @@ def _restarts(state: State, failing: Failing) -> bool:
     return failing.may_restart and is_left and not job.torchrun_restarts
 
 
-def host_stopped(state: State, event: Stop, now: float) -> Step:
+def host_stopped(state: State, event: Stop) -> Step:
     """Stop all hosts, unless a failure came first that a restart cannot fix."""
     phase = state.phase
     if isinstance(phase, Ended):

@@ -26,14 +26,7 @@ from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
 from launcher.peers.channel import Channel
-from launcher.peers.messages import (
-    AllStacks,
-    Job,
-    ShowStacks,
-    Stacks,
-    WantStacks,
-    Watched,
-)
+from launcher.peers.messages import AllStacks, Job, ShowStacks, Stacks, WantStacks, Watched
 from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
