@@ -28,6 +28,16 @@ if os.environ["SM_CURRENT_HOST"] == "127.0.0.2" and os.environ["TORCHELASTIC_RES
     os.rename(os.environ["OWN_TMP"], os.environ["OWN_TMP"] + "-gone")
     raise ValueError("loss is nan")
 """
+NO_THREADS = """
+import sys, threading
+from launcher.cli import main
+
+def start(self):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = start
+sys.exit(main())
+"""
 
 
 @pytest.mark.torch
@@ -70,6 +80,16 @@ def test_a_folder_that_is_gone_at_a_restart(start_two, script):
     assert [host.wait() for host in hosts] == [70, 70], "".join(host.log() for host in hosts)
     assert hosts[0].failure == hosts[1].failure
     assert f"cannot make a folder in {own} (No such file or directory)" in hosts[0].failure
+
+
+@pytest.mark.torch
+def test_what_a_person_can_fix_before_the_start_is_no_mistake_of_ours(start, script):
+    hosts = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.2", **ports()}
+    words = ("--train-script", script("print('ran')"))
+    host = start(*words, host="127.0.0.2", command=[sys.executable, "-c", NO_THREADS], **hosts)
+    assert host.wait() == 2, host.log()
+    says = "launcher: 127.0.0.2: cannot start a thread (can't start new thread); raise ulimit -u.\n"
+    assert host.failure == says and "Traceback" not in host.err
 
 
 @pytest.mark.parametrize("files", [8, 14, 25])

@@ -505,6 +505,24 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, 12:{:02}:56 UTC",
+        'ended with exit code 4 (thread "pin" raised ValueError: bad file, {}.5 s before)',
+    ],
+)
+def test_times_within_a_line_do_not_make_another_failure_of_it(line):
+    first = ready(max_restarts=3)
+    for attempt, again in ((1, False), (2, True)):
+        first.hears(SECOND, failed(f"{line.format(attempt)}\n", attempt), 10 * attempt)
+        (_, said) = first.waits_until(10 * attempt + 0.3)
+        assert (", for the second time, " in said.message.why) is again
+        assert line.format(attempt) in said.message.why
+        for host in HOSTS:
+            first.hears(host, Cleared(attempt, 0), 10 * attempt + 1)
+
+
+@pytest.mark.parametrize(
     ("cleared", "waiting", "says"),
     [
         ((FIRST, THIRD), (), "algo-2 did not clear attempt 1"),

@@ -122,7 +122,7 @@ def test_a_rank_of_another_host_that_has_left_is_named_on_both(start_two, script
     assert [host.wait() for host in hosts] == [1, 1]
     line = hosts[0].failure.splitlines()[0]
     assert line.startswith("127.0.0.1, rank 0 (local rank 0) failed with RuntimeError: "), line
-    assert re.search(r"; 127.0.0.2, rank 1 had ended with exit code 0 \d\.\d s before$", line), line
+    assert re.search(r"; 127.0.0.2, rank 1 had ended with exit code 0 [\d.]+ s before$", line), line
     assert hosts[1].failure == hosts[0].failure
 
 

@@ -28,7 +28,7 @@ EXIT_CODES = {
     f"{EXIT_HOST_LOST}": (
         "a host never arrived or was lost, the hosts could not meet, or torchrun was killed"
     ),
-    f"{EXIT_SOFTWARE}": "the launcher itself failed; its log has the traceback",
+    f"{EXIT_SOFTWARE}": "the launcher itself failed; its log says why",
     f"{EXIT_HUNG}": f"nothing moved for {flag('hang_timeout')} seconds",
     f"{EXIT_CANNOT_EXECUTE}, {EXIT_NOT_FOUND}": "torchrun cannot be executed, or is not installed",
 }

@@ -137,7 +137,7 @@ class State(NamedTuple):
     members: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
     arrived: frozenset[str] = frozenset()  # that have joined, or know how the job ends
     no_ranks: frozenset[str] = frozenset()  # hosts on which no rank of this attempt runs
-    headlines: tuple[str, ...] = ()  # of the attempts that have failed
+    kinds: tuple[str, ...] = ()  # of failures, of the attempts before
     refused: int = 0  # connections
     ends: ends.Known = ends.NONE  # of ranks that have ended with 0
     watch: judge.State = judge.State()  # ranks of which nothing moves
@@ -175,7 +175,7 @@ def step(state: State, event: Any, now: float) -> Step:
         if isinstance(event.message, EndedWell):
             return ranks_ended(state, event.host, event.message, now)
         if isinstance(event.message, Stop):
-            return host_stopped(state, event.message, now)
+            return host_stopped(state, event.message)
         if isinstance(event.message, Watched):
             return host_watched(state, event.host, event.message, now)
         if isinstance(event.message, WantStacks):
@@ -387,13 +387,12 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
         return _end(state, causes.not_restarted(failure, failing.broken).result)
     attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_since
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
-    own = failing.failure.headline  # without what is not the same each time
-    before = state.headlines.count(own)
+    own = failing.failure.kind
+    before = state.kinds.count(own)
     if before:
         why += f", for the {ordinal(before + 1)} time, {lasted(took)} after its start"
-    headlines = (*state.headlines, own)
     by = now + state.job.start_timeout if state.job.members else math.inf
-    state = state._replace(phase=Restarting(failure, by), headlines=headlines)
+    state = state._replace(phase=Restarting(failure, by), kinds=(*state.kinds, own))
     return _tell_all(state, Restart(attempt, f"{why}; restarting all ranks."))
 
 
@@ -403,7 +402,7 @@ def _restarts(state: State, failing: Failing) -> bool:
     return failing.may_restart and is_left and not job.torchrun_restarts
 
 
-def host_stopped(state: State, event: Stop, now: float) -> Step:
+def host_stopped(state: State, event: Stop) -> Step:
     """Stop all hosts, unless a failure came first that a restart cannot fix."""
     phase = state.phase
     if isinstance(phase, Ended):

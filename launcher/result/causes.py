@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 import signal
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,6 +21,7 @@ LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureRe
 # How the second line of a failure text begins if hardware broke.
 NO_RESTART = "no restart: "
 _FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how it ended
+_TIMES = re.compile(r", (\d\d:\d\d:\d\d UTC|[\d.]+ s before)")  # of a crash, and of a thread's end
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -73,6 +75,11 @@ class Failure(NamedTuple):
     def headline(self) -> str:
         """The first line of the text."""
         return self.text.partition("\n")[0]
+
+    @property
+    def kind(self) -> str:
+        """The first line without times, which are never the same again."""
+        return _TIMES.sub("", self.headline)
 
 
 class Aside(NamedTuple):

@@ -27,10 +27,7 @@ from launcher.peers.messages import (
     Stop,
     Succeeded,
 )
-from launcher.result.causes import (
-    Result,
-    stopped,
-)
+from launcher.result.causes import Result, stopped
 from launcher.run import ranks
 from launcher.run.ending import (
     advance,

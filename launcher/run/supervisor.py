@@ -25,19 +25,12 @@ from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
 from launcher.peers.channel import Channel
-from launcher.peers.messages import (
-    AllStacks,
-    Job,
-    ShowStacks,
-    Stacks,
-    WantStacks,
-    Watched,
-)
+from launcher.peers.messages import AllStacks, Job, ShowStacks, Stacks, WantStacks, Watched
 from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
-from launcher.run.state import Done, State
+from launcher.run.state import Done, Joining, State
 from launcher.run_dir import IN_RANK, unpacked
 from launcher.signals import left_alone
 from launcher.system import System
@@ -142,6 +135,9 @@ class Supervisor:
         try:
             act()
         except Exception as error:
+            if isinstance(error, LaunchError) and isinstance(self.state.phase, Joining):
+                self._cannot_start(error)  # a person can fix it
+                return
             now = self._system.now()
             if now >= self._give_up_at:
                 raise

@@ -2,7 +2,7 @@
 nothing moves for a while, and when something does again. It asks them where they are, too, if
 somebody wants to know.
 
-While all ranks move nothing is sent to other hosts. Times are on the clock time.monotonic(). Pure.
+While all ranks move other hosts hear nothing of it. Times are on the clock time.monotonic(). Pure.
 """
 
 from __future__ import annotations
