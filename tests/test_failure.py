@@ -95,6 +95,11 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
             "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, 12:34:56 UTC",
         ),
         (
+            noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC", after_script=True),
+            "was killed by SIGABRT (signal 6) after its script had ended; see that rank's last "
+            "lines on stderr, 12:34:56 UTC",
+        ),
+        (
             noted(5, exception="E", message="x")._replace(aside=Aside("pin", PIN, 3.0)),
             'failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s before)',
         ),

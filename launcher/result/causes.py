@@ -136,16 +136,16 @@ def stopped(number: int) -> Result:
 
 def headline(failure: RankFailure, host: str) -> str:
     """Return one line that says which rank of a host failed, and with what."""
-    how = raised.headline(failure.chain)
+    how, see = raised.headline(failure.chain), ""
     if any(f"No module named {name!r}" in how for name in _SMDDP):
         how += f" (see {flag('smddp_compat')})"
     if not how and failure.exit_code < 0:
         how = f"was killed by {signal_name(-failure.exit_code)}"
         how += f" in {failure.place}" if failure.place else ""
         if failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
-            how += f"; see that rank's last lines on stderr, {failure.at}"
+            see = f"; see that rank's last lines on stderr, {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
-    more = " after its script had ended" if failure.after_script else ""
+    more = f" after its script had ended{see}" if failure.after_script else see
     more += f"; {failure.oom}" if failure.oom else ""
     if failure.aside:
         thread, chain, before = failure.aside
