@@ -541,6 +541,7 @@ def test_a_restart_has_the_start_time_out_in_all(cleared, waiting, says):
         assert first.hears(host, Meeting(1, has_met=True), 70) == ()  # too late, of the last one
         assert first.hears(host, Meeting(2, has_met=False), 70) == ()
     text = f"{says} within 100 s of the restart\nexit code 69\n"
+    text += "what was restarted had failed: loss is nan\n"
     assert first.waits_until(110.3)[1] == Tell(End(Result(69, text)))
 
 

@@ -296,7 +296,7 @@ def time_is_up(state: State, now: float) -> Step:
     if isinstance(phase, Failing) and now >= phase.by:
         return _decide(state, phase, now)
     if isinstance(phase, Restarting) and now >= phase.by:
-        return _takes_too_long(state, phase.cleared, "clear")
+        return _takes_too_long(state, phase.cleared | state.no_ranks, "clear")
     if isinstance(phase, Running):
         if now >= phase.meet_by:
             return _takes_too_long(state, phase.waiting, "complete the rendezvous of")
@@ -441,7 +441,9 @@ def _takes_too_long(state: State, done: Collection[str], what: str) -> Step:
     behind = [host for host in job.hosts if host not in done] or list(job.hosts)
     named = some_of(behind)
     how = f"did not {what} attempt {attempt} within {job.start_timeout:g} s of the restart"
-    return _end(state, of_lost_host(join_and_count(named, len(behind) - len(named)), how).result)
+    result = of_lost_host(join_and_count(named, len(behind) - len(named)), how).result
+    before = shortened(f"what was restarted had failed: {state.kinds[-1]}", 300)
+    return _end(state, result._replace(text=f"{result.text}{before}\n"))
 
 
 def host_watched(state: State, host: str, event: Watched, now: float) -> Step:
