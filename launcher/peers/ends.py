@@ -30,12 +30,21 @@ def heard(known: Known, host: str, event: EndedWell, now: float) -> Known:
 
 def before(known: Known, at: float) -> str:
     """Return which rank was the first to end before a time, and how many more; "" if none did."""
-    first = [(ends.times[0], host, ends.rank) for host, ends in known.items()]
-    since, host, rank = min(first, default=(at, "", 0))
-    if since >= at:
-        return ""
-    more = sum(time < at for ends in known.values() for time in ends.times) - 1
-    who, ago = f"{host}, rank {rank}", lasted(at - since)
-    if not more:
-        return f"{who} had ended with exit code 0 {ago} before"
-    return f"{who} and {more} more had ended with exit code 0, the first {ago} before"
+    since, who = _first(known, -math.inf, at)
+    return _words(who, "had ended", f"{lasted(at - since)} before") if who else ""
+
+
+def after(known: Known, at: float) -> str:
+    """Return the same of ranks that ended after it: their connections may break before they end."""
+    since, who = _first(known, at, math.inf)
+    return _words(who, "ended", f"{lasted(since - at)} after") if who else ""
+
+
+def _first(known: Known, since: float, until: float) -> tuple[float, tuple[str, int]]:
+    """Return when the first rank ended in a time, and its name with how many more; "" if none."""
+    within = {host: [time for time in ends.times if since <= time < until] for host, ends in known.items()}
+    first = min(((times[0], host) for host, times in within.items() if times), default=None)
+    if first is None:
+        return 0.0, ("", 0)
+    more = sum(map(len, within.values())) - 1
+    return first[0], (f"{first[1]}, rank {known[first[1]].rank}", more)
