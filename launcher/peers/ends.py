@@ -1,4 +1,4 @@
-"""Which ranks had ended with exit code 0 when another one saw its connection break. Pure.
+"""Which ranks have ended with exit code 0 where another one saw its connection break. Pure.
 
 Hosts tell how long ago that was, so that no two hosts' clocks are compared.
 """
@@ -28,23 +28,22 @@ def heard(known: Known, host: str, event: EndedWell, now: float) -> Known:
     return {**known, host: Ends(event.rank, tuple(now - age for age in event.ages))}
 
 
-def before(known: Known, at: float) -> str:
-    """Return which rank was the first to end before a time, and how many more; "" if none did."""
-    since, who = _first(known, -math.inf, at)
-    return _words(who, "had ended", f"{lasted(at - since)} before") if who else ""
+def named(known: Known, at: float) -> str:
+    """Return which rank was the first to end before a time, and how many more; "" if none ended.
 
-
-def after(known: Known, at: float) -> str:
-    """Return the same of ranks that ended after it: their connections may break before they end."""
-    since, who = _first(known, at, math.inf)
-    return _words(who, "ended", f"{lasted(since - at)} after") if who else ""
-
-
-def _first(known: Known, since: float, until: float) -> tuple[float, tuple[str, int]]:
-    """Return when the first rank ended in a time, and its name with how many more; "" if none."""
-    within = {host: [time for time in ends.times if since <= time < until] for host, ends in known.items()}
-    first = min(((times[0], host) for host, times in within.items() if times), default=None)
-    if first is None:
-        return 0.0, ("", 0)
-    more = sum(map(len, within.values())) - 1
-    return first[0], (f"{first[1]}, rank {known[first[1]].rank}", more)
+    If none had by then, the same of those that ended after it: of a rank that takes leave of the
+    others, or of which little is left to end, the connections break first.
+    """
+    first = [(ends.times[0], host, ends.rank) for host, ends in known.items()]
+    if not first:
+        return ""
+    since, host, rank = min(first)
+    had, ago = "had ", f"{lasted(at - since)} before"
+    more = sum(time < at for ends in known.values() for time in ends.times) - 1
+    if since >= at:
+        had, ago = "", f"{lasted(since - at)} after"
+        more = sum(len(ends.times) for ends in known.values()) - 1
+    who = f"{host}, rank {rank}"
+    if not more:
+        return f"{who} {had}ended with exit code 0 {ago}"
+    return f"{who} and {more} more {had}ended with exit code 0, the first {ago}"
