@@ -1,6 +1,7 @@
-"""The real launcher with a mistake in it: failing_launcher.py once|always ARGUMENT ...
+"""The real launcher with a mistake in it: failing_launcher.py once|always|look ARGUMENT ...
 
 The step of its run's state machine raises when the ranks are known: once, or from then on always.
+With `look` what raises is each look at what ranks have left, for which an end waits.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 del sys.path[0]  # this folder
 
 from launcher.cli import main  # noqa: E402
-from launcher.run import machine  # noqa: E402
+from launcher.run import machine, supervisor  # noqa: E402
 from launcher.run.events import RanksStarted  # noqa: E402
+from launcher.system import System  # noqa: E402
 
 
 def mistaken(plain: Any, *, always: bool) -> Any:
@@ -30,6 +32,16 @@ def mistaken(plain: Any, *, always: bool) -> Any:
     return step
 
 
+def look(*_: object) -> list[int]:
+    """Look for what ranks have left, and raise."""
+    raise KeyError("a mistake")
+
+
 if __name__ == "__main__":
-    machine.step = mistaken(machine.step, always=sys.argv.pop(1) == "always")
+    how = sys.argv.pop(1)
+    if how == "look":
+        supervisor._TO_END = 2.0
+        System.look = look  # type: ignore[method-assign]
+    else:
+        machine.step = mistaken(machine.step, always=how == "always")
     sys.exit(main())

@@ -401,7 +401,14 @@ LEAVE = {
         [(12, THIRD, EndedWell(1, 5, (2.3, 1.9, 0.1)))],
         f"{CLOSED}; algo-3, rank 5 had ended with exit code 0 0.3 s before",
     ),
-    "after": ([(12, THIRD, EndedWell(1, 5, (1.9,)))], CLOSED),
+    "after": (
+        [(12, THIRD, EndedWell(1, 5, (1.9,)))],
+        f"{CLOSED}; algo-3, rank 5 ended with exit code 0 0.1 s after",
+    ),
+    "more after": (
+        [(12, THIRD, EndedWell(1, 5, (1.9, 0.5))), (12, FIRST, EndedWell(1, 0, (1,)))],
+        f"{CLOSED}; algo-3, rank 5 and 2 more ended with exit code 0, the first 0.1 s after",
+    ),
     "of another attempt": ([(9, THIRD, EndedWell(2, 5, (0.0,)))], CLOSED),
     "nobody": ([], CLOSED),
 }
@@ -425,7 +432,7 @@ def test_a_failure_that_says_when_it_was_is_compared_with_that_time():
     first = ready()
     first.hears(THIRD, LEFT[2], 9)
     first.hears(SECOND, BROKEN._replace(age=1.3), 10)
-    assert ended(first, 13).text.startswith(f"{CLOSED}\n")
+    assert "; algo-3, rank 5 ended with exit code 0 0.1 s after\n" in ended(first, 13).text
 
 
 @pytest.mark.parametrize("cause", [Cause.OWN, Cause.TORCHRUN, Cause.ABORTED])

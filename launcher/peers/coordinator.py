@@ -379,7 +379,7 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     seen = judge.cause(state.watch, failure.rank, now)
     if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
-    elif failure.cause is Cause.SECONDARY and (left := ends.before(state.ends, failing.failed_at)):
+    elif failure.cause is Cause.SECONDARY and (left := ends.named(state.ends, failing.failed_at)):
         failure = causes.explained(failure, left)
     if not _restarts(state, failing):
         return _end(state, failure.result)

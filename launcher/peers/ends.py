@@ -1,4 +1,4 @@
-"""Which ranks had ended with exit code 0 when another one saw its connection break. Pure.
+"""Which ranks have ended with exit code 0 where another one saw its connection break. Pure.
 
 Hosts tell how long ago that was, so that no two hosts' clocks are compared.
 """
@@ -28,14 +28,22 @@ def heard(known: Known, host: str, event: EndedWell, now: float) -> Known:
     return {**known, host: Ends(event.rank, tuple(now - age for age in event.ages))}
 
 
-def before(known: Known, at: float) -> str:
-    """Return which rank was the first to end before a time, and how many more; "" if none did."""
+def named(known: Known, at: float) -> str:
+    """Return which rank was the first to end before a time, and how many more; "" if none ended.
+
+    If none had by then, the same of those that ended after it: of a rank that takes leave of the
+    others, or of which little is left to end, the connections break first.
+    """
     first = [(ends.times[0], host, ends.rank) for host, ends in known.items()]
-    since, host, rank = min(first, default=(at, "", 0))
-    if since >= at:
+    if not first:
         return ""
+    since, host, rank = min(first)
+    had, ago = "had ", f"{lasted(at - since)} before"
     more = sum(time < at for ends in known.values() for time in ends.times) - 1
-    who, ago = f"{host}, rank {rank}", lasted(at - since)
+    if since >= at:
+        had, ago = "", f"{lasted(since - at)} after"
+        more = sum(len(ends.times) for ends in known.values()) - 1
+    who = f"{host}, rank {rank}"
     if not more:
-        return f"{who} had ended with exit code 0 {ago} before"
-    return f"{who} and {more} more had ended with exit code 0, the first {ago} before"
+        return f"{who} {had}ended with exit code 0 {ago}"
+    return f"{who} and {more} more {had}ended with exit code 0, the first {ago}"

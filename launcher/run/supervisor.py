@@ -83,7 +83,8 @@ class Supervisor:
         self._said = {""}  # of what the watch cannot see
         self._child = self._errors = 0
         self._question: Question | None = None  # to the driver of the GPUs
-        self._give_up_at = math.inf  # where errors of the launcher's own go on
+        self._error: Exception | None = None  # the launcher's own, the first
+        self._give_up_at = math.inf  # where they go on, or an end is still waited for
         self._watch = _watch(job)
         if isinstance(plan, LaunchPlan):
             try:
@@ -108,6 +109,8 @@ class Supervisor:
                     if self._system.selector.get_map().get(key.fd) is key:
                         self._safely(key.data)
                 self._safely(functools.partial(self._do_what_is_due, is_quiet=not ready))
+                if self._error and self._system.now() >= self._ends_by():
+                    raise self._error
         except Exception as error:
             self._end_at_once(error)
         finally:
@@ -145,15 +148,23 @@ class Supervisor:
             if self._errors <= _MOST_TRACEBACKS:
                 self._log_traceback(error)
             if self._errors == 1:
+                self._error = error
                 self._give_up_at = now + self.state.job.failure_grace + _TO_END
                 self._step(events.LauncherFailed(self._own_failure(error)))
+
+    def _ends_by(self) -> float:
+        """Return until when an end in order is waited for; ranks may have had a stop before."""
+        job = self.state.job
+        more = max(0.0, job.grace - job.failure_grace) if self.state.alive else 0.0
+        return self._give_up_at + more
 
     def _log_traceback(self, error: Exception) -> None:
         import traceback  # only for this
 
-        for text in traceback.format_exception(type(error), error, error.__traceback__):
-            for line in text.splitlines():
-                self._system.log(line)
+        with contextlib.suppress(Exception):  # the log's own
+            for text in traceback.format_exception(type(error), error, error.__traceback__):
+                for line in text.splitlines():
+                    self._system.log(line)
 
     def _own_failure(self, error: Exception) -> Failure:
         raised = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -179,7 +190,7 @@ class Supervisor:
             self._cannot_start(self._plan)
 
     def _timeout(self) -> float | None:
-        due = min(machine.due(self.state), self._channel.due(), self._watch.due())
+        due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
         seconds = max(0.0, due - self._system.now())
         look = self._reports.timeout() if self._reports else None
         seconds = seconds if look is None else min(seconds, look)

@@ -73,9 +73,9 @@ def _(plant: Planter) -> None:
     plant.set(machine, "tell_ends", lambda *_, **__: ())
 
 
-@mistake("a rank is named that ended after the failure")
+@mistake("a rank had ended before the failure that ended after it")
 def _(plant: Planter) -> None:
-    plant.around(ends, "before", lambda plain, known, at: plain(known, at + 60))
+    plant.around(ends, "named", lambda plain, known, at: plain(known, at + 60))
 
 
 @mistake("a failure is not told to the coordinator")

@@ -169,7 +169,7 @@ def cause_is_true(watch: Watch) -> Iterator[str]:
 
 @promise("the first rank that had ended with exit code 0 before is named behind it")
 def who_left_is_named(watch: Watch) -> Iterator[str]:
-    """And only one that had, if the failure says no more than that a connection broke."""
+    """Or that ended after it, and only one that did, if it says no more than that one broke."""
     if watch.decided is None or "Connection closed by peer" not in watch.decided[1].text:
         return
     first = watch.decided[1].text.partition("\n")[0]
@@ -180,18 +180,16 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
         return  # what the watch has seen stands in its place
     failed_at = told.time - told.age
     of_it = [rank for rank in watch.ranks if rank.attempt == attempt and rank.exit_code == 0]
-    named = re.search(r", rank (\d+)(?: and (\d+) more)? had ended with exit code 0", first)
+    word = r"(had )?ended with exit code 0"
+    named = re.search(rf", rank (\d+)(?: and (\d+) more)? {word}", first)
     if named:
-        left = [
-            one.rank
-            for one in of_it
-            if min(one.script_ended, one.ended or math.inf) < failed_at + 0.1
-        ]
+        by = failed_at + 0.1 if named[3] else math.inf
+        left = [one.rank for one in of_it if min(one.script_ended, one.ended or math.inf) < by]
         if int(named[1]) not in left or int(named[2] or 0) > len(left) - 1:
             yield f"{named[0]}, but that is true of {left}"
     sees = not (lost(watch) or impostors(watch) or planned(watch, *SLOW, *OF_TORCHRUN))
     gone = [rank for rank in of_it if rank.ended and rank.ended < failed_at - 0.1]
-    if gone and sees and not named:
+    if gone and sees and not (named and named[3]):
         yield f"rank {gone[0].rank} had ended with 0 at {gone[0].ended:.3f} s, and is not named"
 
 
