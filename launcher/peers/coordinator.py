@@ -326,8 +326,9 @@ def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
         if event.failure.of_rank:
             return state, ()
-        own = event.failure.cause is Cause.OWN  # of a launcher
-        return _end(state, (checked(event.failure, host) if own else phase.failure).result)
+        # Of a launcher; or of this one, which was stopped so long that others have ended for it.
+        is_cause = event.failure.cause in (Cause.OWN, Cause.HOST_LOST)
+        return _end(state, (checked(event.failure, host) if is_cause else phase.failure).result)
     return _note(state, checked(event.failure, host), now, event.age), ()
 
 
