@@ -42,6 +42,14 @@ def test_a_mistake_of_ours_ends_the_ranks_with_their_grace_and_says_why(start, s
 
 
 @pytest.mark.torch
+def test_a_launcher_that_sees_no_processes_does_not_wait_for_ever(start, script):
+    options = ("--launcher-grace", "1", "--launcher-failure-grace", "1")
+    host = start("--train-script", script("print(1)"), *options, command=[*MISTAKEN, "look"])
+    assert host.wait(30) == 0, host.log()  # as was known before
+    assert "launcher: IndexError: no processes" in host.err and host.leftovers() == []
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("how_often", ["once", "always"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_all_hosts_say_it(start, script, how_often, which):

@@ -66,8 +66,17 @@ def run(
     with contextlib.suppress(StopIteration):
         timeout = next(turns)
         while True:
-            timeout = turns.send(system.selector.select(timeout))
+            timeout = turns.send(ready(system.selector, timeout))
     return supervisor.state
+
+
+def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
+    """Wait for what happens, at most so many seconds; return it.
+
+    If this process was stopped meanwhile, select() says only that the time is over, and not what
+    has happened, which comes before what is due.
+    """
+    return selector.select(timeout) or selector.select(0)
 
 
 class Supervisor:
@@ -90,6 +99,7 @@ class Supervisor:
         self._where = 0  # by what number they were asked before they are killed
         self._said = {""}  # of what the watch cannot see
         self._child = self._errors = 0
+        self._error: Exception | None = None  # the first of the launcher's own
         self._question: Question | None = None  # to the driver of the GPUs
         self._give_up_at = math.inf  # where errors of the launcher's own go on
         self._watch = _watch(job)
@@ -131,6 +141,8 @@ class Supervisor:
         now = self._system.now()
         if now >= machine.due(self.state):
             self._step(events.Time())
+        elif self._error and now >= self._gives_up():
+            raise self._error
         if now >= self._channel.due():
             self._channel.tick()
         if now >= self._watch.due():
@@ -150,8 +162,13 @@ class Supervisor:
             if self._errors <= _MOST_TRACEBACKS:
                 self._log_traceback(error)
             if self._errors == 1:
+                self._error = error
                 self._give_up_at = now + self.state.job.failure_grace + _TO_END
                 self._step(events.LauncherFailed(self._own_failure(error)))
+
+    def _gives_up(self) -> float:
+        """Return when a job is ended that waits for what such an error has kept from coming."""
+        return self._give_up_at if math.isinf(machine.due(self.state)) else math.inf
 
     def _log_traceback(self, error: Exception) -> None:
         for text in traceback.format_exception(type(error), error, error.__traceback__):
@@ -169,7 +186,12 @@ class Supervisor:
         with contextlib.suppress(Exception):
             self._channel.say_last(failure)
         pids = [rank.pid for rank in self.state.alive]
-        self._system.end_all(pids, self.state.job.failure_grace)
+        try:
+            self._system.end_all(pids, self.state.job.failure_grace)
+        except Exception:  # /proc cannot be read
+            child = () if self.state.torchrun.child_has_ended else (self._child,)
+            for leader in filter(None, (*pids, *child)):
+                self._system.send_group(leader, signal.SIGKILL)
         result = self.state.result or failure.result
         self.state = self.state._replace(phase=Done(), result=result)
 
@@ -183,6 +205,7 @@ class Supervisor:
 
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due())
+        due = min(due, self._gives_up())
         seconds = max(0.0, due - self._system.now())
         look = self._reports.timeout() if self._reports else None
         seconds = seconds if look is None else min(seconds, look)
