@@ -296,7 +296,10 @@ def time_is_up(state: State, now: float) -> Step:
     if isinstance(phase, Failing) and now >= phase.by:
         return _decide(state, phase, now)
     if isinstance(phase, Restarting) and now >= phase.by:
-        return _takes_too_long(state, phase.cleared, "clear")
+        # The first host keeps the store for ranks of others: that is not what is waited for.
+        done = phase.cleared | state.no_ranks
+        is_clear = done.issuperset(job.hosts)
+        return _takes_too_long(state, phase.cleared if is_clear else done, "clear")
     if isinstance(phase, Running):
         if now >= phase.meet_by:
             return _takes_too_long(state, phase.waiting, "complete the rendezvous of")
