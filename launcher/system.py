@@ -186,8 +186,12 @@ class System:
         return processes.reaped()[0]
 
     def watch(self, pid: int, ended: Callable[[int], None]) -> bool:
-        """Have ended(pid) called when a process has ended; tell whether that can be."""
-        assert self._processes
+        """Have ended(pid) called when a process has ended; tell whether that can be.
+
+        Raises ValueError before anything is started: then it is nobody's whom this concerns.
+        """
+        if self._processes is None:
+            raise ValueError(pid)
         self._processes.add(pid)  # what is left in its session is the job's
         try:
             if sys.platform != "linux":

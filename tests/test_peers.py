@@ -552,6 +552,29 @@ def test_a_restart_has_the_start_time_out_in_all(cleared, waiting, says):
     assert first.waits_until(110.3)[1] == Tell(End(Result(69, text)))
 
 
+@pytest.mark.parametrize(
+    ("without_ranks", "says"), [((FIRST,), SECOND), (HOSTS, f"{FIRST}, {SECOND}")]
+)
+def test_a_first_host_that_waits_for_the_ranks_of_others_is_not_behind_them(without_ranks, says):
+    first = ready(max_restarts=3)
+    first.hears(THIRD, failed(), 10)
+    first.step(Time(), 10.3)
+    for host in without_ranks:
+        first.hears(host, NoRanks(1), 20)
+    first.hears(THIRD, Cleared(1, 0), 20)
+    text = f"{says} did not clear attempt 1 within 100 s of the restart\nexit code 69\n"
+    assert first.waits_until(110.3)[1] == Tell(End(Result(69, text)))
+
+
+def test_a_first_host_that_others_have_lost_at_a_restart_says_what_they_say():
+    first = ready(max_restarts=3)
+    first.hears(SECOND, failed(), 10)
+    first.step(Time(), 10.3)
+    text = "algo-1 was lost: its launcher has not answered for 60 s\nexit code 69\n"
+    lost = failed(text, code=69, cause=Cause.HOST_LOST, of_rank=False)
+    assert first.hears(SECOND, lost, 80)[1] == Tell(End(Result(69, text)))
+
+
 def test_stacks_are_of_the_ranks_that_run_now():
     first = ready(max_restarts=3)
     assert first.hears(SECOND, WantStacks(), 37) == everywhere(ShowStacks(1, True))

@@ -326,3 +326,19 @@ def test_many_invalid_messages_are_few_lines_of_the_log(reports, logged):
     with rank(0, os.getpid()):
         reports.act_until(lambda: reports.told)
     assert 0 < logged().count("from a rank: b'{\"end\": {}}'") <= 20
+
+
+def test_a_rank_that_speaks_before_anything_is_started_is_ignored(logged):
+    with Signals() as signals, System(signals) as system:
+        told = []
+        reports = Reports(os.environ["TMPDIR"], system, told.append, Watch(0, 60))
+        with rank(0, os.getpid()) as connection:
+            for _ in range(2):
+                for key, _ in system.selector.select(1):
+                    key.data()
+            connection.shutdown(socket.SHUT_WR)
+            for key, _ in system.selector.select(1):
+                key.data()
+        reports.look(is_quiet=True)
+        reports.close()
+    assert told == [] and "ignoring an invalid message from a rank" in logged()

@@ -2,11 +2,15 @@
 
 import os
 import re
+import selectors
 import signal
 import socket
+import time
 
 import pytest
 from conftest import poll
+
+from launcher.run.supervisor import ready
 
 pytestmark = pytest.mark.torch
 
@@ -214,3 +218,20 @@ def test_those_who_ask_for_stacks_and_give_up_as_ranks_are_restarted_break_nothi
     second.signal(signal.SIGCONT)
     for host in (first, second):
         assert host.wait() == 0, first.log() + second.log()
+
+
+def test_what_has_happened_while_a_launcher_was_stopped_comes_before_what_is_due():
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with selectors.DefaultSelector() as selector:
+            selector.register(reader, selectors.EVENT_READ)
+            os._exit(0 if ready(selector, 0.5) else 1)
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGSTOP)
+    os.write(writer, b"x")
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(reader)
+    os.close(writer)

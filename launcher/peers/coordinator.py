@@ -296,7 +296,10 @@ def time_is_up(state: State, now: float) -> Step:
     if isinstance(phase, Failing) and now >= phase.by:
         return _decide(state, phase, now)
     if isinstance(phase, Restarting) and now >= phase.by:
-        return _takes_too_long(state, phase.cleared | state.no_ranks, "clear")
+        # The first host keeps the store for ranks of others: that is not what is waited for.
+        done = phase.cleared | state.no_ranks
+        is_clear = done.issuperset(job.hosts)
+        return _takes_too_long(state, phase.cleared if is_clear else done, "clear")
     if isinstance(phase, Running):
         if now >= phase.meet_by:
             return _takes_too_long(state, phase.waiting, "complete the rendezvous of")
@@ -326,8 +329,9 @@ def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
         if event.failure.of_rank:
             return state, ()
-        own = event.failure.cause is Cause.OWN  # of a launcher
-        return _end(state, (checked(event.failure, host) if own else phase.failure).result)
+        # Of a launcher; or of this one, which was stopped so long that others have ended for it.
+        is_cause = event.failure.cause in (Cause.OWN, Cause.HOST_LOST)
+        return _end(state, (checked(event.failure, host) if is_cause else phase.failure).result)
     return _note(state, checked(event.failure, host), now, event.age), ()
 
 

@@ -260,8 +260,8 @@ class Reports:
         """Return the event that a message is, if any; raise one of several errors if not valid."""
         if "pid" in message:
             pid, rank, local = _rank(message[name] for name in ("pid", "rank", "local_rank"))
-            self._pids[connection] = pid
             self._started(pid, local)
+            self._pids[connection] = pid
             return RankRuns(pid, rank, local)
         if "look" in message or "stacks" in message:
             self._watch.answered(self._asked[connection], message, self._system.now())
@@ -330,9 +330,9 @@ class Reports:
 
     def _started(self, pid: int, local_rank: int) -> None:
         if self._local.get(local_rank) != pid:
-            self._local[local_rank] = pid
             if self._system.watch(pid, self._ended):
                 self._watched.add(pid)
+            self._local[local_rank] = pid
 
     def _ended(self, pid: int) -> None:
         if not self._has_ended(pid):

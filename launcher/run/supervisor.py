@@ -58,8 +58,17 @@ def run(
     with contextlib.suppress(StopIteration):
         timeout = next(turns)
         while True:
-            timeout = turns.send(system.selector.select(timeout))
+            timeout = turns.send(ready(system.selector, timeout))
     return supervisor.state
+
+
+def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
+    """Wait for what happens, at most so many seconds; return it.
+
+    If this process was stopped meanwhile, select() says only that the time is over, and not what
+    has happened, which comes before what is due.
+    """
+    return selector.select(timeout) or selector.select(0)
 
 
 class Supervisor:
@@ -177,7 +186,12 @@ class Supervisor:
         with contextlib.suppress(Exception):
             self._channel.say_last(failure)
         pids = [rank.pid for rank in self.state.alive]
-        self._system.end_all(pids, self.state.job.failure_grace)
+        try:
+            self._system.end_all(pids, self.state.job.failure_grace)
+        except Exception:  # /proc cannot be read
+            child = () if self.state.torchrun.child_has_ended else (self._child,)
+            for leader in filter(None, (*pids, *child)):
+                self._system.send_group(leader, signal.SIGKILL)
         result = self.state.result or failure.result
         self.state = self.state._replace(phase=Done(), result=result)
 
