@@ -563,6 +563,7 @@ def test_a_first_host_that_waits_for_the_ranks_of_others_is_not_behind_them(with
         first.hears(host, NoRanks(1), 20)
     first.hears(THIRD, Cleared(1, 0), 20)
     text = f"{says} did not clear attempt 1 within 100 s of the restart\nexit code 69\n"
+    text += "what was restarted had failed: loss is nan\n"
     assert first.waits_until(110.3)[1] == Tell(End(Result(69, text)))
 
 

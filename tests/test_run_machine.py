@@ -429,6 +429,18 @@ def test_what_survives_sigkill_is_said():
     assert host.told() == [Cleared(1, 1)] and "survived SIGKILL" in host.lines[0]
 
 
+def test_what_survives_sigkill_is_counted_though_torchrun_ends_late():
+    host = running().at(5.0, Restart(1, ""), GpusSaid(""))
+    host.at(6.0, RankEnded(71, 0)).due(13.0).due(15.0)  # 72 is killed
+    host.at(15.0, RankEnded(72, -9)).at(15.0, Remaining((99,)))
+    assert KillTorchrun() in host.at(17.0, Time()).done
+    for now in (17.0, 18.0, 19.0):
+        host.at(now, Remaining((99,))).at(now + 1, Time())
+    host.at(20.5, TorchrunEnded(-9)).at(20.5, ChildEnded(-9))
+    assert host.told() == []  # until it is known what is left, now that torchrun is gone
+    assert host.at(20.5, Remaining((99,))).told() == [Cleared(1, 1)]
+
+
 def test_success_is_told_when_all_ranks_have_ended_with_0():
     host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
     assert host.told() == [EndedWell(1, 0, (0.0, 0.0)), Succeeded(1)]

@@ -106,7 +106,7 @@ def advance(state: State, ending: Ending, now: float) -> Step:
     gone = torchrun.child_has_ended or clock.has_come(child_killed_at + MARGIN)
     state = state._replace(phase=ending._replace(due=clock.due))
     is_known = math.isinf(ending.answer_by) or ending.broken is not None
-    if gone and is_known and (gives_up or (ending.left is not None and not survivors)):
+    if gone and is_known and ending.left is not None and (gives_up or not survivors):
         survivors += not torchrun.child_has_ended
         state, more = _nothing_is_left(state, ending, survivors, now)
         return state, actions + more
