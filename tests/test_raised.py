@@ -684,7 +684,8 @@ KILLED = [
     ("RuntimeError", WORKER_KILLED.format("Killed"), True),
     ("RuntimeError", WORKER_KILLED.format("Segmentation fault"), False),
     ("RuntimeError", WORKER_KILLED.format("Terminated"), False),
-    ("RuntimeError", "DataLoader worker (pid(s) 7) exited unexpectedly", False),
+    ("RuntimeError", "DataLoader worker (pid(s) 7) exited unexpectedly", True),
+    ("RuntimeError", "DataLoader worker (pid(s) 7, 19) exited unexpectedly", True),
     ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 1. Det", False),
     ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 247. Det", True),
     (POOL, "A process in the process pool was terminated abruptly while the future", True),
@@ -717,6 +718,16 @@ def test_what_says_that_a_process_was_killed(exception, message, killed):
         assert (
             raised.may_be_killed([raised.Link("ValueError", "x"), link._replace(how=how)]) is killed
         )
+
+
+FROM_WORKER = '  File "/lib/python3.11/multiprocessing/connection.py", line 524, in Client'
+
+
+@pytest.mark.parametrize("exception", ["EOFError", "ConnectionResetError", "BrokenPipeError"])
+def test_a_connection_to_a_child_that_breaks_may_mean_that_it_was_killed(exception):
+    assert raised.may_be_killed([raised.Link(exception, "", FROM_WORKER)])
+    assert not raised.may_be_killed([raised.Link(exception, "", '  File "/a/http.py", line 2')])
+    assert not raised.may_be_killed([raised.Link("ValueError", "x", FROM_WORKER)])
 
 
 POOLS = """

@@ -54,8 +54,11 @@ _KILLED = re.compile(
     r"|\b(exit|return)[ _]?(ed with )?(code|status)\W{1,5}(-9|137|247)\b",
     re.IGNORECASE,
 )
-# Or that has ended in a way that its parent does not know: concurrent.futures, datasets' map().
-_GONE = re.compile(r"\bterminated abruptly\b|\babruptly died\b")
+# Or that has ended in a way that its parent does not know: concurrent.futures, datasets' map(),
+# torch's data loader, where it does not see its worker's signal.
+_GONE = re.compile(
+    r"\bterminated abruptly\b|\babruptly died\b|\(pid\(s\) [\d, ]+\) exited unexpectedly"
+)
 _HEADER = "Traceback (most recent call last):\n"
 _BETWEEN = {
     "The above exception was the direct cause of the following exception:": "cause",
@@ -164,7 +167,15 @@ def may_be_killed(links: Sequence[Link]) -> bool:
 
     By whom it does not say: the kernel's counters do (resources.oom_kills).
     """
-    return any(_KILLED.search(link.message) or _GONE.search(link.message) for link in links)
+    return any(
+        _KILLED.search(link.message) or _GONE.search(link.message) or _has_lost_child(link)
+        for link in links
+    )
+
+
+def _has_lost_child(link: Link) -> bool:
+    """Tell whether a connection of multiprocessing's broke: a data loader asks its worker there."""
+    return link.exception in _BROKEN and "/multiprocessing/" in _raised_in(link.frames)
 
 
 def _is_of_another_rank(link: Link) -> bool:
