@@ -574,7 +574,7 @@ def test_a_torchrun_that_restarts_ranks_itself_and_dies_fails_its_host(runner):
 
 def test_a_rank_that_survives_sigkill_is_left_though_torchrun_is_gone():
     host = running().at(5.0, TorchrunEnded(-9), ChildEnded(-9)).at(5.5, End(FAILED))
-    host.at(15.5, Time()).at(16.5, Time()).at(20.5, Time())
+    host.at(15.5, Time()).at(16.5, Time()).at(16.5, Remaining(())).at(20.5, Time())
     assert host.phase is Done and "survived SIGKILL" in host.lines[-1]
 
 
