@@ -48,6 +48,7 @@ def test_the_exit_code_is_that_of_the_rank(exit_code, code):
         (noted(0, TERM), Cause.ABORTED),
         (noted(0, ABRT), Cause.ABORTED),
         (noted(0, **SECONDARY), Cause.SECONDARY),
+        (noted(0, **SECONDARY)._replace(killed="its process"), Cause.OWN),
     ],
 )
 def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
@@ -98,6 +99,12 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
             noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC", after_script=True),
             "was killed by SIGABRT (signal 6) after its script had ended; see that rank's last "
             "lines on stderr, 12:34:56 UTC",
+        ),
+        (
+            noted(5, exception="EOFError")._replace(
+                killed="its process x was", oom="out of memory"
+            ),
+            "failed with EOFError; its process x was; out of memory",
         ),
         (
             noted(5, exception="E", message="x")._replace(aside=Aside("pin", PIN, 3.0)),

@@ -411,6 +411,46 @@ def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
     assert failure.is_secondary is secondary
 
 
+BY_ITSELF = """
+import multiprocessing as m, os, signal, time
+def load(end):
+    {}
+if __name__ == "__main__":
+    with_ = m.get_context("{}")
+    mine, theirs = with_.Pipe()
+    process = with_.Process(target=load, args=(theirs,), name="loader", daemon=True)
+    process.start()
+    theirs.close()
+    {}
+"""
+KILLS = "os.kill(os.getpid(), signal.{})"
+CHILD_ENDS = [
+    (KILLS.format("SIGKILL"), "mine.recv()", 9),
+    (KILLS.format("SIGSEGV"), "mine.recv()", 11),
+    (KILLS.format("SIGKILL"), "try:\n        mine.recv()\n    finally: process.join()", 0),
+    # it is known how that one ended already
+    (KILLS.format("SIGKILL"), "process._popen.wait(); mine.recv()", 9),
+    # behind another exception
+    (KILLS.format("SIGSEGV"), "try: mine.recv()\n    except EOFError: int('x')", 11),
+    # somebody ended it, it ended by itself, it lives, or no connection broke
+    (KILLS.format("SIGTERM"), "mine.recv()", 0),
+    ("os._exit(9)", "mine.recv()", 0),
+    ("end.close(); time.sleep(100)", "mine.recv()", 0),
+    (KILLS.format("SIGKILL"), "mine.poll(20); int('x')", 0),
+]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("child", "text", "number"), CHILD_ENDS, ids=range(len(CHILD_ENDS)))
+def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(
+    rank, child, text, number, method
+):
+    code, told = rank(BY_ITSELF.format(child, method, text))
+    assert code == 1
+    killed = told[0]["end"]["killed"]
+    assert killed == (["loader", killed[1], number] if number else None)
+
+
 # What others print. Each is the message of one exception, as a process of theirs raised it.
 
 WORKER = (

@@ -232,6 +232,23 @@ def test_a_rank_of_which_a_process_was_killed_for_memory(reports, kills, code, m
     ]
 
 
+@pytest.mark.parametrize("kills", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "name"), [(9, "SIGKILL (signal 9)"), (11, "SIGSEGV (signal 11)")]
+)
+def test_a_rank_whose_connection_to_a_process_of_its_own_broke(reports, kills, number, name):
+    counts(reports, kills)
+    link = {"exception": "EOFError", "message": "", "frames": "", "how": ""}
+    end = {"exit_code": 1, "chain": [link], "killed": ["loader", 7, number]}
+    with connect({"rank": 0, "local_rank": 0, "pid": os.getpid()}, {"end": end}):
+        reports.act_until(lambda: len(reports.told) == 2)
+    oom, killed = (
+        OOM if kills and number == 9 else "",
+        f"its process loader (pid 7) was killed by {name}",
+    )
+    assert reports.told[1:] == [RankSaid(os.getpid(), 1, (Link(**link),), oom, killed)]
+
+
 @pytest.mark.parametrize(
     ("code", "with_kill", "without"),
     [(-9, OOM, NO_OOM), (247, OOM, ""), (137, OOM, ""), (1, "", ""), (-15, "", "")],

@@ -105,6 +105,7 @@ class RankFailure(NamedTuple):
     time: float = math.inf
     said: bool = False
     oom: str = ""  # whether an out-of-memory kill was recorded, if a process of it was killed
+    killed: str = ""  # that a process of it was, in words, to which its connection broke
     place: str = ""  # where it crashed: `load, data.py:88`
     frames: str = ""  # and the calls there, as a traceback has them
     at: str = ""  # the time of day of a crash
@@ -126,7 +127,7 @@ class RankFailure(NamedTuple):
         """
         if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
             return True
-        return raised.is_secondary(self.chain)
+        return not self.killed and raised.is_secondary(self.chain)
 
 
 def stopped(number: int) -> Result:
@@ -146,6 +147,7 @@ def headline(failure: RankFailure, host: str) -> str:
             see = f"; see that rank's last lines on stderr, {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
     more = f" after its script had ended{see}" if failure.after_script else see
+    more += f"; {failure.killed}" if failure.killed else ""
     more += f"; {failure.oom}" if failure.oom else ""
     if failure.aside:
         thread, chain, before = failure.aside

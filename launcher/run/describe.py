@@ -7,7 +7,11 @@ script's own exceptions do when they are looked at must not change how the scrip
 from __future__ import annotations
 
 import builtins
+import contextlib
+import os
 import signal
+import sys
+import time
 import traceback
 import types
 from typing import Any
@@ -19,6 +23,9 @@ _BEGIN, _END = 1000, 5000
 _FRAMES, _LINE, _NAME = 3000, 200, 300
 _LINKS = 6  # exceptions of a chain: as many from its begin, from its end, and hidden ones
 _WALK = 10_000  # exceptions, to find its end
+# Whose processes these are: torch's are the first's.
+_MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process")
+_TO_DIE = 0.2  # s from the end of a process's connections to its own
 _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
 
@@ -49,6 +56,40 @@ def end(error: BaseException, rank: str) -> dict[str, Any]:
     except Exception:
         pass  # a property that raises, no memory left: then the exit code has to do
     return {"exit_code": exit_code, "chain": chain}
+
+
+def killed(error: BaseException) -> list[Any] | None:
+    """Return the name, pid and signal of a process of multiprocessing's that was killed.
+
+    Only behind an exception that says that a connection broke, which may be that process's. It is
+    not waited for: that is the script's to do. One that SIGTERM has ended was meant to end.
+    """
+    try:
+        by = time.monotonic() + _TO_DIE
+        while any(isinstance(one, (EOFError, ConnectionError)) for one, _ in came_from(error)):
+            modules = map(sys.modules.get, _MULTIPROCESSING)
+            children = [one for module in modules for one in getattr(module, "_children", ())]
+            for one in children:
+                number = _killed_by(one._popen)
+                if number not in (0, signal.SIGTERM):
+                    return [str(one.name)[:_NAME], one._popen.pid, number]
+            if not children or time.monotonic() >= by:
+                break
+            time.sleep(0.01)
+    except Exception:
+        pass  # of a Python that is other than those that we know
+    return None
+
+
+def _killed_by(child: Any) -> int:
+    """Return the signal that has ended a child, 0 if none has, or it is another process's child."""
+    if child.returncode is not None:
+        return max(0, -int(child.returncode))
+    with contextlib.suppress(OSError):
+        end = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+            return int(end.si_status)
+    return 0
 
 
 def came_from(error: BaseException) -> list[tuple[BaseException, str]]:

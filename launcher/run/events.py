@@ -103,6 +103,7 @@ class RankSaid(NamedTuple):
     exit_code: int  # negative: by this signal
     chain: Sequence[Link]  # what it raised, as raised.read gives it
     oom: str = ""  # that an out-of-memory kill was recorded, if a process of it may be killed
+    killed: str = ""  # that one of multiprocessing's was, in words, behind a broken connection
 
 
 class ThreadRaised(NamedTuple):

@@ -58,7 +58,8 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
         rank = rank._replace(threads=(*_lately(rank, time), (time, report)))
     elif isinstance(report, RankSaid):
         failure = _failure(rank, report, report.exit_code, time)
-        rank = rank._replace(failure=failure._replace(chain=report.chain, said=True))
+        said = failure._replace(chain=report.chain, said=True, killed=report.killed)
+        rank = rank._replace(failure=said)
     elif isinstance(report, ScriptEnded):
         rank = rank._replace(script_ended_at=time)
     elif isinstance(report, RankEnded):

@@ -41,6 +41,7 @@ from launcher.run.events import (
     TorchrunRuns,
 )
 from launcher.system import System
+from launcher.text import signal_name
 from launcher.watch.host import Watch
 from launcher.watch.stacks import CRASHES, crash_in
 
@@ -289,8 +290,10 @@ class Reports:
         if "end" in message:
             end = message["end"]
             code, chain = int(end["exit_code"]), read([Link(**link) for link in end["chain"]])
-            oom = self._oom() if code in _OF_A_KILL or may_be_killed(chain) else ""
-            return RankSaid(self._pids[connection], code, chain, oom)
+            killed = _killed(end.get("killed"))
+            is_sure = code in _OF_A_KILL or killed.endswith(signal_name(signal.SIGKILL))
+            oom = self._oom() if is_sure or may_be_killed(chain) else ""
+            return RankSaid(self._pids[connection], code, chain, oom, killed)
         if "thread" in message:
             chain = read([Link(**link) for link in message["chain"]])
             oom = self._oom() if may_be_killed(chain) else ""
@@ -368,6 +371,14 @@ def _rank(values: Iterable[Any]) -> tuple[int, int, int]:
     """Return the pid, rank and local rank of a message. Raises one of several errors."""
     pid, rank, local = values
     return _pid(pid), int(rank), int(local)
+
+
+def _killed(values: Any) -> str:
+    """Return that a rank's process was killed, in words; "" if none was. Raises several errors."""
+    if not values:
+        return ""
+    name, pid, number = values
+    return f"its process {name} (pid {_pid(pid)}) was killed by {signal_name(int(number))}"
 
 
 def _pid(value: Any) -> int:
