@@ -437,6 +437,8 @@ CHILD_ENDS = [
     ("os._exit(9)", "mine.recv()", 0),
     ("end.close(); time.sleep(100)", "mine.recv()", 0),
     (KILLS.format("SIGKILL"), "mine.poll(20); int('x')", 0),
+    # or another one than to a process
+    (KILLS.format("SIGKILL"), "mine.poll(20); raise ConnectionResetError('a store')", 0),
 ]
 
 

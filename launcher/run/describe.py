@@ -61,12 +61,12 @@ def end(error: BaseException, rank: str) -> dict[str, Any]:
 def killed(error: BaseException) -> list[Any] | None:
     """Return the name, pid and signal of a process of multiprocessing's that was killed.
 
-    Only behind an exception that says that a connection broke, which may be that process's. It is
-    not waited for: that is the script's to do. One that SIGTERM has ended was meant to end.
+    Only behind an exception of multiprocessing's that says that a connection broke. It is not
+    waited for: that is the script's to do. One that SIGTERM has ended was meant to end.
     """
     try:
         by = time.monotonic() + _TO_DIE
-        while any(isinstance(one, (EOFError, ConnectionError)) for one, _ in came_from(error)):
+        while any(_is_broken_connection(one) for one, _ in came_from(error)):
             modules = map(sys.modules.get, _MULTIPROCESSING)
             children = [one for module in modules for one in getattr(module, "_children", ())]
             for one in children:
@@ -79,6 +79,15 @@ def killed(error: BaseException) -> list[Any] | None:
     except Exception:
         pass  # of a Python that is other than those that we know
     return None
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    """Tell whether an exception says that a connection to a process of multiprocessing's broke."""
+    if not isinstance(error, (EOFError, ConnectionError)):
+        return False
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    package = os.path.basename(os.path.dirname(files[-1])) if files else ""
+    return package in ("multiprocessing", "multiprocess")
 
 
 def _killed_by(child: Any) -> int:
