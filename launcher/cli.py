@@ -27,7 +27,7 @@ from launcher.run import supervisor
 from launcher.run.state import State
 from launcher.signals import Signals
 from launcher.system import System
-from launcher.text import signal_name
+from launcher.text import signal_name, traceback_of
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -83,9 +83,7 @@ def _cannot_run(error: LaunchError, environ: Mapping[str, str]) -> Ending:
 
 def _has_failed(error: Exception, environ: Mapping[str, str]) -> Ending:
     """Say that the launcher itself has failed, before or after all that the job was."""
-    import traceback  # only for this error
-
-    for line in traceback.format_exc().splitlines():
+    for line in traceback_of(error):
         log(line)
     host = environ.get("SM_CURRENT_HOST") or ALONE
     failure = of_launcher(host, f"{type(error).__name__}: {error}")

@@ -1,7 +1,10 @@
-"""The real launcher with a mistake in it: failing_launcher.py once|always|look ARGUMENT ...
+"""The real launcher with a mistake in it: failing_launcher.py WHAT ARGUMENT ...
+
+WHAT is `once`, `always`, `look`, `plan` or `begin`.
 
 The step of its run's state machine raises when the ranks are known: once, or from then on always.
-With `look` what raises is each look at what ranks have left, for which an end waits.
+With `look` what raises is each look at what ranks have left, for which an end waits; with `plan`
+and `begin` it is what happens before the hosts join.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 del sys.path[0]  # this folder
 
 from launcher.cli import main  # noqa: E402
+from launcher.job import prepare  # noqa: E402
 from launcher.run import machine, supervisor  # noqa: E402
 from launcher.run.events import RanksStarted  # noqa: E402
 from launcher.system import System  # noqa: E402
@@ -32,8 +36,8 @@ def mistaken(plain: Any, *, always: bool) -> Any:
     return step
 
 
-def look(*_: object) -> list[int]:
-    """Look for what ranks have left, and raise."""
+def mistake(*_: object, **__: object) -> Any:
+    """Raise."""
     raise KeyError("a mistake")
 
 
@@ -41,7 +45,11 @@ if __name__ == "__main__":
     how = sys.argv.pop(1)
     if how == "look":
         supervisor._TO_END = 2.0
-        System.look = look  # type: ignore[method-assign]
+        System.look = mistake  # type: ignore[method-assign]
+    elif how == "plan":
+        prepare._planned = mistake
+    elif how == "begin":
+        supervisor.Supervisor._begin_attempt = mistake  # type: ignore[method-assign]
     else:
         machine.step = mistaken(machine.step, always=how == "always")
     sys.exit(main())

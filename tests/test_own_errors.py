@@ -40,13 +40,8 @@ sys.exit(main())
 """
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("how_often", "which"), [("once", 1), ("always", 0), slow("once", 0), slow("always", 1)]
-)
-def test_a_mistake_of_ours_ends_all_hosts_with_their_grace_and_one_reason(
-    start, script, how_often, which
-):
+def all_say_it(start, script, what, which):
+    """Run two hosts, one with a mistake of ours; see that both say so, and return them."""
     names = ["127.0.0.1", "127.0.0.2"]
     common = {
         "SM_HOSTS": json.dumps(names),
@@ -54,19 +49,36 @@ def test_a_mistake_of_ours_ends_all_hosts_with_their_grace_and_one_reason(
         "TRAINING_JOB_NAME": "j",
         **ports(),
     }
-    words = ("--train-script", script(SAVES))
     commands = [LAUNCHER, LAUNCHER]
-    commands[which] = [*MISTAKEN, how_often]
+    commands[which] = [*MISTAKEN, what]
     hosts = [
-        start(*words, host=name, command=command, SM_CURRENT_HOST=name, **common)
+        start("--train-script", script, host=name, command=command, SM_CURRENT_HOST=name, **common)
         for name, command in zip(names, commands)
     ]
     assert [host.wait() for host in hosts] == [70, 70], "".join(host.log() for host in hosts)
     reason = f"launcher: {names[which]}: the launcher itself failed with KeyError: 'a mistake'\n"
     assert hosts[0].failure == hosts[1].failure and hosts[0].failure.startswith(reason)
     assert "launcher: Traceback (most recent call last):" in hosts[which].err
-    for host in hosts:
-        assert host.out.count("saved") == host.out.count("ready"), host.log()
+    return hosts
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("what", ["plan", "begin"])
+def test_a_mistake_of_ours_before_the_hosts_have_joined_is_told_to_all(start, script, what, which):
+    for host in all_say_it(start, script("print('ran')"), what, which):
+        assert "ran" not in host.out
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("how_often", "which"), [("once", 1), ("always", 0), slow("once", 0), slow("always", 1)]
+)
+def test_a_mistake_of_ours_ends_all_hosts_with_their_grace_and_one_reason(
+    start, script, how_often, which
+):
+    for host in all_say_it(start, script(SAVES), how_often, which):
+        # A rank may be told before it prints that it is ready.
+        assert host.out.count("saved") >= host.out.count("ready"), host.log()
         assert host.leftovers() == []
 
 

@@ -22,11 +22,11 @@ from launcher.text import port_is_taken
 
 
 class Prepared(NamedTuple):
-    """What this host is to run: `plan`, or the configuration error for which it cannot."""
+    """What this host is to run: `plan`, or the error for which it cannot: its configuration's."""
 
     cluster: Cluster
     options: Options
-    plan: LaunchPlan | LaunchError
+    plan: LaunchPlan | Exception
 
     @property
     def has_peers(self) -> bool:
@@ -73,7 +73,7 @@ def prepare(
         plan = _planned(chosen, cluster, environ, added)
         if _has_peers(cluster, chosen) and cluster.node_rank == 0:
             _require_port(plan.rdzv_endpoint)
-    except LaunchError as error:
+    except Exception as error:  # which the other hosts are told, too
         return Prepared(cluster, chosen, error)
     # Logged only now, so that an error is the only line.
     for line in without_effect(chosen, plan.grace, environ):

@@ -34,7 +34,7 @@ from launcher.run.state import Done, Joining, State
 from launcher.run_dir import IN_RANK, unpacked
 from launcher.signals import left_alone
 from launcher.system import System
-from launcher.text import Log, printable
+from launcher.text import Log, printable, traceback_of
 from launcher.watch import stacks
 from launcher.watch.host import Watch, does_not_answer
 
@@ -47,7 +47,7 @@ Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 def run(
-    job: Job, plan: LaunchPlan | LaunchError, environ: Mapping[str, str], system: System
+    job: Job, plan: LaunchPlan | Exception, environ: Mapping[str, str], system: System
 ) -> State:
     """Run this host's share of the job to its end; return the state at the end, with its result.
 
@@ -77,7 +77,7 @@ class Supervisor:
     def __init__(
         self,
         job: Job,
-        plan: LaunchPlan | LaunchError,
+        plan: LaunchPlan | Exception,
         environ: Mapping[str, str],
         system: System,
     ) -> None:
@@ -98,7 +98,7 @@ class Supervisor:
         if isinstance(plan, LaunchPlan):
             try:
                 self._begin_attempt(job)
-            except LaunchError as error:  # before any host starts anything
+            except Exception as error:  # before any host starts anything
                 self._plan, job = error, job._replace(fingerprint={})
         self.state = machine.begin(job, runner, system.now())
         self._channel = Channel(job, system, self._hear)
@@ -168,12 +168,9 @@ class Supervisor:
         return self._give_up_at + more
 
     def _log_traceback(self, error: Exception) -> None:
-        import traceback  # only for this
-
         with contextlib.suppress(Exception):  # the log's own
-            for text in traceback.format_exception(type(error), error, error.__traceback__):
-                for line in text.splitlines():
-                    self._system.log(line)
+            for line in traceback_of(error):
+                self._system.log(line)
 
     def _own_failure(self, error: Exception) -> Failure:
         raised = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -200,7 +197,7 @@ class Supervisor:
         self._on_signals()  # a stop that came before anything was started
         if not isinstance(self.state.phase, Done):
             self._channel.begin()
-        if isinstance(self._plan, LaunchError):
+        if isinstance(self._plan, Exception):
             self._cannot_start(self._plan)
 
     def _timeout(self) -> float | None:
@@ -314,7 +311,7 @@ class Supervisor:
 
     def _start_torchrun(self, attempt: int) -> None:
         plan = self._plan
-        if isinstance(plan, LaunchError):
+        if isinstance(plan, Exception):
             return  # which is about to be told
         environment = {**self._environ, **plan.environment}
         if self._channel.own_address:
