@@ -18,7 +18,7 @@ from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
 from launcher.job.resources import require_files
 from launcher.job.torchrun import max_restarts
-from launcher.log import log, show
+from launcher.log import log, show, traceback_of
 from launcher.peers.messages import Job
 from launcher.presence import Ending, InitClient
 from launcher.result.causes import NO_RESTART, of_launcher
@@ -27,7 +27,7 @@ from launcher.run import supervisor
 from launcher.run.state import State
 from launcher.signals import Signals
 from launcher.system import System
-from launcher.text import signal_name, traceback_of
+from launcher.text import signal_name
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

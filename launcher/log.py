@@ -141,3 +141,11 @@ def _write(line: bytes) -> None:
             select.select([], [2], [])
         except OSError:  # full, closed
             return
+
+
+def traceback_of(error: BaseException) -> list[str]:
+    """Return the lines of an exception's traceback."""
+    import traceback  # which only an error of the launcher itself needs
+
+    texts = traceback.format_exception(type(error), error, error.__traceback__)
+    return "".join(texts).splitlines()

@@ -40,14 +40,6 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
-def traceback_of(error: BaseException) -> list[str]:
-    """Return the lines of an exception's traceback."""
-    import traceback  # which only an error of the launcher itself needs
-
-    texts = traceback.format_exception(type(error), error, error.__traceback__)
-    return "".join(texts).splitlines()
-
-
 def some_of(hosts: Sequence[str]) -> Sequence[str]:
     """Return as many of the first hosts as a message can name."""
     count, length = 0, 0

@@ -104,6 +104,8 @@ def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
     cluster, options, plan = prepared
     if isinstance(plan, LaunchError):
         return Job(cluster, options, error=str(plan), names_script=names_script)
+    if isinstance(plan, Exception):
+        raise plan  # a mistake of the launcher's own
     too_long = _cannot_be_passed(plan, environ)
     return Job(cluster, options, plan, too_long, names_script=names_script)
 

@@ -24,6 +24,7 @@ from launcher.job import gpu_health
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
+from launcher.log import traceback_of
 from launcher.peers.channel import Channel
 from launcher.peers.messages import AllStacks, Job, ShowStacks, Stacks, WantStacks, Watched
 from launcher.result.causes import Failure, of_host, of_launcher
@@ -34,7 +35,7 @@ from launcher.run.state import Done, Joining, State
 from launcher.run_dir import IN_RANK, unpacked
 from launcher.signals import left_alone
 from launcher.system import System
-from launcher.text import Log, printable, traceback_of
+from launcher.text import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch, does_not_answer
 
