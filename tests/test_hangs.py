@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 
 import pytest
-from conftest import completed, poll
+from conftest import completed, poll, slow
 
 pytestmark = pytest.mark.torch
 
@@ -192,9 +192,9 @@ RETURNED = "rank 1's main thread has returned, but its process runs on: "
     ("what", "words"),
     [
         ("a thread", r'thread "uploader", in upload, script\.py:4\.'),
-        ("a child", r"it waits for its child process exporter \(pid \d+\)\."),
+        slow("a child", r"it waits for its child process exporter \(pid \d+\)\."),
         ("its exit", r"in its exit handlers, in upload, script\.py:4\."),
-        ("Python's end", r"in its exit handlers\."),
+        slow("Python's end", r"in its exit handlers\."),
     ],
 )
 def test_a_rank_that_runs_on_after_its_script_is_said_and_never_restarted(
