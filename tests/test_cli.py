@@ -180,6 +180,7 @@ def test_a_folder_that_python_can_execute(tmp_path, name):
 
 NO_PYTHON = [
     ("run.sh", "echo no program is named", "it is a shell script by its name"),
+    ("RUN.KSH", "echo no program is named", "it is a shell script by its name"),
     ("run.sh", "#!/bin/bash\nset -e", "its `#!` line names bash"),
     ("run", "#!/bin/sh -e\nexit", "its `#!` line names sh"),
     ("run", '#! /bin/sh\n"$PYTHON" train.py', "its `#!` line names sh"),
@@ -220,6 +221,7 @@ def test_other_files_that_python_cannot_run(script, tmp_path):
         "#! /usr/bin/env pypy3",
         "#!/usr/bin/env -S uv run --script",
         "#!/usr/bin/env -S conda run -n train python",
+        "#!/usr/bin/env -S hatch run",
         "#!/usr/bin/env torchrun",
         "#!/bin/sh\n'''exec' /a/path/of/more/than/127/bytes/python \"$0\" \"$@\"\n' '''",  # pip's
         '#!/bin/sh\n# -*- python -*-\n"exec" "python" "$0" "$@"',

@@ -14,11 +14,11 @@ from launcher.job.options import Options
 from launcher.text import printable, shortened
 
 # Programs of a `#!` line that run Python: python3.11, pypy, /opt/venv/bin/python; uv run --script.
-_RUNS_PYTHON = re.compile("py|^(uvx?|torchrun|accelerate|deepspeed)$")
+_RUNS_PYTHON = re.compile("py|^(uvx?|pipx|hatch|torchrun|accelerate|deepspeed)$")
 # What a shell and Python both take: to Python it begins with a string (pip writes such for long
 # paths). A shell's `"$PROGRAM" ...` is none.
 _BEGINS_WITH_A_STRING = re.compile(r"""(\s*(#.*)?\n)*['"](?!\$)""")
-_SHELLS = (".sh", ".bash")
+_SHELLS = (".sh", ".bash", ".zsh", ".ksh")
 
 
 def located(chosen: Options, folders: Sequence[str], home: str = "") -> Options:
@@ -77,7 +77,7 @@ def _other_language(path: str) -> str:
     name = printable(os.path.basename(path))
     if head.startswith("\x7fELF"):
         return "it is a compiled program, and ranks run Python; expected a Python file that runs it"
-    if name.endswith(".ipynb"):
+    if name.lower().endswith(".ipynb"):
         return f"it is a notebook; expected a Python file: jupyter nbconvert --to script {name}"
     first, _, rest = head.partition("\n")
     words = re.findall(r"[^\s\"']+", first[2:]) if first.startswith("#!") else []
@@ -90,7 +90,7 @@ def _other_language(path: str) -> str:
         of_env = [word for word in programs[1:] if word[0] != "-" and "=" not in word]
         program = of_env[0] if programs[0] == "env" and of_env else programs[0]
         why = f"its `#!` line names {shortened(printable(program), 40)}"
-    elif name.endswith(_SHELLS):
+    elif name.lower().endswith(_SHELLS):
         why = "it is a shell script by its name"
     else:
         return ""
