@@ -567,6 +567,19 @@ def test_a_first_host_that_waits_for_the_ranks_of_others_is_not_behind_them(with
     assert first.waits_until(110.3)[1] == Tell(End(Result(69, text)))
 
 
+def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
+    first = ready(max_restarts=3)
+    first.hears(THIRD, failed(), 10)
+    first.step(Time(), 10.3)
+    for host in HOSTS:
+        first.hears(host, Cleared(1, 0), 20)
+    assert first.state.attempt == 2
+    assert first.hears(THIRD, failed("too late\n"), 20.1) == ()  # a rank's, of before
+    own = failed("algo-3: the launcher itself failed\n", code=70, of_rank=False)
+    first.hears(THIRD, own, 20.2)
+    assert first.waits_until(20.5)[1] == Tell(End(Result(70, own.failure.text)))
+
+
 def test_a_first_host_that_others_have_lost_at_a_restart_says_what_they_say():
     first = ready(max_restarts=3)
     first.hears(SECOND, failed(), 10)

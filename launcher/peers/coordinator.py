@@ -322,8 +322,9 @@ def time_is_up(state: State, now: float) -> Step:
 def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
     """Wait for a better cause, 0.3 s to 3 s by the cause."""
     phase = state.phase
-    had_not_heard = (event.attempt, state.attempt) == (0, 1)  # of the start, which crossed this
-    if not (event.attempt == state.attempt or had_not_heard) or isinstance(phase, Ended):
+    # A launcher that fails while it waits for a start may not have heard of it.
+    crosses = event.attempt == state.attempt - 1 and not event.failure.of_rank
+    if not (event.attempt == state.attempt or crosses) or isinstance(phase, Ended):
         return state, ()  # of an attempt that is over
     if isinstance(phase, Restarting):
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.

@@ -324,6 +324,8 @@ def _is_restarting(watch: Watch, at: float) -> bool:
     if has(watch, *LOSSES, *OF_TORCHRUN, *HELD) or planned(watch, *SLOW) or impostors(watch):
         return False
     is_open = watch.decided is not None and watch.decided[0] >= at
+    if any(one.time <= at for one in has(watch, What.LAUNCHER_FAILS)):
+        return False
     begun = [one for one in watch.restarts if one + 0.1 < at]
     return (
         is_open and bool(begun) and not any(begun[-1] < one < at + 0.3 for one, *_ in watch.started)

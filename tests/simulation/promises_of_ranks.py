@@ -55,8 +55,12 @@ def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
 
 @promise("The rank and what it started have `--launcher-grace` until SIGKILL")
 def has_its_grace(watch: Watch) -> Iterator[str]:
-    """Or the failure grace, after a failure. The third Ctrl-C kills at once."""
-    if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
+    """Or the failure grace, after a failure. The third Ctrl-C kills at once.
+
+    So does System.end_all here, for which a launcher waits that was stopped after its own error.
+    """
+    late = has(watch, What.LAUNCHER_FAILS) and has(watch, What.LAUNCHER_STOPS)
+    if late or any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
         return
     for rank in watch.ranks:
         killed = [at for at, number in rank.heard if number == signal.SIGKILL]

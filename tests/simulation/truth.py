@@ -96,7 +96,8 @@ def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
     unknown = lost(watch) or planned(watch, *SLOW, *OF_TORCHRUN)
     if unknown or watch.job.plan.max_restarts or not own:
         return True
-    return not any(_can_tell(watch, one, own[0].time) for one in own)
+    broken_at = min(one.time for one in (*own, *has(watch, What.LEAVES)))
+    return not any(_can_tell(watch, one, broken_at) for one in own)
 
 
 def _can_tell(watch: Watch, one: Happened, broken_at: float) -> bool:

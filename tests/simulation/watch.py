@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.peers import coordinator, events, member
-from launcher.peers.messages import Failed, Start, Stop, Watched
+from launcher.peers.messages import Failed, NoRanks, Start, Stop, Watched
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
@@ -99,6 +99,7 @@ class Watch:
         self.alive: dict[str, float] = {}  # when launchers woke to say so, by host
         self.asked: list[Asked] = []
         strangers = [fault for fault in job.plan.faults if fault.what is What.STRANGER]
+        self.kinds = {fault.what for fault in job.plan.faults}
         self._has_impostors = any(fault.amount >= IMPOSTORS for fault in strangers)
 
     # What is decided.
@@ -141,8 +142,11 @@ class Watch:
         is_exact = which != "member" and not isinstance(event, Watched)
         if attempt is not None and is_exact and not self._has_impostors:
             expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
-            # What a host says before it hears of the start counts (coordinator.host_failed).
-            crosses = isinstance(event, Failed) and (attempt, expected) == (0, 1)
+            # What a host says before it hears of the start counts (coordinator.host_failed); and
+            # others have ended, if the first one's launcher was stopped at a restart.
+            of_host = isinstance(event, Failed) and not event.failure.of_rank
+            has_ended = isinstance(event, NoRanks) and What.LAUNCHER_STOPS in self.kinds
+            crosses = attempt == expected - 1 and (of_host or has_ended)
             if attempt != expected and not crosses:
                 self.breaks(IN_ORDER, f"{type(event).__name__} {attempt} in {before.attempt}")
 
@@ -247,6 +251,8 @@ class Watch:
         """A launcher has ended with a result."""
         # 5 s after the first of them was killed; what others have left is killed a look later.
         by = self.job.clock.now - MARGIN + 2 * AGAIN + 0.01
+        if {What.LAUNCHER_FAILS, What.LAUNCHER_STOPS} <= self.kinds:
+            by = math.inf  # System.end_all has killed them, and waits for nothing
         left = [
             process
             for process in launcher.machine.processes.values()
