@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What
+from simulation.rows import Step
 from simulation.strangers import KINDS
 
 OF_RANKS = (
@@ -237,3 +238,31 @@ def plan_of(chosen: bytes, count: int) -> Plan:
 def drawn(by: random.Random) -> Plan:
     """Draw a plan with up to five faults."""
     return plan_of(by.randbytes(OF_PLAN + MOST * OF_FAULT), by.randint(0, MOST))
+
+
+IGNORES = Script(seconds=90.0, at_stop=AtStop.IGNORES, at_break=AtBreak.GOES_ON)
+# Rows of the tables in docs/how-it-works.md that 100,000 drawn jobs may not take, each with a job
+# that does: the third Ctrl-C comes before a restart is heard of again; a rank that had survived
+# SIGKILL ends before the first host says how the job does.
+RARE = {
+    Step("run", "Restarting", "Signal", "Done", "the third SIGINT"): Plan(
+        hosts=2,
+        script=IGNORES,
+        max_restarts=1,
+        failure_grace=30.0,
+        faults=(
+            Fault(What.RAISES, 8.0, host=1),
+            Fault(What.DELAY, 18.5, host=1, amount=1.5),
+            *(Fault(What.CTRL_C, at, host=1) for at in (18.7, 18.9, 19.1)),
+        ),
+    ),
+    Step("run", "Waiting", "RankEnded", "Waiting"): Plan(
+        hosts=2,
+        script=IGNORES,
+        faults=(
+            Fault(What.STUCK, 3.0, host=1, amount=33.0),
+            Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
+            Fault(What.STOP, 4.0, host=1),
+        ),
+    ),
+}

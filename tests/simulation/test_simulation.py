@@ -19,6 +19,7 @@ from simulation.job import Job
 from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, read, written
 from simulation.planting import MISTAKES, planted
 from simulation.search import report, search
+from simulation.strategies import RARE
 
 JOBS = 500  # of one seed
 SEEDS = range(20)  # 10,000 jobs in all
@@ -115,6 +116,12 @@ def test_phases_change_as_the_page_says() -> None:
     assert len(changes) > 40
     assert rows.not_shown(rows.TAKEN) == []
     assert len(rows.not_taken(rows.TAKEN)) < len(rows.ROWS) / 2
+
+
+@pytest.mark.parametrize("step", RARE)
+def test_rows_that_chance_seldom_takes_are_taken(step: rows.Step) -> None:
+    rows.TAKEN.clear()
+    assert broken(Job(RARE[step]).run()) == [] and step in rows.TAKEN
 
 
 def test_rows_that_no_job_has_taken_are_named() -> None:
