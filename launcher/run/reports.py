@@ -109,6 +109,11 @@ class Reports:
     # What is due.
 
     @property
+    def pids(self) -> list[int]:
+        """Those of the ranks that are connected, and have not ended."""
+        return [pid for pid in set(self._pids.values()) if not self._has_ended(pid)]
+
+    @property
     def has_more(self) -> bool:
         """Whether ends are to be told once nothing else is to be read."""
         return bool(self._ends)
