@@ -245,7 +245,8 @@ def broken_hardware_is_left(watch: Watch) -> Iterator[str]:
     broken = [one for one in has(watch, What.GPU_FAILS, What.GPU_BREAKS) if one not in unseen]
     for at, _, attempt in watch.started:
         for one in broken if attempt > 1 and not impostors(watch) else ():
-            hangs = watch.job.of(one.machine, What.DRIVER_HANGS)
+            # A launcher that stands still may find the time over before it has read the answer.
+            hangs = watch.job.of(one.machine, What.DRIVER_HANGS) or planned(watch, *SLOW)
             asked = one.time < watch.restarts[attempt - 2] and not hangs
             if one.rank.attempt < attempt if one.rank else asked:
                 yield f"attempt {attempt} starts at {at:.3f} s: {one.fault.what.value}"
