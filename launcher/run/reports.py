@@ -110,8 +110,8 @@ class Reports:
 
     @property
     def pids(self) -> list[int]:
-        """Those of the ranks that are connected, and have not ended."""
-        return [pid for pid in set(self._pids.values()) if not self._has_ended(pid)]
+        """Those of the ranks that are known here, and have not ended."""
+        return [pid for pid in self._local.values() if not any(self._system.exit_state(pid))]
 
     @property
     def has_more(self) -> bool:

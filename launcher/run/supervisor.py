@@ -184,8 +184,8 @@ class Supervisor:
         with contextlib.suppress(Exception):
             self._channel.say_last(failure)
         # What raised may have been what would have noted them.
-        connected = self._reports.pids if self._reports else ()
-        pids = list({*connected, *(rank.pid for rank in self.state.alive)})
+        known = self._reports.pids if self._reports else ()
+        pids = list({*known, *(rank.pid for rank in self.state.alive)})
         try:
             self._system.end_all(pids, self.state.job.failure_grace)
         except Exception:  # /proc cannot be read
