@@ -86,7 +86,7 @@ def _has_failed(error: Exception, environ: Mapping[str, str]) -> Ending:
     for line in traceback_of(error):
         log(line)
     host = environ.get("SM_CURRENT_HOST") or ALONE
-    failure = of_launcher(host, f"{type(error).__name__}: {error}")
+    failure = of_launcher(host, error)
     write_failure(failure.text, environ, quiet=True)
     return Ending(failure.exit_code)
 

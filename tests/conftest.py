@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
 import os
 import random
 import shutil
@@ -11,9 +13,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -107,6 +111,27 @@ def more(*values: object):
 def slow(*values: object):
     """Make a parameter a slow case of a kind that `make test` has: `make test-systems` runs it."""
     return pytest.param(*values, marks=pytest.mark.systems)
+
+
+@contextlib.contextmanager
+def told_by_a_rank(folder: str = ".") -> Iterator[list[dict[str, Any]]]:
+    """Listen for one rank, as a launcher with this folder does; yield what it tells by the end."""
+    told: list[dict[str, Any]] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen()
+        listener.settimeout(60)
+
+        def listen() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as lines:
+                told.extend(map(json.loads, lines))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield told
+        thread.join()
+    os.unlink(f"{folder}/socket")
 
 
 class Host:

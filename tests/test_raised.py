@@ -2,12 +2,11 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 
 import pytest
+from conftest import told_by_a_rank
 
 from launcher.job.plan import RANK
 from launcher.result import raised
@@ -26,24 +25,12 @@ SECONDARY = (
 
 
 @pytest.fixture
-def rank(script, tmp_path):
+def rank(script):
     """Run a script as rank 0 of a launcher: rank(text) -> exit code, what it told."""
 
     def run(text, *args, env=None):
         path = script(text)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind("socket")
-            listener.listen()
-            listener.settimeout(60)
-            told = []
-
-            def listen():
-                connection, _ = listener.accept()
-                with connection, connection.makefile("rb") as lines:
-                    told.extend(map(json.loads, lines))
-
-            thread = threading.Thread(target=listen)
-            thread.start()
+        with told_by_a_rank() as told:
             done = subprocess.run(
                 [sys.executable, RANK, "script", str(path), *args],
                 env={**os.environ, "LAUNCHER_RUN_DIR": ".", "RANK": "0", "LOCAL_RANK": "0"},
@@ -51,8 +38,6 @@ def rank(script, tmp_path):
                 text=True,
                 timeout=60,
             )
-            thread.join()
-        (tmp_path / "socket").unlink()
         assert told[0]["rank"] == 0
         return done.returncode, told[1:]
 

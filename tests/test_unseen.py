@@ -1,15 +1,13 @@
 """What ends a rank that does not raise: crashes, and what other threads raise. No torch."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
+from conftest import told_by_a_rank
 
 from launcher.job.plan import RANK
 from launcher.result import raised
@@ -23,19 +21,7 @@ def rank(script, tmp_path):
 
     def run(text, *flags, env=None, folder="."):
         path = script(text)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"{folder}/socket")
-            listener.listen()
-            listener.settimeout(60)
-            told = []
-
-            def listen():
-                connection, _ = listener.accept()
-                with connection, connection.makefile("rb") as lines:
-                    told.extend(map(json.loads, lines))
-
-            thread = threading.Thread(target=listen)
-            thread.start()
+        with told_by_a_rank(folder) as told:
             names = {"LAUNCHER_RUN_DIR": folder, "RANK": "0", "LOCAL_RANK": "0"}
             done = subprocess.run(
                 [sys.executable, *flags, RANK, "script", str(path)],
@@ -44,8 +30,6 @@ def rank(script, tmp_path):
                 text=True,
                 timeout=60,
             )
-            thread.join()
-        os.unlink(f"{folder}/socket")
         plain = subprocess.run(
             [sys.executable, *flags, str(path)],
             env={**os.environ, **(env or {})},

@@ -22,7 +22,7 @@ from launcher.text import port_is_taken
 
 
 class Prepared(NamedTuple):
-    """What this host is to run: `plan`, or the error for which it cannot: its configuration's."""
+    """What this host is to run: `plan`, or the error that prevents it."""
 
     cluster: Cluster
     options: Options

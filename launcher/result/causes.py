@@ -256,9 +256,10 @@ def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) ->
     return Failure(cause, exit_code, f"{text}\n")
 
 
-def of_launcher(host: str, error: str) -> Failure:
-    """Return the failure of a host whose launcher itself does: `error` is what it raised."""
-    what = f"launcher: {host}: the launcher itself failed with {printable(error)}"
+def of_launcher(host: str, error: Exception) -> Failure:
+    """Return the failure of a host whose launcher itself has failed: `error` is what it raised."""
+    raised = printable(f"{type(error).__name__}: {error}".removesuffix(": "))
+    what = f"launcher: {host}: the launcher itself failed with {raised}"
     text = f"{shortened(what, 900)}\nexit code {EXIT_SOFTWARE}; the log of {host} has the traceback"
     return of_host(text, EXIT_SOFTWARE)
 

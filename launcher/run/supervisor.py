@@ -174,8 +174,7 @@ class Supervisor:
                 self._system.log(line)
 
     def _own_failure(self, error: Exception) -> Failure:
-        raised = f"{type(error).__name__}: {error}".removesuffix(": ")
-        return of_launcher(self.state.job.current_host, raised)
+        return of_launcher(self.state.job.current_host, error)
 
     def _end_at_once(self, error: Exception) -> None:
         """End what runs here, with its failure grace, past state machines that do not."""
