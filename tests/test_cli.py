@@ -612,6 +612,7 @@ def test_random_config_files(tmp_path, hyperparameters, resources, channels):
     nodes_planned([], {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")})
 
 
+@pytest.mark.xdist_group("stacks")  # see tests/test_hangs.py
 def test_a_stop_ends_the_wait_for_stacks(start, tmp_path):
     """Of a launcher that does not answer."""
     with socket.socket(socket.AF_UNIX) as launcher:

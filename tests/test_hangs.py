@@ -18,6 +18,9 @@ recorded = pytest.mark.skipif(
     tuple(map(int, version("torch").split(".")[:2])) < (2, 8),
     reason="gloo has no recorder before torch 2.8",
 )
+# `sm-launch stacks` asks all jobs on this machine, and a rank that keeps Python's lock gets a signal
+# for it: no job of these may run beside a test that starts that tool.
+alone_with_stacks = pytest.mark.xdist_group("stacks")
 OPTIONS = ("--launcher-watch", "1", "--launcher-hang-notify", "3")
 
 LOCKED = """
@@ -249,6 +252,7 @@ dist.all_reduce(torch.ones(1))
 """
 
 
+@alone_with_stacks
 def test_where_ranks_are_that_wait_or_do_not_end(start_two, script):
     job = f"stacks-{os.getpid()}"  # others may run on this machine
     command = ("--train-script", script(HELD), "--launcher-grace", "4")
@@ -305,6 +309,7 @@ dist.destroy_process_group()
 POLLING = (*OPTIONS, "--launcher-nproc-per-node", "2")
 
 
+@alone_with_stacks
 @recorded
 def test_a_stall_alone_sends_no_rank_a_signal(start, script):
     """Some calls in C end early at any signal, and a job that is healthy would end of it."""
@@ -315,6 +320,7 @@ def test_a_stall_alone_sends_no_rank_a_signal(start, script):
     assert f"  {silent}; `sm-launch stacks` shows where, by a signal." in host.err, host.log()
 
 
+@alone_with_stacks
 @recorded
 @pytest.mark.parametrize("how", ["on demand", "hang-timeout"])
 def test_who_asks_for_stacks_has_them_by_a_signal(start, script, how):
