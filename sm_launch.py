@@ -17,7 +17,7 @@ def main() -> None:
 def train() -> None:
     """Train as the toolkit's training module (SAGEMAKER_TRAINING_MODULE=sm_launch:train)."""
     _run("launcher.__main__")  # now sys.modules has our `launcher`
-    importlib.import_module("launcher.training").main()
+    importlib.import_module("launcher.container.training").main()
 
 
 def _run(name: str) -> None:

@@ -31,7 +31,7 @@ from pathlib import Path
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import prepare
 from launcher.peers.messages import Hello, Job, hello, to_wire
-from launcher.protocol import encoded
+from launcher.text.protocol import encoded
 
 SCRIPT = "import sys, time; sys.stdout.write('runs\\n'); sys.stdout.flush(); time.sleep(3600)"
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from launcher.peers.messages import Watched, to_wire
+from launcher.peers.messages import ProgressReport, to_wire
 from launcher.watch import judge
 from launcher.watch.progress import Group, Rank
 
@@ -95,7 +95,7 @@ def coordinators_part(hosts: int = 1000, ranks: int = 8) -> tuple[int, float, fl
                 Group(f"{local}-{size - ranks + local}:{ranks}", 0, "mesh_dp", 500),
             )
             told.append(Rank(number, local, 30.0, "", "train_one_step, train.py:123", groups))
-        length = max(length, len(json.dumps(to_wire(Watched(1, tuple(told))))))
+        length = max(length, len(json.dumps(to_wire(ProgressReport(1, tuple(told))))))
         state = judge.heard(state, f"algo-{host + 1}", told, 100)
     heard = time.perf_counter() - began
     began = time.perf_counter()

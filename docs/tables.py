@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.job.help import EXIT_CODES, default_of
 from launcher.job.options import OPTIONS
-from launcher.text import flag
+from launcher.text.words import flag
 
 PAGES = [Path(__file__).with_name("options.md")]
 

@@ -10,24 +10,24 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.archive import PACKAGE
+from launcher.container.presence import Ending, InitClient
 from launcher.errors import LaunchError
+from launcher.host.archive import PACKAGE
+from launcher.host.signals import Signals
+from launcher.host.system import System
 from launcher.job import arguments
 from launcher.job.cluster import ALONE
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
 from launcher.job.resources import require_files
 from launcher.job.torchrun import max_restarts
-from launcher.log import log, show, traceback_of
 from launcher.peers.messages import Job
-from launcher.presence import Ending, InitClient
 from launcher.result.causes import NO_RESTART, of_launcher
 from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
-from launcher.signals import Signals
-from launcher.system import System
-from launcher.text import signal_name
+from launcher.text.log import log, show, traceback_of
+from launcher.text.words import signal_name
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         argv = argv[1:]
         # A container's arguments that begin with a dash are the launcher's own.
         if argv and not argv[0].startswith("-"):
-            from launcher import init  # which a job does not need
+            from launcher.container import init  # which a job does not need
 
             run = init.run
     elif argv[:1] in (["local"], ["doctor"], ["stacks"]):

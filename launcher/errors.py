@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 
-from launcher.text import printable
+from launcher.text.words import printable
 
 # What stops a job; the launcher's exit code is then 128 + the signal.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

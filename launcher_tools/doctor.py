@@ -20,14 +20,14 @@ from concurrent.futures import Future
 from typing import Any, Callable, TypeVar
 
 from launcher import __version__
-from launcher.child import Answer, Child
+from launcher.container.presence import Ending
 from launcher.errors import EXIT_USAGE, STOPS
+from launcher.host.child import Answer, Child
+from launcher.host.signals import Signals
 from launcher.job import arguments
-from launcher.log import kept, log, show
-from launcher.presence import Ending
 from launcher.result.failure import write_failure
-from launcher.signals import Signals
-from launcher.text import plural, printable, signal_name
+from launcher.text.log import kept, log, show
+from launcher.text.words import plural, printable, signal_name
 from launcher_tools import doctor_job, doctor_machine, doctor_network, doctor_stop
 from launcher_tools.doctor_job import PROBLEM, WARNING, Finding, Job, ok, warning
 

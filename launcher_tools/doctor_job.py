@@ -19,7 +19,7 @@ from launcher.job.options import Options
 from launcher.job.plan import AGENT, LaunchPlan
 from launcher.job.prepare import prepare
 from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
-from launcher.text import flag
+from launcher.text.words import flag
 
 # How bad a finding is; only the last one changes the exit code.
 OK, WARNING, PROBLEM = "ok", "warning", "problem"

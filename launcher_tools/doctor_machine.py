@@ -16,15 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher import __version__
-from launcher.child import Answer
 from launcher.errors import LaunchError
-from launcher.job import cgroups, resources, toolkit
-from launcher.job.cgroups import read_text
+from launcher.host import cgroups
+from launcher.host.cgroups import read_text
+from launcher.host.child import Answer
+from launcher.host.processes import status
+from launcher.host.run_dir import run_dir, unpacked
+from launcher.job import resources, toolkit
 from launcher.job.resources import FEWEST_FILES
-from launcher.processes import status
 from launcher.result.failure import output_dir
-from launcher.run_dir import run_dir, unpacked
-from launcher.text import flag, plural
+from launcher.text.words import flag, plural
 from launcher_tools.doctor_job import Finding, Job, installed, ok, problem, warning
 
 _SMALL_SHM = 512 << 20  # bytes; Docker's default is 64 MiB

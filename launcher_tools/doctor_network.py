@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, NamedTuple
 
+from launcher.host.names import look_up
+from launcher.host.system import listen, own_addresses
 from launcher.job import resources
-from launcher.names import look_up
-from launcher.system import listen, own_addresses
-from launcher.text import flag, is_loopback, join_and_count, some_of
+from launcher.text.words import flag, is_loopback, join_and_count, some_of
 from launcher_tools.doctor_job import OK, PROBLEM, WARNING, Finding, Job, ok, problem, warning
 
 FOR_NAMES = 10  # seconds

@@ -7,9 +7,9 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.job.cgroups import read_text
+from launcher.host.cgroups import read_text
 from launcher.job.options import INIT
-from launcher.text import shortened
+from launcher.text.words import shortened
 from launcher_tools.doctor_job import Finding, ok, warning
 
 _MOST_ABOVE = 50

@@ -9,13 +9,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+from launcher.container.presence import Ending
 from launcher.errors import LaunchError
+from launcher.host.signals import Signals
 from launcher.job import resources
 from launcher.job.options import HOST_ADDRESSES
-from launcher.log import log, show
-from launcher.presence import Ending
-from launcher.signals import Signals
-from launcher.text import join_and_count, plural, printable, short, signal_name
+from launcher.text.log import log, show
+from launcher.text.words import join_and_count, plural, printable, short, signal_name
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host, Loop
 from launcher_tools.local_options import Choices

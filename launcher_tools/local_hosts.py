@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Callable
 
-from launcher import run_dir
-from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import EXIT_CANNOT_EXECUTE, STOPS, WARNINGS, LaunchError
-from launcher.processes import Processes, reap, send, tie_to_this_process, tree
-from launcher.signals import Signals, left_alone
-from launcher.text import signal_name
+from launcher.host import run_dir
+from launcher.host.archive import ARCHIVE, PACKAGE
+from launcher.host.processes import Processes, reap, send, tie_to_this_process, tree
+from launcher.host.signals import Signals, left_alone
+from launcher.text.words import signal_name
 from launcher_tools.local_options import KILL, START, Event
 from launcher_tools.local_output import STDERR, STDOUT, Printer
 

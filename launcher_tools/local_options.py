@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple, NoReturn, TypeVar
 from launcher.errors import LaunchError
 from launcher.job import arguments, target
 from launcher.job.options import OPTIONS, Options, whole
-from launcher.text import flag
+from launcher.text.words import flag
 
 _T = TypeVar("_T")
 _MOST_HOSTS = 100

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from launcher.errors import STOPS
-from launcher.signals import Signals
-from launcher.text import printable
+from launcher.host.signals import Signals
+from launcher.text.words import printable
 
 STDOUT, STDERR = 1, 2
 _COLOURS = (36, 33, 32, 35, 34, 31)

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from launcher.errors import LaunchError
+from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.options import INTERNAL
-from launcher.signals import Signals
 
 _T = TypeVar("_T")
 # Below Linux's ephemeral ports (ip(7), ip_local_port_range): the kernel gives them to nobody.

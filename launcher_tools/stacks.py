@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from launcher.container.presence import Ending
 from launcher.errors import LaunchError
+from launcher.host.signals import Signals
 from launcher.job import arguments
 from launcher.job.options import RUN_DIR
-from launcher.log import log, show
-from launcher.presence import Ending
-from launcher.protocol import Lines, decoded, encoded
-from launcher.signals import Signals
-from launcher.text import printable
+from launcher.text.log import log, show
+from launcher.text.protocol import Lines, decoded, encoded
+from launcher.text.words import printable
 
 _TO_CONNECT, _TO_ANSWER = 2, 8  # s; hosts answer within 3
 _LIMIT = 1 << 20  # bytes of an answer

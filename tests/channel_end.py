@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
+from launcher.host.system import System
 from launcher.peers.channel import Channel
 from launcher.peers.events import AllKnow
 from launcher.peers.messages import End as TheEnd
 from launcher.peers.messages import Start
-from launcher.system import System
 
 
 class End:

@@ -23,7 +23,7 @@ import psutil
 import pytest
 from ranks import Ranks
 
-from launcher.log import flush
+from launcher.text.log import flush
 
 REPO = Path(__file__).resolve().parent.parent
 TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"

@@ -15,10 +15,10 @@ from typing import Any
 del sys.path[0]  # this folder
 
 from launcher.cli import main  # noqa: E402
+from launcher.host.system import System  # noqa: E402
 from launcher.job import prepare  # noqa: E402
 from launcher.run import machine, supervisor  # noqa: E402
 from launcher.run.events import RanksStarted  # noqa: E402
-from launcher.system import System  # noqa: E402
 
 
 def mistaken(plain: Any, *, always: bool) -> Any:

@@ -125,8 +125,8 @@ def test_no_module_of_the_source_folder_takes_the_place_of_ours_or_of_pythons(
         done = launch(sys.executable, one_file, *DRY, PYTHONPATH=path, PYTHONSAFEPATH="1")
         assert done.stdout.endswith(" -- script.py\n")
     # The ranks would not find a module of the archive.
-    refused = launch(sys.executable, one_file, "--train-module", "launcher.archive", code=2)
-    assert "launcher.archive: there is no such module" in refused.stderr
+    refused = launch(sys.executable, one_file, "--train-module", "launcher.host.archive", code=2)
+    assert "launcher.host.archive: there is no such module" in refused.stderr
 
 
 def test_python_without_psutil(script, one_file, pretend_torch, tmp_path):

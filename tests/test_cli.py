@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from launcher.errors import LaunchError
 from launcher.job.options import OPTIONS
 from launcher.job.prepare import prepare
-from launcher.log import flush
+from launcher.text.log import flush
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
 ALONE = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}

@@ -18,8 +18,8 @@ recorded = pytest.mark.skipif(
     tuple(map(int, version("torch").split(".")[:2])) < (2, 8),
     reason="gloo has no recorder before torch 2.8",
 )
-# `sm-launch stacks` asks all jobs on this machine, and a rank that keeps Python's lock gets a signal
-# for it: no job of these may run beside a test that starts that tool.
+# `sm-launch stacks` asks all jobs on this machine, and a rank that keeps Python's lock gets a
+# signal for it: no job of these may run beside a test that starts that tool.
 alone_with_stacks = pytest.mark.xdist_group("stacks")
 OPTIONS = ("--launcher-watch", "1", "--launcher-hang-notify", "3")
 

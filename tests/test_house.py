@@ -10,18 +10,20 @@ from conftest import REPO
 PACKAGE, TOOLS = REPO / "launcher", REPO / "launcher_tools"
 # A folder for the ranks' sys.path, with what they import from it.
 SMDDP = REPO / "smddp"
-# From the top down: a module imports from its own floor and from those below. What is not named
-# here is ground: text, errors, log, names, signals, processes, protocol, run_dir, decisions.
+# From the top down: a module imports from its own floor and from those below.
 FLOORS = [
     ("launcher_tools",),  # which launcher.cli finds beside the package, for whom it is to run
     ("launcher.__main__",),
     ("launcher.cli",),
-    ("launcher.run", "launcher.init"),
+    ("launcher.run", "launcher.container"),
     ("launcher.peers",),
     ("launcher.watch",),
-    ("launcher.result", "launcher.system"),
-    ("launcher.job", "launcher.presence"),
-    ("launcher", "launcher.training"),
+    ("launcher.result",),
+    ("launcher.job",),
+    ("launcher.host",),
+    ("launcher.errors",),
+    ("launcher.text",),
+    ("launcher",),
 ]
 # What acts, or waits, in the folders where all else is pure.
 ACTS = {
@@ -39,9 +41,9 @@ ACTS = {
 }
 # Pure wherever they are, and never missing.
 PURE = [
-    "launcher.text",
+    "launcher.text.words",
     "launcher.errors",
-    "launcher.decisions",
+    "launcher.text.decisions",
     "launcher.run.machine",
     "launcher.run.state",
     "launcher.run.ranks",
@@ -72,7 +74,7 @@ CHILDREN = [
     "launcher.run.describe",
     "launcher.run.unseen",
 ]
-CHILDREN += ["launcher.training", "launcher.watch.in_rank", "launcher_tools.doctor_probe"]
+CHILDREN += ["launcher.container.training", "launcher.watch.in_rank", "launcher_tools.doctor_probe"]
 OURS = {"launcher", "launcher_tools"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 600, 50
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -222,6 +224,6 @@ def test_nothing_but_the_standard_library_and_psutil_is_imported():
     }
     assert theirs == {
         ("launcher.run.agent", "torch"),
-        ("launcher.training", "sagemaker_training"),
+        ("launcher.container.training", "sagemaker_training"),
         ("launcher_tools.doctor_probe", "torch"),
     }

@@ -25,13 +25,14 @@ def own_events(module):
     return set(re.findall(r"^class (\w+)", part[0], re.MULTILINE))
 
 
-# Of each machine: its phases, its events, and its picture. `Said` is shown as what is said.
+# Of each machine: its phases, its events, and its picture. `Received` is shown as what is said.
 HEARD_BY_RUN = {*re.findall(r"\w+", inspect.getsource(machine.step))} & names(messages.Message)
 MACHINES = {
     "run": (names(state.Phase), own_events(events) | HEARD_BY_RUN | {"AllKnow"}),
     "coordinator": (
         names(coordinator.Phase),
-        own_events(of_hosts) - {"Said", "Connected", "Unreachable"} | names(messages.FromMember),
+        own_events(of_hosts) - {"Received", "Connected", "Unreachable"}
+        | names(messages.FromMember),
     ),
     "member": (
         names(member.Phase),

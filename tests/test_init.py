@@ -12,9 +12,9 @@ import time
 import pytest
 from conftest import LAUNCHER, ended_by, poll
 
-from launcher import init as pid1
-from launcher.init import Receiver
-from launcher.presence import Ending, InitClient, is_trusted
+from launcher.container import init as pid1
+from launcher.container.init import Receiver
+from launcher.container.presence import Ending, InitClient, is_trusted
 
 STOPPED = 143
 NOBODY = 65534  # a uid of no other process here
@@ -23,8 +23,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 STAND_IN = f"""
 import os, select, signal, sys, time
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})
-from launcher.presence import Ending, InitClient
-from launcher.signals import Signals
+from launcher.container.presence import Ending, InitClient
+from launcher.host.signals import Signals
 if "RUNS_AS" in os.environ:
     os.setuid(int(os.environ["RUNS_AS"]))
 with Signals() as signals, InitClient(os.environ) as presence:

@@ -21,8 +21,8 @@ from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, poll
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import run_dir as job_dir
 from launcher.errors import LaunchError
+from launcher.host import run_dir as job_dir
 from launcher.job import resources, toolkit
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
@@ -63,7 +63,7 @@ def test_output_that_was_closed_from_the_start():
     text = """
         import sys
         from launcher_tools.local_output import Output
-        from launcher.signals import Signals
+        from launcher.host.signals import Signals
         with Signals() as signals:
             output = Output({})
             output.feed(1, 1, b"to stdout\\n" * 99999)

@@ -9,7 +9,7 @@ from launcher.job import options
 from launcher.job.arguments import parse, split, wants_help
 from launcher.job.help import help_text
 from launcher.job.options import OPTIONS
-from launcher.text import flag
+from launcher.text.words import flag
 
 RUN = ["--train-script", "t.py"]
 

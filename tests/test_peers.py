@@ -20,8 +20,8 @@ from launcher.peers.events import (
     HangUp,
     Listen,
     Lost,
+    Received,
     Refuse,
-    Said,
     Say,
     Send,
     StopListening,
@@ -33,26 +33,26 @@ from launcher.peers.events import (
 from launcher.peers.messages import (
     Alive,
     AllStacks,
+    AtRendezvous,
     Cleared,
+    CollectStacks,
     End,
-    EndedWell,
     Failed,
+    HostStacks,
     Job,
     Later,
-    Meeting,
     Missing,
-    NoRanks,
-    NoRanksLeft,
+    NoRanksAnywhere,
+    NoRanksHere,
+    ProgressReport,
+    RanksSucceeded,
     Refusal,
     Refused,
     Restart,
-    ShowStacks,
-    Stacks,
+    StacksRequest,
     Start,
     Stop,
     Succeeded,
-    WantStacks,
-    Watched,
     Welcome,
     from_coordinator,
     from_member,
@@ -60,9 +60,9 @@ from launcher.peers.messages import (
     hello,
     to_wire,
 )
-from launcher.protocol import decoded, encoded
 from launcher.result.causes import LIMIT, Cause, Failure, Result
-from launcher.text import Log
+from launcher.text.protocol import decoded, encoded
+from launcher.text.words import Log
 from launcher.watch.progress import Group, Rank
 
 HOSTS = FIRST, SECOND, THIRD = ("algo-1", "algo-2", "algo-3")
@@ -98,7 +98,7 @@ class Host:
 
     def hears(self, host, message, now=0):
         """Hear what a host says, which may be this one."""
-        return self.step(Said(host, message), now)
+        return self.step(Received(host, message), now)
 
     def hears_hello(self, host, now=0, **more):
         said = hello(job(host, **{"hosts": self.job.hosts, **more}))
@@ -271,7 +271,7 @@ def test_a_stop_before_all_have_joined_is_told_to_those_that_come(first):
     [
         (Lost(SECOND, DIED), 10.5, lost(SECOND)),
         # There is nothing to restart, whatever it says: who knows the job's name can say this.
-        (Said(SECOND, failed(attempt=0)), 10.3, Result(1, "loss is nan\n")),
+        (Received(SECOND, failed(attempt=0)), 10.3, Result(1, "loss is nan\n")),
     ],
 )
 def test_a_host_that_is_lost_or_fails_before_all_have_joined_ends_the_job(event, at, result):
@@ -358,7 +358,7 @@ def test_how_a_job_ends(restarts, events, at, result):
         while first.due < now:
             do(first.due, Time())
         if host:
-            do(now, Lost(host, what) if isinstance(what, str) else Said(host, what))
+            do(now, Lost(host, what) if isinstance(what, str) else Received(host, what))
     here = [host for host in HOSTS[1:] if (host, DIED) not in [event[1:] for event in events]]
     assert told == [(at, action) for action in (*everywhere(End(result), *here), ALL_KNOW)]
     for message in (failed(), Stop(2), Succeeded(1), Cleared(1, 0)):
@@ -374,42 +374,46 @@ def restarts(first, at, attempt, now):
     assert first.due == now + 100  # the start time-out
     assert first.hears(THIRD, failed("of this restart\n", attempt=attempt), now) == ()
     for host in (FIRST, SECOND, FIRST):
-        assert first.hears(host, NoRanks(attempt), now) == ()
+        assert first.hears(host, NoRanksHere(attempt), now) == ()
         assert first.hears(host, Cleared(attempt, 0), now) == ()
         assert first.hears(THIRD, Cleared(attempt - 1, 0), now) == ()
     assert first.hears(THIRD, Cleared(attempt, 0), now) == everywhere(Start(attempt + 1))
     assert not first.state.no_ranks
-    for message in (failed(attempt=attempt), Succeeded(attempt), NoRanks(attempt)):
+    for message in (failed(attempt=attempt), Succeeded(attempt), NoRanksHere(attempt)):
         assert first.hears(SECOND, message, now) == ()
     assert first.due == now + 100
-    assert first.hears(SECOND, Meeting(attempt + 1, has_met=True), now) == ()
+    assert first.hears(SECOND, AtRendezvous(attempt + 1, has_met=True), now) == ()
     assert first.state.phase == coordinator.Running()
 
 
 CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"
 BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
-LEFT = (9, THIRD, EndedWell(1, 5, (0.2,)))
+LEFT = (9, THIRD, RanksSucceeded(1, 5, (0.2,)))
 # Name: what hosts say, and when; the first line then.
 LEAVE = {
     "one": ([LEFT], f"{CLOSED}; algo-3, rank 5 had ended with exit code 0 1.2 s before"),
     "more": (
-        [LEFT, (9.5, FIRST, EndedWell(1, 0, (0.1, 0.1))), (9.9, SECOND, EndedWell(1, 3, (5.9, 2)))],
+        [
+            LEFT,
+            (9.5, FIRST, RanksSucceeded(1, 0, (0.1, 0.1))),
+            (9.9, SECOND, RanksSucceeded(1, 3, (5.9, 2))),
+        ],
         f"{CLOSED}; algo-2, rank 3 and 4 more had ended with exit code 0, the first 6.0 s before",
     ),
     # It is known only later, but was before; and after the failure.
     "later": (
-        [(12, THIRD, EndedWell(1, 5, (2.3, 1.9, 0.1)))],
+        [(12, THIRD, RanksSucceeded(1, 5, (2.3, 1.9, 0.1)))],
         f"{CLOSED}; algo-3, rank 5 had ended with exit code 0 0.3 s before",
     ),
     "after": (
-        [(12, THIRD, EndedWell(1, 5, (1.9,)))],
+        [(12, THIRD, RanksSucceeded(1, 5, (1.9,)))],
         f"{CLOSED}; algo-3, rank 5 ended with exit code 0 0.1 s after",
     ),
     "more after": (
-        [(12, THIRD, EndedWell(1, 5, (1.9, 0.5))), (12, FIRST, EndedWell(1, 0, (1,)))],
+        [(12, THIRD, RanksSucceeded(1, 5, (1.9, 0.5))), (12, FIRST, RanksSucceeded(1, 0, (1,)))],
         f"{CLOSED}; algo-3, rank 5 and 2 more ended with exit code 0, the first 0.1 s after",
     ),
-    "of another attempt": ([(9, THIRD, EndedWell(2, 5, (0.0,)))], CLOSED),
+    "of another attempt": ([(9, THIRD, RanksSucceeded(2, 5, (0.0,)))], CLOSED),
     "nobody": ([], CLOSED),
 }
 
@@ -460,7 +464,7 @@ def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kep
 def test_a_restart_says_who_had_left_and_the_next_attempt_knows_nothing_of_it():
     first = ready(max_restarts=3)
     for attempt, again in ((1, ""), (2, "for the second time, ")):
-        first.hears(THIRD, EndedWell(attempt, 5, (attempt / 10,)), 9)
+        first.hears(THIRD, RanksSucceeded(attempt, 5, (attempt / 10,)), 9)
         first.hears(SECOND, BROKEN._replace(attempt=attempt), 10)
         why = first.waits_until(13)[-1].message.why
         assert "; algo-3, rank 5 had ended with exit code 0 1." in why and again in why
@@ -482,11 +486,11 @@ RUN_ON = (
 def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_restart_it(other):
     first = ready(max_restarts=3, watch=5, hang_notify=60, hang_timeout=100)
     first.hears(SECOND, Succeeded(1), 50)
-    first.hears(THIRD, Watched(1, (RETURNED,), 0), 100)
+    first.hears(THIRD, ProgressReport(1, (RETURNED,), 0), 100)
     if other == "has ended":
         first.hears(FIRST, Succeeded(1), 100)
     elif other != "says nothing":
-        first.hears(FIRST, Watched(1, (WAITS,), 1 if other == "trains" else 0), 100)
+        first.hears(FIRST, ProgressReport(1, (WAITS,), 1 if other == "trains" else 0), 100)
     assert [one.line for one in first.waits_until(101)] == [RUN_ON]
     if other in ("trains", "says nothing"):
         assert [one.line for one in first.waits_until(30 + 2 * 71)] == [RUN_ON]
@@ -545,8 +549,10 @@ def test_a_restart_has_the_start_time_out_in_all(cleared, waiting, says):
     for host in cleared:
         first.hears(host, Cleared(1, 0), 60)
     for host in waiting:
-        assert first.hears(host, Meeting(1, has_met=True), 70) == ()  # too late, of the last one
-        assert first.hears(host, Meeting(2, has_met=False), 70) == ()
+        assert (
+            first.hears(host, AtRendezvous(1, has_met=True), 70) == ()
+        )  # too late, of the last one
+        assert first.hears(host, AtRendezvous(2, has_met=False), 70) == ()
     text = f"{says} within 100 s of the restart\nexit code 69\n"
     text += "what was restarted had failed: loss is nan\n"
     assert first.waits_until(110.3)[1] == Tell(End(Result(69, text)))
@@ -560,7 +566,7 @@ def test_a_first_host_that_waits_for_the_ranks_of_others_is_not_behind_them(with
     first.hears(THIRD, failed(), 10)
     first.step(Time(), 10.3)
     for host in without_ranks:
-        first.hears(host, NoRanks(1), 20)
+        first.hears(host, NoRanksHere(1), 20)
     first.hears(THIRD, Cleared(1, 0), 20)
     text = f"{says} did not clear attempt 1 within 100 s of the restart\nexit code 69\n"
     text += "what was restarted had failed: loss is nan\n"
@@ -591,17 +597,17 @@ def test_a_first_host_that_others_have_lost_at_a_restart_says_what_they_say():
 
 def test_stacks_are_of_the_ranks_that_run_now():
     first = ready(max_restarts=3)
-    assert first.hears(SECOND, WantStacks(), 37) == everywhere(ShowStacks(1, True))
+    assert first.hears(SECOND, StacksRequest(), 37) == everywhere(CollectStacks(1, True))
     first.hears(SECOND, failed(), 37.5)
     first.step(Time(), 38)
     for host in HOSTS:
         first.hears(host, Cleared(1, 0), 38)
-    assert first.hears(THIRD, WantStacks(), 38.5) == everywhere(ShowStacks(2, True))
+    assert first.hears(THIRD, StacksRequest(), 38.5) == everywhere(CollectStacks(2, True))
     for host in HOSTS:
-        assert first.hears(host, Stacks(1, (((0,), "  of attempt 1"),)), 38.6) == ()
+        assert first.hears(host, HostStacks(1, (((0,), "  of attempt 1"),)), 38.6) == ()
     for host in (FIRST, SECOND):
-        assert first.hears(host, Stacks(2, ()), 39) == ()
-    told = first.hears(THIRD, Stacks(2, (((0,), "  here"),)), 39)
+        assert first.hears(host, HostStacks(2, ()), 39) == ()
+    told = first.hears(THIRD, HostStacks(2, (((0,), "  here"),)), 39)
     assert told == (Send((THIRD,), AllStacks(("rank 0:", "  here"))),)
 
 
@@ -612,18 +618,18 @@ def test_for_the_log_ranks_get_no_signal_unless_their_wait_ends_the_job(timeout,
     waits = Group("0-2", last=9, waits=9, op="all_reduce")
     for number, host in enumerate(HOSTS):
         groups = (waits if number else waits._replace(last=8, waits=0),)
-        first.hears(host, Watched(1, (Rank(number, 0, 70.0, groups=groups),)), 100)
+        first.hears(host, ProgressReport(1, (Rank(number, 0, 70.0, groups=groups),)), 100)
     line, *asks = first.waits_until(101)
     assert "no progress for 71 s" in line.line
-    assert tuple(asks) == everywhere(ShowStacks(1, may_signal))
+    assert tuple(asks) == everywhere(CollectStacks(1, may_signal))
 
 
 def test_no_ranks_are_left_when_the_last_host_that_is_here_has_none():
     first = ready()
     first.hears(SECOND, Stop(15))
     for host, attempt in ((FIRST, 1), (THIRD, 0), (SECOND, 1)):
-        assert first.hears(host, NoRanks(attempt)) == ()
-    assert first.step(Lost(THIRD, DIED)) == everywhere(NoRanksLeft(1), SECOND)
+        assert first.hears(host, NoRanksHere(attempt)) == ()
+    assert first.step(Lost(THIRD, DIED)) == everywhere(NoRanksAnywhere(1), SECOND)
 
 
 def test_a_host_alone_coordinates_itself():
@@ -632,7 +638,7 @@ def test_a_host_alone_coordinates_itself():
     alone.hears(FIRST, failed(), 9.7)
     line = "attempt 1 of 2 failed after 10 s: loss is nan; restarting all ranks."
     assert alone.waits_until(10) == (Tell(Restart(1, line)),)
-    assert alone.hears(FIRST, NoRanks(1), 11) == (Tell(NoRanksLeft(1)),)
+    assert alone.hears(FIRST, NoRanksHere(1), 11) == (Tell(NoRanksAnywhere(1)),)
     assert alone.hears(FIRST, Cleared(1, 0), 12) == (Tell(Start(2)),)
     assert alone.hears(FIRST, Succeeded(2), 13) == (Tell(End(Result(0))), ALL_KNOW)
 
@@ -661,16 +667,16 @@ def test_a_member_joins_and_follows_the_coordinator(second):
     assert second.due == math.inf
     missing = second.hears(FIRST, Missing((THIRD,), 1))
     assert missing == (Log("waiting for algo-3 and 1 more."),)
-    for message in (Start(1), Restart(1, "why"), Start(2), NoRanksLeft(2)):
+    for message in (Start(1), Restart(1, "why"), Start(2), NoRanksAnywhere(2)):
         assert second.hears(FIRST, message) == (Tell(message),)
-    for message in (failed(attempt=2), NoRanks(2), Stop(15)):
+    for message in (failed(attempt=2), NoRanksHere(2), Stop(15)):
         assert second.hears(SECOND, message) == (Say(message),)
     end = End(Result(1, "loss is nan\n"))
     assert second.hears(FIRST, end) == (Tell(end), ALL_KNOW)
     assert second.hears(FIRST, end) == second.step(Lost(FIRST, DIED)) == ()
     # Its torchrun may keep the store, and be allowed to end.
-    assert second.hears(SECOND, NoRanks(2)) == (Say(NoRanks(2)),)
-    assert second.hears(FIRST, NoRanksLeft(2)) == (Tell(NoRanksLeft(2)),)
+    assert second.hears(SECOND, NoRanksHere(2)) == (Say(NoRanksHere(2)),)
+    assert second.hears(FIRST, NoRanksAnywhere(2)) == (Tell(NoRanksAnywhere(2)),)
 
 
 ANSWERS = "launcher: what answers on port 29401 of algo-1 "
@@ -689,7 +695,7 @@ REFUSED = "launcher: the launcher of algo-1 refused algo-2: it runs another job.
         ([], GARBAGE, 69, ANSWERS + NO_LAUNCHER),
         ([], None, 69, SILENT % "10 s"),
         ([], Lost(FIRST, "it stopped answering"), 69, "algo-1 was lost: it stopped answering"),
-        ([], Said(FIRST, Refused(Refusal.ANOTHER_JOB)), 2, REFUSED),
+        ([], Received(FIRST, Refused(Refusal.ANOTHER_JOB)), 2, REFUSED),
     ],
 )
 def test_a_member_that_cannot_talk_to_the_coordinator_ends(second, said, event, code, text):
@@ -803,20 +809,20 @@ def test_messages_arrive_as_they_were_sent():
         Cleared(3, 0, LOST),
         Stop(2),
         Succeeded(1),
-        NoRanks(2),
+        NoRanksHere(2),
         Cleared(3, 4),
         WATCHED,
     )
-    members = (*members, WantStacks(), STACKS, Meeting(2, has_met=True), Alive())
+    members = (*members, StacksRequest(), STACKS, AtRendezvous(2, has_met=True), Alive())
     members = (*members, ENDS_WELL, failed()._replace(age=2.5))
     for message in members:
         assert from_member(wire(message)) == message
     ends = [End(Result(0)), End(STOPPED), End(Result(3, "loss is nan\nexit code 3\n"))]
-    told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksLeft(2), Alive()]
+    told = [Welcome(), Later(), Start(1), Restart(1, "why"), NoRanksAnywhere(2), Alive()]
     told += [
         *map(Refused, Refusal),
-        ShowStacks(3, True),
-        ShowStacks(4, False),
+        CollectStacks(3, True),
+        CollectStacks(4, False),
         AllStacks(("rank 0:", "  main thread:")),
     ]
     for message in (*told, *ends, Missing((THIRD,), 2)):
@@ -836,18 +842,20 @@ def changed(message, *path):
 
 NESTED = json.loads("[" * 900 + "]" * 900)
 NUMBERS, TEXTS = (-1, 10**17, True, "1", 1.0, None), ("", " \n", None, 7, ["x"])
-WATCHED = Watched(1, (Rank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),))
+WATCHED = ProgressReport(
+    1, (Rank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),)
+)
 SECONDS = [-1, "1", None, math.inf, math.nan]
-ENDS_WELL = EndedWell(1, 5, (2.5, 0.0))
-STACKS = Stacks(3, (((0, 1), "  main thread:\n    x"),))
+ENDS_WELL = RanksSucceeded(1, 5, (2.5, 0.0))
+STACKS = HostStacks(3, (((0, 1), "  main thread:\n    x"),))
 HELLO, MISSING, END = hello(job(SECOND)), Missing((THIRD,), 0), End(Result(3, "x\n"))
 # How it is read, a valid message, and values that are not valid at a path in it.
 INVALID = [
     *((from_stranger, HELLO, name, [7, None, NESTED]) for name in ("job", "host", "fingerprint")),
     (from_stranger, HELLO, "fingerprint", "a", [7, {}, NESTED, [["a"]]]),
     (from_member, Stop(15), "number", [0, 9, 64, *NUMBERS]),
-    *((from_member, one, "attempt", NUMBERS) for one in (failed(), Succeeded(1), NoRanks(1))),
-    (from_member, Meeting(1, has_met=True), "attempt", NUMBERS),
+    *((from_member, one, "attempt", NUMBERS) for one in (failed(), Succeeded(1), NoRanksHere(1))),
+    (from_member, AtRendezvous(1, has_met=True), "attempt", NUMBERS),
     *((from_member, Cleared(1, 0), name, NUMBERS) for name in ("attempt", "survivors")),
     (from_member, Cleared(1, 0), "broken", [7, None, NESTED]),
     (from_member, failed(), "failure", "broken", [7, None, NESTED]),
@@ -866,10 +874,13 @@ INVALID = [
     (from_member, ENDS_WELL, "attempt", NUMBERS),
     (from_member, STACKS, "number", NUMBERS),
     (from_member, STACKS, "ranks", [1, [1], [[1]], [[[1], 7]], [[["1"], "x"]], [[[], "x"]]]),
-    (heard, ShowStacks(3, True), "number", NUMBERS),
-    (heard, ShowStacks(3, True), "may_signal", [0, 1, "", None]),
+    (heard, CollectStacks(3, True), "number", NUMBERS),
+    (heard, CollectStacks(3, True), "may_signal", [0, 1, "", None]),
     (heard, AllStacks(("x",)), "lines", [1, [1], None]),
-    *((heard, one, "attempt", NUMBERS) for one in (Start(1), NoRanksLeft(1), Restart(1, "why"))),
+    *(
+        (heard, one, "attempt", NUMBERS)
+        for one in (Start(1), NoRanksAnywhere(1), Restart(1, "why"))
+    ),
     (heard, Restart(1, "why"), "why", [7, None]),
     (heard, Refused(Refusal.NO_HOST), "why", ["", "this is job a", "name", 7, None, NESTED]),
     (heard, END, "result", "exit_code", [256, *NUMBERS]),

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from conftest import poll
 
-from launcher.child import Question
+from launcher.host.child import Question
 
 
 @pytest.fixture

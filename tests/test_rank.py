@@ -10,8 +10,8 @@ import zipfile
 
 import pytest
 
+from launcher.host.run_dir import IN_RANK
 from launcher.job.plan import RANK
-from launcher.run_dir import IN_RANK
 
 LOOK = """
 import json, multiprocessing, os, pickle, sys

@@ -9,25 +9,25 @@ import pytest
 from conftest import poll
 
 from launcher.errors import LaunchError
-from launcher.peers.messages import WantStacks
+from launcher.host.run_dir import run_dir
+from launcher.host.signals import Signals
+from launcher.host.system import System
+from launcher.peers.messages import StacksRequest
 from launcher.result.raised import Link
 from launcher.run.events import (
     Answer,
-    AsksToEnd,
-    AsksToStart,
     ChildEnded,
+    CloseRequested,
     RankEnded,
+    RankExits,
     RankRuns,
-    RankSaid,
     RanksStarted,
+    StartRequested,
     ThreadRaised,
     TorchrunEnded,
     TorchrunRuns,
 )
 from launcher.run.reports import Reports
-from launcher.run_dir import run_dir
-from launcher.signals import Signals
-from launcher.system import System
 from launcher.watch.host import Watch
 from launcher.watch.stacks import Call
 
@@ -114,10 +114,10 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
         reports.act_until(lambda: len(reports.told) == 5)
         assert reports.told[:3] == [
             TorchrunRuns(),
-            AsksToStart(),
+            StartRequested(),
             RanksStarted([(pid, 7, 0)], True, 8),
         ]
-        assert reports.told[-2:] == [RankEnded(pid, 42), AsksToEnd(0, "", True)]
+        assert reports.told[-2:] == [RankEnded(pid, 42), CloseRequested(0, "", True)]
         reports.tell_signalled([pid])
         reports.answer(Answer(leave=True))
         answer = b'{"signalled": [%d]}\n{"question": 2, "leave": true}\n' % pid
@@ -136,7 +136,7 @@ def test_the_end_of_a_rank_comes_behind_what_it_has_said(reports):
         reports.act_until(lambda: reports.told)
         said.sendall(json.dumps({"end": {"exit_code": 1, "chain": [link]}}).encode() + b"\n")
         reports.act_until(lambda: len(reports.told) == 3)
-    assert reports.told[1:] == [RankSaid(pid, 1, (Link(**link),)), RankEnded(pid, 3)]
+    assert reports.told[1:] == [RankExits(pid, 1, (Link(**link),)), RankEnded(pid, 3)]
     os.waitpid(pid, 0)
 
 
@@ -228,7 +228,7 @@ def test_a_rank_of_which_a_process_was_killed_for_memory(reports, kills, code, m
     of_thread = oom if message else ""
     assert reports.told[1:] == [
         ThreadRaised(os.getpid(), "pin", chain, of_thread),
-        RankSaid(os.getpid(), code, chain, oom),
+        RankExits(os.getpid(), code, chain, oom),
     ]
 
 
@@ -246,7 +246,7 @@ def test_a_rank_whose_connection_to_a_process_of_its_own_broke(reports, kills, n
         OOM if kills and number == 9 else "",
         f"its process loader (pid 7) was killed by {name}",
     )
-    assert reports.told[1:] == [RankSaid(os.getpid(), 1, (Link(**link),), oom, killed)]
+    assert reports.told[1:] == [RankExits(os.getpid(), 1, (Link(**link),), oom, killed)]
 
 
 @pytest.mark.parametrize(
@@ -312,14 +312,14 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
         connect(*[{"want_stacks": True}] * 20).close()
     with connect({"want_stacks": True}), rank(0, os.getpid()):
         reports.act_until(lambda: len(reports.told) == 2)
-        assert reports.told == [WantStacks(), RankRuns(os.getpid(), 0, 0)]
+        assert reports.told == [StacksRequest(), RankRuns(os.getpid(), 0, 0)]
     with connect({"want_stacks": True}) as other:
         reports.act_until(lambda: not reports._pids and reports._wants_stacks)
-        assert reports.told.count(WantStacks()) == 1
+        assert reports.told.count(StacksRequest()) == 1
         reports.show_stacks({"lines": []})
         assert other.recv(100) == b'{"lines": []}\n'
     with connect({"want_stacks": True}):
-        reports.act_until(lambda: reports.told.count(WantStacks()) == 2)
+        reports.act_until(lambda: reports.told.count(StacksRequest()) == 2)
 
 
 @pytest.mark.parametrize("pid", [0, -1, -(2**40), 2**40])

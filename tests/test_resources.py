@@ -8,6 +8,7 @@ import pytest
 from conftest import poll
 
 from launcher.errors import LaunchError
+from launcher.host import cgroups
 from launcher.job import resources
 
 
@@ -186,7 +187,7 @@ def test_out_of_memory_kills_are_those_of_the_own_group(tmp_path, files, kills):
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert resources.oom_kills(str(tmp_path / "root")) == kills
+    assert cgroups.oom_kills(str(tmp_path / "root")) == kills
 
 
 @pytest.mark.parametrize(("driver", "efa"), [("efa", True), ("mlx5_core", False)])

@@ -527,7 +527,7 @@ def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left
 
 def test_a_line_of_the_log_is_one_write():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    code = "from launcher.log import log; log('said at once')"
+    code = "from launcher.text.log import log; log('said at once')"
     subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True)
     assert ours.recv(1000) == b"launcher: said at once\n"
     ours.close()

@@ -12,11 +12,11 @@ from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
-    EndedWell,
     Failed,
     Job,
-    NoRanks,
-    NoRanksLeft,
+    NoRanksAnywhere,
+    NoRanksHere,
+    RanksSucceeded,
     Restart,
     Start,
     Stop,
@@ -27,20 +27,20 @@ from launcher.result.raised import Link
 from launcher.run import machine
 from launcher.run.events import (
     Answer,
-    AskGpus,
-    AsksToEnd,
-    AsksToStart,
-    AskWhere,
+    CancelGpuCheck,
+    CheckGpus,
     ChildEnded,
-    GpusSaid,
+    CloseRequested,
+    GpusChecked,
     KillRanks,
     KillTorchrun,
+    LeftoversFound,
+    PlacesReported,
     RankEnded,
+    RankExits,
     RankRuns,
-    RankSaid,
-    RanksAreIn,
     RanksStarted,
-    Remaining,
+    RequestPlaces,
     ScriptEnded,
     Signal,
     SignalChild,
@@ -48,7 +48,7 @@ from launcher.run.events import (
     Signalled,
     SignalProcesses,
     SignalRanks,
-    StopAskingGpus,
+    StartRequested,
     Tell,
     ThreadRaised,
     Time,
@@ -56,7 +56,7 @@ from launcher.run.events import (
     TorchrunRuns,
 )
 from launcher.run.state import Done, Ending, Failing, Restarting, Running, Waiting, Why
-from launcher.text import Log
+from launcher.text.words import Log
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 FAILED = Result(1, "algo-2, rank 2 (local rank 0) failed\n")
@@ -103,7 +103,7 @@ class Host:
 
 def running(**job):
     """Return a host whose two ranks run since 2 s."""
-    host = Host(**job).at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    host = Host(**job).at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
     assert host.done == [Answer()]
     host.at(2.0, RanksStarted(RANKS, False), *(RankRuns(*rank) for rank in RANKS))
     assert machine.due(host.state) == math.inf
@@ -111,7 +111,7 @@ def running(**job):
 
 
 def raised(pid=71):
-    return RankSaid(pid, 1, (Link("ValueError", "loss is nan"),))
+    return RankExits(pid, 1, (Link("ValueError", "loss is nan"),))
 
 
 def test_a_failure_counts_when_its_rank_has_ended():
@@ -174,13 +174,13 @@ def test_a_rank_that_ends_with_0_has_not_failed():
 def test_the_first_rank_that_ends_with_0_is_told_and_all_of_them_with_a_failure():
     """Ranks of the same host may fail because of it, or ranks of others."""
     host = running().at(2.0, RanksStarted((*RANKS, (73, 2, 2), (74, 3, 3)), False))
-    assert host.at(5.0, RankEnded(72, 0)).told() == [EndedWell(1, 1, (0.0,))]
+    assert host.at(5.0, RankEnded(72, 0)).told() == [RanksSucceeded(1, 1, (0.0,))]
     assert host.at(7.0, RankEnded(73, 0)).told() == []
     host.at(8.0, raised(), RankEnded(71, 1))
     ends, failed = host.told()
-    assert ends == EndedWell(1, 1, (3.0, 1.0)) and isinstance(failed, Failed)
+    assert ends == RanksSucceeded(1, 1, (3.0, 1.0)) and isinstance(failed, Failed)
     # While the coordinator waits for a better cause: that may have come before the failure.
-    assert host.at(9.0, RankEnded(74, 0)).told() == [EndedWell(1, 1, (4.0, 2.0, 0.0))]
+    assert host.at(9.0, RankEnded(74, 0)).told() == [RanksSucceeded(1, 1, (4.0, 2.0, 0.0))]
 
 
 def test_a_failure_is_told_with_its_age():
@@ -190,7 +190,7 @@ def test_a_failure_is_told_with_its_age():
 @pytest.mark.parametrize(("ends", "age"), [(6.0, 1.0), (600.0, 0.0)])
 def test_a_rank_has_left_when_its_script_ended_unless_its_process_ran_on(ends, age):
     host = running().at(5.0, ScriptEnded(72)).at(ends, RankEnded(72, 0))
-    assert host.told() == [EndedWell(1, 1, (age,))]
+    assert host.told() == [RanksSucceeded(1, 1, (age,))]
 
 
 @pytest.mark.parametrize("event", [Signal(TERM), Restart(1, ""), End(FAILED)])
@@ -233,7 +233,7 @@ KILLED = "before the stop came: algo-1, rank 0 (local rank 0) was killed by SIGK
         ([RankEnded(71, -signal.SIGABRT)], []),
         (
             [
-                RankSaid(
+                RankExits(
                     71,
                     1,
                     (
@@ -280,8 +280,8 @@ def test_ranks_are_told_once_and_killed_when_their_time_is_over():
     assert host.done == [SignalRanks((71, 72), TERM)]
     host.at(6.0, RankEnded(71, 0))
     assert host.done == []
-    assert [type(one) for one in host.due(13.0).done] == [AskWhere]
-    host.at(13.5, RanksAreIn({71: "save, a.py:1", 72: "load, data.py:88"}))
+    assert [type(one) for one in host.due(13.0).done] == [RequestPlaces]
+    host.at(13.5, PlacesReported({71: "save, a.py:1", 72: "load, data.py:88"}))
     assert host.due(15.0).done == [KillRanks((72,))]
     assert host.lines[0] == "rank 1 does not end; it is in load, data.py:88."
 
@@ -292,7 +292,7 @@ def test_a_rank_that_said_what_it_raised_is_not_told():
 
 
 def test_a_rank_that_starts_after_the_others_has_its_whole_grace():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
     host.at(2.0, RankRuns(71, 0, 0)).at(3.0, Signal(TERM))
     assert SignalRanks((71,), TERM) in host.done
     host.at(4.0, RanksStarted(RANKS, False))
@@ -307,7 +307,7 @@ def test_without_leave_torchrun_is_killed_at_once(connected):
 
 
 def test_a_torchrun_that_does_not_say_its_ranks_is_killed():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart()).at(2.0, Signal(TERM))
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested()).at(2.0, Signal(TERM))
     assert not host.kills_torchrun
     assert host.due(7.0).kills_torchrun
 
@@ -315,11 +315,11 @@ def test_a_torchrun_that_does_not_say_its_ranks_is_killed():
 def ended(host, now, **codes):
     """Have both ranks end, and nothing else be left."""
     host.at(now, RankEnded(71, 0), RankEnded(72, codes.get("code", 0)))
-    return host.at(now, Remaining(()))
+    return host.at(now, LeftoversFound(()))
 
 
 def test_torchrun_is_answered_when_no_rank_runs():
-    host = running().at(5.0, End(FAILED)).at(5.0, AsksToEnd())
+    host = running().at(5.0, End(FAILED)).at(5.0, CloseRequested())
     assert host.done == []
     ended(host, 6.0)
     assert host.state.torchrun.asks is False and not host.kills_torchrun
@@ -327,36 +327,36 @@ def test_torchrun_is_answered_when_no_rank_runs():
 
 
 def test_a_torchrun_that_copies_output_has_time_for_it():
-    host = ended(running().at(5.0, End(FAILED), AsksToEnd(tees=True)), 6.0)
+    host = ended(running().at(5.0, End(FAILED), CloseRequested(tees=True)), 6.0)
     assert host.due(18.0).kills_torchrun
-    host = running().at(9.0, RankEnded(71, 0), RankEnded(72, 0), AsksToEnd(tees=True))
-    host.at(9.0, Remaining(())).at(10.0, End(FAILED))
+    host = running().at(9.0, RankEnded(71, 0), RankEnded(72, 0), CloseRequested(tees=True))
+    host.at(9.0, LeftoversFound(())).at(10.0, End(FAILED))
     assert not host.kills_torchrun  # another host has failed
     assert host.due(19.0).kills_torchrun
 
 
 def test_a_torchrun_that_does_not_ask_is_killed():
     host = ended(running().at(5.0, End(FAILED)), 6.0)
-    assert host.due(8.0).kills_torchrun and NoRanks(1) in host.told()
+    assert host.due(8.0).kills_torchrun and NoRanksHere(1) in host.told()
 
 
 def test_the_torchrun_that_keeps_the_store_goes_last():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
     host.at(2.0, RanksStarted(RANKS, True)).at(5.0, End(FAILED))
-    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, Remaining(()))
+    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, LeftoversFound(()))
     assert host.told() == []  # another host's torchrun may still sign in at this one's store
-    assert host.at(6.2, AsksToEnd()).done == [Tell(NoRanks(1))]
-    assert host.at(9.0, NoRanksLeft(1)).done == [Answer(leave=True)]
+    assert host.at(6.2, CloseRequested()).done == [Tell(NoRanksHere(1))]
+    assert host.at(9.0, NoRanksAnywhere(1)).done == [Answer(leave=True)]
 
 
 def test_a_restart_clears_the_attempt_and_waits_for_the_word():
     host = running().at(5.0, Restart(1, "attempt 1 of 2 failed"))
     assert host.lines == ["attempt 1 of 2 failed"] and host.why is Why.RESTART
-    host.at(5.3, GpusSaid("")).at(5.5, AsksToEnd())
+    host.at(5.3, GpusChecked("")).at(5.5, CloseRequested())
     ended(host, 6.0)
     host.at(6.5, TorchrunEnded(1), ChildEnded(1))
     assert host.phase is Ending
-    host.at(6.5, Remaining(()))
+    host.at(6.5, LeftoversFound(()))
     assert host.phase is Restarting and host.told() == [Cleared(1, 0)]
     host.at(7.0, Start(2))
     assert host.phase is Running and not host.state.ranks and host.state.attempt == 2
@@ -364,52 +364,52 @@ def test_a_restart_clears_the_attempt_and_waits_for_the_word():
 
 def restarted(host):
     """Have a host end its ranks for a restart, in a second, with nothing left behind."""
-    assert AskGpus() in host.at(5.0, Restart(1, "")).done
-    host.at(5.5, AsksToEnd())
+    assert CheckGpus() in host.at(5.0, Restart(1, "")).done
+    host.at(5.5, CloseRequested())
     ended(host, 6.0)
-    return host.at(6.0, TorchrunEnded(1), ChildEnded(1)).at(6.0, Remaining(()))
+    return host.at(6.0, TorchrunEnded(1), ChildEnded(1)).at(6.0, LeftoversFound(()))
 
 
 def test_a_restart_waits_for_the_driver_of_the_gpus_and_no_longer_than_5_s():
     host = restarted(running())
     assert host.phase is Ending and host.told() == []
-    assert host.due(10.0).done == [StopAskingGpus(), Tell(Cleared(1, 0, ""))]
-    assert host.at(11.0, GpusSaid("algo-1, GPU 0 is lost")).done == []
+    assert host.due(10.0).done == [CancelGpuCheck(), Tell(Cleared(1, 0, ""))]
+    assert host.at(11.0, GpusChecked("algo-1, GPU 0 is lost")).done == []
 
 
 def test_which_gpus_are_broken_travels_with_what_is_left():
     host = restarted(running())
-    assert host.at(6.5, GpusSaid("algo-1, GPU 3 is lost")).told() == [
+    assert host.at(6.5, GpusChecked("algo-1, GPU 3 is lost")).told() == [
         Cleared(1, 0, "algo-1, GPU 3 is lost")
     ]
 
 
 def test_a_rank_that_says_so_while_ranks_are_ended_counts_as_well():
-    host = running().at(5.0, Restart(1, "")).at(5.1, GpusSaid("")).at(5.5, AsksToEnd())
+    host = running().at(5.0, Restart(1, "")).at(5.1, GpusChecked("")).at(5.5, CloseRequested())
     lost = Link("NVMLError_GpuIsLost", "GPU is lost")
-    host.at(5.6, RankSaid(72, 1, (Link("RuntimeError", "no batch"), lost)))
+    host.at(5.6, RankExits(72, 1, (Link("RuntimeError", "no batch"), lost)))
     ended(host, 6.0, code=1)
-    host.at(6.5, TorchrunEnded(1), ChildEnded(1)).at(6.5, Remaining(()))
+    host.at(6.5, TorchrunEnded(1), ChildEnded(1)).at(6.5, LeftoversFound(()))
     assert host.told() == [Cleared(1, 0, "algo-1, rank 1 (local rank 1) reports a lost GPU")]
 
 
 def test_a_host_whose_ranks_had_succeeded_asks_as_well():
-    host = running().at(5.0, RankEnded(71, 0), RankEnded(72, 0), AsksToEnd())
-    host.at(5.5, TorchrunEnded(0), ChildEnded(0)).at(5.5, Remaining(()))
+    host = running().at(5.0, RankEnded(71, 0), RankEnded(72, 0), CloseRequested())
+    host.at(5.5, TorchrunEnded(0), ChildEnded(0)).at(5.5, LeftoversFound(()))
     assert host.phase is Waiting
-    assert AskGpus() in host.at(6.0, Restart(1, "")).done and NoRanks(1) in host.told()
-    host.at(6.0, Remaining(()))
-    assert host.at(6.2, GpusSaid("")).told() == [Cleared(1, 0)] and host.phase is Restarting
+    assert CheckGpus() in host.at(6.0, Restart(1, "")).done and NoRanksHere(1) in host.told()
+    host.at(6.0, LeftoversFound(()))
+    assert host.at(6.2, GpusChecked("")).told() == [Cleared(1, 0)] and host.phase is Restarting
 
 
 def test_a_stop_does_not_wait_for_the_driver():
     host = restarted(running()).at(7.0, Signal(TERM))
-    assert StopAskingGpus() in host.done and host.phase is Waiting
+    assert CancelGpuCheck() in host.done and host.phase is Waiting
 
 
 def test_where_torchrun_restarts_nobody_asks():
-    host = running(peer_port=0, max_restarts=1).at(5.0, RankEnded(71, 3), AsksToEnd())
-    assert host.why is Why.RESTART and AskGpus() not in host.done
+    host = running(peer_port=0, max_restarts=1).at(5.0, RankEnded(71, 3), CloseRequested())
+    assert host.why is Why.RESTART and CheckGpus() not in host.done
 
 
 def test_a_stop_during_a_restart_leaves_the_later_deadline():
@@ -419,10 +419,10 @@ def test_a_stop_during_a_restart_leaves_the_later_deadline():
 
 
 def test_what_survives_sigkill_is_said():
-    host = running().at(5.0, Restart(1, ""), GpusSaid(""))
-    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.0, Remaining((99,)))
+    host = running().at(5.0, Restart(1, ""), GpusChecked(""))
+    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.0, LeftoversFound((99,)))
     assert host.done == [SignalProcesses((99,), TERM)]
-    host.at(7.0, TorchrunEnded(1), ChildEnded(1)).at(7.0, Remaining((99,)))
+    host.at(7.0, TorchrunEnded(1), ChildEnded(1)).at(7.0, LeftoversFound((99,)))
     assert SignalProcesses((99,), KILL) in host.due(15.0).done
     for now in (16.0, 17.0, 18.0, 19.0, 20.0):
         host.at(now, Time())
@@ -430,36 +430,36 @@ def test_what_survives_sigkill_is_said():
 
 
 def test_what_survives_sigkill_is_counted_though_torchrun_ends_late():
-    host = running().at(5.0, Restart(1, ""), GpusSaid(""))
+    host = running().at(5.0, Restart(1, ""), GpusChecked(""))
     host.at(6.0, RankEnded(71, 0)).due(13.0).due(15.0)  # 72 is killed
-    host.at(15.0, RankEnded(72, -9)).at(15.0, Remaining((99,)))
+    host.at(15.0, RankEnded(72, -9)).at(15.0, LeftoversFound((99,)))
     assert KillTorchrun() in host.at(17.0, Time()).done
     for now in (17.0, 18.0, 19.0):
-        host.at(now, Remaining((99,))).at(now + 1, Time())
+        host.at(now, LeftoversFound((99,))).at(now + 1, Time())
     host.at(20.5, TorchrunEnded(-9)).at(20.5, ChildEnded(-9))
     assert host.told() == []  # until it is known what is left, now that torchrun is gone
-    assert host.at(20.5, Remaining((99,))).told() == [Cleared(1, 1)]
+    assert host.at(20.5, LeftoversFound((99,))).told() == [Cleared(1, 1)]
 
 
 def test_success_is_told_when_all_ranks_have_ended_with_0():
     host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
-    assert host.told() == [EndedWell(1, 0, (0.0, 0.0)), Succeeded(1)]
+    assert host.told() == [RanksSucceeded(1, 0, (0.0, 0.0)), Succeeded(1)]
     assert host.why is Why.SUCCESS
-    assert host.at(9.1, AsksToEnd()).done == [Answer()]  # it goes on to its barrier
-    host.at(9.2, Remaining((99,)))
+    assert host.at(9.1, CloseRequested()).done == [Answer()]  # it goes on to its barrier
+    host.at(9.2, LeftoversFound((99,)))
     assert host.done == [SignalProcesses((99,), TERM)]  # though torchrun waits for other hosts
     assert SignalProcesses((99,), KILL) in host.due(19.0).done
 
 
 def test_a_host_that_has_succeeded_takes_part_in_a_restart():
-    host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0)).at(9.1, AsksToEnd())
-    host.at(9.2, Remaining(())).at(12.0, Restart(1, ""))
-    assert host.kills_torchrun and host.told() == [NoRanks(1)]
+    host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0)).at(9.1, CloseRequested())
+    host.at(9.2, LeftoversFound(())).at(12.0, Restart(1, ""))
+    assert host.kills_torchrun and host.told() == [NoRanksHere(1)]
 
 
 def test_a_host_that_has_succeeded_is_stopped_while_the_others_go_on():
-    host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0)).at(9.1, AsksToEnd())
-    host.at(9.2, Remaining(()))
+    host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0)).at(9.1, CloseRequested())
+    host.at(9.2, LeftoversFound(()))
     assert host.at(12.0, Signal(TERM)).told() == [Stop(TERM)]
     host.at(12.1, End(stopped(TERM)))
     assert host.kills_torchrun and host.why is Why.STOP
@@ -473,7 +473,7 @@ def test_a_stop_changes_nothing_when_a_failure_has_ended_the_job():
 
 @pytest.mark.parametrize(("stop", "result"), [(True, Why.STOP), (False, None)])
 def test_sigterm_to_torchrun_by_somebody_else(stop, result):
-    host = running().at(5.0, AsksToEnd(TERM))
+    host = running().at(5.0, CloseRequested(TERM))
     assert host.phase is Running and not host.done
     if stop:
         assert host.at(5.5, Signal(TERM)).why is result
@@ -493,20 +493,20 @@ def test_torchrun_is_killed_above_its_ranks():
 def test_a_program_that_runs_torchrun_is_told_before_that_and_after():
     host = Host(runner="compile").at(0.0, Start(1)).at(5.0, Signal(TERM))
     assert SignalChild(TERM) in host.done and not host.kills_torchrun
-    host.at(5.0, Remaining(()))
+    host.at(5.0, LeftoversFound(()))
     assert SignalChild(KILL) in host.due(25.0).done
-    host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart())
+    host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
     host.at(2.0, RanksStarted(RANKS, False)).at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
     assert host.told() == []  # it works on
-    host.at(9.1, TorchrunEnded(0)).at(9.1, Remaining(())).at(20.0, ChildEnded(0))
+    host.at(9.1, TorchrunEnded(0)).at(9.1, LeftoversFound(())).at(20.0, ChildEnded(0))
     assert host.told() == [Succeeded(1)]
 
 
 def test_it_may_run_torchrun_again():
     host = running(runner="compile").at(5.0, RankEnded(71, 0))
     assert host.told() == []  # these leave nobody
-    host.at(5.0, RankEnded(72, 0), AsksToEnd())
-    host.at(6.0, TorchrunEnded(0)).at(7.0, TorchrunRuns(), AsksToStart())
+    host.at(5.0, RankEnded(72, 0), CloseRequested())
+    host.at(6.0, TorchrunEnded(0)).at(7.0, TorchrunRuns(), StartRequested())
     assert host.done == [Answer()] and host.phase is Running
     host.at(8.0, RanksStarted(((81, 0, 0),), True), RankEnded(81, 3))
     assert host.phase is Failing and host.told()[0].failure.exit_code == 3
@@ -522,7 +522,7 @@ def test_the_third_interrupt_kills_all():
     host = running().at(5.0, Signal(2)).at(5.5, Signal(2)).at(6.0, Signal(2))
     assert host.kills_torchrun and KillRanks((71, 72)) in host.done
     host.at(6.1, RankEnded(71, -9), RankEnded(72, -9), TorchrunEnded(-9), ChildEnded(-9))
-    assert host.at(6.1, Remaining(())).phase is Done and host.state.result == stopped(2)
+    assert host.at(6.1, LeftoversFound(())).phase is Done and host.state.result == stopped(2)
 
 
 def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
@@ -537,9 +537,9 @@ def test_a_stop_reaches_what_a_rank_has_started_that_dies_of_it():
 
 def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
     host = running().at(5.0, Signal(TERM)).at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0))
-    host.at(6.0, AsksToEnd()).at(6.0, Remaining((99,)))
+    host.at(6.0, CloseRequested()).at(6.0, LeftoversFound((99,)))
     assert host.lines == ["1 processes that ranks left behind have 19 s to end."]
-    host.at(6.1, TorchrunEnded(1), ChildEnded(1)).at(6.1, Remaining((99,)))
+    host.at(6.1, TorchrunEnded(1), ChildEnded(1)).at(6.1, LeftoversFound((99,)))
     assert host.due(20.0).done == [SignalProcesses((99,), TERM)]
     assert SignalProcesses((99,), KILL) in host.due(25.0).done
 
@@ -547,26 +547,26 @@ def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
 def test_without_the_channel_torchrun_restarts_ranks_that_the_launcher_has_ended():
     host = running(peer_port=0, max_restarts=1).at(5.0, RankEnded(71, 3))
     assert host.told() == [] and "torchrun restarts it" in host.lines[0]
-    host.at(5.1, AsksToEnd())
+    host.at(5.1, CloseRequested())
     assert host.done == [SignalRanks((72,), TERM)]
-    host.at(6.0, RankEnded(72, 0)).at(6.0, Remaining(()))
+    host.at(6.0, RankEnded(72, 0)).at(6.0, LeftoversFound(()))
     assert host.phase is Running and host.done == [Answer()]
-    host.at(7.0, AsksToStart()).at(8.0, RanksStarted(((81, 0, 0), (82, 1, 1)), False))
+    host.at(7.0, StartRequested()).at(8.0, RanksStarted(((81, 0, 0), (82, 1, 1)), False))
     (failed,) = host.at(9.0, RankEnded(81, 3)).told()  # none are left
     assert isinstance(failed, Failed)
 
 
 def test_a_host_waits_for_the_others_when_nothing_is_left_on_it():
     host = running().at(5.0, RankEnded(71, 3)).due(10.3)
-    host.at(11.0, RankEnded(72, 0)).at(11.0, Remaining(())).at(11.1, AsksToEnd())
-    host.at(11.2, TorchrunEnded(1), ChildEnded(1)).at(11.2, Remaining(()))
+    host.at(11.0, RankEnded(72, 0)).at(11.0, LeftoversFound(())).at(11.1, CloseRequested())
+    host.at(11.2, TorchrunEnded(1), ChildEnded(1)).at(11.2, LeftoversFound(()))
     assert host.phase is Waiting
     assert host.at(12.0, End(FAILED)).phase is Done
 
 
 @pytest.mark.parametrize("runner", ["", "neuron_parallel_compile"])
 def test_a_torchrun_that_restarts_ranks_itself_and_dies_fails_its_host(runner):
-    host = running(runner=runner, peer_port=0, max_restarts=1).at(5.0, AsksToEnd())
+    host = running(runner=runner, peer_port=0, max_restarts=1).at(5.0, CloseRequested())
     assert host.why is Why.RESTART
     host.at(5.5, TorchrunEnded(-9))
     assert host.phase is Failing and isinstance(host.told()[0], Failed)
@@ -574,21 +574,21 @@ def test_a_torchrun_that_restarts_ranks_itself_and_dies_fails_its_host(runner):
 
 def test_a_rank_that_survives_sigkill_is_left_though_torchrun_is_gone():
     host = running().at(5.0, TorchrunEnded(-9), ChildEnded(-9)).at(5.5, End(FAILED))
-    host.at(15.5, Time()).at(16.5, Time()).at(16.5, Remaining(())).at(20.5, Time())
+    host.at(15.5, Time()).at(16.5, Time()).at(16.5, LeftoversFound(())).at(20.5, Time())
     assert host.phase is Done and "survived SIGKILL" in host.lines[-1]
 
 
 def test_a_torchrun_that_survives_sigkill_before_its_ranks_are_known_is_left():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), AsksToStart()).at(2.0, End(FAILED))
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested()).at(2.0, End(FAILED))
     assert host.due(7.0).kills_torchrun
-    host.due(12.0).at(12.0, Remaining(()))
+    host.due(12.0).at(12.0, LeftoversFound(()))
     assert host.phase is Done
 
 
 def test_what_is_left_later_is_killed_though_ranks_have_been():
     host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED)).due(13.0).due(15.0)
-    host.at(15.1, RankEnded(71, -9), RankEnded(72, -9)).at(15.1, Remaining(()))
-    host.at(25.0, ChildEnded(-9)).at(25.0, Remaining((99,)))
+    host.at(15.1, RankEnded(71, -9), RankEnded(72, -9)).at(15.1, LeftoversFound(()))
+    host.at(25.0, ChildEnded(-9)).at(25.0, LeftoversFound((99,)))
     assert host.done[0] == SignalProcesses((99,), KILL)
 
 

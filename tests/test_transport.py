@@ -26,9 +26,9 @@ from network import Network
 from launcher.peers import channel, member, messages
 from launcher.peers.connection import Connection
 from launcher.peers.listener import PENDING
-from launcher.peers.messages import Failed, Stop, Watched
-from launcher.protocol import Lines, decoded, encoded
+from launcher.peers.messages import Failed, ProgressReport, Stop
 from launcher.result.causes import Cause, Failure, Result
+from launcher.text.protocol import Lines, decoded, encoded
 from launcher.watch import progress
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -516,7 +516,7 @@ def test_nobody_can_name_ranks_that_the_job_has_not(job):
     waits = progress.Group("0-3", last=9, waits=9)
     ranks = [progress.Rank(n, 0, 70.0, groups=(g,)) for n, g in ((2, huge), (3, waits), (9, waits))]
     second.channel.world = 1 << 20
-    second.say(Watched(1, tuple(ranks)))
+    second.say(ProgressReport(1, tuple(ranks)))
     job.wait(lambda: first.channel.state.watch.hosts)
     (seen,) = first.channel.state.watch.hosts[HOSTS[1]]
     assert seen.rank == ranks[1]

@@ -117,7 +117,7 @@ def test_what_torchrun_copies_for_a_late_reader_is_not_lost(script, tmp_path):
 
 LOG = """
 import sys
-from launcher.log import flush, log
+from launcher.text.log import flush, log
 for number in range(3000):
     log(f"line {number}")
 print("logged", flush=True)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from conftest import told_by_a_rank
 
+from launcher.host.run_dir import crash
 from launcher.job.plan import RANK
 from launcher.result import raised
-from launcher.run_dir import crash
 from launcher.watch.stacks import crash_in, frames_of, place
 
 

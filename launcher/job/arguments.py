@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
-from launcher.text import PREFIX, flag, printable, shortened
+from launcher.text.words import PREFIX, flag, printable, shortened
 
 _SCRIPT, _MODULE = "--train-script", "--train-module"
 # What people mean as a switch's value, and what SageMaker makes of None.

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
+from launcher.host.signals import Signals
 from launcher.job import resources
 from launcher.job.options import HOST_ADDRESSES
-from launcher.signals import Signals
-from launcher.text import short
+from launcher.text.words import short
 
 ALONE = "localhost"
 

@@ -13,7 +13,7 @@ from launcher.errors import (
     EXIT_USAGE,
 )
 from launcher.job.options import OPTIONS, Options
-from launcher.text import flag
+from launcher.text.words import flag
 
 # docs/options.md shows this table, too.
 EXIT_CODES = {

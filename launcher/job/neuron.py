@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
 from launcher.job.cluster import Cluster
-from launcher.text import plural
+from launcher.text.words import plural
 
 COMPILE = "neuron_parallel_compile"
 VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"

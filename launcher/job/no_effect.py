@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.job.options import OPTIONS, Options, whole
 from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
-from launcher.text import PREFIX, flag
+from launcher.text.words import PREFIX, flag
 
 _NPROC = "nproc-per-node"
 

@@ -8,7 +8,7 @@ Every `--launcher-NAME` has a twin `LAUNCHER_NAME` in the environment, for an es
 
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
-from launcher.text import PREFIX
+from launcher.text.words import PREFIX
 
 # Internal variables, not options. For torchrun and the ranks (run/): the folder of their socket,
 # what tells their processes from others, the attempt's number, how long torchrun's exit barrier

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher import __version__
-from launcher.archive import ARCHIVE, PACKAGE
 from launcher.errors import LaunchError
+from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.job import torchrun
 from launcher.job.cluster import Cluster
 from launcher.job.options import ATTEMPT, MASTER_ADDR, Options, names
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
-from launcher.text import flag, join_and_count, plural, some_of
+from launcher.text.words import flag, join_and_count, plural, some_of
 
 AGENT = os.path.join(PACKAGE, "run", "agent.py")
 RANK = os.path.join(PACKAGE, "run", "rank.py")

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.errors import LaunchError
+from launcher.host.signals import Signals
 from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import Cluster, read_cluster
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
 from launcher.job.plan import LaunchPlan, at_address, make_plan
 from launcher.job.resources import interface_of, read_resources
-from launcher.log import log
-from launcher.signals import Signals
-from launcher.text import port_is_taken
+from launcher.text.log import log
+from launcher.text.words import port_is_taken
 
 
 class Prepared(NamedTuple):

@@ -16,19 +16,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
-from launcher.job import cgroups
-from launcher.job.cgroups import read_text
-from launcher.log import log
-from launcher.names import look_up
-from launcher.processes import require_psutil
-from launcher.signals import Signals
-from launcher.text import is_loopback
+from launcher.host import cgroups
+from launcher.host.cgroups import read_text
+from launcher.host.names import look_up
+from launcher.host.processes import require_psutil
+from launcher.host.signals import Signals
+from launcher.text.log import log
+from launcher.text.words import is_loopback
 
 # Seconds. nvidia-smi has been seen to hang on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
-_EVENTS = ("events", "oom_control")  # of a memory cgroup, v2 and v1
-_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _NONE = "assuming that this host has no such devices"
 
 
@@ -192,7 +190,7 @@ def _ask(
     """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
     import shutil  # 2.4 ms, with what it imports
 
-    from launcher.child import Child
+    from launcher.host.child import Child
 
     path = shutil.which(command, path=environ.get("PATH"))
     if path is None or (signals and signals.stop()):
@@ -244,23 +242,6 @@ def cgroup_cpus(root: str = "") -> float | None:
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
-
-
-def oom_kills(root: str = "") -> dict[str, int]:
-    """Return how many out-of-memory kills the kernel has recorded, by whose memory ran out.
-
-    For this process's own memory cgroup, v2 memory.events or v1 memory.oom_control, which count
-    whoever of it was killed, and for the whole machine, /proc/vmstat (kernel,
-    Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
-    """
-    own = [f"{folder}/memory.{name}" for folder in cgroups.own("memory", root) for name in _EVENTS]
-    paths = [("the memory cgroup", path) for path in own]
-    kills: dict[str, int] = {}
-    for where, path in (*paths, ("the machine", f"{root}/proc/vmstat")):
-        match = None if where in kills else _OOM_KILL.search(read_text(path))
-        if match:
-            kills[where] = int(match[1])
-    return kills
 
 
 def network_interfaces() -> frozenset[str]:

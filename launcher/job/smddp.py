@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from launcher.errors import LaunchError
-from launcher.text import flag
+from launcher.text.words import flag
 
 BESIDE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OURS = os.path.join(BESIDE, "smddp")

@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 
 from launcher.errors import LaunchError
 from launcher.job.options import Options
-from launcher.text import printable, shortened
+from launcher.text.words import printable, shortened
 
 # Programs of a `#!` line that run Python: python3.11, pypy, /opt/venv/bin/python; uv run --script.
 _RUNS_PYTHON = re.compile("py|^(uvx?|pipx|hatch|torchrun|accelerate|deepspeed)$")

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
+from launcher.host.signals import Signals
 from launcher.job import resources
 from launcher.job.cluster import count
-from launcher.signals import Signals
-from launcher.text import short
+from launcher.text.words import short
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).

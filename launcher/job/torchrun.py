@@ -15,7 +15,7 @@ from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.options import Options, names, whole
 from launcher.job.resources import Resources
-from launcher.text import flag, short
+from launcher.text.words import flag, short
 
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 _STREAMS = re.compile("[0-3]|[0-9]:[0-3](,[0-9]:[0-3])*").fullmatch

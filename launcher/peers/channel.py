@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from selectors import EVENT_READ
 from typing import Any, Callable, Union
 
-from launcher.decisions import described
+from launcher.host.system import System
 from launcher.peers import coordinator, events, member
 from launcher.peers.connection import Connection
-from launcher.peers.events import Lost, Said, Time
+from launcher.peers.events import Lost, Received, Time
 from launcher.peers.listener import Listener
 from launcher.peers.messages import (
     Alive,
@@ -30,19 +30,19 @@ from launcher.peers.messages import (
     Failed,
     FromMember,
     Hello,
+    HostStacks,
     Job,
     Message,
-    Stacks,
-    Watched,
+    ProgressReport,
     Welcome,
     from_coordinator,
     from_member,
     to_wire,
 )
-from launcher.protocol import encoded
 from launcher.result.causes import Failure
-from launcher.system import System
-from launcher.text import Log
+from launcher.text.decisions import described
+from launcher.text.protocol import encoded
+from launcher.text.words import Log
 from launcher.watch import progress, stacks
 
 State = Union[coordinator.State, member.State]
@@ -264,8 +264,8 @@ class Channel:
 
     def _says(self, host: str, message: Any) -> None:
         """Take in what a host says; it may name no ranks that the job does not have."""
-        if isinstance(message, Watched):
+        if isinstance(message, ProgressReport):
             message = message._replace(ranks=progress.within(message.ranks, self.world))
-        elif isinstance(message, Stacks) and self.world:
+        elif isinstance(message, HostStacks) and self.world:
             message = message._replace(ranks=stacks.within(message.ranks, self.world))
-        self.happens(Said(host, message))
+        self.happens(Received(host, message))

@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 from launcher.peers.events import HUNG_UP, NO_MESSAGE
-from launcher.protocol import Lines, decoded, send
+from launcher.text.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
 _PROBES = 3  # of TCP's keep-alive, until a connection is given up

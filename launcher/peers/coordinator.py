@@ -21,8 +21,8 @@ from launcher.peers.events import (
     HangUp,
     Listen,
     Lost,
+    Received,
     Refuse,
-    Said,
     Send,
     StopListening,
     Tell,
@@ -30,34 +30,34 @@ from launcher.peers.events import (
 )
 from launcher.peers.messages import (
     AllStacks,
+    AtRendezvous,
     Cleared,
+    CollectStacks,
     End,
-    EndedWell,
     Failed,
     FromCoordinator,
     Hello,
+    HostStacks,
     Job,
-    Meeting,
     Missing,
-    NoRanks,
-    NoRanksLeft,
+    NoRanksAnywhere,
+    NoRanksHere,
+    ProgressReport,
+    RanksSucceeded,
     Refusal,
     Refused,
     Restart,
-    ShowStacks,
-    Stacks,
+    StacksRequest,
     Start,
     Stop,
     Succeeded,
-    WantStacks,
-    Watched,
     Welcome,
     checked,
     hello,
 )
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
-from launcher.text import (
+from launcher.text.words import (
     Log,
     flag,
     join_and_count,
@@ -169,24 +169,24 @@ def due(state: State) -> float:
 
 def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
-    if isinstance(event, Said):
+    if isinstance(event, Received):
         if isinstance(event.message, Failed):
             return host_failed(state, event.host, event.message, now)
-        if isinstance(event.message, EndedWell):
+        if isinstance(event.message, RanksSucceeded):
             return ranks_ended(state, event.host, event.message, now)
         if isinstance(event.message, Stop):
             return host_stopped(state, event.message)
-        if isinstance(event.message, Watched):
+        if isinstance(event.message, ProgressReport):
             return host_watched(state, event.host, event.message, now)
-        if isinstance(event.message, WantStacks):
+        if isinstance(event.message, StacksRequest):
             return _gather_stacks(state, event.host, now)
-        if isinstance(event.message, Stacks):
+        if isinstance(event.message, HostStacks):
             return host_showed_stacks(state, event.host, event.message)
         if isinstance(event.message, Succeeded):
             return host_succeeded(state, event.host, event.message)
-        if isinstance(event.message, Meeting):
+        if isinstance(event.message, AtRendezvous):
             return host_meets(state, event.host, event.message)
-        if isinstance(event.message, NoRanks):
+        if isinstance(event.message, NoRanksHere):
             return no_ranks(state, event.host, event.message.attempt)
         return host_cleared(state, event.host, event.message, now)
     if isinstance(event, Lost):
@@ -336,7 +336,7 @@ def host_failed(state: State, host: str, event: Failed, now: float) -> Step:
     return _note(state, checked(event.failure, host), now, event.age), ()
 
 
-def ranks_ended(state: State, host: str, event: EndedWell, now: float) -> Step:
+def ranks_ended(state: State, host: str, event: RanksSucceeded, now: float) -> Step:
     """Note which ranks have ended with 0: that may break the collective of another one."""
     if event.attempt != state.attempt or not isinstance(state.phase, (Running, Failing)):
         return state, ()
@@ -430,7 +430,7 @@ def host_succeeded(state: State, host: str, event: Succeeded) -> Step:
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
 
 
-def host_meets(state: State, host: str, event: Meeting) -> Step:
+def host_meets(state: State, host: str, event: AtRendezvous) -> Step:
     """Note whose torchrun waits for the others' after a restart, until they have met."""
     phase = state.phase
     if event.attempt != state.attempt or not isinstance(phase, Running):
@@ -451,7 +451,7 @@ def _takes_too_long(state: State, done: Collection[str], what: str) -> Step:
     return _end(state, result._replace(text=f"{result.text}{before}\n"))
 
 
-def host_watched(state: State, host: str, event: Watched, now: float) -> Step:
+def host_watched(state: State, host: str, event: ProgressReport, now: float) -> Step:
     """Take in of which ranks of a host nothing moves."""
     if event.attempt != state.attempt or not isinstance(state.phase, Running):
         return state, ()  # what was known when a rank failed says why it did
@@ -482,10 +482,10 @@ def _gather_stacks(state: State, host: str, now: float) -> Step:
     before, state = state.shows.number, state._replace(shows=shows)
     if shows.number == before:
         return state, ()  # they have been asked just now
-    return _tell_all(state, ShowStacks(shows.number, shows.may_signal))
+    return _tell_all(state, CollectStacks(shows.number, shows.may_signal))
 
 
-def host_showed_stacks(state: State, host: str, event: Stacks) -> Step:
+def host_showed_stacks(state: State, host: str, event: HostStacks) -> Step:
     """Show the stacks when all hosts' are here."""
     known = stacks.heard(state.shows, host, event.number, event.ranks)
     state = state._replace(shows=known)
@@ -517,7 +517,7 @@ def _if_no_ranks(state: State) -> Step:
     """Tell all hosts that no rank is left, if so; what runs on hosts that are lost is not known."""
     if {state.job.current_host, *state.members} - state.no_ranks:
         return state, ()
-    return _tell_all(state, NoRanksLeft(state.attempt))
+    return _tell_all(state, NoRanksAnywhere(state.attempt))
 
 
 def host_cleared(state: State, host: str, event: Cleared, now: float) -> Step:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from launcher.peers.messages import EndedWell
-from launcher.text import lasted
+from launcher.peers.messages import RanksSucceeded
+from launcher.text.words import lasted
 
 
 class Ends(NamedTuple):
@@ -23,7 +23,7 @@ Known = Mapping[str, Ends]  # by host
 NONE: Known = {}
 
 
-def heard(known: Known, host: str, event: EndedWell, now: float) -> Known:
+def heard(known: Known, host: str, event: RanksSucceeded, now: float) -> Known:
     """Take in what a host says of its ranks."""
     return {**known, host: Ends(event.rank, tuple(now - age for age in event.ages))}
 

@@ -21,7 +21,7 @@ class Arrived(NamedTuple):
     hello: Hello
 
 
-class Said(NamedTuple):
+class Received(NamedTuple):
     """A host that has joined, or this one, says something."""
 
     host: str

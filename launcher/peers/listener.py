@@ -14,11 +14,11 @@ from collections.abc import Sized
 from selectors import EVENT_READ
 from typing import Any, Callable
 
+from launcher.host.system import System
 from launcher.peers.connection import Connection
 from launcher.peers.events import CannotListen, TooFewFiles
 from launcher.peers.messages import Hello, Job, Later, from_stranger, to_wire
-from launcher.protocol import encoded
-from launcher.system import System
+from launcher.text.protocol import encoded
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
 _AT_ONCE = 100  # connections that are accepted before anything else has its turn

@@ -19,22 +19,22 @@ from launcher.peers.events import (
     Connected,
     HangUp,
     Lost,
-    Said,
+    Received,
     Say,
     Tell,
     Unreachable,
 )
 from launcher.peers.messages import (
     AllStacks,
+    CollectStacks,
     End,
     Failed,
     Job,
     Later,
     Message,
     Missing,
-    NoRanksLeft,
+    NoRanksAnywhere,
     Refused,
-    ShowStacks,
     Start,
     Stop,
     Succeeded,
@@ -43,10 +43,10 @@ from launcher.peers.messages import (
     hello,
 )
 from launcher.result.causes import Result, no_launcher, of_host, of_lost_host, stopped
-from launcher.text import Log, lasted
+from launcher.text.words import Log, lasted
 
 # All in seconds.
-TO_ANSWER = 10  # for the coordinator to welcome this host, or refuse it
+WELCOME_SECONDS = 10  # for the coordinator to welcome this host, or refuse it
 AT_ONCE = 1  # in which it does so, if it does not stand still
 RETRY = 0.02  # between two tries to reach the coordinator: at first,
 RETRY_MOST = 1.0  # and after a while
@@ -114,7 +114,7 @@ def due(state: State) -> float:
 
 def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
-    if isinstance(event, Said):
+    if isinstance(event, Received):
         if event.host == state.job.current_host:
             return this_host_says(state, event.message)
         return coordinator_says(state, event.message)
@@ -140,13 +140,13 @@ def unreachable(state: State, event: Unreachable, now: float) -> Step:
 
 def connected(state: State, now: float) -> Step:
     """Say who this host is, and what it has to tell."""
-    state = state._replace(phase=Greeting(now + TO_ANSWER))
+    state = state._replace(phase=Greeting(now + WELCOME_SECONDS))
     return state, tuple(Say(message) for message in (hello(state.job), *state.to_say))
 
 
 def coordinator_says(state: State, message: Any) -> Step:
     """Follow the coordinator; that the job has succeeded is true only if this host has."""
-    if isinstance(message, (NoRanksLeft, ShowStacks, AllStacks)):
+    if isinstance(message, (NoRanksAnywhere, CollectStacks, AllStacks)):
         return state, (Tell(message),)  # also after the end
     if isinstance(state.phase, Ended):
         return state, ()
@@ -179,7 +179,7 @@ def coordinator_lost(state: State, event: Lost, now: float) -> Step:
     if isinstance(state.phase, Ended):
         return state, ()
     if isinstance(state.phase, Greeting) and event.why in (HUNG_UP, NO_MESSAGE):
-        return _no_answer(state, event.why, TO_ANSWER - (state.phase.answer_by - now))
+        return _no_answer(state, event.why, WELCOME_SECONDS - (state.phase.answer_by - now))
     if state.stop_signal:
         return _end(state, stopped(state.stop_signal))  # which came first
     lost = of_lost_host(job.coordinator, f"was lost: {event.why}")
@@ -230,7 +230,7 @@ def time_is_up(state: State, now: float) -> Step:
     if now < due(state):
         return state, ()
     if isinstance(phase, Greeting) and now >= phase.answer_by:
-        return _no_answer(state, "", TO_ANSWER)
+        return _no_answer(state, "", WELCOME_SECONDS)
     trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
     if now >= state.began + job.start_timeout:
         how = f"did not arrive within {job.start_timeout:g} s ({trouble})"

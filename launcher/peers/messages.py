@@ -7,12 +7,12 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
     a member                        the coordinator
     Hello                           Welcome, or Refused or Later, and hangs up
                                     Missing, every 30 s; Start of attempt 1 when all have joined
-    EndedWell, of the first rank
+    RanksSucceeded, of the first rank
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
-    Watched, when nothing moves
-    Meeting                         of torchruns that are started again
-    WantStacks                      ShowStacks, answered by Stacks; AllStacks
-    NoRanks                         NoRanksLeft: torchrun's store may go
+    ProgressReport, when nothing moves
+    AtRendezvous                         of torchruns that are started again
+    StacksRequest                      CollectStacks, answered by HostStacks; AllStacks
+    NoRanksHere                         NoRanksAnywhere: torchrun's store may go
     Cleared                         Start of the next attempt, when all hosts have said it
                                     End: how the job ends, the same on every host
     Alive, each 15 s                Alive, each 15 s
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Union
 
 from launcher.errors import STOPS
 from launcher.result.causes import LIMIT, Cause, Failure, Result, stopped
-from launcher.text import NAMED, join_and_count, printable
+from launcher.text.words import NAMED, join_and_count, printable
 from launcher.watch import progress, stacks
 from launcher.watch.progress import Rank
 
@@ -110,7 +110,7 @@ class Failed(NamedTuple):
     age: float = 0.0
 
 
-class EndedWell(NamedTuple):
+class RanksSucceeded(NamedTuple):
     """Ranks of a host have ended with 0, `ages` seconds ago, the first of them first: `rank`.
 
     Said of the first, and of all with what this host says next, its failure or its success.
@@ -133,7 +133,7 @@ class Succeeded(NamedTuple):
     attempt: int
 
 
-class NoRanks(NamedTuple):
+class NoRanksHere(NamedTuple):
     """No rank of an attempt runs on a host any more: they were ended."""
 
     attempt: int
@@ -150,7 +150,7 @@ class Cleared(NamedTuple):
     broken: str = ""
 
 
-class Watched(NamedTuple):
+class ProgressReport(NamedTuple):
     """The ranks of a host of which nothing has moved for a while: all of them, each time.
 
     `others` counts those that run and neither wait in a collective nor run on after their script.
@@ -161,18 +161,18 @@ class Watched(NamedTuple):
     others: int = 1
 
 
-class Meeting(NamedTuple):
+class AtRendezvous(NamedTuple):
     """A host's torchrun waits for the other hosts' torchruns, or has met them."""
 
     attempt: int
     has_met: bool
 
 
-class WantStacks(NamedTuple):
+class StacksRequest(NamedTuple):
     """Somebody at a host wants to see where all ranks are."""
 
 
-class Stacks(NamedTuple):
+class HostStacks(NamedTuple):
     """Where the ranks of a host are, to the ShowStacks of this number."""
 
     number: int
@@ -230,13 +230,13 @@ class Restart(NamedTuple):
     why: str
 
 
-class NoRanksLeft(NamedTuple):
+class NoRanksAnywhere(NamedTuple):
     """No rank of an attempt runs on any host."""
 
     attempt: int
 
 
-class ShowStacks(NamedTuple):
+class CollectStacks(NamedTuple):
     """Say where this host's ranks are; those that do not answer may get a signal, or not."""
 
     number: int
@@ -260,10 +260,19 @@ class Alive(NamedTuple):
 
 
 FromMember = Union[
-    Failed, EndedWell, Stop, Succeeded, NoRanks, Cleared, Watched, Meeting, WantStacks, Stacks
+    Failed,
+    RanksSucceeded,
+    Stop,
+    Succeeded,
+    NoRanksHere,
+    Cleared,
+    ProgressReport,
+    AtRendezvous,
+    StacksRequest,
+    HostStacks,
 ]
 FromCoordinator = Union[
-    Welcome, Refused, Later, Missing, Start, Restart, NoRanksLeft, ShowStacks, AllStacks, End
+    Welcome, Refused, Later, Missing, Start, Restart, NoRanksAnywhere, CollectStacks, AllStacks, End
 ]
 Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
@@ -291,7 +300,7 @@ def to_wire(message: Message) -> Mapping[str, Any]:
     if isinstance(message, Failed):
         failure = message.failure
         fields["failure"] = {**failure._asdict(), "cause": failure.cause.name}
-    elif isinstance(message, Watched):
+    elif isinstance(message, ProgressReport):
         fields["ranks"] = [progress.to_wire(rank) for rank in message.ranks]
     elif isinstance(message, End):
         fields["result"] = message.result._asdict()
@@ -324,28 +333,28 @@ def from_member(message: Mapping[str, Any]) -> FromMember | Alive:
         text, broken = _text(said["text"]), _line(said["broken"])
         failure = Failure(cause, code, text, of_rank, rank, broken)
         return Failed(_whole(fields["attempt"]), failure, progress.seconds(fields["age"]))
-    if name == "EndedWell":
+    if name == "RanksSucceeded":
         ages = fields["ages"]
         if not isinstance(ages, list) or not 0 < len(ages) <= MOST_ENDS:
             raise ValueError
         rank = _whole(fields["rank"], range(1 << 31))
-        return EndedWell(_whole(fields["attempt"]), rank, tuple(map(progress.seconds, ages)))
+        return RanksSucceeded(_whole(fields["attempt"]), rank, tuple(map(progress.seconds, ages)))
     if name == "Stop":
         return Stop(_whole(fields["number"], STOPS))
     if name == "Cleared":
         broken = _line(fields["broken"])
         return Cleared(_whole(fields["attempt"]), _whole(fields["survivors"]), broken)
-    if name == "Watched":
+    if name == "ProgressReport":
         ranks = tuple(progress.from_wire(_dict(rank)) for rank in fields["ranks"])
-        return Watched(_whole(fields["attempt"]), ranks, _whole(fields["others"]))
-    if name == "Meeting":
-        return Meeting(_whole(fields["attempt"]), fields["has_met"] is True)
-    if name in ("WantStacks", "Alive"):
-        return WantStacks() if name == "WantStacks" else Alive()
-    if name == "Stacks":
-        return Stacks(_whole(fields["number"]), stacks.stacks_of(fields["ranks"]))
-    kinds: Mapping[str, type[Succeeded] | type[NoRanks]]
-    kinds = {"Succeeded": Succeeded, "NoRanks": NoRanks}
+        return ProgressReport(_whole(fields["attempt"]), ranks, _whole(fields["others"]))
+    if name == "AtRendezvous":
+        return AtRendezvous(_whole(fields["attempt"]), fields["has_met"] is True)
+    if name in ("StacksRequest", "Alive"):
+        return StacksRequest() if name == "StacksRequest" else Alive()
+    if name == "HostStacks":
+        return HostStacks(_whole(fields["number"]), stacks.stacks_of(fields["ranks"]))
+    kinds: Mapping[str, type[Succeeded] | type[NoRanksHere]]
+    kinds = {"Succeeded": Succeeded, "NoRanksHere": NoRanksHere}
     return kinds[name](_whole(fields["attempt"]))
 
 
@@ -365,11 +374,11 @@ def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> From
         return Restart(_whole(fields["attempt"]), _line(fields["why"]))
     if name == "End":
         return End(_result(_dict(fields["result"])))
-    if name in ("Start", "NoRanksLeft"):
+    if name in ("Start", "NoRanksAnywhere"):
         attempt = _whole(fields["attempt"])
-        return Start(attempt) if name == "Start" else NoRanksLeft(attempt)
-    if name == "ShowStacks":
-        return ShowStacks(_whole(fields["number"]), _bool(fields["may_signal"]))
+        return Start(attempt) if name == "Start" else NoRanksAnywhere(attempt)
+    if name == "CollectStacks":
+        return CollectStacks(_whole(fields["number"]), _bool(fields["may_signal"]))
     if name == "AllStacks":
         return AllStacks(tuple(_line(line) for line in fields["lines"]))
     if name in ("Welcome", "Later"):

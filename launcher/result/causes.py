@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE
 from launcher.result import raised
-from launcher.text import flag, lasted, port_is_taken, printable, shortened, signal_name
+from launcher.text.words import flag, lasted, port_is_taken, printable, shortened, signal_name
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
 # How the second line of a failure text begins if hardware broke.

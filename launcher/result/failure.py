@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping
 
 from launcher.job import toolkit
-from launcher.log import log
+from launcher.text.log import log
 
 # Which files of an earlier run were there when this launcher started, by their paths.
 _earlier: dict[str, tuple[int, ...]] = {}

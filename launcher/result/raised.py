@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.text import shortened
+from launcher.text.words import shortened
 
 # What only collectives say of a connection to another rank, wherever it is raised: methods of C++,
 # such as work.wait(), have no frame of their own. From torch 2.13; gloo's as in
@@ -165,7 +165,7 @@ def hardware(links: Sequence[Link]) -> str:
 def may_be_killed(links: Sequence[Link]) -> bool:
     """Tell whether any of these says that a process was killed, or may have been.
 
-    By whom it does not say: the kernel's counters do (resources.oom_kills).
+    By whom it does not say: the kernel's counters do (cgroups.oom_kills).
     """
     return any(
         _KILLED.search(link.message) or _GONE.search(link.message) or _has_lost_child(link)

@@ -10,34 +10,34 @@ import signal
 from collections.abc import Iterable
 
 from launcher.errors import Disposition
-from launcher.peers.messages import Cleared, NoRanks
+from launcher.peers.messages import Cleared, NoRanksHere
 from launcher.result.causes import broken_hardware, headline, stopped
 from launcher.run.events import (
     Actions,
     Answer,
-    AskGpus,
-    AskWhere,
-    GpusSaid,
+    CancelGpuCheck,
+    CheckGpus,
+    FindLeftovers,
+    GpusChecked,
     KillRanks,
     KillTorchrun,
-    Look,
-    Remaining,
+    LeftoversFound,
+    RequestPlaces,
     SignalChild,
     SignalGroup,
     Signalled,
     SignalProcesses,
     SignalRanks,
-    StopAskingGpus,
     Tell,
 )
 from launcher.run.ranks import Rank
 from launcher.run.state import (
-    AGAIN,
-    MARGIN,
-    TO_ANSWER,
-    TO_ASK,
-    TO_LEAVE_BARRIER,
-    TO_SAY_WHERE,
+    CLOSE_REQUEST_SECONDS,
+    EXIT_BARRIER_SECONDS,
+    GPU_CHECK_SECONDS,
+    KILL_AGAIN_SECONDS,
+    MARGIN_SECONDS,
+    PLACES_SECONDS,
     Done,
     Ending,
     Restarting,
@@ -48,7 +48,7 @@ from launcher.run.state import (
     Waiting,
     Why,
 )
-from launcher.text import NAMED, Log, plural
+from launcher.text.words import NAMED, Log, plural
 
 
 def instead(ending: Ending, why: Why, now: float, grace: float) -> Ending:
@@ -84,18 +84,18 @@ def advance(state: State, ending: Ending, now: float) -> Step:
     """Do all that can be done now to end processes; go on when nothing is left."""
     clock = _Clock(now)
     ending, actions = _end_ranks(state, ending, clock)
-    torchrun_is_stuck = clock.has_come(state.torchrun.killed_at + MARGIN)
+    torchrun_is_stuck = clock.has_come(state.torchrun.killed_at + MARGIN_SECONDS)
     if not state.alive and (torchrun_is_stuck or not state.torchrun.may_have_ranks):
         if math.isinf(ending.no_ranks_since):
             ending = ending._replace(no_ranks_since=now, left=None)
-            actions += (Look(),)
+            actions += (FindLeftovers(),)
         ending, more = _tell_no_ranks(state, ending, clock)
-        actions = more + actions  # before Look, which may clear the attempt at once
+        actions = more + actions  # before FindLeftovers, which may clear the attempt at once
         ending, more = _end_left(state, ending, clock)
         actions += more
     if ending.left == () and not state.alive:
         ending = ending._replace(killed_at=math.inf)  # what was killed has ended
-    gives_up = clock.has_come(ending.killed_at + MARGIN)
+    gives_up = clock.has_come(ending.killed_at + MARGIN_SECONDS)
     torchrun, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
     state = state._replace(torchrun=torchrun)
     ending, program = _end_program(state, ending, clock)
@@ -103,7 +103,7 @@ def advance(state: State, ending: Ending, now: float) -> Step:
     actions += more + program + asks
     survivors = len({rank.pid for rank in state.alive} | set(ending.left or ()))
     child_killed_at = ending.program_killed_at if state.runner else torchrun.killed_at
-    gone = torchrun.child_has_ended or clock.has_come(child_killed_at + MARGIN)
+    gone = torchrun.child_has_ended or clock.has_come(child_killed_at + MARGIN_SECONDS)
     state = state._replace(phase=ending._replace(due=clock.due))
     is_known = math.isinf(ending.answer_by) or ending.broken is not None
     if gone and is_known and ending.left is not None and (gives_up or not survivors):
@@ -139,7 +139,7 @@ def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Act
         actions = (SignalRanks(tuple(to_tell), ending.number),)
     if not ending.asked and clock.has_come(_to_ask_at(state, ending)):
         ending = ending._replace(asked=True)
-        actions += (AskWhere(),) if clock.now < ending.by else ()
+        actions += (RequestPlaces(),) if clock.now < ending.by else ()
     if not clock.has_come(ending.by) or not clock.has_come(ending.kill_again_at):
         return ending, actions
     if math.isinf(ending.killed_at):
@@ -147,8 +147,8 @@ def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Act
         ending = ending._replace(killed_at=clock.now)
     else:  # the kernel holds them: what others have left behind is not to wait for that
         actions += (SignalProcesses(ending.left, signal.SIGKILL),) if ending.left else ()
-        actions += (Look(),)
-    ending = ending._replace(kill_again_at=clock.now + AGAIN)
+        actions += (FindLeftovers(),)
+    ending = ending._replace(kill_again_at=clock.now + KILL_AGAIN_SECONDS)
     clock.has_come(ending.kill_again_at)
     return ending, (*actions, KillRanks(tuple(rank.pid for rank in state.alive)))
 
@@ -158,10 +158,10 @@ def _to_ask_at(state: State, ending: Ending) -> float:
     if ending.why is Why.INTERRUPT:
         return math.inf
     grace = state.job.grace if ending.why is Why.STOP else state.job.failure_grace
-    return ending.by - min(TO_SAY_WHERE, grace / 2)
+    return ending.by - min(PLACES_SECONDS, grace / 2)
 
 
-def remaining(state: State, event: Remaining, now: float) -> Step:
+def remaining(state: State, event: LeftoversFound, now: float) -> Step:
     """Note what ranks have left behind."""
     if not isinstance(state.phase, Ending):
         return state, ()
@@ -251,9 +251,13 @@ def _tell_no_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending,
         return ending, ()
     uses_store = torchrun.leave and not (torchrun.asks or torchrun.in_barrier)
     has_ended = torchrun.has_ended or torchrun.child_has_ended or torchrun.killed_at < math.inf
-    if uses_store and not has_ended and not clock.has_come(ending.no_ranks_since + TO_ASK):
+    if (
+        uses_store
+        and not has_ended
+        and not clock.has_come(ending.no_ranks_since + CLOSE_REQUEST_SECONDS)
+    ):
         return ending, ()
-    return ending._replace(no_ranks_told=True), (Tell(NoRanks(state.attempt)),)
+    return ending._replace(no_ranks_told=True), (Tell(NoRanksHere(state.attempt)),)
 
 
 def _end_left(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
@@ -269,12 +273,12 @@ def _end_left(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Acti
         if not clock.has_come(ending.kill_again_at):
             return ending, ()
         killed_at = min(ending.killed_at, clock.now)
-        ending = ending._replace(killed_at=killed_at, kill_again_at=clock.now + AGAIN)
+        ending = ending._replace(killed_at=killed_at, kill_again_at=clock.now + KILL_AGAIN_SECONDS)
         clock.has_come(ending.kill_again_at)
-        return ending, (SignalProcesses(left, signal.SIGKILL), Look())
+        return ending, (SignalProcesses(left, signal.SIGKILL), FindLeftovers())
     tell_at = -math.inf
     if ending.why is Why.STOP:
-        tell_at = ending.by - min(MARGIN, state.job.grace / 4)
+        tell_at = ending.by - min(MARGIN_SECONDS, state.job.grace / 4)
     if not clock.has_come(tell_at):
         if ending.left_said:
             return ending, ()
@@ -304,7 +308,7 @@ def _end_torchrun(
     if ending.why is Why.INTERRUPT or (gives_up and state.alive) or not torchrun.leave:
         return killed, (KillTorchrun(),)
     if torchrun.may_have_ranks:
-        if clock.has_come(ending.since + MARGIN):
+        if clock.has_come(ending.since + MARGIN_SECONDS):
             kill = "torchrun does not say which ranks it has started: killing it with SIGKILL."
             return killed, (Log(kill), KillTorchrun())
         return torchrun, ()
@@ -314,13 +318,13 @@ def _end_torchrun(
     if torchrun.keeps_store and not state.no_ranks_left:
         # Ranks of other hosts may have been stopped, and have the grace of that.
         longest = max(state.job.grace, state.job.failure_grace)
-        if not clock.has_come(max(ending.by, ending.since + longest) + MARGIN):
+        if not clock.has_come(max(ending.by, ending.since + longest) + MARGIN_SECONDS):
             return torchrun, ()
     if torchrun.asks:
-        torchrun = _answered(state, clock.now + TO_ASK)
+        torchrun = _answered(state, clock.now + CLOSE_REQUEST_SECONDS)
         clock.has_come(torchrun.has_until)
         return torchrun, (Answer(leave=True),)
-    by = -math.inf if torchrun.in_barrier else ending.no_ranks_since + TO_ASK
+    by = -math.inf if torchrun.in_barrier else ending.no_ranks_since + CLOSE_REQUEST_SECONDS
     if not clock.has_come(max(by, torchrun.has_until)):
         return torchrun, ()
     return killed, ((KillTorchrun(),) if torchrun.in_barrier else (Log(kill), KillTorchrun()))
@@ -336,7 +340,9 @@ def _end_in_barrier(state: State, ending: Ending, clock: _Clock) -> tuple[Torchr
     """Let torchrun go to its barrier after a success, where it waits for the other hosts'."""
     torchrun = state.torchrun
     is_held = not state.job.torchrun_restarts  # or else its own time-out counts
-    if is_held and clock.has_come(max(ending.decided_at + TO_LEAVE_BARRIER, torchrun.has_until)):
+    if is_held and clock.has_come(
+        max(ending.decided_at + EXIT_BARRIER_SECONDS, torchrun.has_until)
+    ):
         line = Log("all hosts have succeeded, but torchrun does not end: killing it with SIGKILL.")
         return torchrun._replace(killed_at=clock.now), (line, KillTorchrun())
     if torchrun.asks:
@@ -350,7 +356,7 @@ def _end_program(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, A
     If this end has ended torchrun, the program has the failure grace to end by itself.
     """
     torchrun = state.torchrun
-    is_stuck = clock.has_come(torchrun.killed_at + MARGIN)
+    is_stuck = clock.has_come(torchrun.killed_at + MARGIN_SECONDS)
     works = not torchrun.runs or torchrun.has_ended or is_stuck
     if not state.runner or torchrun.child_has_ended or ending.why is Why.SUCCESS or not works:
         return ending, ()
@@ -370,19 +376,19 @@ def _ask_gpus(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Acti
     """Before a restart ask once which GPUs are broken; a driver that hangs is not waited for."""
     if ending.why is not Why.RESTART or state.job.torchrun_restarts:
         waits = not math.isinf(ending.answer_by) and ending.broken is None
-        return ending._replace(answer_by=math.inf), (StopAskingGpus(),) if waits else ()
+        return ending._replace(answer_by=math.inf), (CancelGpuCheck(),) if waits else ()
     if ending.broken is not None:
         return ending, ()
     if math.isinf(ending.answer_by):
-        ending = ending._replace(answer_by=clock.now + TO_ANSWER)
+        ending = ending._replace(answer_by=clock.now + GPU_CHECK_SECONDS)
         clock.has_come(ending.answer_by)
-        return ending, (AskGpus(),)
+        return ending, (CheckGpus(),)
     if clock.has_come(ending.answer_by):
-        return ending._replace(broken=""), (StopAskingGpus(),)
+        return ending._replace(broken=""), (CancelGpuCheck(),)
     return ending, ()
 
 
-def gpus_said(state: State, event: GpusSaid, now: float) -> Step:
+def gpus_said(state: State, event: GpusChecked, now: float) -> Step:
     """Note which GPUs are broken."""
     if not isinstance(state.phase, Ending):
         return state, ()
@@ -403,7 +409,7 @@ def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -
     if survivors:
         lines = (
             Log(
-                f"{survivors} processes of the job have survived SIGKILL for {MARGIN:g} s "
+                f"{survivors} processes of the job have survived SIGKILL for {MARGIN_SECONDS:g} s "
                 "(stuck in the kernel); leaving them."
             ),
         )

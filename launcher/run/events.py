@@ -41,11 +41,11 @@ class TorchrunRuns(NamedTuple):
     """Torchrun runs, and can be told what it may do; below another program it may run later."""
 
 
-class Meets(NamedTuple):
+class ReachedRendezvous(NamedTuple):
     """Torchrun has imported torch, and waits for those of the other hosts."""
 
 
-class AsksToStart(NamedTuple):
+class StartRequested(NamedTuple):
     """Torchrun has met the others, is about to start the ranks, and waits for the action Answer."""
 
 
@@ -61,7 +61,7 @@ class RanksStarted(NamedTuple):
     world: int = 0
 
 
-class AsksToEnd(NamedTuple):
+class CloseRequested(NamedTuple):
     """Torchrun is about to end the ranks, or has seen all of them end; it waits for Answer.
 
     `number` is the signal for which it does, 0 for none; `error` what it raised; with `tees` it
@@ -96,7 +96,7 @@ class RankRuns(NamedTuple):
     local_rank: int
 
 
-class RankSaid(NamedTuple):
+class RankExits(NamedTuple):
     """A rank said why it ends, and with which exit code if no sys.excepthook chooses another."""
 
     pid: int
@@ -112,7 +112,7 @@ class ThreadRaised(NamedTuple):
     pid: int
     thread: str  # its name
     chain: Sequence[Link]  # not empty
-    oom: str = ""  # as of RankSaid
+    oom: str = ""  # as of RankExits
 
 
 class ScriptEnded(NamedTuple):
@@ -121,8 +121,8 @@ class ScriptEnded(NamedTuple):
     pid: int
 
 
-class RanksAreIn(NamedTuple):
-    """Where ranks are that were asked (to AskWhere), by pid: `load, data.py:88`."""
+class PlacesReported(NamedTuple):
+    """Where ranks are that were asked (to RequestPlaces), by pid: `load, data.py:88`."""
 
     places: Mapping[int, str]
 
@@ -143,14 +143,14 @@ class Signalled(NamedTuple):
     disposition: Mapping[int, Disposition]
 
 
-class Remaining(NamedTuple):
-    """The processes of the job that still run beside torchrun and what is below it (to Look)."""
+class LeftoversFound(NamedTuple):
+    """The job's processes that run beside torchrun and what is below it (to FindLeftovers)."""
 
     pids: Sequence[int]
 
 
-class GpusSaid(NamedTuple):
-    """What is broken of this host's GPUs by their driver's words (to AskGpus); "": nothing known.
+class GpusChecked(NamedTuple):
+    """What is broken of this host's GPUs by their driver's words (to CheckGpus); "": nothing known.
 
     The words begin with the host.
     """
@@ -194,8 +194,8 @@ class SignalRanks(NamedTuple):
     number: int
 
 
-class AskWhere(NamedTuple):
-    """Ask all ranks where they are. Answer: RanksAreIn."""
+class RequestPlaces(NamedTuple):
+    """Ask all ranks where they are. Answer: PlacesReported."""
 
 
 class SignalGroup(NamedTuple):
@@ -228,15 +228,15 @@ class SignalProcesses(NamedTuple):
     number: int
 
 
-class Look(NamedTuple):
-    """Find what ranks have left behind. Answer: Remaining."""
+class FindLeftovers(NamedTuple):
+    """Find what ranks have left behind. Answer: LeftoversFound."""
 
 
-class AskGpus(NamedTuple):
-    """Ask the driver of this host's GPUs which of them are broken. Answer: GpusSaid."""
+class CheckGpus(NamedTuple):
+    """Ask the driver of this host's GPUs which of them are broken. Answer: GpusChecked."""
 
 
-class StopAskingGpus(NamedTuple):
+class CancelGpuCheck(NamedTuple):
     """Wait no longer for that answer; kill what was asked."""
 
 

@@ -8,8 +8,15 @@ from launcher.peers.messages import Failed
 from launcher.result.causes import Failure, headline, of_rank, of_torchrun, told_to_end
 from launcher.run import ranks
 from launcher.run.events import Actions, Tell
-from launcher.run.state import MARGIN, TO_BE_CERTAIN, Failing, Running, State, Step
-from launcher.text import Log
+from launcher.run.state import (
+    CONFIRM_FAILURE_SECONDS,
+    MARGIN_SECONDS,
+    Failing,
+    Running,
+    State,
+    Step,
+)
+from launcher.text.words import Log
 
 
 def count(state: State, now: float, *, everything: bool = False) -> Step:
@@ -17,7 +24,7 @@ def count(state: State, now: float, *, everything: bool = False) -> Step:
     if not isinstance(state.phase, (Running, Failing)):
         return state, ()
     began, job = state.times.attempt, state.job
-    patience = -math.inf if everything else TO_BE_CERTAIN
+    patience = -math.inf if everything else CONFIRM_FAILURE_SECONDS
     counting, wait = ranks.to_count(state.ranks, now - began, patience)
     actions: Actions = ()
     for rank in counting:
@@ -55,7 +62,7 @@ def fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
         # There is no restart after somebody else has ended torchrun.
         tell += (Tell(Failed(state.attempt, stopped_by_others(state, phase, now))),)
     if not isinstance(phase, Failing):
-        by = now + failure.cause.patience + MARGIN
+        by = now + failure.cause.patience + MARGIN_SECONDS
         state = state._replace(phase=Failing(by))
     return state, tell
 

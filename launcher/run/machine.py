@@ -16,12 +16,12 @@ from typing import Any
 
 from launcher.peers.events import AllKnow
 from launcher.peers.messages import (
+    AtRendezvous,
     End,
     Failed,
     Job,
-    Meeting,
-    NoRanks,
-    NoRanksLeft,
+    NoRanksAnywhere,
+    NoRanksHere,
     Restart,
     Start,
     Stop,
@@ -41,21 +41,21 @@ from launcher.run.ending import (
 from launcher.run.events import (
     Actions,
     Answer,
-    AsksToEnd,
-    AsksToStart,
     CannotStart,
     ChildEnded,
-    GpusSaid,
+    CloseRequested,
+    FindLeftovers,
+    GpusChecked,
     LauncherFailed,
-    Look,
-    Meets,
+    LeftoversFound,
     OrphanEnded,
+    PlacesReported,
     RankRuns,
-    RanksAreIn,
     RanksStarted,
-    Remaining,
+    ReachedRendezvous,
     Signal,
     Signalled,
+    StartRequested,
     StartTorchrun,
     Tell,
     TorchrunEnded,
@@ -63,15 +63,15 @@ from launcher.run.events import (
 )
 from launcher.run.failing import count, fail, of_torchrun_here, stopped_by_others, tell_ends
 from launcher.run.state import (
-    INTERRUPTS,
-    IS_A_STOP,
-    TO_TELL,
-    WITHIN,
+    DEPART_SECONDS,
+    INTERRUPTS_TO_KILL,
+    INTERRUPTS_WITHIN_SECONDS,
+    PART_OF_STOP_SECONDS,
+    Departing,
     Done,
     Ending,
     Failing,
     Joining,
-    Leaving,
     Restarting,
     Running,
     State,
@@ -81,7 +81,7 @@ from launcher.run.state import (
     Waiting,
     Why,
 )
-from launcher.text import Log, signal_name
+from launcher.text.words import Log, signal_name
 
 
 def begin(job: Job, runner: str, now: float) -> State:
@@ -96,7 +96,7 @@ def due(state: State) -> float:
         return min(phase.told_by, state.count_at)
     if isinstance(phase, Failing):
         return min(phase.by, state.count_at)
-    if isinstance(phase, Leaving):
+    if isinstance(phase, Departing):
         return phase.by
     return phase.due if isinstance(phase, Ending) else math.inf
 
@@ -115,11 +115,11 @@ def step(state: State, event: Any, now: float) -> Step:
         return ended(state, event.result, now)
     if isinstance(event, Restart):
         return restarted(state, event, now)
-    if isinstance(event, Meets):
+    if isinstance(event, ReachedRendezvous):
         return state, _meeting(state, has_met=False)
-    if isinstance(event, AsksToStart):
+    if isinstance(event, StartRequested):
         return asks_to_start(state, now)
-    if isinstance(event, AsksToEnd):
+    if isinstance(event, CloseRequested):
         return asks_to_end(state, event, now)
     if isinstance(event, TorchrunRuns):
         return torchrun_runs(state, now)
@@ -129,16 +129,16 @@ def step(state: State, event: Any, now: float) -> Step:
         return child_ended(state, event, now)
     if isinstance(event, Signalled):
         return ranks_signalled(state, event)
-    if isinstance(event, Remaining):
+    if isinstance(event, LeftoversFound):
         return remaining(state, event, now)
-    if isinstance(event, GpusSaid):
+    if isinstance(event, GpusChecked):
         return gpus_said(state, event, now)
     if isinstance(event, OrphanEnded):
-        return state, (Look(),) if isinstance(state.phase, Ending) else ()
-    if isinstance(event, NoRanksLeft):
+        return state, (FindLeftovers(),) if isinstance(state.phase, Ending) else ()
+    if isinstance(event, NoRanksAnywhere):
         known = event.attempt == state.attempt
         return _go_on(state._replace(no_ranks_left=state.no_ranks_left or known), now)
-    if isinstance(event, RanksAreIn):
+    if isinstance(event, PlacesReported):
         return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
     if isinstance(event, CannotStart):
         return cannot_start(state, event, now)
@@ -176,10 +176,10 @@ def ended(state: State, result: Result, now: float) -> Step:
         return state, ()
     state = state._replace(result=result)
     if isinstance(phase, Joining):
-        return state._replace(phase=Leaving(now + TO_TELL)), ()
+        return state._replace(phase=Departing(now + DEPART_SECONDS)), ()
     if isinstance(phase, (Restarting, Waiting)):
-        return state._replace(phase=Done()), (Tell(NoRanks(state.attempt)),)
-    if isinstance(phase, (Leaving, Done)):
+        return state._replace(phase=Done()), (Tell(NoRanksHere(state.attempt)),)
+    if isinstance(phase, (Departing, Done)):
         return state, ()
     if result.stop_signal:
         return _stop(state, result.stop_signal, now)
@@ -217,7 +217,7 @@ def restarted(state: State, event: Restart, now: float) -> Step:
 
 def all_know(state: State) -> Step:
     """End, if nothing was started here: no other host has to be told any more."""
-    return (_leave(state), ()) if isinstance(state.phase, Leaving) else (state, ())
+    return (_leave(state), ()) if isinstance(state.phase, Departing) else (state, ())
 
 
 def _leave(state: State) -> State:
@@ -232,7 +232,7 @@ def cannot_start(state: State, event: CannotStart, now: float) -> Step:
     """Tell the other hosts why this one cannot start torchrun."""
     if isinstance(state.phase, Done):
         return state, ()  # a stop came first
-    state = state._replace(phase=Leaving(now + TO_TELL), failure=event.failure)
+    state = state._replace(phase=Departing(now + DEPART_SECONDS), failure=event.failure)
     return state, (Tell(Failed(state.attempt, event.failure)),)
 
 
@@ -241,7 +241,7 @@ def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
     phase = state.phase
     if isinstance(phase, Joining):
         return cannot_start(state, CannotStart(event.failure), now)
-    if state.result or isinstance(phase, (Leaving, Done)):
+    if state.result or isinstance(phase, (Departing, Done)):
         return state, ()
     success = isinstance(phase, Ending) and phase.why is Why.SUCCESS
     if success or isinstance(phase, (Running, Failing)):
@@ -252,9 +252,9 @@ def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
 def signalled(state: State, number: int, now: float) -> Step:
     """Stop all hosts: each rank gets the signal once, and has its grace to save."""
     if number == signal.SIGINT:
-        recent = [at for at in state.interrupts if now - at < WITHIN]
+        recent = [at for at in state.interrupts if now - at < INTERRUPTS_WITHIN_SECONDS]
         state = state._replace(interrupts=(*recent, now))
-        if len(state.interrupts) >= INTERRUPTS:
+        if len(state.interrupts) >= INTERRUPTS_TO_KILL:
             return _interrupted(state, now)
     phase, name = state.phase, signal_name(number)
     why = phase.why if isinstance(phase, Ending) else None
@@ -263,7 +263,7 @@ def signalled(state: State, number: int, now: float) -> Step:
     if barrier or (tell and (isinstance(phase, Running) or why is Why.RESTART)):
         state, actions = _stop(state, number, now)
         return state, (*tell, *actions)
-    if tell and isinstance(phase, (Joining, Leaving, Restarting)):
+    if tell and isinstance(phase, (Joining, Departing, Restarting)):
         return state, tell
     if why is Why.STOP:
         line = f"{name} again: the ranks are already stopping and keep their time to save."
@@ -328,7 +328,7 @@ def asks_to_start(state: State, now: float) -> Step:
 def _meeting(state: State, *, has_met: bool) -> Actions:
     """Return what the coordinator is told of a restart, which it bounds; torchrun has the first."""
     again = state.attempt > 1 and isinstance(state.phase, Running) and state.job.members
-    return (Tell(Meeting(state.attempt, has_met)),) if again else ()
+    return (Tell(AtRendezvous(state.attempt, has_met)),) if again else ()
 
 
 def ranks_started(state: State, event: RanksStarted, now: float) -> Step:
@@ -339,7 +339,7 @@ def ranks_started(state: State, event: RanksStarted, now: float) -> Step:
     return _go_on(state, now)
 
 
-def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
+def asks_to_end(state: State, event: CloseRequested, now: float) -> Step:
     """Have torchrun wait until its ranks have ended; if they were not to end, this host fails."""
     state = state._replace(torchrun=state.torchrun._replace(asks=True, tees=event.tees))
     if not isinstance(state.phase, Running) or state.has_succeeded:
@@ -347,7 +347,7 @@ def asks_to_end(state: State, event: AsksToEnd, now: float) -> Step:
     if event.error:
         return fail(state, of_torchrun_here(state, 0, event.error, now), now)
     if event.number:
-        by = min(state.phase.told_by, now + IS_A_STOP)  # it may have been told twice
+        by = min(state.phase.told_by, now + PART_OF_STOP_SECONDS)  # it may have been told twice
         return state._replace(phase=Running(event.number, by)), ()
     if state.job.torchrun_restarts:
         return _end(state, Why.RESTART, now)
@@ -397,7 +397,7 @@ def _look_again(state: State, now: float) -> Step:
     if not isinstance(state.phase, Ending):
         return state, ()
     state, actions = advance(state, state.phase._replace(left=None), now)
-    return state, (*actions, Look())
+    return state, (*actions, FindLeftovers())
 
 
 # Ranks.
@@ -428,7 +428,7 @@ def rank_reports(state: State, event: ranks.Report, now: float) -> Step:
 def time_is_up(state: State, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
-    if isinstance(phase, Leaving) and now >= phase.by:
+    if isinstance(phase, Departing) and now >= phase.by:
         return _leave(state), ()
     if isinstance(phase, Running) and now >= phase.told_by:
         return fail(state, stopped_by_others(state, phase, now), now)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.errors import Disposition
-from launcher.peers.messages import MOST_ENDS, EndedWell
+from launcher.peers.messages import MOST_ENDS, RanksSucceeded
 from launcher.result.causes import Aside, RankFailure
-from launcher.run.events import RankEnded, RankRuns, RankSaid, ScriptEnded, ThreadRaised
-from launcher.text import plural
+from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, ThreadRaised
+from launcher.text.words import plural
 from launcher.watch import stacks
 
-Report = Union[RankRuns, RankSaid, ScriptEnded, RankEnded, ThreadRaised]
-REPORTS = (RankRuns, RankSaid, ScriptEnded, RankEnded, ThreadRaised)
+Report = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+REPORTS = (RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised)
 _BEFORE = 60  # s in which what a thread raised may have to do with the rank's end
 TO_END = 5.0  # s from a script's end to that of its process, within which the former counts
 
@@ -56,7 +56,7 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
         rank = known
     if isinstance(report, ThreadRaised):
         rank = rank._replace(threads=(*_lately(rank, time), (time, report)))
-    elif isinstance(report, RankSaid):
+    elif isinstance(report, RankExits):
         failure = _failure(rank, report, report.exit_code, time)
         said = failure._replace(chain=report.chain, said=True, killed=report.killed)
         rank = rank._replace(failure=said)
@@ -90,7 +90,7 @@ def _with_exit_code(rank: Rank, report: RankEnded, exit_code: int, time: float) 
     return rank
 
 
-def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[EndedWell, ...]:
+def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, ...]:
     """Return what the coordinator is to know of ranks that have ended with 0; () if none has.
 
     A rank has left the others when its script ended, not when Python was through with its exit.
@@ -104,7 +104,7 @@ def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[EndedWell, ...]
     if not ends:
         return ()
     ages = [round(max(0.0, time - at), 3) for at, _ in sorted(ends)]
-    return (EndedWell(attempt, min(ends)[1], tuple(ages[:MOST_ENDS])),)
+    return (RanksSucceeded(attempt, min(ends)[1], tuple(ages[:MOST_ENDS])),)
 
 
 def passed_on(number: int, count: int, ranks: int) -> str:
@@ -142,7 +142,7 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     return counting, wait
 
 
-def _failure(rank: Rank, report: RankSaid | RankEnded, exit_code: int, time: float) -> RankFailure:
+def _failure(rank: Rank, report: RankExits | RankEnded, exit_code: int, time: float) -> RankFailure:
     after_script = rank.script_ended_at < math.inf
     number = rank.rank, rank.local_rank
     failure = RankFailure(*number, exit_code, time=time, oom=report.oom, after_script=after_script)

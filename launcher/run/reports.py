@@ -21,27 +21,27 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from launcher.peers.messages import WantStacks
-from launcher.protocol import Lines, decoded, encoded, send
+from launcher.host.system import System
+from launcher.peers.messages import StacksRequest
 from launcher.result.causes import told_to_end
 from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
     Answer,
-    AsksToEnd,
-    AsksToStart,
     ChildEnded,
-    Meets,
+    CloseRequested,
     RankEnded,
+    RankExits,
     RankRuns,
-    RankSaid,
     RanksStarted,
+    ReachedRendezvous,
     ScriptEnded,
+    StartRequested,
     ThreadRaised,
     TorchrunEnded,
     TorchrunRuns,
 )
-from launcher.system import System
-from launcher.text import signal_name
+from launcher.text.protocol import Lines, decoded, encoded, send
+from launcher.text.words import signal_name
 from launcher.watch.host import Watch
 from launcher.watch.stacks import CRASHES, crash_in
 
@@ -291,14 +291,14 @@ class Reports:
             if self._system.now() < self._ask_again_at:
                 return None
             self._ask_again_at = self._system.now() + _TO_SHOW
-            return WantStacks()
+            return StacksRequest()
         if "end" in message:
             end = message["end"]
             code, chain = int(end["exit_code"]), read([Link(**link) for link in end["chain"]])
             killed = _killed(end.get("killed"))
             is_sure = code in _OF_A_KILL or killed.endswith(signal_name(signal.SIGKILL))
             oom = self._oom() if is_sure or may_be_killed(chain) else ""
-            return RankSaid(self._pids[connection], code, chain, oom, killed)
+            return RankExits(self._pids[connection], code, chain, oom, killed)
         if "thread" in message:
             chain = read([Link(**link) for link in message["chain"]])
             oom = self._oom() if may_be_killed(chain) else ""
@@ -312,11 +312,11 @@ class Reports:
 
     def _heard_from_torchrun(self, message: Mapping[str, Any]) -> Any:
         if "meets" in message:
-            return Meets()
+            return ReachedRendezvous()
         self._question = message.get("question")
         if "starts" in message:
             self._local.clear()
-            return AsksToStart()
+            return StartRequested()
         if "ranks" in message:
             ranks = [_rank(one) for one in message["ranks"]]
             for pid, _, local in ranks:
@@ -327,7 +327,7 @@ class Reports:
                 if code is not None and int(local) in self._local:
                     self._note_end(self._local[int(local)], int(code))
             number, error = int(message.get("signal") or 0), str(message.get("error") or "")
-            self._ends.append(AsksToEnd(number, error, message.get("tees") is True))
+            self._ends.append(CloseRequested(number, error, message.get("tees") is True))
         elif "exit_code" in message:
             code, error = int(message["exit_code"]), str(message.get("error") or "")
             number = int(message.get("signal") or 0)

@@ -14,19 +14,19 @@ from launcher.peers.messages import Job
 from launcher.result.causes import Failure, Result
 from launcher.run.events import Actions
 from launcher.run.ranks import NONE, Rank, Ranks
-from launcher.text import lasted
+from launcher.text.words import lasted
 
 # All in seconds.
-TO_BE_CERTAIN = 2.5  # for a rank that said what it raised to end, until its failure counts
-MARGIN = 5.0  # for what should take a moment
-TO_ASK = 2.0  # for torchrun, after its last rank's end; and to end after the answer
-TO_SAY_WHERE = 2.0  # for ranks, before they are killed
-TO_ANSWER = 5.0  # for the driver of the GPUs, before a restart
-TO_LEAVE_BARRIER = 15.0  # for torchrun, once all hosts have succeeded
-TO_TELL = 3.0  # for a host that starts nothing, to tell the others
-IS_A_STOP = 1.0  # a stop within this time after somebody else told torchrun to end
-AGAIN = 1.0  # until what was killed is killed again
-INTERRUPTS, WITHIN = 3, 2.0  # SIGINTs, within seconds
+CONFIRM_FAILURE_SECONDS = 2.5  # from what a rank raised to its end: then its failure counts
+MARGIN_SECONDS = 5.0  # for what should take a moment
+CLOSE_REQUEST_SECONDS = 2.0  # for torchrun, after its last rank's end; and to end after the answer
+PLACES_SECONDS = 2.0  # for ranks, before they are killed
+GPU_CHECK_SECONDS = 5.0  # for the driver of the GPUs, before a restart
+EXIT_BARRIER_SECONDS = 15.0  # for torchrun, once all hosts have succeeded
+DEPART_SECONDS = 3.0  # for a host that starts nothing, to tell the others
+PART_OF_STOP_SECONDS = 1.0  # a stop within this time after somebody else told torchrun to end
+KILL_AGAIN_SECONDS = 1.0  # until what was killed is killed again
+INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
 
 
 class Why(enum.Enum):
@@ -46,7 +46,7 @@ class Joining(NamedTuple):
     """This host waits until all hosts have joined."""
 
 
-class Leaving(NamedTuple):
+class Departing(NamedTuple):
     """This host starts nothing; the others are told why, for at most 3 s."""
 
     by: float
@@ -100,7 +100,7 @@ class Done(NamedTuple):
     """The launcher reports the job's result and ends."""
 
 
-Phase = Union[Joining, Leaving, Running, Failing, Ending, Restarting, Waiting, Done]
+Phase = Union[Joining, Departing, Running, Failing, Ending, Restarting, Waiting, Done]
 
 
 class Torchrun(NamedTuple):

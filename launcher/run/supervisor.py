@@ -17,25 +17,32 @@ import signal
 from collections.abc import Generator, Mapping
 from typing import Any, Callable
 
-from launcher.child import Question
-from launcher.decisions import described
 from launcher.errors import EXIT_SOFTWARE, STOPS, WARNINGS, Disposition, LaunchError
+from launcher.host.child import Question
+from launcher.host.run_dir import IN_RANK, unpacked
+from launcher.host.signals import left_alone
+from launcher.host.system import System
 from launcher.job import gpu_health
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
 from launcher.job.plan import LaunchPlan, for_attempt
 from launcher.job.prepare import reached_at
-from launcher.log import traceback_of
 from launcher.peers.channel import Channel
-from launcher.peers.messages import AllStacks, Job, ShowStacks, Stacks, WantStacks, Watched
+from launcher.peers.messages import (
+    AllStacks,
+    CollectStacks,
+    HostStacks,
+    Job,
+    ProgressReport,
+    StacksRequest,
+)
 from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State
-from launcher.run_dir import IN_RANK, unpacked
-from launcher.signals import left_alone
-from launcher.system import System
-from launcher.text import Log, printable
+from launcher.text.decisions import described
+from launcher.text.log import traceback_of
+from launcher.text.words import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch, does_not_answer
 
@@ -88,7 +95,7 @@ class Supervisor:
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
-        self._shows: dict[int, int] = {}  # numbers of ShowStacks, by what ranks were asked
+        self._shows: dict[int, int] = {}  # numbers of CollectStacks, by what ranks were asked
         self._where = 0  # by what number they were asked before they are killed
         self._said = {""}  # of what the watch cannot see
         self._child = self._errors = 0
@@ -211,9 +218,9 @@ class Supervisor:
 
     def _hear(self, event: Any) -> None:
         """Take in what the coordinator, a rank or somebody else at this host says."""
-        if isinstance(event, WantStacks):
+        if isinstance(event, StacksRequest):
             self._channel.say(event)
-        elif isinstance(event, ShowStacks):
+        elif isinstance(event, CollectStacks):
             self._shows[self._ask(may_signal=event.may_signal)] = event.number
             self._tell_where(self._system.now())
         elif isinstance(event, AllStacks):
@@ -302,14 +309,14 @@ class Supervisor:
         elif isinstance(action, events.SignalProcesses):
             for pid in action.pids:
                 system.send_found(pid, action.number)
-        elif isinstance(action, events.AskWhere):
+        elif isinstance(action, events.RequestPlaces):
             self._where = self._ask(may_signal=True)
-        elif isinstance(action, events.AskGpus):
+        elif isinstance(action, events.CheckGpus):
             self._ask_gpus()
-        elif isinstance(action, events.StopAskingGpus):
+        elif isinstance(action, events.CancelGpuCheck):
             self._stop_asking_gpus()
-        elif isinstance(action, events.Look):
-            self._step(events.Remaining(tuple(self._look())))
+        elif isinstance(action, events.FindLeftovers):
+            self._step(events.LeftoversFound(tuple(self._look())))
 
     def _start_torchrun(self, attempt: int) -> None:
         plan = self._plan
@@ -359,7 +366,7 @@ class Supervisor:
         running = {rank.pid for rank in self.state.alive}
         ranks = self._watch.changes(succeeded, self._system.state_of, now, running)
         if ranks is not None:
-            self._channel.say(Watched(self.state.attempt, ranks, self._watch.others))
+            self._channel.say(ProgressReport(self.state.attempt, ranks, self._watch.others))
         is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
         if is_to_say and self._watch.error not in self._said:
             self._said.add(self._watch.error)
@@ -384,7 +391,7 @@ class Supervisor:
             alive = self.state.alive
             places = {rank.pid: stacks.place(asked.calls(rank.pid)) for rank in alive}
             if asked.number == self._where:
-                self._step(events.RanksAreIn(places))
+                self._step(events.PlacesReported(places))
             if asked.number in self._shows:
                 states = {rank: system.state_of(rank.pid) for rank in alive}
                 texts = {
@@ -394,13 +401,13 @@ class Supervisor:
                     for rank, state in states.items()
                 }
                 number = self._shows.pop(asked.number)
-                self._channel.say(Stacks(number, stacks.grouped(texts)))
+                self._channel.say(HostStacks(number, stacks.grouped(texts)))
 
     def _ask_gpus(self) -> None:
         def then(text: str) -> None:
             said = gpu_health.broken(text, self._environ)
             host = self.state.job.current_host
-            self._step(events.GpusSaid(said and printable(f"{host}, {said}")))
+            self._step(events.GpusChecked(said and printable(f"{host}, {said}")))
 
         self._stop_asking_gpus()
         self._question = self._system.ask(gpu_health.COMMAND, self._environ, then)

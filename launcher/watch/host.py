@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Callable, NamedTuple
 
-from launcher.text import plural
+from launcher.text.words import plural
 from launcher.watch.progress import ENDED, ENDS, Rank, answer_of, bounded, seconds
 from launcher.watch.stacks import AT_EXIT, Asked, calls_of, kept_by, place, threads_of
 

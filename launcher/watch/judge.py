@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.text import lasted
+from launcher.text.words import lasted
 from launcher.watch import returned
 from launcher.watch.progress import Rank
 from launcher.watch.waits import Finding, Seen, findings

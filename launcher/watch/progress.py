@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from launcher.text import printable
+from launcher.text.words import printable
 
 MOST_GROUPS = 64  # that a rank tells of
 _LONGEST_NAME, _LONGEST_RANKS, _LONGEST_NUMBER = 100, 2000, 24

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from launcher.text import plural
+from launcher.text.words import plural
 from launcher.watch.progress import Rank
 from launcher.watch.waits import Seen
 

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.text import join_and_count, printable, some_of
+from launcher.text.words import join_and_count, printable, some_of
 from launcher.watch.progress import whole
 
 _TO_ANSWER, _TO_WRITE = 0.5, 1.0  # s for a rank to answer; to write after that, at a signal

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.text import join_and_count, plural
+from launcher.text.words import join_and_count, plural
 from launcher.watch.progress import MOST_GROUPS, Group, Key, Rank, members
 
 _NAMED = 4  # ranks that one sentence names

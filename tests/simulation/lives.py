@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.run.events import (
-    AsksToEnd,
-    AsksToStart,
+    CloseRequested,
     RankEnded,
+    RankExits,
     RankRuns,
-    RankSaid,
     RanksStarted,
     ScriptEnded,
     Signal,
+    StartRequested,
     TorchrunEnded,
 )
 
@@ -45,16 +45,16 @@ class Lives:
         elif isinstance(event, RankRuns):
             self._ranks[event.pid] = event.rank
             self.of.setdefault(event.rank, []).append(("runs",))
-        elif isinstance(event, RankSaid):
+        elif isinstance(event, RankExits):
             chain = [link.exception for link in event.chain]
             self._happens(event.pid, "says", event.exit_code, *chain)
         elif isinstance(event, ScriptEnded):
             self._happens(event.pid, "is through")
         elif isinstance(event, RankEnded):
             self._ends(event.pid, event.exit_code)
-        elif isinstance(event, AsksToStart):
+        elif isinstance(event, StartRequested):
             torchrun.append(("asks to start",))
-        elif isinstance(event, AsksToEnd):
+        elif isinstance(event, CloseRequested):
             torchrun.append(("asks to end", event.number, bool(event.error)))
         elif isinstance(event, TorchrunEnded):
             torchrun.append(("ends", event.returncode))

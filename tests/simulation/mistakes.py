@@ -89,7 +89,7 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a failure counts before its exit code is certain")
 def _(plant: Planter) -> None:
-    plant.set(failing, "TO_BE_CERTAIN", 0.0)
+    plant.set(failing, "CONFIRM_FAILURE_SECONDS", 0.0)
 
 
 @mistake("a rank whose hook ends it with 0 has failed")
@@ -204,7 +204,7 @@ def _(plant: Planter) -> None:
 
 @mistake("who cannot start does not wait for those who come late")
 def _(plant: Planter) -> None:
-    plant.set(machine, "TO_TELL", 0.0)
+    plant.set(machine, "DEPART_SECONDS", 0.0)
 
 
 # Restarts.
@@ -299,7 +299,7 @@ def _(plant: Planter) -> None:
 
 @mistake("a driver that hangs is waited for")
 def _(plant: Planter) -> None:
-    plant.set(ending, "TO_ANSWER", 1e6)
+    plant.set(ending, "GPU_CHECK_SECONDS", 1e6)
 
 
 # Stops.
@@ -376,7 +376,7 @@ def _(plant: Planter) -> None:
 
 @mistake("Ctrl-C three times is one stop")
 def _(plant: Planter) -> None:
-    plant.set(machine, "INTERRUPTS", 99)
+    plant.set(machine, "INTERRUPTS_TO_KILL", 99)
 
 
 # Time and processes.
@@ -393,7 +393,7 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a torchrun that does not ask is waited for")
 def _(plant: Planter) -> None:
-    plant.set(ending, "TO_ASK", math.inf)
+    plant.set(ending, "CLOSE_REQUEST_SECONDS", math.inf)
 
 
 @mistake("torchrun is not answered")

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from launcher.peers import channel, coordinator
-from launcher.peers.messages import Cleared, NoRanks, NoRanksLeft, Stop
+from launcher.peers.messages import Cleared, NoRanksAnywhere, NoRanksHere, Stop
 from launcher.result.causes import Result, stopped
 from launcher.run import ending, machine
 from launcher.run.events import Tell
@@ -74,7 +74,7 @@ def _(plant: Planter) -> None:
 
 @mistake("what is killed has no time to end")
 def _(plant: Planter) -> None:
-    plant.set(ending, "MARGIN", 0.5)
+    plant.set(ending, "MARGIN_SECONDS", 0.5)
 
 
 # Hosts that wait.
@@ -164,7 +164,7 @@ def _(plant: Planter) -> None:
 @mistake("a stop of another host is forgotten while hosts clear an attempt")
 def _(plant: Planter) -> None:
     def forgets(plain: Any, state: Any, event: Any, now: float) -> Any:
-        said = isinstance(event, coordinator.Said) and isinstance(event.message, Stop)
+        said = isinstance(event, coordinator.Received) and isinstance(event.message, Stop)
         restarts = isinstance(state.phase, coordinator.Restarting)
         if said and restarts and event.host != state.job.current_host:
             return state, ()
@@ -221,7 +221,7 @@ def _(plant: Planter) -> None:
     def goes(plain: Any, state: Any, event: Any, now: float) -> Any:
         after, actions = plain(state, event, now)
         if isinstance(state.phase, coordinator.Ended):
-            return coordinator._tell_all(after, NoRanksLeft(state.attempt))
+            return coordinator._tell_all(after, NoRanksAnywhere(state.attempt))
         return after, actions
 
     plant.around(coordinator, "host_lost", goes)
@@ -251,7 +251,7 @@ def _(plant: Planter) -> None:
         if given.no_ranks_told or given.why is Why.SUCCESS:
             return plain(state, given, now)
         after, actions = plain(state, given._replace(no_ranks_told=True), now)
-        return after, (Tell(NoRanks(state.attempt)), *actions)
+        return after, (Tell(NoRanksHere(state.attempt)), *actions)
 
     plant.around(ending, "advance", early)
     plant.set(machine, "advance", ending.advance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
-from launcher.protocol import decoded, encoded
+from launcher.text.protocol import decoded, encoded
 from simulation.clock import Lane
 from simulation.system import End
 
@@ -27,7 +27,7 @@ class Pipe:
         launcher = machine.launcher
         self._runs = launcher is not None and launcher.runs
         if launcher and launcher.runs:
-            launcher.system.local.add(self._end)
+            launcher.host.system.local.add(self._end)
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Send a message."""

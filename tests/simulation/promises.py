@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from launcher.peers import member
 from launcher.result.causes import NO_RESTART, Result
-from launcher.run.state import AGAIN, MARGIN, TO_LEAVE_BARRIER
+from launcher.run.state import EXIT_BARRIER_SECONDS, KILL_AGAIN_SECONDS, MARGIN_SECONDS
 from simulation import promises_of_ranks
 from simulation.facts import (
     HANGS,
@@ -262,7 +262,7 @@ def _survives(process: Process) -> bool:
     if process.held_until == -math.inf:
         return False
     # What ranks have left is killed up to two looks after the first of them.
-    by = process.killed_at + MARGIN - 2 * AGAIN - 0.05
+    by = process.killed_at + MARGIN_SECONDS - 2 * KILL_AGAIN_SECONDS - 0.05
     return process.ended is None or process.ended > by
 
 
@@ -384,7 +384,7 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
     if watch.job.plan.hosts == 1 or odd:
         return
-    slack = 1 + MARGIN * bool(has(watch, *HELD))
+    slack = 1 + MARGIN_SECONDS * bool(has(watch, *HELD))
     slack += seconds_of(watch, *PAUSES) + 2 * seconds_of(watch, What.DELAY)
     for launcher in ended(watch):
         since, bound = _bound(watch, launcher)
@@ -398,11 +398,11 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
     plan = watch.job.plan
     assert launcher.result
     # What runs torchrun has the failure grace after it; ranks that start late have theirs.
-    bound = 2 * plan.failure_grace + 2 * MARGIN
+    bound = 2 * plan.failure_grace + 2 * MARGIN_SECONDS
     if launcher.result.exit_code == 0:
-        bound = max(TO_LEAVE_BARRIER, plan.failure_grace + MARGIN)
+        bound = max(EXIT_BARRIER_SECONDS, plan.failure_grace + MARGIN_SECONDS)
     if launcher.result.stop_signal or launcher.stopping_since < math.inf:
-        bound = plan.grace + plan.failure_grace + 2 * MARGIN
+        bound = plan.grace + plan.failure_grace + 2 * MARGIN_SECONDS
     decided = watch.decided[0] if watch.decided else launcher.ended_at
     here = (launcher.machine, watch.job.machines[0])
     silent = "has not answered" in launcher.result.text  # or else it was stopped, and no loss

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from launcher.run.state import INTERRUPTS, Why
+from launcher.run.state import INTERRUPTS_TO_KILL, Why
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 STAYS = "stays"  # among the next phases: the phase need not change
@@ -49,7 +49,7 @@ def _why_is(why: Why) -> Callable[[Any, Any, Any], bool]:
 
 
 def _is_third(before: Any, event: Any, after: Any) -> bool:
-    return event.number == signal.SIGINT and len(after.interrupts) >= INTERRUPTS
+    return event.number == signal.SIGINT and len(after.interrupts) >= INTERRUPTS_TO_KILL
 
 
 def _shows_stacks(before: Any, event: Any, after: Any) -> bool:

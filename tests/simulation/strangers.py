@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.peers.messages import hello as hello_of
 from launcher.peers.messages import to_wire
-from launcher.protocol import encoded
+from launcher.text.protocol import encoded
 from simulation.launcher import FINGERPRINT, job_of
 from simulation.machine import Machine
 

@@ -235,7 +235,7 @@ class Question:
 
 
 class System:
-    """The System of one simulated launcher (launcher/system.py has the real one)."""
+    """The System of one simulated launcher (launcher/host/system.py has the real one)."""
 
     def __init__(self, job: Job, machine: Machine, wake: Callable[[], None]) -> None:
         self.job, self.machine = job, machine

@@ -72,7 +72,7 @@ class Torchrun(Process):
         if awake and self.doing is doing and asked == self._asked:
             act()
 
-    # Meeting.
+    # AtRendezvous.
 
     def _connect(self) -> None:
         self._pipe = Pipe(self.machine, self._hears)
@@ -282,5 +282,5 @@ class Torchrun(Process):
         if launcher and launcher.runs:
             for rank in self.ranks:
                 if rank.exit_code is not None and not rank.reaped:
-                    launcher.system.child_ended(rank.pid, rank.exit_code)
+                    launcher.host.system.child_ended(rank.pid, rank.exit_code)
         self.store.ends(self)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.peers import coordinator, events, member
-from launcher.peers.messages import Failed, NoRanks, Start, Stop, Watched
+from launcher.peers.messages import Failed, NoRanksHere, ProgressReport, Start, Stop
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
-from launcher.run.state import AGAIN, MARGIN, Ending, State, Why
-from launcher.text import Log
+from launcher.run.state import KILL_AGAIN_SECONDS, MARGIN_SECONDS, Ending, State, Why
+from launcher.text.words import Log
 from simulation import rows
 from simulation.machine import Helper, Machine
 from simulation.pipe import Pipe
@@ -117,14 +117,14 @@ class Watch:
 
         def hosts_step(state: coordinator.State, event: Any, now: float) -> Any:
             after, actions = hosts(state, event, now)
-            said = event.message if isinstance(event, events.Said) else event
+            said = event.message if isinstance(event, events.Received) else event
             self._stepped("coordinator", state, said, after, actions)
             self._coordinator(state, event, after, now)
             return after, actions
 
         def member_step(state: member.State, event: Any, now: float) -> Any:
             after, actions = others(state, event, now)
-            said = event.message if isinstance(event, events.Said) else event
+            said = event.message if isinstance(event, events.Received) else event
             self._stepped("member", state, said, after, actions)
             return after, actions
 
@@ -139,13 +139,13 @@ class Watch:
             rows.take(which, before, event, after)
         attempt = getattr(event, "attempt", None)
         # What a host says of ranks that do not move may come from one that waits for a restart.
-        is_exact = which != "member" and not isinstance(event, Watched)
+        is_exact = which != "member" and not isinstance(event, ProgressReport)
         if attempt is not None and is_exact and not self._has_impostors:
             expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
             # What a host says before it hears of the start counts (coordinator.host_failed); and
             # others have ended, if the first one's launcher was stopped at a restart.
             of_host = isinstance(event, Failed) and not event.failure.of_rank
-            has_ended = isinstance(event, NoRanks) and What.LAUNCHER_STOPS in self.kinds
+            has_ended = isinstance(event, NoRanksHere) and What.LAUNCHER_STOPS in self.kinds
             crosses = attempt == expected - 1 and (of_host or has_ended)
             if attempt != expected and not crosses:
                 self.breaks(IN_ORDER, f"{type(event).__name__} {attempt} in {before.attempt}")
@@ -176,7 +176,7 @@ class Watch:
         if isinstance(event, events.Lost) and not isinstance(before.phase, ended):
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(Told(now, before.attempt, failure))
-        if isinstance(event, events.Said) and isinstance(event.message, Failed):
+        if isinstance(event, events.Received) and isinstance(event.message, Failed):
             attempts = event.message.attempt, before.attempt
             current = attempts[0] == attempts[1] or attempts == (0, 1)
             if current and not isinstance(before.phase, (ended, restarts)):
@@ -186,7 +186,7 @@ class Watch:
             self.decided = (now, after.phase.result)
         if isinstance(after.phase, restarts) and not isinstance(before.phase, restarts):
             self.restarts.append(now)
-        if isinstance(event, events.Said) and isinstance(event.message, Stop):
+        if isinstance(event, events.Received) and isinstance(event.message, Stop):
             self.note("the coordinator hears of a stop", before.job.current_host)
 
     # What happens.
@@ -250,7 +250,7 @@ class Watch:
     def ended(self, launcher: Launcher) -> None:
         """A launcher has ended with a result."""
         # 5 s after the first of them was killed; what others have left is killed a look later.
-        by = self.job.clock.now - MARGIN + 2 * AGAIN + 0.01
+        by = self.job.clock.now - MARGIN_SECONDS + 2 * KILL_AGAIN_SECONDS + 0.01
         if {What.LAUNCHER_FAILS, What.LAUNCHER_STOPS} <= self.kinds:
             by = math.inf  # System.end_all has killed them, and waits for nothing
         left = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from launcher.text import Log, short, shortened
+from launcher.text.words import Log, short, shortened
 
 _LONGEST = 80  # characters of one value
 

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.archive import ARCHIVE, PACKAGE, read
 from launcher.errors import LaunchError
-from launcher.log import log
+from launcher.host.archive import ARCHIVE, PACKAGE, read
+from launcher.text.log import log
 
 # What torchrun and the ranks execute.
 _IN_CHILDREN = ("agent.py", "rank.py", "describe.py", "unseen.py")

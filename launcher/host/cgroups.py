@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+
+_EVENTS = ("events", "oom_control")  # of a memory cgroup, v2 and v1
+_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def folders(controller: str, root: str = "") -> Iterator[str]:
@@ -44,3 +48,20 @@ def read_text(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def oom_kills(root: str = "") -> dict[str, int]:
+    """Return how many out-of-memory kills the kernel has recorded, by whose memory ran out.
+
+    For this process's own memory cgroup, v2 memory.events or v1 memory.oom_control, which count
+    whoever of it was killed, and for the whole machine, /proc/vmstat (kernel,
+    Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+    """
+    files = [f"{folder}/memory.{name}" for folder in own("memory", root) for name in _EVENTS]
+    paths = [("the memory cgroup", path) for path in files]
+    kills: dict[str, int] = {}
+    for where, path in (*paths, ("the machine", f"{root}/proc/vmstat")):
+        match = None if where in kills else _OOM_KILL.search(read_text(path))
+        if match:
+            kills[where] = int(match[1])
+    return kills

@@ -15,7 +15,7 @@ import zipfile
 
 from sagemaker_training import entry_point, environment, files, process
 
-_LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+_LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "__main__.py")
 
 
 class _LauncherRunner(process.ProcessRunner):  # type: ignore[misc]

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from launcher.text import printable
+from launcher.text.words import printable
 
 _WAITING = 1000  # lines that may wait for a reader
 _TO_READ = 1.0  # seconds that a reader has at the end

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple
 
-from launcher.processes import tie_to_this_process
-from launcher.signals import Signals
+from launcher.host.processes import tie_to_this_process
+from launcher.host.signals import Signals
 
 _TO_DIE = 1  # seconds
 _LOOK = 0.1  # seconds, until somebody who wants us to stop is heard

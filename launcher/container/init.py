@@ -28,15 +28,15 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from launcher.container.presence import Ending, LauncherRegistry
 from launcher.errors import STOPS, WARNINGS, Disposition
+from launcher.host.processes import reap, response, send, start
+from launcher.host.signals import Signals, left_alone
 from launcher.job import toolkit
 from launcher.job.options import INIT
-from launcher.log import log
-from launcher.presence import Ending, LauncherRegistry
-from launcher.processes import reap, response, send, start
 from launcher.result.failure import version_of
-from launcher.signals import Signals, left_alone
-from launcher.text import signal_name
+from launcher.text.log import log
+from launcher.text.words import signal_name
 
 _TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
 # Seconds that `train` has to finish, an upload for example, when a stop comes after the job's end.

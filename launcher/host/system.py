@@ -22,15 +22,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from launcher import processes
-from launcher.child import Question
 from launcher.errors import Disposition, LaunchError
-from launcher.job.resources import oom_kills
-from launcher.log import log
-from launcher.names import is_literal, look_up
-from launcher.run_dir import crash, run_dir
-from launcher.signals import Signals
-from launcher.text import is_loopback
+from launcher.host import processes
+from launcher.host.cgroups import oom_kills
+from launcher.host.child import Question
+from launcher.host.names import is_literal, look_up
+from launcher.host.run_dir import crash, run_dir
+from launcher.host.signals import Signals
+from launcher.text.log import log
+from launcher.text.words import is_loopback
 
 _TO_CONNECT = 4  # s for an address to take a connection
 _OWN_NAME = 0.2  # s for a look-up of this host's own name, which seldom takes any longer

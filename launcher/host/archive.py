@@ -9,7 +9,7 @@ import launcher
 
 _LOADER: Any = launcher.__spec__ and launcher.__spec__.loader
 ARCHIVE: str = getattr(_LOADER, "archive", "")  # "" for a folder
-PACKAGE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def read(path: str) -> bytes:

@@ -9,7 +9,7 @@ import signal
 import socket
 
 from launcher.errors import OTHERS, STOPS, WARNINGS
-from launcher.text import signal_name
+from launcher.text.words import signal_name
 
 _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
 

@@ -17,9 +17,9 @@ import struct
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from launcher.host.processes import status
 from launcher.job.options import INIT
-from launcher.log import log
-from launcher.processes import status
+from launcher.text.log import log
 
 _TO_ANSWER = 2  # s that an init has to take a connection, or what is said on it
 _BACKLOG = 128  # connections that wait to be accepted

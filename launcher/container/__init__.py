@@ -1,0 +1,1 @@
+"""A container's PID 1, and the toolkit's training module."""

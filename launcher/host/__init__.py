@@ -1,0 +1,1 @@
+"""What the loop stands on: this host's processes, signals, files and clock."""

@@ -1,0 +1,1 @@
+"""Words for people and for other processes: quoting, the log, JSON lines."""
