@@ -40,8 +40,7 @@ from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State
-from launcher.text.decisions import described
-from launcher.text.log import traceback_of
+from launcher.text.log import described, traceback_of
 from launcher.text.words import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch, does_not_answer
