@@ -26,16 +26,12 @@ from launcher.errors import Disposition, LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills
 from launcher.host.child import Question
-from launcher.host.names import is_literal, look_up
+from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import crash, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
-from launcher.text.words import is_loopback
 
-_TO_CONNECT = 4  # s for an address to take a connection
-_OWN_NAME = 0.2  # s for a look-up of this host's own name, which seldom takes any longer
 _POLL = 0.05  # s between two looks at ranks, where the loop has failed
-_BACKLOG = 1 << 12  # the kernel makes it net.core.somaxconn at most (listen(2))
 _LIMIT = resource.RLIMIT_NOFILE
 
 
@@ -120,7 +116,7 @@ class System:
         def run() -> None:
             if self._over.wait(wait):
                 return
-            what = _reached(host, port)
+            what = connected(host, port)
             if not self._over.is_set():
                 self._news.append(functools.partial(then, what))
                 with contextlib.suppress(OSError):  # it has rung already, or all is over
@@ -259,83 +255,3 @@ class System:
             return Question(argv, environ, self.selector, then)
         except (OSError, subprocess.SubprocessError):  # not there; no process, no descriptor left
             return None
-
-
-def own_addresses(host: str) -> tuple[list[str], bool]:
-    """Return what to listen on, [] for all addresses, and whether the host's name has an address.
-
-    A host's own name may lead nobody else to it, as Debian's 127.0.1.1 in /etc/hosts, or have no
-    address on this host alone.
-    """
-    if is_literal(host):
-        return [host], True
-    own = _look_up_within(host, _OWN_NAME)
-    return [] if any(map(is_loopback, own)) else own, bool(own)
-
-
-def _look_up_within(host: str, seconds: float) -> list[str]:
-    """Return the addresses of a name, none if that takes longer."""
-    found: list[str] = []
-
-    def run() -> None:
-        found.extend(str(address[0]) for _, address in look_up(host))
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads in this container
-        return []
-    thread.join(seconds)
-    return list(found)
-
-
-def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on those of some addresses that this host has, or on all of its own ([]).
-
-    Raises OSError: EADDRINUSE if the port is taken at one of them.
-    """
-    if not addresses:
-        return [_listen_on_all(port)]
-    listeners: list[socket.socket] = []
-    none = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for address in addresses:
-        for family, to in look_up(address, port):
-            try:
-                listeners.append(socket.create_server(to, family=family, backlog=_BACKLOG))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    for listener in listeners:
-                        listener.close()
-                    raise
-                none = error  # DNS may know an IPv6 address, and the host have none
-    if not listeners:
-        raise none
-    return listeners
-
-
-def _listen_on_all(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-            )
-        except OSError:
-            pass  # IPv6 may be switched off; and a port that is taken is for both
-    return socket.create_server(("", port), backlog=_BACKLOG)
-
-
-def _reached(host: str, port: int) -> socket.socket | str:
-    """Return a connection, or why there is none."""
-    why = f"the name {host} does not resolve"
-    for family, address in look_up(host, port):
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(_TO_CONNECT)
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            refused = isinstance(error, ConnectionRefusedError)
-            why = "nothing listens there" if refused else "it does not answer"
-        else:
-            return connection
-    return why

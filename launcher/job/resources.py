@@ -18,7 +18,7 @@ from typing import NamedTuple
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
-from launcher.host.names import look_up
+from launcher.host.network import look_up
 from launcher.host.processes import require_psutil
 from launcher.host.signals import Signals
 from launcher.text.log import log
