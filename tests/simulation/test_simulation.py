@@ -127,13 +127,13 @@ def test_rows_that_chance_seldom_takes_are_taken(step: rows.Step) -> None:
 def test_rows_that_no_job_has_taken_are_named() -> None:
     """With the events and the next phases of the others."""
     assert len(rows.not_taken(Counter())) == len(rows.ROWS)
-    joining = rows.Step("run", "Joining", "CannotStart", "Leaving")
+    joining = rows.Step("run", "Joining", "CannotStart", "Departing")
     missing = rows.not_taken(Counter([joining]))
     assert len(missing) == len(rows.ROWS) + 1
-    name = "run: Joining, Running, Leaving on CannotStart: tell `Failed`"
+    name = "run: Joining, Running, Departing on CannotStart: tell `Failed`"
     assert [line for line in missing if line.startswith(name)] == [
         f"{name}: Running on CannotStart",
-        f"{name}: Leaving on CannotStart",
+        f"{name}: Departing on CannotStart",
     ]
     assert rows.not_shown(Counter([joining._replace(next="Failing")])) == [
         "run: Joining on CannotStart to Failing, 1 times"
