@@ -407,11 +407,6 @@ def test_a_stop_does_not_wait_for_the_driver():
     assert CancelGpuCheck() in host.done and host.phase is Waiting
 
 
-def test_where_torchrun_restarts_nobody_asks():
-    host = running(peer_port=0, max_restarts=1).at(5.0, RankEnded(71, 3), CloseRequested())
-    assert host.why is Why.RESTART and CheckGpus() not in host.done
-
-
 def test_a_stop_during_a_restart_leaves_the_later_deadline():
     host = running().at(5.0, Restart(1, "")).at(6.0, Signal(TERM))
     assert host.why is Why.STOP and host.state.phase.by == 26.0
@@ -544,32 +539,12 @@ def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
     assert SignalProcesses((99,), KILL) in host.due(25.0).done
 
 
-def test_without_the_channel_torchrun_restarts_ranks_that_the_launcher_has_ended():
-    host = running(peer_port=0, max_restarts=1).at(5.0, RankEnded(71, 3))
-    assert host.told() == [] and "torchrun restarts it" in host.lines[0]
-    host.at(5.1, CloseRequested())
-    assert host.done == [SignalRanks((72,), TERM)]
-    host.at(6.0, RankEnded(72, 0)).at(6.0, LeftoversFound(()))
-    assert host.phase is Running and host.done == [Answer()]
-    host.at(7.0, StartRequested()).at(8.0, RanksStarted(((81, 0, 0), (82, 1, 1)), False))
-    (failed,) = host.at(9.0, RankEnded(81, 3)).told()  # none are left
-    assert isinstance(failed, Failed)
-
-
 def test_a_host_waits_for_the_others_when_nothing_is_left_on_it():
     host = running().at(5.0, RankEnded(71, 3)).due(10.3)
     host.at(11.0, RankEnded(72, 0)).at(11.0, LeftoversFound(())).at(11.1, CloseRequested())
     host.at(11.2, TorchrunEnded(1), ChildEnded(1)).at(11.2, LeftoversFound(()))
     assert host.phase is Waiting
     assert host.at(12.0, End(FAILED)).phase is Done
-
-
-@pytest.mark.parametrize("runner", ["", "neuron_parallel_compile"])
-def test_a_torchrun_that_restarts_ranks_itself_and_dies_fails_its_host(runner):
-    host = running(runner=runner, peer_port=0, max_restarts=1).at(5.0, CloseRequested())
-    assert host.why is Why.RESTART
-    host.at(5.5, TorchrunEnded(-9))
-    assert host.phase is Failing and isinstance(host.told()[0], Failed)
 
 
 def test_a_rank_that_survives_sigkill_is_left_though_torchrun_is_gone():

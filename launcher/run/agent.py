@@ -181,15 +181,15 @@ class HeldAgent:
     tees: bool
     agents: list[Any]
     # The launcher decides when ranks are restarted, each time with a new torchrun.
-    attempt = os.environ.get("LAUNCHER_ATTEMPT", "")
+    attempt = int(os.environ.get("LAUNCHER_ATTEMPT", "1"))
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # torchrun takes its store away from hosts that train 300 s longer; it has no option.
         if exit_barrier := os.environ.get("LAUNCHER_EXIT_BARRIER"):
             options["exit_barrier_timeout"] = float(exit_barrier)
         super().__init__(*args, **options)
-        self._remaining_restarts: int = self._remaining_restarts - int(self.attempt or 1) + 1
-        if int(self.attempt or 1) > 1:  # what ranks read as TORCHELASTIC_RUN_ID is the job's
+        self._remaining_restarts: int = self._remaining_restarts - self.attempt + 1
+        if self.attempt > 1:  # what ranks read as TORCHELASTIC_RUN_ID is the job's
             rendezvous = self._worker_group.spec.rdzv_handler  # type: ignore[attr-defined]
             run_id = rendezvous.get_run_id().removesuffix(f"-{self.attempt}")
             rendezvous.get_run_id = lambda: run_id
@@ -223,7 +223,7 @@ class HeldAgent:
                 message["signal"] = error.sigval  # type: ignore[union-attr]
             elif error:
                 message["error"] = error_text(error)
-            if self.attempt and set(message["ends"].values()) != {0}:
+            if set(message["ends"].values()) != {0}:
                 self._stop_keep_alive()
             answer = self.launcher.ask(message)
             context.was_answered = True

@@ -41,7 +41,6 @@ from launcher.run.state import (
     Done,
     Ending,
     Restarting,
-    Running,
     State,
     Step,
     Torchrun,
@@ -110,12 +109,6 @@ def advance(state: State, ending: Ending, now: float) -> Step:
         survivors += not torchrun.child_has_ended
         state, more = _nothing_is_left(state, ending, survivors, now)
         return state, actions + more
-    again = state.job.torchrun_restarts and ending.why is Why.RESTART
-    if again and torchrun.asks and ending.left == () and not state.alive:
-        times = state.times._replace(closes=math.inf)
-        torchrun = torchrun._replace(asks=False)
-        state = state._replace(phase=Running(), torchrun=torchrun, times=times)
-        return state, (*actions, Answer())
     return state, actions
 
 
@@ -312,8 +305,7 @@ def _end_torchrun(
             kill = "torchrun does not say which ranks it has started: killing it with SIGKILL."
             return killed, (Log(kill), KillTorchrun())
         return torchrun, ()
-    restarts_itself = state.job.torchrun_restarts and ending.why is Why.RESTART
-    if math.isinf(ending.no_ranks_since) or (restarts_itself and torchrun.asks):
+    if math.isinf(ending.no_ranks_since):
         return torchrun, ()
     if torchrun.keeps_store and not state.no_ranks_left:
         # Ranks of other hosts may have been stopped, and have the grace of that.
@@ -339,8 +331,8 @@ def _answered(state: State, until: float) -> Torchrun:
 def _end_in_barrier(state: State, ending: Ending, clock: _Clock) -> tuple[Torchrun, Actions]:
     """Let torchrun go to its barrier after a success, where it waits for the other hosts'."""
     torchrun = state.torchrun
-    is_held = not state.job.torchrun_restarts  # or else its own time-out counts
-    if is_held and clock.has_come(
+    # Where others are not heard of, they may train on: torchrun's own time-out counts.
+    if not state.others_are_unheard and clock.has_come(
         max(ending.decided_at + EXIT_BARRIER_SECONDS, torchrun.has_until)
     ):
         line = Log("all hosts have succeeded, but torchrun does not end: killing it with SIGKILL.")
@@ -374,7 +366,7 @@ def _end_program(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, A
 
 def _ask_gpus(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
     """Before a restart ask once which GPUs are broken; a driver that hangs is not waited for."""
-    if ending.why is not Why.RESTART or state.job.torchrun_restarts:
+    if ending.why is not Why.RESTART:
         waits = not math.isinf(ending.answer_by) and ending.broken is None
         return ending._replace(answer_by=math.inf), (CancelGpuCheck(),) if waits else ()
     if ending.broken is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from launcher.peers.messages import Failed
-from launcher.result.causes import Failure, headline, of_rank, of_torchrun, told_to_end
+from launcher.result.causes import Failure, of_rank, of_torchrun, told_to_end
 from launcher.run import ranks
 from launcher.run.events import Actions, Tell
 from launcher.run.state import (
@@ -16,7 +16,6 @@ from launcher.run.state import (
     State,
     Step,
 )
-from launcher.text.words import Log
 
 
 def count(state: State, now: float, *, everything: bool = False) -> Step:
@@ -31,10 +30,6 @@ def count(state: State, now: float, *, everything: bool = False) -> Step:
         known = {**state.ranks, rank.pid: rank._replace(counts=True)}
         state = state._replace(ranks=known)
         assert rank.failure
-        if job.torchrun_restarts and state.torchrun.leave <= job.max_restarts:
-            line = f"{headline(rank.failure, job.current_host)}; torchrun restarts it."
-            actions += (Log(line),)
-            continue
         age = now - began - rank.failure.time
         state, more = fail(state, of_rank(rank.failure, job.current_host), now, age)
         actions += (*tell_ends(state, now), *more)
@@ -47,7 +42,7 @@ def tell_ends(state: State, now: float, *, only_first: bool = False) -> Actions:
     With `only_first` nothing is told if others have before, or if all have, which is told with this
     host's success. Where torchrun may run again in this attempt, only what belongs to a failure is.
     """
-    if only_first and (state.runner or state.job.torchrun_restarts):
+    if only_first and state.runner:
         return ()
     ends = ranks.ended_well(state.ranks, state.attempt, now - state.times.attempt)
     is_known = only_first and (state.has_succeeded or any(len(one.ages) > 1 for one in ends))

@@ -2,9 +2,9 @@
 
     state, actions = step(state, event, now)
 
-torchrun starts ranks; it ends none, and restarts none unless the launchers of several hosts do not
-talk (Job.torchrun_restarts). Its agent (agent.py) asks before it starts them, and before it would
-end them it waits until they have ended. They end here, in the phase Ending, for whatever reason.
+torchrun starts ranks; it ends none, and restarts none. Its agent (agent.py) asks before it starts
+them, and before it would end them it waits until they have ended. They end here, in the phase
+Ending, for whatever reason.
 Times are on the clock time.monotonic(), waits in seconds. Pure.
 """
 
@@ -259,7 +259,7 @@ def signalled(state: State, number: int, now: float) -> Step:
     phase, name = state.phase, signal_name(number)
     why = phase.why if isinstance(phase, Ending) else None
     tell: Actions = () if state.result else (Tell(Stop(number)),)
-    barrier = why is Why.SUCCESS and state.job.torchrun_restarts  # which may last for minutes
+    barrier = why is Why.SUCCESS and state.others_are_unheard  # which may last for minutes
     if barrier or (tell and (isinstance(phase, Running) or why is Why.RESTART)):
         state, actions = _stop(state, number, now)
         return state, (*tell, *actions)
@@ -349,8 +349,6 @@ def asks_to_end(state: State, event: CloseRequested, now: float) -> Step:
     if event.number:
         by = min(state.phase.told_by, now + PART_OF_STOP_SECONDS)  # it may have been told twice
         return state._replace(phase=Running(event.number, by)), ()
-    if state.job.torchrun_restarts:
-        return _end(state, Why.RESTART, now)
     if any(rank.failure for rank in state.ranks.values()):
         return state, ()  # which counts soon
     error = "it was about to end its ranks for a reason of its own"
@@ -388,8 +386,7 @@ def _is_to_go_on(state: State) -> bool:
     phase = state.phase
     if not isinstance(phase, Ending):
         return isinstance(phase, Running)
-    restarts = phase.why is Why.RESTART and state.job.torchrun_restarts
-    return state.result is None and (phase.why is Why.SUCCESS or restarts)
+    return state.result is None and phase.why is Why.SUCCESS
 
 
 def _look_again(state: State, now: float) -> Step:

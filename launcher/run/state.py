@@ -177,6 +177,11 @@ class State(NamedTuple):
         return [rank for rank in self.ranks.values() if rank.runs]
 
     @property
+    def others_are_unheard(self) -> bool:
+        """Whether the launchers of several hosts do not talk, but for their torchruns."""
+        return len(self.job.hosts) > 1 and not self.job.peer_port
+
+    @property
     def has_succeeded(self) -> bool:
         """Whether all ranks of this attempt have ended with 0."""
         known = self.torchrun.has_started_ranks and bool(self.ranks)

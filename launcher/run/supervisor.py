@@ -334,8 +334,7 @@ class Supervisor:
         # A relative TMPDIR leads there from this process's folder alone.
         own = os.path.abspath(self._folder) if plan.folder else self._folder
         environment.update({RUN_DIR: own, JOB_MARK: mark})
-        if not job.torchrun_restarts:
-            plan, environment = for_attempt(plan, environment, attempt)
+        plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
         *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)

@@ -30,11 +30,9 @@ _TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that
 def job_of(job: Job, name: str, fingerprint: dict[str, list[str]]) -> HostsJob:
     """Return the job as a host sees it."""
     plan = job.plan
-    # Torchrun restarts ranks by itself where the launchers of several hosts do not talk.
-    others = ("algo-9999",) if plan.own_restarts else ()
     return HostsJob(
         name,
-        job.names + others,
+        job.names,
         "job",
         f"{job.names[0]}:29400",
         plan.max_restarts,

@@ -141,7 +141,6 @@ class Plan(NamedTuple):
     runs: int = 1  # how often that program runs torchrun, one after the other
     watch: float = 0.0  # seconds between two looks at how far ranks are; 0: none
     hang_timeout: float = 0.0  # --launcher-hang-timeout in seconds; 0: none
-    own_restarts: bool = False  # torchrun restarts ranks by itself (--launcher-peers false)
 
     def names(self) -> tuple[str, ...]:
         """Return the hosts' names, sorted as SageMaker's are."""

@@ -37,7 +37,6 @@ from simulation.launcher import Launcher
 from simulation.machine import Process
 from simulation.network import GIVES_UP
 from simulation.plan import AtBreak, Plan, What
-from simulation.torchrun import Torchrun
 from simulation.truth import is_true
 from simulation.watch import Watch
 
@@ -275,8 +274,7 @@ def nothing_is_left(watch: Watch) -> Iterator[str]:
     for process in watch.job.processes.values():
         at = first.get(process.attempt + 1, math.inf)
         if at < math.inf and (process.ended is None or process.ended > at):
-            if not watch.job.plan.own_restarts or not isinstance(process, Torchrun):
-                yield f"process {process.pid} runs when attempt {process.attempt + 1} starts"
+            yield f"process {process.pid} runs when attempt {process.attempt + 1} starts"
 
 
 @promise("SIGTERM on one host stops all of them, each with its full grace")

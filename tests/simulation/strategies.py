@@ -60,7 +60,6 @@ class Theme(NamedTuple):
     at_stop: Sequence[AtStop] = tuple(AtStop)
     watch: Sequence[float] = (0.0,)
     hang_timeout: float = 0.0
-    own_restarts: bool = False
     start_timeout: float = 60.0
 
 
@@ -132,9 +131,6 @@ THEMES = (
     Theme((What.HANGS, What.STUCK, What.RAISES, What.STACKS, What.STOP, What.KILLED), TRAINING,
           (0, 0, 1), (1, 2, 2, 3), amounts=(0.0, 20.0), watch=(5.0,), hang_timeout=10.0,
           apart=(0.3, 2.0, 6.5, 12.0, 20.0), first=((What.HANGS, What.STUCK),)),
-    # Restarts of torchrun's own, on one of several hosts.
-    Theme((*OF_RANKS, *OF_PEOPLE, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 1, 2, 3),
-          (1,), own_restarts=True),
     # Start and stop at the same time.
     Theme((What.STOP, What.RAISES, What.LAUNCHER_KILLED, What.CTRL_C_THRICE), STARTING, (0, 1),
           (2, 3), amounts=(1.0, 2.0), apart=(0.02, 0.1, 0.3, 0.6), trains=(3.0,),
@@ -224,7 +220,6 @@ def plan_of(chosen: bytes, count: int) -> Plan:
         runs=one_of(data, theme.runs) if theme.runners else 1,
         watch=one_of(data, theme.watch),
         hang_timeout=theme.hang_timeout,
-        own_restarts=theme.own_restarts,
         start_timeout=theme.start_timeout,
     )
     faults: list[Fault] = []

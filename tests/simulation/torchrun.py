@@ -54,7 +54,6 @@ class Torchrun(Process):
         self.hangs = self.is_stuck = self.has_handlers = False
         self.hangs_in_start = False  # it will, when it has started ranks
         self.ranks: list[Rank] = []
-        self._restarts = self.job.plan.max_restarts if self.job.plan.own_restarts else 0
         self._asked = 0
         self._told: set[int] = set()  # pids of ranks that the launcher has signalled
         self._late = 0  # a signal that came while it could not act on it
@@ -195,7 +194,7 @@ class Torchrun(Process):
                 self.doing = Doing.LEAVING
                 self._soon((0.005, 0.05), lambda: self.end(1), Doing.LEAVING)
             elif any(rank.exit_code for rank in self.ranks):
-                self._start_again()
+                self._fail("")
             else:
                 self.doing = Doing.BARRIER
                 breaks = any(one.what is What.LEAVES_BARRIER for one in self.job.plan.faults)
@@ -205,19 +204,6 @@ class Torchrun(Process):
                     self.store.passes(self)
                 else:
                     self.store.breaks_for(self)
-
-    def _start_again(self) -> None:
-        """Start its ranks again, where it does so itself."""
-        if not self._restarts:
-            self._fail("")
-            return
-        self._restarts -= 1
-        self.machine.attempt += 1
-        self.job.watch.torchrun_starts(self.machine, self.machine.attempt)
-        self.store = self.job.store(self.machine.attempt)
-        self.store.host = self
-        self.doing = Doing.MEETING
-        self._soon((0.01, 0.05), self._join, Doing.MEETING)
 
     def leaves_barrier(self) -> None:
         """All hosts are through."""
