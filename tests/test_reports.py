@@ -119,8 +119,8 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
         ]
         assert reports.told[-2:] == [RankEnded(pid, 42), CloseRequested(0, "", True)]
         reports.tell_signalled([pid])
-        reports.answer(Answer(leave=True))
-        answer = b'{"signalled": [%d]}\n{"question": 2, "leave": true}\n' % pid
+        reports.answer(Answer(depart=True))
+        answer = b'{"signalled": [%d]}\n{"question": 2, "depart": true}\n' % pid
         assert torchrun.recv(100) == answer
 
 

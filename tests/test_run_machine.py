@@ -40,6 +40,7 @@ from launcher.run.events import (
     RankExits,
     RankRuns,
     RanksStarted,
+    Report,
     RequestPlaces,
     ScriptEnded,
     Signal,
@@ -49,7 +50,6 @@ from launcher.run.events import (
     SignalProcesses,
     SignalRanks,
     StartRequested,
-    Tell,
     ThreadRaised,
     Time,
     TorchrunEnded,
@@ -98,7 +98,7 @@ class Host:
         )  # it equals any that is empty
 
     def told(self):
-        return [one.message for one in self.done if isinstance(one, Tell)]
+        return [one.message for one in self.done if isinstance(one, Report)]
 
 
 def running(**job):
@@ -322,7 +322,7 @@ def test_torchrun_is_answered_when_no_rank_runs():
     host = running().at(5.0, End(FAILED)).at(5.0, CloseRequested())
     assert host.done == []
     ended(host, 6.0)
-    assert host.state.torchrun.asks is False and not host.kills_torchrun
+    assert host.state.torchrun.requests_close is False and not host.kills_torchrun
     assert host.due(8.0).kills_torchrun  # it has not ended
 
 
@@ -345,8 +345,8 @@ def test_the_torchrun_that_keeps_the_store_goes_last():
     host.at(2.0, RanksStarted(RANKS, True)).at(5.0, End(FAILED))
     host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, LeftoversFound(()))
     assert host.told() == []  # another host's torchrun may still sign in at this one's store
-    assert host.at(6.2, CloseRequested()).done == [Tell(NoRanksHere(1))]
-    assert host.at(9.0, NoRanksAnywhere(1)).done == [Answer(leave=True)]
+    assert host.at(6.2, CloseRequested()).done == [Report(NoRanksHere(1))]
+    assert host.at(9.0, NoRanksAnywhere(1)).done == [Answer(depart=True)]
 
 
 def test_a_restart_clears_the_attempt_and_waits_for_the_word():
@@ -373,7 +373,7 @@ def restarted(host):
 def test_a_restart_waits_for_the_driver_of_the_gpus_and_no_longer_than_5_s():
     host = restarted(running())
     assert host.phase is Ending and host.told() == []
-    assert host.due(10.0).done == [CancelGpuCheck(), Tell(Cleared(1, 0, ""))]
+    assert host.due(10.0).done == [CancelGpuCheck(), Report(Cleared(1, 0, ""))]
     assert host.at(11.0, GpusChecked("algo-1, GPU 0 is lost")).done == []
 
 
@@ -409,7 +409,7 @@ def test_a_stop_does_not_wait_for_the_driver():
 
 def test_a_stop_during_a_restart_leaves_the_later_deadline():
     host = running().at(5.0, Restart(1, "")).at(6.0, Signal(TERM))
-    assert host.why is Why.STOP and host.state.phase.by == 26.0
+    assert host.why is Why.STOP and host.state.phase.deadline == 26.0
     assert not any(isinstance(one, SignalRanks) for one in host.done)  # they know
 
 

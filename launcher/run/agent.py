@@ -231,7 +231,7 @@ class HeldAgent:
                 self._end_ranks(context, message.get("signal") or signal.SIGTERM, timeout)
                 death_sig = signal.SIGKILL
         close(death_sig, timeout)
-        if answer.get("leave"):
+        if answer.get("depart"):
             leave(1)
 
     def _stop_keep_alive(self) -> None:

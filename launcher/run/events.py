@@ -169,8 +169,8 @@ class Time(NamedTuple):
 # Actions.
 
 
-class Tell(NamedTuple):
-    """Tell the coordinator."""
+class Report(NamedTuple):
+    """Send the coordinator a message; what it commands in return is an event after this step."""
 
     message: FromMember
 
@@ -182,9 +182,9 @@ class StartTorchrun(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Let torchrun go on: start the ranks, or end as it would, or (`leave`) end at once."""
+    """Let torchrun go on: start the ranks, or end as it would, or (`depart`) end at once."""
 
-    leave: bool = False
+    depart: bool = False
 
 
 class SignalRanks(NamedTuple):

@@ -154,7 +154,7 @@ class Reports:
 
     def answer(self, action: Answer) -> None:
         """Let torchrun go on."""
-        self._reply({"question": self._question, "leave": action.leave})
+        self._reply({"question": self._question, "depart": action.depart})
 
     def tell_signalled(self, pids: Iterable[int]) -> None:
         """Tell torchrun's agent which ranks are told to end, in case this process is killed."""

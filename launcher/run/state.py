@@ -47,53 +47,72 @@ class Joining(NamedTuple):
 
 
 class Departing(NamedTuple):
-    """This host starts nothing; the others are told why, for at most 3 s."""
+    """This host starts nothing; the coordinator is told why, for at most 3 s."""
 
-    by: float
+    deadline: float
 
 
 class Running(NamedTuple):
     """torchrun runs, and starts ranks, which run."""
 
-    told_to_end: int = 0  # the signal that torchrun got from somebody else, 0 if it did not
-    told_by: float = math.inf  # until then that may be part of a stop
+    foreign_signal: int = 0  # that torchrun got from somebody else, 0 if it did not
+    deadline: float = math.inf  # until then that may be part of a stop
 
 
 class Failing(NamedTuple):
-    """This host has failed. The coordinator decides what follows; without a word the ranks end."""
+    """This host has failed. The coordinator decides what follows; at the deadline the ranks end."""
 
-    by: float
+    deadline: float
+
+
+class Kill(NamedTuple):
+    """What was done with SIGKILL of late, to ranks and to leftover processes."""
+
+    began: float = math.inf  # when the first that may still run was killed
+    again_at: float = -math.inf
+
+
+class Leftovers(NamedTuple):
+    """The processes that ranks have left behind."""
+
+    pids: tuple[int, ...] | None = None  # None: not known yet
+    is_said: bool = False  # in the log, that they have time to end
+
+
+class GpuCheck(NamedTuple):
+    """What this host's driver says of its GPUs before a restart."""
+
+    deadline: float = math.inf  # for the driver to answer; infinite: it was not asked
+    broken: str | None = None  # by that answer; None: not known yet
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was asked and has not answered."""
+        return self.deadline < math.inf and self.broken is None
 
 
 class Ending(NamedTuple):
-    """Processes are being ended: ranks, what they left behind, torchrun, and what runs it."""
+    """Processes are being ended: ranks, leftover processes, torchrun, and what runs it."""
 
     why: Why
     since: float
-    by: float  # when ranks and what they left behind are killed
+    deadline: float  # when ranks and leftover processes are killed
     number: int = signal.SIGTERM  # what ranks get
-    told: frozenset[int] = frozenset()  # processes that were told to end
+    signalled: frozenset[int] = frozenset()  # processes that got it
+    places_requested: bool = False  # where ranks are
+    kill: Kill = Kill()
     no_ranks_since: float = math.inf
-    no_ranks_told: bool = False
-    left: tuple[int, ...] | None = None  # processes that ranks left behind; None: not looked
-    killed_at: float = math.inf  # when ranks or what they left behind were killed first
-    kill_again_at: float = -math.inf
-    asked: bool = False  # ranks, where they are
-    left_said: bool = False  # that what ranks left behind has time
-    program_told: bool = False
-    program_killed_at: float = math.inf
-    decided_at: float = math.inf  # that all hosts have succeeded
-    answer_by: float = math.inf  # when the GPUs' driver has to have answered; infinite: not asked
-    broken: str | None = None  # hardware of this host by that answer; None: not known yet
-    due: float = math.inf  # when to look at all of this again
+    no_ranks_reported: bool = False
+    leftovers: Leftovers = Leftovers()
+    gpus: GpuCheck = GpuCheck()
 
 
 class Restarting(NamedTuple):
-    """Nothing of the last attempt is left here; the other hosts are waited for."""
+    """Nothing of the last attempt runs here; the other hosts are waited for."""
 
 
 class Waiting(NamedTuple):
-    """Nothing is left on this host; the other hosts go on."""
+    """Nothing runs on this host any more; the other hosts go on."""
 
 
 class Done(NamedTuple):
@@ -107,13 +126,14 @@ class Torchrun(NamedTuple):
     """This attempt's torchrun."""
 
     runs: bool = False
-    leave: int = 0  # how often it got leave to start ranks, which it may have started already
+    has_permission: bool = False  # to start ranks, which it may have started already
     has_started_ranks: bool = False
     keeps_store: bool = False
-    asks: bool = False  # it waits for an answer
+    requests_close: bool = False  # it waits for a reply
     tees: bool = False  # it copies what ranks wrote, which takes a while
-    has_until: float = -math.inf  # after an answer, to copy that and to end
+    exit_deadline: float = -math.inf  # after that reply, to copy this and to end
     in_barrier: bool = False  # its ranks have succeeded; it waits for other hosts', and for nothing
+    barrier_deadline: float = math.inf  # once all hosts have succeeded
     killed_at: float = math.inf
     ended_at: float = math.inf
     child_has_ended: bool = False  # torchrun's process, or that of the program which runs it
@@ -124,9 +144,27 @@ class Torchrun(NamedTuple):
         return self.ended_at < math.inf
 
     @property
+    def was_killed(self) -> bool:
+        """Whether it was sent SIGKILL."""
+        return self.killed_at < math.inf
+
+    @property
+    def stuck_at(self) -> float:
+        """When it has survived SIGKILL for too long."""
+        return self.killed_at + MARGIN_SECONDS
+
+    @property
     def may_have_ranks(self) -> bool:
         """Whether it may have started ranks that nobody knows of yet."""
-        return bool(self.leave) and not (self.has_started_ranks or self.has_ended)
+        return self.has_permission and not (self.has_started_ranks or self.has_ended)
+
+
+class Program(NamedTuple):
+    """The program that runs torchrun, where one does."""
+
+    name: str = ""  # "" where torchrun is the launcher's own child
+    signalled: bool = False
+    killed_at: float = math.inf
 
 
 class Times(NamedTuple):
@@ -160,7 +198,7 @@ class State(NamedTuple):
 
     job: Job
     times: Times
-    runner: str = ""  # the program that runs torchrun, if one does
+    program: Program = Program()
     phase: Phase = Joining()
     attempt: int = 0
     ranks: Ranks = NONE  # of this attempt
@@ -175,6 +213,10 @@ class State(NamedTuple):
     def alive(self) -> list[Rank]:
         """The ranks that run."""
         return [rank for rank in self.ranks.values() if rank.runs]
+
+    def grace(self, why: Why) -> float:
+        """Return how long a process has to end that is told to for this reason."""
+        return self.job.grace if why is Why.STOP else self.job.failure_grace
 
     @property
     def others_are_unheard(self) -> bool:

@@ -14,6 +14,7 @@ import math
 import os
 import selectors
 import signal
+from collections import deque
 from collections.abc import Generator, Mapping
 from typing import Any, Callable
 
@@ -101,6 +102,8 @@ class Supervisor:
         self._child = self._errors = 0
         self._question: Question | None = None  # to the driver of the GPUs
         self._error: Exception | None = None  # the launcher's own, the first
+        self._events: deque[Any] = deque()  # to be taken in
+        self._is_stepping = False
         self._give_up_at = math.inf  # where they go on, or an end is still waited for
         self._watch = _watch(job)
         if isinstance(plan, LaunchPlan):
@@ -132,7 +135,7 @@ class Supervisor:
             self._end_at_once(error)
         finally:
             self._channel.close()
-            self._stop_asking_gpus()
+            self._end_question()
             self._end_attempt()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
@@ -236,6 +239,23 @@ class Supervisor:
             self._step(event)
 
     def _step(self, event: Any) -> None:
+        """Take an event in, and do what is decided: all of that before the next event is taken in.
+
+        What is done may bring events about: a report to the coordinator of this host, commands; the
+        search for leftover processes, what it finds. They come after all actions of this step.
+        """
+        self._events.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events:
+                for action in self._decide(self._events.popleft()):
+                    self._do(action)
+        finally:
+            self._is_stepping = False
+
+    def _decide(self, event: Any) -> events.Actions:
         before, now = self.state, self._system.now()
         self.state, actions = machine.step(before, event, now)
         if before.job.verbose:
@@ -243,8 +263,7 @@ class Supervisor:
             line = described("run", before, event, self.state, actions, now - began)
             if line:
                 self._system.log(line)
-        for action in actions:
-            self._do(action)
+        return actions
 
     def _on_signals(self) -> None:
         if self._reports:
@@ -274,49 +293,59 @@ class Supervisor:
             reports.ended(pid, exit_code)
             reports.child_ended(events.OrphanEnded())
             return
-        if not self.state.runner:
+        if not self._runner:
             reports.child_ended(events.TorchrunEnded(exit_code))
         reports.child_ended(events.ChildEnded(exit_code))
 
     # What is done.
 
     def _do(self, action: Any) -> None:
-        system = self._system
-        if isinstance(action, Log):
-            system.log(action.line)
-        elif isinstance(action, events.Tell):
-            self._channel.say(action.message)
-        elif isinstance(action, events.StartTorchrun):
-            try:
-                self._start_torchrun(action.attempt)
-            except Exception as error:
-                self._cannot_start(error)
-        elif isinstance(action, events.Answer):
-            if self._reports:
-                self._reports.answer(action)
-        elif isinstance(action, events.SignalRanks):
-            self._signal_ranks(action)
-        elif isinstance(action, events.SignalGroup):
-            system.send_members(action.pid, action.number)
-        elif isinstance(action, events.SignalChild):
-            system.send_group(self._child, action.number)
-        elif isinstance(action, events.KillTorchrun):
-            torchrun = self._reports.torchrun if self._reports and self.state.runner else 0
-            system.send(torchrun or self._child, signal.SIGKILL)
-        elif isinstance(action, events.KillRanks):
-            for pid in action.pids:
-                system.send_group(pid, signal.SIGKILL)
-        elif isinstance(action, events.SignalProcesses):
-            for pid in action.pids:
-                system.send_found(pid, action.number)
-        elif isinstance(action, events.RequestPlaces):
-            self._where = self._ask(may_signal=True)
-        elif isinstance(action, events.CheckGpus):
-            self._ask_gpus()
-        elif isinstance(action, events.CancelGpuCheck):
-            self._stop_asking_gpus()
-        elif isinstance(action, events.FindLeftovers):
-            self._step(events.LeftoversFound(tuple(self._look())))
+        do = ACTIONS.get(type(action))
+        if do is None:
+            self._system.log(f"the supervisor does not know {type(action).__name__}.")
+        else:
+            do(self, action)
+
+    def _log(self, action: Log) -> None:
+        self._system.log(action.line)
+
+    def _report(self, action: events.Report) -> None:
+        self._channel.say(action.message)
+
+    def _start(self, action: events.StartTorchrun) -> None:
+        try:
+            self._start_torchrun(action.attempt)
+        except Exception as error:
+            self._cannot_start(error)
+
+    def _answer(self, action: events.Answer) -> None:
+        if self._reports:
+            self._reports.answer(action)
+
+    def _signal_group(self, action: events.SignalGroup) -> None:
+        self._system.send_members(action.pid, action.number)
+
+    def _signal_child(self, action: events.SignalChild) -> None:
+        self._system.send_group(self._child, action.number)
+
+    def _kill_torchrun(self, action: events.KillTorchrun) -> None:
+        # Where a program runs torchrun, that is our child.
+        torchrun = self._reports.torchrun if self._reports and self._runner else 0
+        self._system.send(torchrun or self._child, signal.SIGKILL)
+
+    def _kill_ranks(self, action: events.KillRanks) -> None:
+        for pid in action.pids:
+            self._system.send_group(pid, signal.SIGKILL)
+
+    def _signal_processes(self, action: events.SignalProcesses) -> None:
+        for pid in action.pids:
+            self._system.send_found(pid, action.number)
+
+    def _request_places(self, action: events.RequestPlaces) -> None:
+        self._where = self._ask(may_signal=True)
+
+    def _find_leftovers(self, action: events.FindLeftovers) -> None:
+        self._step(events.LeftoversFound(tuple(self._leftovers())))
 
     def _start_torchrun(self, attempt: int) -> None:
         plan = self._plan
@@ -402,23 +431,26 @@ class Supervisor:
                 number = self._shows.pop(asked.number)
                 self._channel.say(HostStacks(number, stacks.grouped(texts)))
 
-    def _ask_gpus(self) -> None:
+    def _ask_gpus(self, action: events.CheckGpus) -> None:
         def then(text: str) -> None:
             said = gpu_health.broken(text, self._environ)
             host = self.state.job.current_host
             self._step(events.GpusChecked(said and printable(f"{host}, {said}")))
 
-        self._stop_asking_gpus()
+        self._end_question()
         self._question = self._system.ask(gpu_health.COMMAND, self._environ, then)
         if self._question is None:
             then("")
 
-    def _stop_asking_gpus(self) -> None:
+    def _stop_asking_gpus(self, action: events.CancelGpuCheck) -> None:
+        self._end_question()
+
+    def _end_question(self) -> None:
         if self._question:
             self._question.close()
             self._question = None
 
-    def _look(self) -> list[int]:
+    def _leftovers(self) -> list[int]:
         try:
             return self._system.look(self._child)
         except OSError:  # no descriptor is left for /proc: ranks have them
@@ -449,3 +481,21 @@ class Supervisor:
 
 def _watch(job: Job) -> Watch:
     return Watch(job.watch, min(job.hang_notify, job.hang_timeout))
+
+
+ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
+    Log: Supervisor._log,
+    events.Report: Supervisor._report,
+    events.StartTorchrun: Supervisor._start,
+    events.Answer: Supervisor._answer,
+    events.SignalRanks: Supervisor._signal_ranks,
+    events.SignalGroup: Supervisor._signal_group,
+    events.SignalChild: Supervisor._signal_child,
+    events.SignalProcesses: Supervisor._signal_processes,
+    events.KillTorchrun: Supervisor._kill_torchrun,
+    events.KillRanks: Supervisor._kill_ranks,
+    events.RequestPlaces: Supervisor._request_places,
+    events.FindLeftovers: Supervisor._find_leftovers,
+    events.CheckGpus: Supervisor._ask_gpus,
+    events.CancelGpuCheck: Supervisor._stop_asking_gpus,
+}

@@ -190,7 +190,7 @@ class Torchrun(Process):
         if self.doing is Doing.ASKING and self._go:
             self._go()
         elif self.doing is Doing.WAITING:
-            if message["leave"]:
+            if message["depart"]:
                 self.doing = Doing.LEAVING
                 self._soon((0.005, 0.05), lambda: self.end(1), Doing.LEAVING)
             elif any(rank.exit_code for rank in self.ranks):
