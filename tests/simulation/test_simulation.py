@@ -12,7 +12,13 @@ from collections import Counter
 import pytest
 from conftest import REPO
 
+from launcher.peers.messages import Job as HostsJob
+from launcher.peers.messages import Start
 from launcher.result.causes import Result
+from launcher.run import machine as run_machine
+from launcher.run import state
+from launcher.run.events import Time
+from launcher.transitions import NoRow
 from simulation import launcher, mistakes, rows, watch
 from simulation.facts import PROMISES, broken
 from simulation.job import Job
@@ -23,6 +29,7 @@ from simulation.strategies import RARE
 
 JOBS = 500  # of one seed
 SEEDS = range(20)  # 10,000 jobs in all
+MANY = sum(map(len, rows.ROWS.values()))
 
 assert mistakes.MISTAKES is MISTAKES  # it has registered what it plants
 
@@ -102,20 +109,35 @@ def test_a_thousand_hosts_succeed() -> None:
 def test_promises_are_those_of_the_pages() -> None:
     pages = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
     text = " ".join(" ".join(page.read_text() for page in pages).split())
-    named = [*PROMISES, watch.QUIET, watch.LEFT, watch.IN_ORDER]
+    named = [*PROMISES, watch.QUIET, watch.LEFT, watch.IN_ORDER, watch.IN_ROWS]
     assert [promise for promise in named if promise not in text] == []
 
 
-def test_phases_change_as_the_page_says() -> None:
-    """docs/how-it-works.md has the tables that are the transitions: each step is one of a row."""
+def test_steps_are_those_of_the_rows() -> None:
     rows.TAKEN.clear()
     for seed in SEEDS[:6]:
         search(seed, JOBS)
     changes = {(step.machine, step.phase, step.next) for step in rows.TAKEN}
-    assert {machine for machine, *_ in changes} == {"run", "coordinator", "member"}
+    assert {machine for machine, *_ in changes} == set(rows.MACHINES)
     assert len(changes) > 40
-    assert rows.not_shown(rows.TAKEN) == []
-    assert len(rows.not_taken(rows.TAKEN)) < len(rows.ROWS) / 2
+    assert rows.ambiguous(rows.TAKEN) == []
+    assert len(rows.not_taken(rows.TAKEN)) < MANY / 2
+
+
+def test_what_no_row_has_breaks_a_promise() -> None:
+    """A change of phase, an event, an action."""
+    host = state.State(HostsJob("a", ("a",)), state.Times(0.0))
+    went = host._replace(phase=state.Running())
+    for event, after, actions in (
+        (Start(1), went, (object(),)),
+        (object(), host, ()),
+        (Time(), went, ()),
+    ):
+        with pytest.raises((NoRow, AssertionError)):
+            rows.check("run", host, event, after, actions)
+    rows.check("run", host, Start(1), went, ())
+    after, (log,) = run_machine.step(host, object(), 0.0)
+    assert after == host and "does not know" in log.line
 
 
 @pytest.mark.parametrize("step", RARE)
@@ -126,16 +148,16 @@ def test_rows_that_chance_seldom_takes_are_taken(step: rows.Step) -> None:
 
 def test_rows_that_no_job_has_taken_are_named() -> None:
     """With the events and the next phases of the others."""
-    assert len(rows.not_taken(Counter())) == len(rows.ROWS)
+    assert len(rows.not_taken(Counter())) == MANY
     joining = rows.Step("run", "Joining", "CannotStart", "Departing")
     missing = rows.not_taken(Counter([joining]))
-    assert len(missing) == len(rows.ROWS) + 1
+    assert len(missing) == MANY + 1
     name = "run: Joining, Running, Departing on CannotStart: tell `Failed`"
     assert [line for line in missing if line.startswith(name)] == [
         f"{name}: Running on CannotStart",
         f"{name}: Departing on CannotStart",
     ]
-    assert rows.not_shown(Counter([joining._replace(next="Failing")])) == [
+    assert rows.ambiguous(Counter([joining._replace(next="Failing")])) == [
         "run: Joining on CannotStart to Failing, 1 times"
     ]
 

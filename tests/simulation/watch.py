@@ -14,6 +14,7 @@ from launcher.run import machine as run_machine
 from launcher.run.events import Time
 from launcher.run.state import KILL_AGAIN_SECONDS, MARGIN_SECONDS, Ending, State, Why
 from launcher.text.words import Log
+from launcher.transitions import NoRow
 from simulation import rows
 from simulation.machine import Helper, Machine
 from simulation.pipe import Pipe
@@ -31,6 +32,7 @@ QUIET = "With `--launcher-watch 0`, a sign of life each 15 s is all that is sent
 ALIVE_EVERY = 14.9
 LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
+IN_ROWS = "Each step that changes something or has actions is one of a row of the tables above"
 
 _TOO_MANY = 3000  # steps of one launcher at one time
 
@@ -135,8 +137,10 @@ class Watch:
             run_machine.step, coordinator.step, member.step = run, hosts, others
 
     def _stepped(self, which: str, before: Any, event: Any, after: Any, actions: Any) -> None:
-        if actions or after != before:
-            rows.take(which, before, event, after)
+        try:
+            rows.check(which, before, event, after, actions)
+        except (NoRow, AssertionError) as error:
+            self.breaks(IN_ROWS, str(error))
         attempt = getattr(event, "attempt", None)
         # What a host says of ranks that do not move may come from one that waits for a restart.
         is_exact = which != "member" and not isinstance(event, ProgressReport)
