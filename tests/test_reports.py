@@ -47,7 +47,7 @@ def reports():
                 ready = system.selector.select(0)
                 for key, _ in ready:
                     key.data()
-                reports.look(is_quiet=not ready)
+                reports.poll(is_quiet=not ready)
                 return condition()
 
             poll(met, 10, every=0.01)
@@ -106,9 +106,9 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
     pid = reaped(42)
     with connect({"torchrun_pid": os.getpid()}) as torchrun:
         for message in (
-            {"starts": True, "question": 1},
+            {"starts": True, "request": 1},
             {"ranks": [[pid, 7, 0]], "keeps_store": True, "world": 8},
-            {"ends": {"0": 42}, "tees": True, "question": 2},
+            {"ends": {"0": 42}, "tees": True, "request": 2},
         ):
             torchrun.sendall(json.dumps(message).encode() + b"\n")
         reports.act_until(lambda: len(reports.told) == 5)
@@ -118,9 +118,9 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
             RanksStarted([(pid, 7, 0)], True, 8),
         ]
         assert reports.told[-2:] == [RankEnded(pid, 42), CloseRequested(0, "", True)]
-        reports.tell_signalled([pid])
+        reports.note_signalled([pid])
         reports.answer(Answer(depart=True))
-        answer = b'{"signalled": [%d]}\n{"question": 2, "depart": true}\n' % pid
+        answer = b'{"signalled": [%d]}\n{"request": 2, "depart": true}\n' % pid
         assert torchrun.recv(100) == answer
 
 
@@ -239,13 +239,11 @@ def test_a_rank_of_which_a_process_was_killed_for_memory(reports, kills, code, m
 def test_a_rank_whose_connection_to_a_process_of_its_own_broke(reports, kills, number, name):
     counts(reports, kills)
     link = {"exception": "EOFError", "message": "", "frames": "", "how": ""}
-    end = {"exit_code": 1, "chain": [link], "killed": ["loader", 7, number]}
+    killed = f"its process loader (pid 7) was killed by {name}"
+    end = {"exit_code": 1, "chain": [link], "killed": killed}
     with connect({"rank": 0, "local_rank": 0, "pid": os.getpid()}, {"end": end}):
         reports.act_until(lambda: len(reports.told) == 2)
-    oom, killed = (
-        OOM if kills and number == 9 else "",
-        f"its process loader (pid 7) was killed by {name}",
-    )
+    oom = OOM if kills and number == 9 else ""
     assert reports.told[1:] == [RankExits(os.getpid(), 1, (Link(**link),), oom, killed)]
 
 
@@ -292,16 +290,16 @@ def test_a_crash_comes_with_its_place_and_time(reports):
 def test_what_is_queued_of_an_attempt_is_not_told_once_the_next_has_begun(reports):
     """Whoever is told of one thing may end the attempt at that, also within one message's data."""
     ends = [RankEnded(pid, 1) for pid in (1, 2)]
-    reports._tell = lambda event: (reports.told.append(event), reports.close())
+    reports._take = lambda event: (reports.told.append(event), reports.close())
     for end in ends:
         reports.child_ended(end)
-    reports.look(is_quiet=True)
+    reports.poll(is_quiet=True)
     assert reports.told == ends[:1] and not reports.has_more and reports.timeout() is None
 
 
 def test_what_one_connection_has_said_behind_the_end_of_its_attempt_is_not_told(reports):
-    reports._tell = lambda event: (reports.told.append(event), reports.close())
-    with connect({"torchrun_pid": os.getpid()}, {"starts": True, "question": 1}):
+    reports._take = lambda event: (reports.told.append(event), reports.close())
+    with connect({"torchrun_pid": os.getpid()}, {"starts": True, "request": 1}):
         reports.act_until(lambda: reports.told)
     assert reports.told == [TorchrunRuns()]
 
@@ -314,9 +312,9 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
         reports.act_until(lambda: len(reports.told) == 2)
         assert reports.told == [StacksRequest(), RankRuns(os.getpid(), 0, 0)]
     with connect({"want_stacks": True}) as other:
-        reports.act_until(lambda: not reports._pids and reports._wants_stacks)
+        reports.act_until(lambda: not reports._pids and reports._stacks_requests)
         assert reports.told.count(StacksRequest()) == 1
-        reports.show_stacks({"lines": []})
+        reports.reply_stacks({"lines": []})
         assert other.recv(100) == b'{"lines": []}\n'
     with connect({"want_stacks": True}):
         reports.act_until(lambda: reports.told.count(StacksRequest()) == 2)
@@ -356,6 +354,6 @@ def test_a_rank_that_speaks_before_anything_is_started_is_ignored(logged):
             connection.shutdown(socket.SHUT_WR)
             for key, _ in system.selector.select(1):
                 key.data()
-        reports.look(is_quiet=True)
+        reports.poll(is_quiet=True)
         reports.close()
     assert told == [] and "ignoring an invalid message from a rank" in logged()

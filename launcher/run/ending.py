@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
 
 def advance(state: State, ending: Ending, now: float) -> Step:
-    """Do all that is due; go on when nothing is left that could be ended."""
+    """Do all that is due; go on when nothing remains that could be ended."""
     actions: Actions = ()
     state = state._replace(phase=ending)
     while isinstance(state.phase, Ending):
@@ -91,8 +91,8 @@ def _parts(state: State, ending: Ending) -> Iterator[Part]:
 def instead(state: State, ending: Ending, why: Why, now: float) -> Ending:
     """Return how processes are ended now, after they were for another reason.
 
-    What was told to end is not told again, and keeps the later deadline for a stop alone. A host
-    that had succeeded has told nobody yet that no rank runs here.
+    What got a signal gets no other, and keeps the later deadline for a stop alone. A host that had
+    succeeded has not reported yet that no rank runs here.
     """
     later = now + state.grace(why)
     if ending.why is Why.SUCCESS:
@@ -107,7 +107,7 @@ def instead(state: State, ending: Ending, why: Why, now: float) -> Ending:
 
 
 def _signal_ranks(state: State, ending: Ending) -> Part | None:
-    """Ranks that have said what they raised end by themselves: only a stop is told to them."""
+    """Those that have reported what they raised end by themselves: they get a stop alone."""
     pids = tuple(
         rank.pid
         for rank in state.alive
@@ -126,7 +126,7 @@ def _signal_ranks(state: State, ending: Ending) -> Part | None:
 
 
 def _request_places(state: State, ending: Ending) -> Part | None:
-    """Shortly before ranks are killed they are asked where they are."""
+    """Shortly before ranks are killed: where they are, for the log."""
     if ending.why in (Why.SUCCESS, Why.INTERRUPT) or ending.places_requested or not state.alive:
         return None
 
@@ -199,7 +199,7 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
 def failed_before(state: State, ranks: Iterable[Rank], number: int) -> Actions:
     """Say which ranks failed by themselves before a stop came here: nobody else says it.
 
-    Not those that whoever stops the job has told as well, nor what follows from other ranks' ends.
+    Not those that whoever stops the job has signalled as well, nor what follows from others' ends.
     """
     stops = (0, -number, 128 + number, -signal.SIGTERM, 128 + signal.SIGTERM)
     failed = [
@@ -336,7 +336,7 @@ def _note_killed(state: State, ending: Ending) -> Part | None:
 
 
 def leftovers_found(state: State, event: LeftoversFound, now: float) -> Step:
-    """Note what ranks have left behind."""
+    """Note the leftover processes."""
     if not isinstance(state.phase, Ending):
         return state, ()
     leftovers = state.phase.leftovers._replace(pids=tuple(event.pids))
@@ -432,7 +432,7 @@ def _end_program(state: State, ending: Ending) -> Part | None:
 
 
 def _check_gpus(state: State, ending: Ending) -> Part | None:
-    """It is asked once; one that hangs is not waited for."""
+    """Once; a driver that hangs is not waited for."""
     gpus = ending.gpus
     if gpus.is_open:
         restarts = ending.why is Why.RESTART
@@ -458,14 +458,14 @@ def gpus_checked(state: State, event: GpusChecked, now: float) -> Step:
 
 
 def _broken(state: State, ending: Ending) -> str:
-    """Return which hardware is broken: what a rank has said meanwhile counts, too."""
+    """Return which hardware is broken: what a rank has reported meanwhile counts, too."""
     host = state.job.current_host
     failures = [rank.failure for rank in state.ranks.values() if rank.failure]
-    said = (broken_hardware(failure, host) for failure in failures)
-    return ending.gpus.broken or next(filter(None, said), "")
+    reported = (broken_hardware(failure, host) for failure in failures)
+    return ending.gpus.broken or next(filter(None, reported), "")
 
 
-# Nothing is left that could be ended.
+# Nothing remains that could be ended.
 
 
 def _conclude(state: State, ending: Ending) -> Part | None:

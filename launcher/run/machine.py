@@ -1,11 +1,33 @@
-"""What becomes of this host's torchrun and ranks: an event and the time in, actions out.
+"""What becomes of this host's torchrun and ranks: an event and the time in, actions out. Pure.
 
     state, actions = step(state, event, now)
 
-torchrun starts ranks; it ends none, and restarts none. Its agent (agent.py) asks before it starts
-them, and before it would end them it waits until they have ended. They end here, in the phase
-Ending, for whatever reason.
-Times are on the clock time.monotonic(), waits in seconds. Pure.
+*A phase* is how far this host's share of the job is, and says what an event means. What is known in
+it alone is in its value. EVENTS has the function that takes an event; it branches on the phase.
+rows.py has all changes of phase, and every step of a test is checked against it.
+
+*Who owns ranks.* torchrun starts them, with permission; it ends none, and restarts none. Its agent
+(agent.py) requests the start, and requests the close before it would end them: it gets its reply
+when no rank runs. All of them end here, in the phase Ending, for whatever reason (ending.py).
+
+*Who decides.* The coordinator, on how the job ends and on restarts. This host reports what happens
+and does what is commanded; by itself it acts on a stop alone, or where no command comes in time.
+
+*What bounds each wait.* Joining: the coordinator, by the start timeout. Departing: 3 s. Running
+lasts as long as the job; what a rank raised counts 2.5 s later, a foreign signal to torchrun after
+1 s. Failing: the patience with the cause, and 5 s. Ending: each of its parts says by itself.
+Restarting and Waiting: the coordinator, whose loss is an End.
+
+*What holds always.*
+- The result is set once. Where a stop and a failure are known, the coordinator has chosen.
+- In Restarting, Waiting and Done nothing of the job runs here, but for what has survived SIGKILL
+  for 5 s, which was reported; or else an attempt would begin beside the one before.
+- An attempt begins when all hosts have cleared the one before, so events of its processes are of
+  this one. Commands name theirs.
+- Each process gets the signal that ends it once; only a longer grace is given after that.
+- All actions of a step are carried out before the next event is taken in (supervisor.py).
+
+Times are on the clock time.monotonic(), waits in seconds.
 """
 
 from __future__ import annotations
@@ -180,7 +202,7 @@ def restarted(state: State, event: Restart, now: float) -> Step:
         phase = instead(state, phase, Why.RESTART, now)
         state, actions = advance(state, phase, now)
     else:
-        return state, ()  # a stop has come, which the coordinator is about to hear of
+        return state, ()  # a stop has come, which the coordinator is about to receive
     return state, (line, *actions)
 
 
@@ -264,7 +286,7 @@ def _interrupted(state: State, now: float) -> Step:
 
 
 def _stop(state: State, number: int, now: float) -> Step:
-    """Pass a stop on to the ranks; those that were told to end already keep the later deadline."""
+    """Pass a stop on to the ranks; those that got a signal already keep the later deadline."""
     grace, host, phase = state.grace(Why.STOP), state.job.current_host, state.phase
     before: Actions = ()
     if isinstance(phase, Ending):

@@ -23,8 +23,8 @@ CLOSE_REQUEST_SECONDS = 2.0  # for torchrun, after its last rank's end; and to e
 PLACES_SECONDS = 2.0  # for ranks, before they are killed
 GPU_CHECK_SECONDS = 5.0  # for the driver of the GPUs, before a restart
 EXIT_BARRIER_SECONDS = 15.0  # for torchrun, once all hosts have succeeded
-DEPART_SECONDS = 3.0  # for a host that starts nothing, to tell the others
-PART_OF_STOP_SECONDS = 1.0  # a stop within this time after somebody else told torchrun to end
+DEPART_SECONDS = 3.0  # for a host that starts nothing, to report why
+PART_OF_STOP_SECONDS = 1.0  # from a foreign signal to torchrun to the stop that it is part of
 KILL_AGAIN_SECONDS = 1.0  # until what was killed is killed again
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
 
@@ -47,7 +47,7 @@ class Joining(NamedTuple):
 
 
 class Departing(NamedTuple):
-    """This host starts nothing; the coordinator is told why, for at most 3 s."""
+    """This host starts nothing; it reports why, for at most 3 s."""
 
     deadline: float
 
@@ -80,14 +80,14 @@ class Leftovers(NamedTuple):
 
 
 class GpuCheck(NamedTuple):
-    """What this host's driver says of its GPUs before a restart."""
+    """What this host's driver reports of its GPUs before a restart."""
 
-    deadline: float = math.inf  # for the driver to answer; infinite: it was not asked
-    broken: str | None = None  # by that answer; None: not known yet
+    deadline: float = math.inf  # of the driver's reply; infinite: none was requested
+    broken: str | None = None  # by that reply; None: not known yet
 
     @property
     def is_open(self) -> bool:
-        """Whether it was asked and has not answered."""
+        """Whether the reply is waited for."""
         return self.deadline < math.inf and self.broken is None
 
 
@@ -215,7 +215,7 @@ class State(NamedTuple):
         return [rank for rank in self.ranks.values() if rank.runs]
 
     def grace(self, why: Why) -> float:
-        """Return how long a process has to end that is told to for this reason."""
+        """Return how many seconds a process has to end for this reason."""
         return self.job.grace if why is Why.STOP else self.job.failure_grace
 
     @property

@@ -1,9 +1,13 @@
 """The loop of one host: turns what happens into events, and carries out what is decided.
 
 torchrun runs in a session of its own with the launcher's stdin, stdout and stderr. One loop waits
-for its end, for signals, for what the ranks report and for the other hosts. While a job runs it
-looks how far the ranks are every 15 s, and polls nothing else. Everything outside it is reached
-through System.
+for its end, for signals, for messages of ranks and of other hosts. While a job runs it asks ranks
+for their progress every --launcher-watch seconds, and polls only what the kernel cannot wait for:
+the pids of ranks where it has no pidfd (reports.py). The clock, processes, signals and connections
+are reached through System; this host's names (reached_at) and files (unpacked) are not.
+
+What happens is taken in one event after the other: all actions of a step are carried out before the
+next (_step).
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ from launcher.watch.host import Watch, does_not_answer
 # most.
 _NEVER = str(20 * 86400)
 _MOST_TRACEBACKS = 3  # of errors of the launcher itself
-_TO_END = 20.0  # s more than the failure grace for a job to end in order, after such an error
+_END_IN_ORDER_SECONDS = (
+    20.0  # s more than the failure grace for a job to end in order, after such an error
+)
 Ready = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -60,7 +66,7 @@ def run(
 ) -> State:
     """Run this host's share of the job to its end; return the state at the end, with its result.
 
-    `plan` is what to start, or why it cannot be started, which the other hosts are told.
+    `plan` is what to start, or why it cannot be started, which is reported.
     """
     supervisor = Supervisor(job, plan, environ, system)
     turns = supervisor.turns()
@@ -96,11 +102,12 @@ class Supervisor:
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
-        self._shows: dict[int, int] = {}  # numbers of CollectStacks, by what ranks were asked
-        self._where = 0  # by what number they were asked before they are killed
-        self._said = {""}  # of what the watch cannot see
+        # Numbers of CollectStacks, by those of the requests to ranks.
+        self._stacks_requests: dict[int, int] = {}
+        self._places_request = 0  # before ranks are killed
+        self._logged = {""}  # of what the watch cannot see
         self._child = self._errors = 0
-        self._question: Question | None = None  # to the driver of the GPUs
+        self._gpu_check: Question | None = None  # to the driver of the GPUs
         self._error: Exception | None = None  # the launcher's own, the first
         self._events: deque[Any] = deque()  # to be taken in
         self._is_stepping = False
@@ -112,7 +119,7 @@ class Supervisor:
             except Exception as error:  # before any host starts anything
                 self._plan, job = error, job._replace(fingerprint={})
         self.state = machine.begin(job, runner, system.now())
-        self._channel = Channel(job, system, self._hear)
+        self._channel = Channel(job, system, self._receive)
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -135,12 +142,12 @@ class Supervisor:
             self._end_at_once(error)
         finally:
             self._channel.close()
-            self._end_question()
+            self._end_gpu_check()
             self._end_attempt()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
         if self._reports:
-            self._reports.look(is_quiet=is_quiet)
+            self._reports.poll(is_quiet=is_quiet)
             if self._reports and self._reports.has_more:
                 return  # what has happened comes before what is due
         now = self._system.now()
@@ -169,7 +176,7 @@ class Supervisor:
                 self._log_traceback(error)
             if self._errors == 1:
                 self._error = error
-                self._give_up_at = now + self.state.job.failure_grace + _TO_END
+                self._give_up_at = now + self.state.job.failure_grace + _END_IN_ORDER_SECONDS
                 self._step(events.LauncherFailed(self._own_failure(error)))
 
     def _ends_by(self) -> float:
@@ -215,24 +222,24 @@ class Supervisor:
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
         seconds = max(0.0, due - self._system.now())
-        look = self._reports.timeout() if self._reports else None
-        seconds = seconds if look is None else min(seconds, look)
+        poll = self._reports.timeout() if self._reports else None
+        seconds = seconds if poll is None else min(seconds, poll)
         return None if math.isinf(seconds) else seconds
 
-    def _hear(self, event: Any) -> None:
-        """Take in what the coordinator, a rank or somebody else at this host says."""
+    def _receive(self, event: Any) -> None:
+        """Take in a message of the coordinator, a rank or somebody else at this host."""
         if isinstance(event, StacksRequest):
             self._channel.say(event)
         elif isinstance(event, CollectStacks):
-            self._shows[self._ask(may_signal=event.may_signal)] = event.number
-            self._tell_where(self._system.now())
+            self._stacks_requests[self._request_calls(may_signal=event.may_signal)] = event.number
+            self._report_places(self._system.now())
         elif isinstance(event, AllStacks):
             job, lines = self.state.job, list(event.lines)
             # The same on all hosts whose launchers talk, and another job's is not.
             key = job.endpoint if job.peer_port else self._mark
             message = {"job": job.name, "key": key, "lines": lines}
             if self._reports:
-                self._reports.show_stacks(message)
+                self._reports.reply_stacks(message)
         else:
             if isinstance(event, events.RanksStarted):
                 self._channel.world = event.world
@@ -267,7 +274,7 @@ class Supervisor:
 
     def _on_signals(self) -> None:
         if self._reports:
-            self._reports.look(is_quiet=True)
+            self._reports.poll(is_quiet=True)
         for number in self._system.signals.take():
             if number in STOPS:
                 self._step(events.Signal(number))
@@ -342,7 +349,7 @@ class Supervisor:
             self._system.send_found(pid, action.number)
 
     def _request_places(self, action: events.RequestPlaces) -> None:
-        self._where = self._ask(may_signal=True)
+        self._places_request = self._request_calls(may_signal=True)
 
     def _find_leftovers(self, action: events.FindLeftovers) -> None:
         self._step(events.LeftoversFound(tuple(self._leftovers())))
@@ -350,7 +357,7 @@ class Supervisor:
     def _start_torchrun(self, attempt: int) -> None:
         plan = self._plan
         if isinstance(plan, Exception):
-            return  # which is about to be told
+            return  # which is about to be reported
         environment = {**self._environ, **plan.environment}
         if self._channel.own_address:
             resolves = self._channel.own_name_resolves
@@ -377,8 +384,10 @@ class Supervisor:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
-        self._watch, self._shows, self._where = _watch(job), {}, 0
-        self._reports = Reports(self._folder, self._system, self._hear, self._watch, self._runner)
+        self._watch, self._stacks_requests, self._places_request = _watch(job), {}, 0
+        self._reports = Reports(
+            self._folder, self._system, self._receive, self._watch, self._runner
+        )
 
     def _end_attempt(self) -> None:
         if self._reports:
@@ -389,27 +398,27 @@ class Supervisor:
     def _watch_ranks(self, now: float) -> None:
         question = self._watch.question(now)
         if question and self._reports:
-            self._reports.ask(question)
+            self._reports.request(question)
         succeeded = {pid for pid, rank in self.state.ranks.items() if rank.exit_code == 0}
         running = {rank.pid for rank in self.state.alive}
         ranks = self._watch.changes(succeeded, self._system.state_of, now, running)
         if ranks is not None:
             self._channel.say(ProgressReport(self.state.attempt, ranks, self._watch.others))
         is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
-        if is_to_say and self._watch.error not in self._said:
-            self._said.add(self._watch.error)
+        if is_to_say and self._watch.error not in self._logged:
+            self._logged.add(self._watch.error)
             self._system.log(self._watch.error)
-        self._tell_where(now)
+        self._report_places(now)
 
-    def _ask(self, *, may_signal: bool) -> int:
+    def _request_calls(self, *, may_signal: bool) -> int:
         """Ask all ranks where they are; return the number of the question."""
         asked, question = self._watch.ask(self._system.now(), may_signal=may_signal)
         if self._reports:
-            self._reports.ask(question)
+            self._reports.request(question)
         return asked.number
 
-    def _tell_where(self, now: float) -> None:
-        """Tell where ranks are, of all that was asked and is known now, as far as it will be."""
+    def _report_places(self, now: float) -> None:
+        """Report where ranks are, for each request whose replies are in, or overdue."""
         system = self._system
         for pid, number in self._watch.to_signal(now).items():
             runs = system.state_of(pid) in ("R", "S")
@@ -418,9 +427,9 @@ class Supervisor:
         for asked in self._watch.over(now):
             alive = self.state.alive
             places = {rank.pid: stacks.place(asked.calls(rank.pid)) for rank in alive}
-            if asked.number == self._where:
+            if asked.number == self._places_request:
                 self._step(events.PlacesReported(places))
-            if asked.number in self._shows:
+            if asked.number in self._stacks_requests:
                 states = {rank: system.state_of(rank.pid) for rank in alive}
                 texts = {
                     rank.rank: asked.text(
@@ -428,27 +437,27 @@ class Supervisor:
                     )
                     for rank, state in states.items()
                 }
-                number = self._shows.pop(asked.number)
+                number = self._stacks_requests.pop(asked.number)
                 self._channel.say(HostStacks(number, stacks.grouped(texts)))
 
-    def _ask_gpus(self, action: events.CheckGpus) -> None:
+    def _check_gpus(self, action: events.CheckGpus) -> None:
         def then(text: str) -> None:
-            said = gpu_health.broken(text, self._environ)
+            broken = gpu_health.broken(text, self._environ)
             host = self.state.job.current_host
-            self._step(events.GpusChecked(said and printable(f"{host}, {said}")))
+            self._step(events.GpusChecked(broken and printable(f"{host}, {broken}")))
 
-        self._end_question()
-        self._question = self._system.ask(gpu_health.COMMAND, self._environ, then)
-        if self._question is None:
+        self._end_gpu_check()
+        self._gpu_check = self._system.ask(gpu_health.COMMAND, self._environ, then)
+        if self._gpu_check is None:
             then("")
 
-    def _stop_asking_gpus(self, action: events.CancelGpuCheck) -> None:
-        self._end_question()
+    def _cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
+        self._end_gpu_check()
 
-    def _end_question(self) -> None:
-        if self._question:
-            self._question.close()
-            self._question = None
+    def _end_gpu_check(self) -> None:
+        if self._gpu_check:
+            self._gpu_check.close()
+            self._gpu_check = None
 
     def _leftovers(self) -> list[int]:
         try:
@@ -472,7 +481,7 @@ class Supervisor:
 
     def _signal_ranks(self, action: events.SignalRanks) -> None:
         if self._reports:
-            self._reports.tell_signalled(action.pids)
+            self._reports.note_signalled(action.pids)
         disposition = {pid: self._system.response(pid, action.number) for pid in action.pids}
         for pid in action.pids:
             self._system.send(pid, action.number)
@@ -496,6 +505,6 @@ ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
     events.KillRanks: Supervisor._kill_ranks,
     events.RequestPlaces: Supervisor._request_places,
     events.FindLeftovers: Supervisor._find_leftovers,
-    events.CheckGpus: Supervisor._ask_gpus,
-    events.CancelGpuCheck: Supervisor._stop_asking_gpus,
+    events.CheckGpus: Supervisor._check_gpus,
+    events.CancelGpuCheck: Supervisor._cancel_gpu_check,
 }

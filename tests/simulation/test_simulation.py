@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 from conftest import REPO
@@ -18,6 +19,7 @@ from launcher.result.causes import Result
 from launcher.run import machine as run_machine
 from launcher.run import state
 from launcher.run.events import Time
+from launcher.run.supervisor import Supervisor
 from launcher.transitions import NoRow
 from simulation import launcher, mistakes, rows, watch
 from simulation.facts import PROMISES, broken
@@ -122,6 +124,27 @@ def test_steps_are_those_of_the_rows() -> None:
     assert len(changes) > 40
     assert rows.ambiguous(rows.TAKEN) == []
     assert len(rows.not_taken(rows.TAKEN)) < MANY / 2
+
+
+def test_all_actions_of_a_step_are_done_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a report brings commands about, and a search what it finds."""
+    acting: list[Supervisor] = []
+    nested: list[Any] = []
+    do, decide = Supervisor._do, Supervisor._decide
+
+    def acts(supervisor: Supervisor, action: Any) -> None:
+        acting.append(supervisor)
+        do(supervisor, action)
+        acting.remove(supervisor)
+
+    def decides(supervisor: Supervisor, event: Any) -> Any:
+        nested.extend([event] if supervisor in acting else [])
+        return decide(supervisor, event)
+
+    monkeypatch.setattr(Supervisor, "_do", acts)
+    monkeypatch.setattr(Supervisor, "_decide", decides)
+    plan = Plan(max_restarts=1, script=Script(upload=20.0), faults=(Fault(What.RAISES, 3.0),))
+    assert broken(Job(plan).run()) == [] and nested == []
 
 
 def test_what_no_row_has_breaks_a_promise() -> None:

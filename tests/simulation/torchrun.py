@@ -85,7 +85,7 @@ class Torchrun(Process):
         if self.machine.number == 0:
             self.store.host = self
         self.doing = Doing.MEETING
-        self._say({"meets": True})
+        self._say({"at_rendezvous": True})
         most = self.job.plan.start_timeout
         self._soon((most, most), self._meets_nobody, Doing.MEETING)
         self._join()
@@ -171,7 +171,7 @@ class Torchrun(Process):
 
     def _ask(self, message: dict[str, Any]) -> None:
         self._asked += 1
-        self._say({**message, "question": self._asked})
+        self._say({**message, "request": self._asked})
         if not self._has_launcher:
             self._soon((0.001, 0.001), self._has_no_answer, self.doing)
 
@@ -185,7 +185,7 @@ class Torchrun(Process):
 
     def _hears(self, message: dict[str, Any]) -> None:
         self._told.update(message.get("signalled", ()))
-        if message.get("question") != self._asked or not self.runs or self.hangs or self.is_stuck:
+        if message.get("request") != self._asked or not self.runs or self.hangs or self.is_stuck:
             return
         if self.doing is Doing.ASKING and self._go:
             self._go()
