@@ -15,6 +15,7 @@ from typing import Callable
 
 from launcher.job.help import EXIT_CODES, default_of
 from launcher.job.options import OPTIONS
+from launcher.peers import rows as rows_of_hosts
 from launcher.run import rows
 from launcher.text.words import flag
 from launcher.transitions import Row
@@ -63,6 +64,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
     "run": lambda: transitions(rows.ROWS),
+    "coordinator": lambda: transitions(rows_of_hosts.COORDINATOR),
+    "member": lambda: transitions(rows_of_hosts.MEMBER),
 }
 
 

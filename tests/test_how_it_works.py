@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 from conftest import REPO
+from simulation.planting import TABLES
 from simulation.rows import MACHINES, ROWS
 
 from launcher.peers import coordinator, member, messages
@@ -24,7 +25,11 @@ def test_rows_have_all_phases_and_events_and_no_others(machine):
     named = {phase for row in rows for phase in (*row.phases, *row.nexts)}
     assert named == {*get_args(PHASES[machine])}
     events = {event for row in rows for event in row.events}
-    assert events == {*getattr(MACHINES[machine], "EVENTS", events)}
+    tables = [getattr(MACHINES[machine], table, {}) for table in TABLES]
+    own = (
+        get_args(messages.FromMember) if machine == "member" else ()
+    )  # reports, which it passes on
+    assert events == {event for table in (*tables, own) for event in table}
 
 
 @each_machine

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
-from launcher.peers.messages import FromMember
+from launcher.peers.events import Report as Report
 from launcher.result.causes import Failure
 from launcher.result.raised import Link
 from launcher.watch.stacks import Calls
@@ -168,13 +168,7 @@ class Time(NamedTuple):
     """Something is due."""
 
 
-# Actions.
-
-
-class Report(NamedTuple):
-    """Send the coordinator a message; what it commands in return is an event after this step."""
-
-    message: FromMember
+# Actions; and Report, of peers/events.py, to the coordinator.
 
 
 class StartTorchrun(NamedTuple):

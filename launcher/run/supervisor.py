@@ -198,7 +198,7 @@ class Supervisor:
         self._log_traceback(error)
         failure = self._own_failure(error)
         with contextlib.suppress(Exception):
-            self._channel.say_last(failure)
+            self._channel.report_last(failure)
         # What raised may have been what would have noted them.
         known = self._reports.pids if self._reports else ()
         pids = list({*known, *(rank.pid for rank in self.state.alive)})
@@ -229,7 +229,7 @@ class Supervisor:
     def _receive(self, event: Any) -> None:
         """Take in a message of the coordinator, a rank or somebody else at this host."""
         if isinstance(event, StacksRequest):
-            self._channel.say(event)
+            self._channel.report(event)
         elif isinstance(event, CollectStacks):
             self._stacks_requests[self._request_calls(may_signal=event.may_signal)] = event.number
             self._report_places(self._system.now())
@@ -317,7 +317,7 @@ class Supervisor:
         self._system.log(action.line)
 
     def _report(self, action: events.Report) -> None:
-        self._channel.say(action.message)
+        self._channel.report(action.message)
 
     def _start(self, action: events.StartTorchrun) -> None:
         try:
@@ -403,7 +403,7 @@ class Supervisor:
         running = {rank.pid for rank in self.state.alive}
         ranks = self._watch.changes(succeeded, self._system.state_of, now, running)
         if ranks is not None:
-            self._channel.say(ProgressReport(self.state.attempt, ranks, self._watch.others))
+            self._channel.report(ProgressReport(self.state.attempt, ranks, self._watch.others))
         is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
         if is_to_say and self._watch.error not in self._logged:
             self._logged.add(self._watch.error)
@@ -438,7 +438,7 @@ class Supervisor:
                     for rank, state in states.items()
                 }
                 number = self._stacks_requests.pop(asked.number)
-                self._channel.say(HostStacks(number, stacks.grouped(texts)))
+                self._channel.report(HostStacks(number, stacks.grouped(texts)))
 
     def _check_gpus(self, action: events.CheckGpus) -> None:
         def then(text: str) -> None:

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from launcher.peers import coordinator, ends, member, messages
-from launcher.peers.messages import Failed, Later, Stop
+from launcher.peers.messages import Failed, Stop
 from launcher.result import causes
 from launcher.result.causes import RankFailure, Result
 from launcher.run import ending, failing, machine, ranks
@@ -81,10 +81,10 @@ def _(plant: Planter) -> None:
 @mistake("a failure is not told to the coordinator")
 def _(plant: Planter) -> None:
     def silent(plain: Any, state: Any, message: Any) -> Any:
-        is_told = isinstance(message, Failed) and isinstance(state.phase, member.Running)
+        is_told = isinstance(message, Failed) and isinstance(state.phase, member.Joined)
         return (state, ()) if is_told else plain(state, message)
 
-    plant.around(member, "this_host_says", silent)
+    plant.around(member, "reported", silent)
 
 
 @mistake("(!) a failure counts before its exit code is certain")
@@ -111,7 +111,7 @@ def _(plant: Planter) -> None:
         is_end = isinstance(message, messages.End)
         return state, actions[-1:] if is_end else actions
 
-    plant.around(coordinator, "_tell_all", alone)
+    plant.around(coordinator, "_command_all", alone)
 
 
 @mistake("a host that is lost is nobody's loss")
@@ -183,17 +183,14 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a host that is to come later takes it for a refusal")
 def _(plant: Planter) -> None:
-    def refused(plain: Any, state: Any, message: Any) -> Any:
-        later = isinstance(message, Later)
-        return member.coordinator_lost(state, None) if later else plain(state, message)
-
-    plant.around(member, "coordinator_says", refused)
+    refusal = messages.Refused(messages.Refusal.NO_HOST)
+    plant.set(member, "later", lambda state, message: member.refused(state, refusal))
 
 
 @mistake("(!) the coordinator looks who is missing though all are here")
 def _(plant: Planter) -> None:
     def often(plain: Any, state: Any) -> float:
-        return min(plain(state), state.attempt_since + 5 if state.attempt else math.inf)
+        return min(plain(state), state.attempt_began + 5 if state.attempt else math.inf)
 
     plant.around(coordinator, "due", often)
 
@@ -214,12 +211,12 @@ def _(plant: Planter) -> None:
 
 @mistake("a failure that a restart would mend ends the job")
 def _(plant: Planter) -> None:
-    plant.set(coordinator, "_restarts", lambda state, failing: False)
+    plant.set(coordinator, "_may_restart", lambda state, failing: False)
 
 
 @mistake("restarts are never used up")
 def _(plant: Planter) -> None:
-    plant.set(coordinator, "_restarts", lambda state, failing: failing.may_restart)
+    plant.set(coordinator, "_may_restart", lambda state, failing: failing.may_restart)
 
 
 @mistake("the next attempt starts when one host has cleared this one")
@@ -318,10 +315,10 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a stop hides a failure whose cause is still waited for")
 def _(plant: Planter) -> None:
-    def hides(plain: Any, state: Any, event: Any, *now: Any) -> Any:
+    def hides(plain: Any, state: Any, host: str, message: Any, now: float) -> Any:
         if isinstance(state.phase, coordinator.Failing):
-            return coordinator._end(state, causes.stopped(event.number))
-        return plain(state, event, *now)
+            return coordinator._end(state, causes.stopped(message.number))
+        return plain(state, host, message, now)
 
     plant.around(coordinator, "host_stopped", hides)
 

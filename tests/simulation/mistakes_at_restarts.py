@@ -174,10 +174,10 @@ def _(plant: Planter) -> None:
 
 @mistake("a stop while hosts clear an attempt ends the job with the failure")
 def _(plant: Planter) -> None:
-    def fails(plain: Any, state: Any, event: Any, now: float) -> Any:
+    def fails(plain: Any, state: Any, *message: Any) -> Any:
         if isinstance(state.phase, coordinator.Restarting):
             return coordinator._end(state, state.phase.failure.result)
-        return plain(state, event, now)
+        return plain(state, *message)
 
     plant.around(coordinator, "host_stopped", fails)
 
@@ -220,7 +220,7 @@ def _(plant: Planter) -> None:
     def goes(plain: Any, state: Any, event: Any, now: float) -> Any:
         after, actions = plain(state, event, now)
         if isinstance(state.phase, coordinator.Ended):
-            return coordinator._tell_all(after, NoRanksAnywhere(state.attempt))
+            return coordinator._command_all(after, NoRanksAnywhere(state.attempt))
         return after, actions
 
     plant.around(coordinator, "host_lost", goes)

@@ -10,6 +10,7 @@ from launcher.run import ending
 
 Plant = Callable[["Planter"], None]
 MISTAKES: dict[str, Plant] = {}
+TABLES = ("EVENTS", "MESSAGES", "COMMANDS")  # of functions, of a state machine
 
 
 def mistake(what: str) -> Callable[[Plant], Plant]:
@@ -39,10 +40,11 @@ class Planter:
         else:
             self._stack.callback(delattr, where, name)
         setattr(where, name, value)
-        events = getattr(where, "EVENTS", {})
-        for event in [event for event, function in events.items() if function is plain]:
-            self._stack.callback(events.__setitem__, event, plain)
-            events[event] = value
+        for table in TABLES:
+            events = getattr(where, table, {})
+            for event in [event for event, function in events.items() if function is plain]:
+                self._stack.callback(events.__setitem__, event, plain)
+                events[event] = value
         if plain in getattr(where, "PARTS", ()):
             parts = where.PARTS
             self._stack.callback(setattr, where, "PARTS", parts)

@@ -106,7 +106,7 @@ def _is_alone(watch: Watch, launcher: Launcher) -> bool:
     first = watch.job.machines[0].launcher
     assert first
     stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
-    leaves_first = launcher.ended_at <= first.started_at + member.RETRY_MOST
+    leaves_first = launcher.ended_at <= first.started_at + member.MOST_RETRY_SECONDS
     if launcher.started_at > stays or leaves_first:
         return True
     return launcher.torchrun is None and (bool(launcher.stops) or planned(watch, *SLOW))

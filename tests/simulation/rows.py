@@ -6,47 +6,27 @@ next phase. Where that leaves two rows, the words of one of them say more (_WORD
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, get_args
 
-from launcher.peers import coordinator, member, messages
+from launcher.peers import coordinator, member
 from launcher.peers import events as of_hosts
+from launcher.peers.rows import COORDINATOR, MEMBER
 from launcher.run import machine
 from launcher.run.rows import ROWS as OF_RUN
 from launcher.run.state import INTERRUPTS_TO_KILL, Why
 from launcher.run.supervisor import ACTIONS
 from launcher.transitions import Row, row_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 MACHINES: dict[str, Any] = {"run": machine, "coordinator": coordinator, "member": member}
-
-
-def _of_page(name: str) -> tuple[Row, ...]:
-    """Return the rows of a machine that has them on the page alone."""
-    known = {**vars(of_hosts), **vars(messages), **vars(MACHINES[name])}
-    text = PAGE.read_text(encoding="utf-8")
-    (table,) = re.findall(rf"<!-- {name} -->\n.*\n.*\n((?:\|.*\n)+)<!-- end -->", text)
-    found = []
-    for line in table.splitlines():
-        phases, on, what, to = (cell.strip() for cell in line.strip("|").split("|"))
-        cells = [re.findall(r"\w+", cell) for cell in (phases, on, to.replace("stays", ""))]
-        of_phases, events, nexts = (tuple(known[word] for word in cell) for cell in cells)
-        found.append(Row(of_phases, events, nexts, what, "stays" in to))
-    return tuple(found)
-
-
-ROWS: dict[str, tuple[Row, ...]] = {
-    "run": OF_RUN,
-    **{
-        name: getattr(MACHINES[name], "ROWS", None) or _of_page(name)
-        for name in ("coordinator", "member")
-    },
+ROWS: dict[str, tuple[Row, ...]] = {"run": OF_RUN, "coordinator": COORDINATOR, "member": MEMBER}
+ACTIONS_OF: dict[str, Any] = {
+    "run": ACTIONS,
+    "coordinator": get_args(of_hosts.Action),
+    "member": get_args(of_hosts.Action),
 }
-ACTIONS_OF: dict[str, Any] = {"run": ACTIONS}
 
 
 class Step(NamedTuple):
@@ -68,7 +48,7 @@ def _is_third(before: Any, event: Any, after: Any) -> bool:
 
 
 def _shows_stacks(before: Any, event: Any, after: Any) -> bool:
-    return bool(before.shows.by < after.shows.by)
+    return bool(before.gathering.by < after.gathering.by)
 
 
 # Of a machine's cell: what tells its rows apart, the first that is true.
@@ -101,8 +81,7 @@ def check(name: str, before: Any, event: Any, after: Any, actions: Any) -> None:
     event = event.message if isinstance(event, of_hosts.Received) else event
     changed = bool(actions) or after != before
     row_of(ROWS[name], before.phase, event, after.phase, changed)
-    known = ACTIONS_OF.get(name)
-    assert known is None or all(type(action) in known for action in actions), actions
+    assert all(type(action) in ACTIONS_OF[name] for action in actions), actions
     if changed:
         was, said = type(before.phase).__name__, type(event).__name__
         words = ""

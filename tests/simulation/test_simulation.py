@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import REPO
 
+from launcher.peers.channel import Channel
 from launcher.peers.messages import Job as HostsJob
 from launcher.peers.messages import Start
 from launcher.result.causes import Result
@@ -126,23 +127,26 @@ def test_steps_are_those_of_the_rows() -> None:
     assert len(rows.not_taken(rows.TAKEN)) < MANY / 2
 
 
-def test_all_actions_of_a_step_are_done_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though a report brings commands about, and a search what it finds."""
-    acting: list[Supervisor] = []
+@pytest.mark.parametrize("kind", [Supervisor, Channel])
+def test_all_actions_of_a_step_are_done_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Any]
+) -> None:
+    """Though a report brings commands about, a command reports, and a search what it finds."""
+    acting: list[Any] = []
     nested: list[Any] = []
-    do, decide = Supervisor._do, Supervisor._decide
+    do, decide = kind._do, kind._decide
 
-    def acts(supervisor: Supervisor, action: Any) -> None:
-        acting.append(supervisor)
-        do(supervisor, action)
-        acting.remove(supervisor)
+    def acts(one: Any, action: Any) -> None:
+        acting.append(one)
+        do(one, action)
+        acting.remove(one)
 
-    def decides(supervisor: Supervisor, event: Any) -> Any:
-        nested.extend([event] if supervisor in acting else [])
-        return decide(supervisor, event)
+    def decides(one: Any, event: Any) -> Any:
+        nested.extend([event] if one in acting else [])
+        return decide(one, event)
 
-    monkeypatch.setattr(Supervisor, "_do", acts)
-    monkeypatch.setattr(Supervisor, "_decide", decides)
+    monkeypatch.setattr(kind, "_do", acts)
+    monkeypatch.setattr(kind, "_decide", decides)
     plan = Plan(max_restarts=1, script=Script(upload=20.0), faults=(Fault(What.RAISES, 3.0),))
     assert broken(Job(plan).run()) == [] and nested == []
 
