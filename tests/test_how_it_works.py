@@ -10,12 +10,13 @@ from conftest import REPO
 from simulation.planting import TABLES
 from simulation.rows import MACHINES, ROWS
 
-from launcher.peers import coordinator, member, messages
+from launcher.peers import member, messages
+from launcher.peers import state as of_coordinator
 from launcher.run import state
 
 PAGE = (REPO / "docs" / "how-it-works.md").read_text(encoding="utf-8")
 PICTURES = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
-PHASES = {"run": state.Phase, "coordinator": coordinator.Phase, "member": member.Phase}
+PHASES = {"run": state.Phase, "coordinator": of_coordinator.Phase, "member": member.Phase}
 each_machine = pytest.mark.parametrize("machine", ROWS)
 
 

@@ -25,7 +25,7 @@ from selectors import EVENT_READ
 from typing import Any, Callable, NoReturn, Union
 
 from launcher.host.system import System
-from launcher.peers import coordinator, events, member
+from launcher.peers import coordinator, events, member, state
 from launcher.peers.connection import Connection
 from launcher.peers.events import Action, Lost, Received, Time
 from launcher.peers.listener import Listener
@@ -50,7 +50,7 @@ from launcher.text.protocol import encoded
 from launcher.text.words import Log
 from launcher.watch import progress, stacks
 
-State = Union[coordinator.State, member.State]
+State = Union[state.State, member.State]
 _ALIVE_SECONDS = 15.0  # between two messages that this launcher is alive
 # Until a launcher is lost that sends nothing: that, or so many times --launcher-host-timeout.
 _SILENCE_SECONDS, _SILENCE_TIMEOUTS = 60.0, 4
@@ -282,7 +282,7 @@ class Channel:
                     received: Any = from_member(message)
                 else:
                     received = from_coordinator(message, self._job.hosts)
-            except (AttributeError, KeyError, TypeError, ValueError):
+            except ValueError:
                 continue  # what is not valid is ignored
             if isinstance(received, Welcome):
                 self._begin_alive()

@@ -152,7 +152,7 @@ class Listener:
         elif messages:
             try:
                 hello = from_stranger(messages[0])
-            except (KeyError, ValueError):
+            except ValueError:
                 self._drop(connection)  # not from a launcher
                 return
             self._pending.remove(connection)

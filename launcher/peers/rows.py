@@ -8,7 +8,6 @@ not read them. A message is shown as itself, not as `Received`.
 from __future__ import annotations
 
 from launcher.peers import member
-from launcher.peers.coordinator import Ended, Failing, Joining, Restarting, Running
 from launcher.peers.events import (
     Arrived,
     CannotListen,
@@ -41,6 +40,7 @@ from launcher.peers.messages import (
     Succeeded,
     Welcome,
 )
+from launcher.peers.state import Ended, Failing, Joining, Restarting, Running
 from launcher.transitions import Row
 
 _STARTED = (Running, Failing, Restarting, Ended)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from launcher.text import wire
+from launcher.text.wire import Among, Seconds
 from launcher.text.words import printable
 
 MOST_GROUPS = 64  # that a rank tells of
@@ -20,6 +21,30 @@ _SIGNIFICANT = 10**12  # numbers are below
 Key = tuple[str, int, bool]
 
 
+def _text(text: str, limit: int) -> str:
+    if len(text) > _LONGEST_RANKS:
+        raise ValueError(text)
+    return printable(text)[:limit]
+
+
+def _name(text: str) -> str:
+    return _text(text, _LONGEST_NAME)
+
+
+def _rest(text: str) -> str:
+    return _text(text, _LONGEST_REST)
+
+
+def _ranks(text: str) -> str:
+    kept = _text(text, _LONGEST_RANKS)
+    members(kept)
+    return kept
+
+
+Number = Annotated[int, Among(range(_SIGNIFICANT))]
+Name = Annotated[str, _name]
+
+
 class Group(NamedTuple):
     """One process group, as one of its ranks sees it.
 
@@ -30,13 +55,13 @@ class Group(NamedTuple):
     to have ended, and the two others are not known.
     """
 
-    ranks: str
-    order: int = 0
-    name: str = ""
-    last: int = 0
-    waits: int = 0
-    op: str = ""
-    of: str = ""
+    ranks: Annotated[str, _ranks]
+    order: Number = 0
+    name: Name = ""
+    last: Number = 0
+    waits: Number = 0
+    op: Name = ""
+    of: Name = ""
     is_counted: bool = False
 
     @property
@@ -44,8 +69,19 @@ class Group(NamedTuple):
         """What is the same on each of its ranks; torch's names for it may differ."""
         return self.ranks, self.order, self.is_counted
 
+    def short(self) -> list[Any]:
+        """Return its fields, but for those at the end that are as by default.
 
-_NO_GROUP = Group("")
+        Of most groups there is little to report: so it is written (wire.py).
+        """
+        fields = list(self)
+        while fields[1:] and fields[-1] == self._field_defaults[self._fields[len(fields) - 1]]:
+            fields.pop()
+        return fields
+
+
+def _first(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    return groups[:MOST_GROUPS]
 
 
 class Rank(NamedTuple):
@@ -57,13 +93,13 @@ class Rank(NamedTuple):
     as long as that runs.
     """
 
-    rank: int
-    local_rank: int
-    still: float
-    trouble: str = ""
-    place: str = ""
-    groups: tuple[Group, ...] = ()
-    runs_on: str = ""
+    rank: Number
+    local_rank: Number
+    still: Seconds
+    trouble: Name = ""
+    place: Name = ""
+    groups: Annotated[tuple[Group, ...], _first] = ()
+    runs_on: Annotated[str, _rest] = ""
 
     @property
     def waits(self) -> bool:
@@ -98,35 +134,9 @@ def answer_of(fields: Mapping[str, Any]) -> tuple[float, tuple[Group, ...]]:
 
     Raises one of several errors if it is not valid.
     """
-    groups = tuple(_group(one) for one in fields["groups"][:MOST_GROUPS])
-    return seconds(fields["still"]), groups
-
-
-def to_wire(rank: Rank) -> Mapping[str, Any]:
-    """Return the JSON object of a rank; of most groups there is little to say."""
-    return {**rank._asdict(), "groups": [_short(group) for group in rank.groups]}
-
-
-def _short(group: Group) -> list[Any]:
-    """Return a group's fields, but for those at the end that are as by default."""
-    fields = list(group)
-    while fields[1:] and fields[-1] == _NO_GROUP[len(fields) - 1]:
-        fields.pop()
-    return fields
-
-
-def from_wire(fields: Mapping[str, Any]) -> Rank:
-    """Return the rank of a JSON object. Raises one of several errors if it is not valid."""
-    groups = [_group(dict(zip(Group._fields, one))) for one in fields["groups"][:MOST_GROUPS]]
-    return Rank(
-        whole(fields["rank"]),
-        whole(fields["local_rank"]),
-        seconds(fields["still"]),
-        _text(fields["trouble"]),
-        _text(fields["place"]),
-        tuple(groups),
-        _text(fields["runs_on"], _LONGEST_REST),
-    )
+    defaults = Group._field_defaults  # are not sent
+    groups = (wire.read(Group, {**defaults, **one}) for one in fields["groups"][:MOST_GROUPS])
+    return seconds(fields["still"]), tuple(groups)
 
 
 def within(ranks: Iterable[Rank], world: int) -> tuple[Rank, ...]:
@@ -151,43 +161,20 @@ def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
     kept, left = [], limit
     for rank in ranks:
         # The same each time, however long the number of seconds is.
-        size = len(json.dumps(to_wire(rank._replace(still=0)))) + _LONGEST_NUMBER
+        size = len(json.dumps(wire.written(rank._replace(still=0)))) + _LONGEST_NUMBER
         if size <= left:
             left -= size
             kept.append(rank)
     return tuple(kept)
 
 
-def _group(fields: Mapping[str, Any]) -> Group:
-    group = Group(
-        _text(fields["ranks"], _LONGEST_RANKS),
-        whole(fields.get("order", 0)),
-        _text(fields.get("name", "")),
-        whole(fields.get("last", 0)),
-        whole(fields.get("waits", 0)),
-        _text(fields.get("op", "")),
-        _text(fields.get("of", "")),
-        fields.get("is_counted", False) is True,
-    )
-    members(group.ranks)
-    return group
-
-
-def _text(value: Any, limit: int = _LONGEST_NAME) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST_RANKS:
-        raise ValueError(value)
-    return printable(value)[:limit]
-
-
 def whole(value: Any) -> int:
     """Return a number that was sent. Raises ValueError if it is none."""
-    if type(value) is not int or not 0 <= value < _SIGNIFICANT:
-        raise ValueError(value)
-    return value
+    number: int = wire.read(Number, value)
+    return number
 
 
 def seconds(value: Any) -> float:
     """Return a time that was sent. Raises ValueError if it is none."""
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError(value)
-    return float(value)
+    time: float = wire.read(Seconds, value)
+    return time

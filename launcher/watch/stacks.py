@@ -14,8 +14,9 @@ import math
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from launcher.text.wire import Among, Length
 from launcher.text.words import join_and_count, printable, some_of
 from launcher.watch.progress import whole
 
@@ -50,7 +51,14 @@ class Call(NamedTuple):
 
 Calls = tuple[Call, ...]  # the innermost last
 Threads = tuple[tuple[str, Calls], ...]  # by name; "" is the main thread, which is the first
-Stacks = tuple[tuple[tuple[int, ...], str], ...]  # ranks, and their stacks as text
+
+
+def _stack_text(text: str) -> str:
+    return printable(text[:_MOST_TEXT], keep="\n")
+
+
+_Ranks = Annotated[tuple[Annotated[int, Among(range(10**12))], ...], Length(1)]
+Stacks = tuple[tuple[_Ranks, Annotated[str, _stack_text]], ...]  # ranks, and their stacks as text
 
 
 def calls_of(value: Any) -> Calls:
@@ -231,16 +239,6 @@ def grouped(texts: Mapping[int, str]) -> Stacks:
             others += ranks
     if others:
         found.append((tuple(others), "  there is no room for these ranks' stacks."))
-    return tuple(found)
-
-
-def stacks_of(value: Any) -> Stacks:
-    """Return what a host has sent. Raises one of several errors if it is not valid."""
-    found = []
-    for ranks, text in value:
-        if not ranks:
-            raise ValueError(ranks)
-        found.append((tuple(map(whole, ranks)), printable(text[:_MOST_TEXT], keep="\n")))
     return tuple(found)
 
 
