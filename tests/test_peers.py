@@ -795,6 +795,14 @@ def test_a_stop_after_a_failure_before_a_member_is_welcome_decides_nothing(secon
     assert second.step(Connected()) == (GREETS, Report(CANNOT), Report(Stop(15)))
 
 
+@pytest.mark.parametrize("event", [object(), Received(FIRST, object())])
+@pytest.mark.parametrize("host", HOSTS[:2])
+def test_an_event_that_is_not_known_is_a_line_in_the_log_and_changes_nothing(host, event):
+    known = Host(host)
+    state, (line,) = known.machine.step(known.state, event, 0)
+    assert state == known.state and line.line.endswith(" does not know object.")
+
+
 # Messages.
 
 

@@ -62,13 +62,13 @@ class Connection:
         """
         if self.closed_by or self._stopped_reading:
             return
-        with contextlib.suppress(OSError):  # read() tells
+        with contextlib.suppress(OSError):  # read() finds it
             self._stopped_reading = not send(self._socket, line)
             if self._stopped_reading:
-                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and tells
+                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and finds it
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the messages that have come, all of them valid; `closed_by` tells if it ended."""
+        """Return the messages that have come, all of them valid; it may have ended then."""
         try:
             data = self._socket.recv(LINE_LIMIT)
         except BlockingIOError:

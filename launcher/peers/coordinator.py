@@ -10,7 +10,7 @@ against it.
 
 *The cause is not what is known first.* One failure brings others about, on every host: connections
 break, collectives are aborted, torchruns end. So a first failure is held (Failing) for as long as a
-better cause may still come, 0.3 s to 3 s by what it says (causes.py); of two that say as much the
+better cause may still come, 0.3 s to 3 s by its own cause (causes.py); of two equally good ones the
 first counts. A lost host is one of these failures, and is found by its connection (channel.py).
 
 *A restart is all hosts'.* Only failures of ranks restart, while restarts remain and no hardware is
@@ -23,8 +23,8 @@ the start timeout after the failure. Failing: the patience with its cause. Ended
 ends by itself.
 
 *What holds always.*
-- `Ended` is the last phase, with the result that every host is told: those that have joined at
-  once, those that join later as they come.
+- `Ended` is the last phase, with the result that every host gets: those that have joined at once,
+  those that join later as they come.
 - A report of another attempt changes nothing, but that of a launcher which failed before it
   received the start (host_failed).
 - No times of two hosts' clocks are compared: hosts report ages.
@@ -218,7 +218,7 @@ def cannot_listen(state: State, event: CannotListen, now: float) -> Step:
     state = _note(state, of_host(f"launcher: {text}"), now)
     assert isinstance(state.phase, Failing)
     state, actions = _end(state, state.phase.failure.result)
-    return state, (*actions, Command(AllKnow()))  # no other host can be told
+    return state, (*actions, Command(AllKnow()))  # no other host can learn it
 
 
 def too_few_files(state: State, event: TooFewFiles, now: float) -> Step:
@@ -378,7 +378,7 @@ def host_succeeded(state: State, host: str, message: Succeeded, now: float) -> S
 
 
 def at_rendezvous(state: State, host: str, message: AtRendezvous, now: float) -> Step:
-    """Note whose torchrun waits for the others' after a restart, until they have met."""
+    """Note whose torchrun waits in its rendezvous after a restart, until that is complete."""
     phase = state.phase
     if message.attempt != state.attempt or not isinstance(phase, Running):
         return state, ()
@@ -401,7 +401,7 @@ def _takes_too_long(state: State, done: Collection[str], what: str) -> Step:
 def progress_reported(state: State, host: str, message: ProgressReport, now: float) -> Step:
     """Note which ranks of a host make no progress."""
     if message.attempt != state.attempt or not isinstance(state.phase, Running):
-        return state, ()  # what was known when a rank failed says why it did
+        return state, ()  # what was known when a rank failed is why it did
     watch = judge.heard(state.watch, host, message.ranks, now, message.others)
     return state._replace(watch=watch), ()
 

@@ -30,7 +30,7 @@ class Received(NamedTuple):
     message: Message
 
 
-# Why a connection has ended, where that tells what was at its other end.
+# Why a connection has ended, by which it is known what was at its other end.
 HUNG_UP, NO_MESSAGE = "its launcher died", "it sent an invalid message"
 
 

@@ -1,8 +1,8 @@
 """Where the coordinator takes connections until all hosts have joined, and how many it can have.
 
 A connection is pending until its hello has come. What breaks a rule is closed, and changes nothing
-for the others. When there is no room, all pending connections are told to come later and closed: so
-silent ones hold it for a moment, and hosts that were in their way come again.
+for the others. When there is no room, all pending connections get `Later` and are closed: so silent
+ones hold it for a moment alone, and a host that was behind them connects again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.text.protocol import encoded
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
 _MOST_ACCEPTED = 100  # connections in one turn, before anything else has its own
-_DESCRIPTORS = 14  # for what is opened later: look-ups, the start of torchrun, ranks
+_DESCRIPTORS = 14  # for what is opened later: lookups, the start of torchrun, ranks
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
 _PAUSE_SECONDS = 0.05  # before connections are taken again, if there was no room
 _RETRY_SECONDS = 1  # between two tries to listen
@@ -127,7 +127,7 @@ class Listener:
             except OSError as error:
                 if error.errno in _NO_ROOM:
                     break
-                return  # none are left, or one that has ended already (accept(2))
+                return  # none remain, or one that has ended already (accept(2))
             try:
                 connection = Connection(accepted, self._job.host_timeout)
             except OSError:

@@ -222,7 +222,7 @@ class Missing(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What a message says."""
+        """The words for a message."""
         return join_and_count(self.hosts, self.more)
 
 
@@ -293,7 +293,7 @@ def hello(job: Job) -> Hello:
 
 
 def _bounded(value: Any) -> Any:
-    """Return a value to compare, or what tells it from others if it is long."""
+    """Return a value to compare, or what differs from others if it is long."""
     text = json.dumps(value)
     if len(text) <= _LONGEST_VALUE:
         return value

@@ -56,7 +56,7 @@ class Restarting(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """All hosts that have joined have been told how the job ends."""
+    """It is decided how the job ends; all hosts that have joined have been sent it."""
 
     result: Result
 
@@ -78,7 +78,7 @@ class State(NamedTuple):
     kinds: tuple[str, ...] = ()  # of failures, of the attempts before
     refused: int = 0  # connections
     ends: ends.Known = ends.NONE  # of ranks that have ended with 0
-    watch: judge.State = judge.State()  # ranks of which nothing moves
+    watch: judge.State = judge.State()  # ranks without progress
     gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
 
 
