@@ -15,13 +15,13 @@ from launcher.host.system import System
 from launcher.peers.messages import StacksRequest
 from launcher.result.raised import Link
 from launcher.run.events import (
-    Answer,
     CloseRequested,
     RankEnded,
     RankExits,
     RankRuns,
     RanksStarted,
     ReachedRendezvous,
+    Reply,
     StartRequested,
     ThreadRaised,
     TorchrunEnded,
@@ -112,7 +112,7 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
         assert reports.told[:2] == [StartRequested(), RanksStarted([(pid, 7, 0)], True, 8)]
         assert reports.told[-2:] == [RankEnded(pid, 42), CloseRequested(0, "", True)]
         reports.note_signalled([pid])
-        reports.answer(Answer(depart=True))
+        reports.reply(Reply(depart=True))
         answer = b'{"signalled": [%d]}\n{"request": 2, "depart": true}\n' % pid
         assert torchrun.recv(100) == answer
 

@@ -26,7 +26,6 @@ from launcher.result.causes import Result, stopped
 from launcher.result.raised import Link
 from launcher.run import machine
 from launcher.run.events import (
-    Answer,
     CancelGpuCheck,
     CheckGpus,
     CloseRequested,
@@ -39,6 +38,7 @@ from launcher.run.events import (
     RankExits,
     RankRuns,
     RanksStarted,
+    Reply,
     Report,
     RequestPlaces,
     ScriptEnded,
@@ -101,7 +101,7 @@ class Host:
 def running(**job):
     """Return a host whose two ranks run since 2 s."""
     host = Host(**job).at(0.0, Start(1)).at(1.0, StartRequested())
-    assert host.done == [Answer()]
+    assert host.done == [Reply()]
     host.at(2.0, RanksStarted(RANKS, False), *(RankRuns(*rank) for rank in RANKS))
     assert machine.due(host.state) == math.inf
     return host
@@ -338,7 +338,7 @@ def test_the_torchrun_that_keeps_the_store_goes_last():
     host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, LeftoversFound(()))
     assert host.told() == []  # another host's torchrun may still sign in at this one's store
     assert host.at(6.2, CloseRequested()).done == [Report(NoRanksHere(1))]
-    assert host.at(9.0, NoRanksAnywhere(1)).done == [Answer(depart=True)]
+    assert host.at(9.0, NoRanksAnywhere(1)).done == [Reply(depart=True)]
 
 
 def test_a_restart_clears_the_attempt_and_waits_for_the_word():
@@ -432,7 +432,7 @@ def test_success_is_told_when_all_ranks_have_ended_with_0():
     host = running().at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
     assert host.told() == [RanksSucceeded(1, 0, (0.0, 0.0)), Succeeded(1)]
     assert host.why is Why.SUCCESS
-    assert host.at(9.1, CloseRequested()).done == [Answer()]  # it goes on to its barrier
+    assert host.at(9.1, CloseRequested()).done == [Reply()]  # it goes on to its barrier
     host.at(9.2, LeftoversFound((99,)))
     assert host.done == [SignalProcesses((99,), TERM)]  # though torchrun waits for other hosts
     assert SignalProcesses((99,), KILL) in host.due(19.0).done

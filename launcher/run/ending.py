@@ -20,7 +20,6 @@ from launcher.peers.messages import Cleared, NoRanksHere
 from launcher.result.causes import broken_hardware, headline, stopped
 from launcher.run.events import (
     Actions,
-    Answer,
     CancelGpuCheck,
     CheckGpus,
     FindLeftovers,
@@ -28,6 +27,7 @@ from launcher.run.events import (
     KillRanks,
     KillTorchrun,
     LeftoversFound,
+    Reply,
     Report,
     RequestPlaces,
     SignalGroup,
@@ -167,7 +167,7 @@ def _hanging(state: State, ending: Ending) -> list[str]:
     lines = [f"rank {rank.rank} does not end; it is in {rank.place}." for rank in where]
     failed = [rank for rank in state.alive if rank.failure and rank.counts]
     for rank in failed:
-        grace = f"{state.job.failure_grace:g}"
+        grace = f"{state.grace(Why.FAILURE):g}"
         lines.append(
             f"rank {rank.rank} has failed but still runs {grace} s later: killing it with "
             "SIGKILL (--launcher-failure-grace sets its time to end)."
@@ -363,7 +363,7 @@ def _end_torchrun(state: State, ending: Ending) -> Part | None:
     at = ending.no_ranks_since
     if torchrun.keeps_store and not state.no_ranks_left:
         # Ranks of other hosts may have been stopped, and have the grace of that.
-        longest = max(state.job.grace, state.job.failure_grace)
+        longest = max(state.grace(Why.STOP), state.grace(Why.FAILURE))
         at = max(at, max(ending.deadline, ending.since + longest) + MARGIN_SECONDS)
     if torchrun.requests_close:
         return Part(at, functools.partial(_reply, state, depart=True))
@@ -390,10 +390,10 @@ def _pass_barrier(state: State) -> Part | None:
 def _reply(state: State, now: float, *, depart: bool) -> Step:
     """Have torchrun end at once, or go to its barrier; to copy output it has the failure grace."""
     until = now + (CLOSE_REQUEST_SECONDS if depart else 0)
-    until += state.job.failure_grace if state.torchrun.tees else 0
+    until += state.grace(Why.FAILURE) if state.torchrun.tees else 0
     torchrun = state.torchrun._replace(requests_close=False, exit_deadline=until)
     torchrun = torchrun._replace(in_barrier=torchrun.in_barrier or not depart)
-    return state._replace(torchrun=torchrun), (Answer(depart=depart),)
+    return state._replace(torchrun=torchrun), (Reply(depart=depart),)
 
 
 def _kill_torchrun(state: State, now: float, line: str = "") -> Step:

@@ -44,7 +44,7 @@ class ReachedRendezvous(NamedTuple):
 
 
 class StartRequested(NamedTuple):
-    """Torchrun has met the others, and waits for permission to start the ranks: Answer."""
+    """Torchrun has met the others, and waits for permission to start the ranks: Reply."""
 
 
 class RanksStarted(NamedTuple):
@@ -60,7 +60,7 @@ class RanksStarted(NamedTuple):
 
 
 class CloseRequested(NamedTuple):
-    """Torchrun is about to end the ranks, or has seen all of them end; it waits for Answer.
+    """Torchrun is about to end the ranks, or has seen all of them end; it waits for Reply.
 
     `number` is the signal for which it does, 0 for none; `error` what it raised; with `tees` it
     copies what ranks wrote (--tee), and may not be through with it.
@@ -172,7 +172,7 @@ class StartTorchrun(NamedTuple):
     attempt: int
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """Let torchrun go on: start the ranks, or end as it would, or (`depart`) end at once."""
 
     depart: bool = False

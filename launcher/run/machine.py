@@ -63,7 +63,6 @@ from launcher.run.ending import (
 )
 from launcher.run.events import (
     Actions,
-    Answer,
     CannotStart,
     CloseRequested,
     FindLeftovers,
@@ -77,6 +76,7 @@ from launcher.run.events import (
     RankRuns,
     RanksStarted,
     ReachedRendezvous,
+    Reply,
     Report,
     ScriptEnded,
     Signal,
@@ -310,7 +310,7 @@ def start_requested(state: State, event: StartRequested, now: float) -> Step:
     if isinstance(state.phase, Running):
         torchrun = state.torchrun._replace(has_permission=True, has_started_ranks=False)
         report = _at_rendezvous(state, is_over=True)
-        return state._replace(torchrun=torchrun, ranks={}), (*report, Answer())
+        return state._replace(torchrun=torchrun, ranks={}), (*report, Reply())
     return _go_on(state, now)
 
 

@@ -25,13 +25,13 @@ from launcher.peers.messages import StacksRequest
 from launcher.result.causes import told_to_end
 from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
-    Answer,
     CloseRequested,
     RankEnded,
     RankExits,
     RankRuns,
     RanksStarted,
     ReachedRendezvous,
+    Reply,
     ScriptEnded,
     StartRequested,
     ThreadRaised,
@@ -145,15 +145,15 @@ class Reports:
 
     # Commands to torchrun, requests to ranks.
 
-    def answer(self, action: Answer) -> None:
+    def reply(self, action: Reply) -> None:
         """Let torchrun go on."""
-        self._reply({"request": self._request, "depart": action.depart})
+        self._send({"request": self._request, "depart": action.depart})
 
     def note_signalled(self, pids: Iterable[int]) -> None:
         """Have torchrun's agent know which ranks have got a stop: this process may be killed."""
-        self._reply({"signalled": list(pids)})
+        self._send({"signalled": list(pids)})
 
-    def _reply(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         if self._torchrun_at:
             try:
                 send(self._torchrun_at, encoded(message))

@@ -44,7 +44,7 @@ from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
-from launcher.run.state import Done, Joining, State
+from launcher.run.state import Done, Joining, State, Why
 from launcher.text.decisions import described
 from launcher.text.log import traceback_of
 from launcher.text.words import Log, printable
@@ -174,13 +174,13 @@ class Supervisor:
                 self._log_traceback(error)
             if self._errors == 1:
                 self._error = error
-                self._give_up_at = now + self.state.job.failure_grace + _END_IN_ORDER_SECONDS
+                self._give_up_at = now + self.state.grace(Why.FAILURE) + _END_IN_ORDER_SECONDS
                 self._step(events.LauncherFailed(self._own_failure(error)))
 
     def _ends_by(self) -> float:
         """Return until when an end in order is waited for; ranks may have had a stop before."""
-        job = self.state.job
-        more = max(0.0, job.grace - job.failure_grace) if self.state.alive else 0.0
+        state = self.state
+        more = max(0.0, state.grace(Why.STOP) - state.grace(Why.FAILURE)) if state.alive else 0.0
         return self._give_up_at + more
 
     def _log_traceback(self, error: Exception) -> None:
@@ -201,7 +201,7 @@ class Supervisor:
         known = self._reports.pids if self._reports else ()
         pids = list({*known, *(rank.pid for rank in self.state.alive)})
         try:
-            self._system.end_all(pids, self.state.job.failure_grace)
+            self._system.end_all(pids, self.state.grace(Why.FAILURE))
         except Exception:  # /proc cannot be read
             child = () if self.state.torchrun.has_ended else (self._child,)
             for leader in filter(None, (*pids, *child)):
@@ -321,9 +321,9 @@ class Supervisor:
         except Exception as error:
             self._cannot_start(error)
 
-    def _answer(self, action: events.Answer) -> None:
+    def _reply(self, action: events.Reply) -> None:
         if self._reports:
-            self._reports.answer(action)
+            self._reports.reply(action)
 
     def _signal_group(self, action: events.SignalGroup) -> None:
         self._system.send_members(action.pid, action.number)
@@ -483,7 +483,7 @@ ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
     Log: Supervisor._log,
     events.Report: Supervisor._report,
     events.StartTorchrun: Supervisor._start,
-    events.Answer: Supervisor._answer,
+    events.Reply: Supervisor._reply,
     events.SignalRanks: Supervisor._signal_ranks,
     events.SignalGroup: Supervisor._signal_group,
     events.SignalProcesses: Supervisor._signal_processes,

@@ -220,8 +220,8 @@ def drawn(by: random.Random) -> Plan:
 
 IGNORES = Script(seconds=90.0, at_stop=AtStop.IGNORES, at_break=AtBreak.GOES_ON)
 # Rows of the tables in docs/how-it-works.md that 100,000 drawn jobs may not take, each with a job
-# that does: the third Ctrl-C comes before a restart is heard of again; a rank that had survived
-# SIGKILL ends before the first host says how the job does.
+# that does: the third Ctrl-C comes before a restart is heard of again; a rank or a torchrun that had
+# survived SIGKILL ends before the first host says how the job does.
 RARE = {
     Step("run", "Restarting", "Signal", "Done", "the third SIGINT"): Plan(
         hosts=2,
@@ -241,6 +241,24 @@ RARE = {
             Fault(What.STUCK, 3.0, host=1, amount=33.0),
             Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
             Fault(What.STOP, 4.0, host=1),
+        ),
+    ),
+    Step("run", "Waiting", "TorchrunEnded", "Waiting"): Plan(
+        hosts=2,
+        script=IGNORES,
+        faults=(
+            Fault(What.TORCHRUN_STUCK, 3.0, host=1, amount=33.0),
+            Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
+            Fault(What.STOP, 4.0, host=1),
+        ),
+    ),
+    Step("run", "Restarting", "TorchrunEnded", "Restarting"): Plan(
+        hosts=2,
+        max_restarts=1,
+        faults=(
+            Fault(What.TORCHRUN_STUCK, 8.0, host=1, amount=12.0),
+            Fault(What.DELAY, 8.1, host=1, amount=1.5),
+            Fault(What.RAISES, 8.5, host=1),
         ),
     ),
 }
