@@ -220,8 +220,8 @@ def drawn(by: random.Random) -> Plan:
 
 IGNORES = Script(seconds=90.0, at_stop=AtStop.IGNORES, at_break=AtBreak.GOES_ON)
 # Rows of the tables in docs/how-it-works.md that 100,000 drawn jobs may not take, each with a job
-# that does: the third Ctrl-C comes before a restart is heard of again; a rank or a torchrun that had
-# survived SIGKILL ends before the first host says how the job does.
+# that does: the third Ctrl-C comes before a restart is heard of again; a rank, or a torchrun, that
+# had survived SIGKILL ends before the first host says how the job does.
 RARE = {
     Step("run", "Restarting", "Signal", "Done", "the third SIGINT"): Plan(
         hosts=2,
