@@ -39,16 +39,12 @@ class Signal(NamedTuple):
     number: int
 
 
-class TorchrunRuns(NamedTuple):
-    """Torchrun runs, and can be sent replies; below another program it may run later."""
-
-
 class ReachedRendezvous(NamedTuple):
     """Torchrun has imported torch, and waits for those of the other hosts."""
 
 
 class StartRequested(NamedTuple):
-    """Torchrun has met the others, and waits for permission to start the ranks: Answer."""
+    """Torchrun has met the others, and waits for permission to start the ranks: Reply."""
 
 
 class RanksStarted(NamedTuple):
@@ -64,7 +60,7 @@ class RanksStarted(NamedTuple):
 
 
 class CloseRequested(NamedTuple):
-    """Torchrun is about to end the ranks, or has seen all of them end; it waits for Answer.
+    """Torchrun is about to end the ranks, or has seen all of them end; it waits for Reply.
 
     `number` is the signal for which it does, 0 for none; `error` what it raised; with `tees` it
     copies what ranks wrote (--tee), and may not be through with it.
@@ -76,17 +72,10 @@ class CloseRequested(NamedTuple):
 
 
 class TorchrunEnded(NamedTuple):
-    """Torchrun has ended, whoever runs it; all that it and its ranks reported is known."""
+    """Torchrun has ended; all that it and its ranks reported is known."""
 
     returncode: int | None  # negative: by this signal; None: not known
     error: str = ""  # what it raised
-    oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
-
-
-class ChildEnded(NamedTuple):
-    """The launcher's child has ended: torchrun (after TorchrunEnded), or what runs it."""
-
-    returncode: int
     oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
 
 
@@ -177,7 +166,7 @@ class StartTorchrun(NamedTuple):
     attempt: int
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """Let torchrun go on: start the ranks, or end as it would, or (`depart`) end at once."""
 
     depart: bool = False
@@ -198,12 +187,6 @@ class SignalGroup(NamedTuple):
     """Send a signal to what a rank has started in its process group, not to the rank."""
 
     pid: int
-    number: int
-
-
-class SignalChild(NamedTuple):
-    """Send the program that runs torchrun, and what it has started in its group, a signal."""
-
     number: int
 
 

@@ -40,10 +40,8 @@ def report_ends(state: State, now: float, *, only_first: bool = False) -> Action
     """Report which ranks have ended with 0: that may break others' collective.
 
     With `only_first` nothing is if others have before, or if all have, which is reported with this
-    host's success. Where torchrun may run again in this attempt, only what belongs to a failure is.
+    host's success.
     """
-    if only_first and state.program.name:
-        return ()
     ends = ranks.ended_well(state.ranks, state.attempt, now - state.times.attempt)
     is_known = only_first and (state.has_succeeded or any(len(one.ages) > 1 for one in ends))
     return () if is_known else tuple(map(Report, ends))
@@ -67,13 +65,12 @@ def of_torchrun_here(
     returncode: int | None,
     error: str,
     now: float,
-    program: str = "torchrun",
     oom: str = "",
 ) -> Failure:
-    """Return why this host has failed if its torchrun has, or the program that runs it."""
+    """Return why this host has failed if its torchrun has."""
     job, seconds = state.job, now - state.times.attempt
     where = (job.hosts, job.current_host, job.endpoint)
-    return of_torchrun(returncode, error, *where, seconds, program, oom)
+    return of_torchrun(returncode, error, *where, seconds, oom=oom)
 
 
 def stopped_by_others(state: State, running: Running, now: float) -> Failure:

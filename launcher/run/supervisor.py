@@ -44,7 +44,7 @@ from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
-from launcher.run.state import Done, Joining, State
+from launcher.run.state import Done, Joining, State, Why
 from launcher.text.decisions import described
 from launcher.text.log import traceback_of
 from launcher.text.words import Log, printable
@@ -96,9 +96,7 @@ class Supervisor:
         environ: Mapping[str, str],
         system: System,
     ) -> None:
-        runner = plan.runner if isinstance(plan, LaunchPlan) else ""
         self._plan, self._environ, self._system = plan, environ, system
-        self._runner = runner
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
@@ -118,7 +116,7 @@ class Supervisor:
                 self._begin_attempt(job)
             except Exception as error:  # before any host starts anything
                 self._plan, job = error, job._replace(fingerprint={})
-        self.state = machine.begin(job, runner, system.now())
+        self.state = machine.begin(job, system.now())
         self._channel = Channel(job, system, self._receive)
 
     def turns(self) -> Generator[float | None, Ready, None]:
@@ -176,13 +174,13 @@ class Supervisor:
                 self._log_traceback(error)
             if self._errors == 1:
                 self._error = error
-                self._give_up_at = now + self.state.job.failure_grace + _END_IN_ORDER_SECONDS
+                self._give_up_at = now + self.state.grace(Why.FAILURE) + _END_IN_ORDER_SECONDS
                 self._step(events.LauncherFailed(self._own_failure(error)))
 
     def _ends_by(self) -> float:
         """Return until when an end in order is waited for; ranks may have had a stop before."""
-        job = self.state.job
-        more = max(0.0, job.grace - job.failure_grace) if self.state.alive else 0.0
+        state = self.state
+        more = max(0.0, state.grace(Why.STOP) - state.grace(Why.FAILURE)) if state.alive else 0.0
         return self._give_up_at + more
 
     def _log_traceback(self, error: Exception) -> None:
@@ -203,9 +201,9 @@ class Supervisor:
         known = self._reports.pids if self._reports else ()
         pids = list({*known, *(rank.pid for rank in self.state.alive)})
         try:
-            self._system.end_all(pids, self.state.job.failure_grace)
+            self._system.end_all(pids, self.state.grace(Why.FAILURE))
         except Exception:  # /proc cannot be read
-            child = () if self.state.torchrun.child_has_ended else (self._child,)
+            child = () if self.state.torchrun.has_ended else (self._child,)
             for leader in filter(None, (*pids, *child)):
                 self._system.send_group(leader, signal.SIGKILL)
         result = self.state.result or failure.result
@@ -300,9 +298,7 @@ class Supervisor:
             reports.ended(pid, exit_code)
             reports.child_ended(events.OrphanEnded())
             return
-        if not self._runner:
-            reports.child_ended(events.TorchrunEnded(exit_code))
-        reports.child_ended(events.ChildEnded(exit_code))
+        reports.child_ended(events.TorchrunEnded(exit_code))
 
     # What is done.
 
@@ -325,20 +321,15 @@ class Supervisor:
         except Exception as error:
             self._cannot_start(error)
 
-    def _answer(self, action: events.Answer) -> None:
+    def _reply(self, action: events.Reply) -> None:
         if self._reports:
-            self._reports.answer(action)
+            self._reports.reply(action)
 
     def _signal_group(self, action: events.SignalGroup) -> None:
         self._system.send_members(action.pid, action.number)
 
-    def _signal_child(self, action: events.SignalChild) -> None:
-        self._system.send_group(self._child, action.number)
-
     def _kill_torchrun(self, action: events.KillTorchrun) -> None:
-        # Where a program runs torchrun, that is our child.
-        torchrun = self._reports.torchrun if self._reports and self._runner else 0
-        self._system.send(torchrun or self._child, signal.SIGKILL)
+        self._system.send(self._child, signal.SIGKILL)
 
     def _kill_ranks(self, action: events.KillRanks) -> None:
         for pid in action.pids:
@@ -376,18 +367,14 @@ class Supervisor:
         *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)
         if job.watch:
             environment[WATCHER] = watcher
-        self._child = self._system.start(
-            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
-        )
+        self._child = self._system.start(argv, environment, (JOB_MARK, mark), folder=plan.folder)
 
     def _begin_attempt(self, job: Job) -> None:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
         self._watch, self._stacks_requests, self._places_request = _watch(job), {}, 0
-        self._reports = Reports(
-            self._folder, self._system, self._receive, self._watch, self._runner
-        )
+        self._reports = Reports(self._folder, self._system, self._receive, self._watch)
 
     def _end_attempt(self) -> None:
         if self._reports:
@@ -496,10 +483,9 @@ ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
     Log: Supervisor._log,
     events.Report: Supervisor._report,
     events.StartTorchrun: Supervisor._start,
-    events.Answer: Supervisor._answer,
+    events.Reply: Supervisor._reply,
     events.SignalRanks: Supervisor._signal_ranks,
     events.SignalGroup: Supervisor._signal_group,
-    events.SignalChild: Supervisor._signal_child,
     events.SignalProcesses: Supervisor._signal_processes,
     events.KillTorchrun: Supervisor._kill_torchrun,
     events.KillRanks: Supervisor._kill_ranks,
