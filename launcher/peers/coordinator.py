@@ -140,7 +140,7 @@ class State(NamedTuple):
     kinds: tuple[str, ...] = ()  # of failures, of the attempts before
     refused: int = 0  # connections
     ends: ends.Known = ends.NONE  # of ranks that have ended with 0
-    watch: judge.State = judge.State()  # ranks of which nothing moves
+    watch: judge.State = judge.State()  # ranks without progress
     shows: stacks.Gathering = stacks.Gathering()  # where ranks are
 
 
@@ -159,7 +159,7 @@ def begin(job: Job, now: float) -> Step:
 
 def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while ranks run."""
-    phase, by = state.phase, state.shows.by
+    phase, by = state.phase, state.shows.deadline
     if isinstance(phase, Joining):
         return min(phase.start_by, phase.line_at, by)
     if isinstance(phase, Running):
@@ -291,7 +291,7 @@ def too_few_files(state: State, event: TooFewFiles) -> Step:
 def time_is_up(state: State, now: float) -> Step:
     """Say who is missing, end the job without them, or decide since no better cause has come."""
     phase, job = state.phase, state.job
-    if now >= state.shows.by:
+    if now >= state.shows.deadline:
         return _show_stacks(state)
     if isinstance(phase, Failing) and now >= phase.by:
         return _decide(state, phase, now)
@@ -381,7 +381,7 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     """Restart if every failure is one of ranks, and restarts are left; else end the job."""
     count = failing.failures if failing.failure.of_rank else 1
     failure = first_of(failing.failure, count)
-    seen = judge.cause(state.watch, failure.rank, now)
+    seen = judge.reason_of_wait(state.watch, failure.rank, now)
     if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
     elif failure.cause is Cause.SECONDARY and (left := ends.named(state.ends, failing.failed_at)):
@@ -422,7 +422,7 @@ def host_succeeded(state: State, host: str, event: Succeeded) -> Step:
     phase = state.phase
     if event.attempt != state.attempt or not isinstance(phase, (Running, Failing)):
         return state, ()
-    state = state._replace(watch=judge.succeeded(state.watch, host))
+    state = state._replace(watch=judge.host_succeeded(state.watch, host))
     succeeded = phase.succeeded | {host}
     has_failed = isinstance(phase, Failing) and phase.failures
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
@@ -455,19 +455,19 @@ def host_watched(state: State, host: str, event: ProgressReport, now: float) -> 
     """Take in of which ranks of a host nothing moves."""
     if event.attempt != state.attempt or not isinstance(state.phase, Running):
         return state, ()  # what was known when a rank failed says why it did
-    watch = judge.heard(state.watch, host, event.ranks, now, event.others)
+    watch = judge.host_reported(state.watch, host, event.ranks, now, event.others)
     return state._replace(watch=watch), ()
 
 
 def _say_who_waits(state: State, now: float) -> Step:
     """Say that nothing moves, and end the job when the user's time for that is over."""
-    watch, lines, is_new = judge.time(state.watch, now)
+    watch, lines, is_new = judge.check(state.watch, now)
     logs, asks = tuple(Log(line) for line in lines), tuple[Any, ...]()
     state = state._replace(watch=watch)
     if is_new:
         state, asks = _gather_stacks(state, "", now)
-    if watch.hung:
-        hang = causes.of_hang(watch.hung, may_restart=watch.may_restart)
+    if watch.hang:
+        hang = causes.of_hang(watch.hang.text, may_restart=watch.hang.may_restart)
         state = _note(state, hang, now)
     return state, logs + asks
 
@@ -478,7 +478,7 @@ def _gather_stacks(state: State, host: str, now: float) -> Step:
     For the log alone no rank gets a signal, unless the user has this stall end the job anyway.
     """
     may_signal = bool(host) or state.job.hang_timeout < math.inf
-    shows = stacks.wanted(state.shows, host, now, may_signal=may_signal)
+    shows = stacks.requested(state.shows, host, now, may_signal=may_signal)
     before, state = state.shows.number, state._replace(shows=shows)
     if shows.number == before:
         return state, ()  # they have been asked just now
@@ -487,9 +487,9 @@ def _gather_stacks(state: State, host: str, now: float) -> Step:
 
 def host_showed_stacks(state: State, host: str, event: HostStacks) -> Step:
     """Show the stacks when all hosts' are here."""
-    known = stacks.heard(state.shows, host, event.number, event.ranks)
+    known = stacks.received(state.shows, host, event.number, event.ranks)
     state = state._replace(shows=known)
-    if math.isinf(known.by) or {state.job.current_host, *state.members} - set(known.heard):
+    if math.isinf(known.deadline) or {state.job.current_host, *state.members} - set(known.received):
         return state, ()
     return _show_stacks(state)
 
@@ -499,10 +499,10 @@ def _show_stacks(state: State) -> Step:
     known, job = state.shows, state.job
     state = state._replace(shows=stacks.Gathering(known.number))
     lines = stacks.shown(known, {job.current_host, *state.members})
-    logs = tuple(Log(line) for line in lines) if "" in known.wanted else ()
-    others = tuple(host for host in state.members if host in known.wanted)
+    logs = tuple(Log(line) for line in lines) if "" in known.requested_by else ()
+    others = tuple(host for host in state.members if host in known.requested_by)
     send = (Send(others, AllStacks(lines)),) if others else ()
-    tell = (Tell(AllStacks(lines)),) if job.current_host in known.wanted else ()
+    tell = (Tell(AllStacks(lines)),) if job.current_host in known.requested_by else ()
     return state, (*logs, *send, *tell)
 
 

@@ -53,7 +53,7 @@ def _is_third(before: Any, event: Any, after: Any) -> bool:
 
 
 def _shows_stacks(before: Any, event: Any, after: Any) -> bool:
-    return bool(before.shows.by < after.shows.by)
+    return bool(before.shows.deadline < after.shows.deadline)
 
 
 # Of a machine's cell: what tells its rows apart, the first that is true.
