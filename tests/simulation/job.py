@@ -186,7 +186,7 @@ class Job:
     def _fail_launcher(self, fault: Fault, machine: Machine) -> None:
         if machine.launcher and machine.launcher.runs:
             self.watch.fault(fault, machine)
-            machine.launcher.host.system.raises()
+            machine.launcher.system.raises()
 
     def _kill_host(self, fault: Fault, machine: Machine) -> None:
         if not machine.is_up or not machine.launcher:

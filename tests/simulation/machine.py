@@ -146,9 +146,9 @@ class Process:
         self.on_end()
         launcher = self.machine.launcher
         if launcher and launcher.runs:
-            launcher.host.system.process_ended(self.pid)
+            launcher.system.process_ended(self.pid)
             if self.parent is None or not self.parent.runs:
-                launcher.host.system.child_ended(self.pid, exit_code)
+                launcher.system.child_ended(self.pid, exit_code)
         if self.machine.runner:
             self.machine.runner.sees_end()
 

@@ -282,5 +282,5 @@ class Torchrun(Process):
         if launcher and launcher.runs:
             for rank in self.ranks:
                 if rank.exit_code is not None and not rank.reaped:
-                    launcher.host.system.child_ended(rank.pid, rank.exit_code)
+                    launcher.system.child_ended(rank.pid, rank.exit_code)
         self.store.ends(self)
