@@ -543,7 +543,7 @@ def _start(state: State, attempt: int, now: float, *, meet_by: float = math.inf)
         attempt_since=now,
         no_ranks=frozenset(),
         ends=ends.NONE,
-        watch=judge.begin(job.hang_notify, job.hang_timeout, job.watch, job.hosts),
+        watch=judge.State(job.hang_notify, job.hang_timeout, job.watch, busy=frozenset(job.hosts)),
         shows=stacks.Gathering(state.shows.number),  # a restart cuts off those who asked
     )
     return _tell_all(state, Start(attempt))

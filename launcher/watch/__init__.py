@@ -34,7 +34,7 @@ may be the reason: it is named only where no other is at the root.
 
 Stall. Ranks belong together that are members of groups in which one of them waits, directly or
 through others. They stall when none of them makes progress; the stall began with the last progress
-of any. While one of them makes progress nothing is said: it may arrive yet.
+of any. While one of them makes progress nothing is logged: it may arrive yet.
 
 When one is sure. What the coordinator knows is old: by one poll and the time to report. So a rank
 whose reply is late counts as it was until it has missed two polls, a report is analysed only when

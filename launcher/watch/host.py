@@ -94,18 +94,14 @@ class Watch:
     def connected(self, pid: int, rank: int, local_rank: int, number: int, now: float) -> None:
         """Take in a rank that can be polled; at signal `number` it writes where it is."""
         if self._every:
-            self._begin(now)
+            self._poll_at = min(self._poll_at, now + self._every)
             self._ranks[pid] = _Polled(Rank(rank, local_rank, 0), now, signal=number)
 
     def script_ended(self, pid: int, rank: int, local_rank: int, now: float) -> None:
         """Take in that a rank's script has ended; it may not have been polled before."""
         if self._every:
-            self._begin(now)
+            self._poll_at = min(self._poll_at, now + self._every)
             self._returned[pid] = _Returned(rank, local_rank, now)
-
-    def _begin(self, now: float) -> None:
-        if not (self._ranks or self._returned):
-            self._poll_at = now + self._every
 
     def replied(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
         """Take in a rank's reply. Raises one of several errors if it is not valid."""

@@ -51,44 +51,11 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], Non
     connect() returns a connection to it (rank.py); hello says which rank this is. Returns what to
     call when the script has ended: from then on there are replies in any case.
     """
-
-    main = get_ident()
-    responders: list[Responder] = []  # one at most
-
-    class AtImport:
-        """A finder that finds nothing, but sees what is imported.
-
-        It stays: others may be looking through sys.meta_path just now.
-        """
-
-        has_begun = False
-
-        @classmethod
-        def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
-            if name == _MODULE and not cls.has_begun:
-                cls.has_begun = True
-                if os.getpid() == hello["watch"]:  # what the script has forked is no rank
-                    with contextlib.suppress(Exception):  # no launcher, no thread
-                        _record()
-                        if not responders:
-                            launcher = connect()
-                            responders.append(Responder(lambda: launcher, hello, main))
-                            responders[0].start()
-
-    sys.meta_path.insert(0, AtImport)
+    responder = Responder(connect, hello)
+    sys.meta_path.insert(0, responder)
     if _MODULE in sys.modules:  # by sitecustomize
-        AtImport.find_spec(_MODULE)
-
-    def script_ended() -> None:
-        if os.getpid() == hello["watch"]:
-            with contextlib.suppress(Exception):
-                if not responders:
-                    # In the thread: a launcher that does not reply must not hold up the exit.
-                    responders.append(Responder(connect, hello, main))
-                    responders[0].start(after=_END_SECONDS)
-                responders[0].has_returned = True
-
-    return script_ended
+        responder.find_spec(_MODULE)
+    return responder.script_ended
 
 
 def _record() -> None:
@@ -98,28 +65,53 @@ def _record() -> None:
 
 
 class Responder:
-    """The thread that replies, on a connection of its own."""
+    """The thread that replies, on a connection of its own.
 
-    has_returned = False  # the script
+    It is a finder that finds nothing, too, but sees what is imported. It stays in sys.meta_path:
+    others may be looking through that just now.
+    """
 
-    def __init__(self, connect: Callable[[], Any], hello: dict[str, Any], main: int) -> None:
-        self._connect, self._hello, self._main = connect, hello, main
+    def __init__(self, connect: Callable[[], Any], hello: dict[str, Any]) -> None:
+        self._connect, self._hello = connect, hello
+        self._main, self._pid = get_ident(), os.getpid()
+        self._is_imported = self._has_started = False
+        self._has_returned = False  # the script
         self._launcher: Any = None
-        self._pid = os.getpid()
         self._numbers: Any = None  # of all collectives, at the last poll
-        self._since = time.monotonic()  # when they changed
+        self._since = 0.0  # when they changed
         self._groups: list[dict[str, Any]] | None = None  # since then, once they were needed
         self._signal = 0
         self._busy = allocate_lock()
 
-    def start(self, after: float = 0.0) -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Start if the script imports torch.distributed."""
+        if name == _MODULE and not self._is_imported:
+            self._is_imported = True
+            if os.getpid() == self._pid:  # what the script has forked is no rank
+                with contextlib.suppress(Exception):  # no launcher, no thread
+                    _record()
+                    if not self._has_started:
+                        self._launcher = self._connect()
+                        self._start()
+
+    def script_ended(self) -> None:
+        """Start in any case; from now on say, too, what keeps the process."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(Exception):
+                if not self._has_started:
+                    # In the thread: a launcher that does not reply must not hold up the exit.
+                    self._start(after=_END_SECONDS)
+                self._has_returned = True
+
+    def _start(self, after: float = 0.0) -> None:
         """Start the thread, which connects to the launcher in so many seconds."""
+        self._has_started, self._since = True, time.monotonic()
         atexit.register(self._end)
         try:
             start_new_thread(self._run, (after,))
         except RuntimeError:  # ulimit -u
-            if not after:
-                self._connect().close()
+            if self._launcher:
+                self._launcher.close()
 
     def _end(self) -> None:
         """Call nothing of torch while Python ends: a thread that it stops in C++ would abort it."""
@@ -134,7 +126,7 @@ class Responder:
                 never = allocate_lock()
                 never.acquire()
                 never.acquire(timeout=after)
-            self._launcher = self._connect()
+            self._launcher = self._launcher or self._connect()
             self._signal = _write_at_signal(self._launcher)
             self._launcher.send({**self._hello, "signal": self._signal})
             for request in self._launcher.questions():
@@ -181,14 +173,14 @@ class Responder:
     def _collectives(self) -> dict[str, Any]:
         """Return how far each group is, unless that has changed since the last poll."""
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
-        if world is None and self.has_returned:  # it has not imported torch.distributed
+        if world is None and self._has_returned:  # it has not imported torch.distributed
             return {**self._unchanged(), "groups": []}
         names = dict(world.pg_names) if world else {}
         status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
         numbers = recorded("fr"), status, [_sequence(group) for group in names]
         now = time.monotonic()
         error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
-        if numbers != self._numbers or not (names or self.has_returned):
+        if numbers != self._numbers or not (names or self._has_returned):
             self._numbers, self._since, self._groups = numbers, now, None
             return error
         if self._groups is None:  # thousands of entries take their time, so once
@@ -201,7 +193,7 @@ class Responder:
 
         Those are threads that are no daemons, and a child of multiprocessing's.
         """
-        if not self.has_returned:
+        if not self._has_returned:
             return {}
         frames, kept = current_frames(), list[Any]()
         child: list[Any] | None = None

@@ -8,7 +8,7 @@ are on the clock time.monotonic(), waits in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.watch import sentences
@@ -48,7 +48,7 @@ class Hang(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that is known of an attempt's ranks without progress."""
+    """All that is known of an attempt's ranks without progress; at its start all hosts are busy."""
 
     notify: float = 60  # --launcher-hang-notify
     timeout: float = math.inf  # --launcher-hang-timeout
@@ -73,11 +73,6 @@ class State(NamedTuple):
     def next_notice(self, since: float, now: float) -> float:
         """When what is logged now is logged again: at twice its age."""
         return since + 2 * max(self.notify, now - since)
-
-
-def begin(notify: float, timeout: float, every: float, hosts: Iterable[str]) -> State:
-    """Return what is known at the start of an attempt of some hosts."""
-    return State(notify, timeout, every, busy=frozenset(hosts))
 
 
 # What hosts report.
@@ -112,7 +107,7 @@ def due(state: State) -> float:
         return math.inf
     notices = [one.notice_at for one in state.run_on.values()]
     stalls = [_due(stall, state) for stall in state.stalls]
-    return min((state.analyse_at, _all_run_on_until(state), *notices, *stalls))
+    return min((state.analyse_at, _run_on_too_long_at(state), *notices, *stalls))
 
 
 def _due(stall: Stall, state: State) -> float:
@@ -123,8 +118,8 @@ def _due(stall: Stall, state: State) -> float:
     return min(stall.notice_at, state.over_at(stall.finding.since))
 
 
-def _all_run_on_until(state: State) -> float:
-    """Return when the time-out is over for ranks that run on while no rank does anything else."""
+def _run_on_too_long_at(state: State) -> float:
+    """Return when ranks have run on for too long while no rank of the job does anything else."""
     if state.busy or not state.run_on:
         return math.inf
     reports = [one for host in state.reports.values() for one in host]
@@ -141,7 +136,7 @@ def check(state: State, now: float) -> tuple[State, list[str], bool]:
         state = _analysed(state, now)
     state, lines = _notice_run_on(state, now)
     hang, stalls, is_new = state.hang, list[Stall](), False
-    if not hang and now >= _all_run_on_until(state):
+    if not hang and now >= _run_on_too_long_at(state):
         hang = Hang(_runs_on(state.run_on), may_restart=False)
     for stall in state.stalls:
         if now < _due(stall, state):

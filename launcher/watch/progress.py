@@ -181,8 +181,7 @@ def seconds(value: Any) -> float:
 def within(ranks: Iterable[Rank], world: int) -> tuple[Rank, ...]:
     """Return the ranks of which all is of ranks of a job with so many.
 
-    What is left out counts as a rank that makes progress: nothing is said of those that wait for
-    it.
+    The others count as ranks that make progress: no stall is found of those that wait for them.
     """
     return tuple(
         one
@@ -196,7 +195,7 @@ def _highest(ranks: range | tuple[int, ...]) -> int:
 
 
 def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
-    """Return as many ranks as a message of so many bytes holds; of the others nothing is said."""
+    """Return as many ranks as a message of so many bytes holds; the others count as above."""
     kept, remaining = [], limit
     for rank in ranks:
         # The same each time, however long the number of seconds is.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launcher.text.words import join_and_count, lasted, plural
 from launcher.watch.progress import Group, Rank
@@ -43,23 +43,43 @@ def reason(finding: Finding) -> str:
 
 def _absent(reason: Absent, ranks: Reports) -> str:
     wait, root = reason.wait, [ranks[rank] for rank in reason.root]
-    named = [_rank(one) for one in root[:_MOST_NAMED]]
-    who, is_one = join_and_count(named, len(root) - len(named)), len(root) == 1
-    first, group = root[0].state, wait.group
-    if group.is_counted and first.trouble:
-        state = first.trouble if is_one else f"say nothing more: rank {first.rank} {first.trouble}"
-        return (
-            f"{who} {state}; in {_name(group)} nobody has begun a collective after #{group.waits}"
-        )
+    if wait.group.is_counted and root[0].state.trouble:
+        last = f"in {_name(wait.group)} nobody has begun a collective after #{wait.group.waits}"
+        return f"{_named(root)} {_trouble(root)}; {last}"
+    what, waiting = _collective(wait.group), plural(len(wait.waiting), "rank")
+    if wait.group.is_counted:
+        others = f"which {waiting} {_verb(wait.waiting, 'has', 'have')}"
+        return f"{_named(root)} {_verb(root, 'has', 'have')} not begun {what}, {others}{_at(root)}"
+    others = f"where {waiting} {_verb(wait.waiting, 'waits', 'wait')}"
+    return f"{_named(root)} {_verb(root, 'is', 'are')} absent from {what}, {others}{_at(root)}"
+
+
+def _named(root: Sequence[Reported]) -> str:
+    some = [
+        f"{one.host}, rank {one.state.rank} (local rank {one.state.local_rank})"
+        for one in root[:_MOST_NAMED]
+    ]
+    return join_and_count(some, len(root) - len(some))
+
+
+def _trouble(root: Sequence[Reported]) -> str:
+    """Return why ranks begin nothing any more: of several the first one's trouble."""
+    first = root[0].state
+    return (
+        first.trouble if len(root) == 1 else f"say nothing more: rank {first.rank} {first.trouble}"
+    )
+
+
+def _at(root: Sequence[Reported]) -> str:
+    """Return a rank's place or trouble as the end of a sentence: of several the first one's."""
+    first = root[0].state
     state = first.trouble or (f"is in {first.place}" if first.place else "")
-    state = state and f"; {'it' if is_one else f'rank {first.rank}'} {state}"
-    what, waiting = _collective(group), plural(len(wait.waiting), "rank")
-    waits_alone = len(wait.waiting) == 1
-    if group.is_counted:
-        has = "has" if waits_alone else "have"
-        return f"{who} {'has' if is_one else 'have'} not begun {what}, which {waiting} {has}{state}"
-    verb = "waits" if waits_alone else "wait"
-    return f"{who} {'is' if is_one else 'are'} absent from {what}, where {waiting} {verb}{state}"
+    who = "it" if len(root) == 1 else f"rank {first.rank}"
+    return f"; {who} {state}" if state else ""
+
+
+def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
+    return of_one if len(subjects) == 1 else of_more
 
 
 def _incomplete(wait: Wait, ranks: Reports) -> str:
@@ -73,8 +93,7 @@ def _incomplete(wait: Wait, ranks: Reports) -> str:
         return f"{_different(calls, group)} of {_name(group)}: they must call the same"
     if waiting == size:
         return f"all {size} ranks are in {what}"
-    verb = "is" if waiting == 1 else "are"
-    return f"{plural(waiting, 'rank')} of {size} {verb} in {what}"
+    return f"{plural(waiting, 'rank')} of {size} {_verb(wait.waiting, 'is', 'are')} in {what}"
 
 
 def _calls(wait: Wait, ranks: Reports) -> Mapping[tuple[str, str], list[int]]:
@@ -118,7 +137,3 @@ def _name(group: Group) -> str:
     if group.order:
         return f"group {group.order + 1} of ranks {ranks}"
     return f"the group of ranks {ranks}"
-
-
-def _rank(one: Reported) -> str:
-    return f"{one.host}, rank {one.state.rank} (local rank {one.state.local_rank})"

@@ -16,7 +16,7 @@ Findings are plain values; sentences.py puts them in words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Union
 
 from launcher.watch.progress import Group, Key, Rank
@@ -69,7 +69,7 @@ Reason = Union[Absent, Incomplete, Circle]
 class Finding(NamedTuple):
     """A stall: ranks that belong together, none with progress since a time, and why they wait.
 
-    Unless it `is_sure` that somebody still waits, nothing is said and nothing is ended.
+    Unless it `is_sure` that somebody still waits, nothing is logged and nothing is ended.
     """
 
     ranks: Reports
@@ -110,14 +110,13 @@ def findings(reports: Reports) -> list[Finding]:
 def _reason(waits: Sequence[Wait], reports: Reports) -> Reason:
     """Return why ranks wait that belong together, from all of their waits."""
     first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
-    replies = {rank for wait in waits for rank in wait.absent if not reports[rank].state.trouble}
+    roots = [(wait, [rank for rank in wait.absent if rank not in first_wait]) for wait in waits]
     # Of a rank that does not reply, another one may be the reason.
     for may_be_silent in (False, True):
-        for wait in waits:
-            absent = [rank for rank in wait.absent if may_be_silent or rank in replies]
-            root = tuple(rank for rank in absent if rank not in first_wait)
+        for wait, ranks in roots:
+            root = [rank for rank in ranks if may_be_silent or not reports[rank].state.trouble]
             if root:
-                return Absent(root, wait)
+                return Absent(tuple(root), wait)
     for wait in waits:
         if not wait.absent:
             return Incomplete(wait)
@@ -195,24 +194,19 @@ def _counted_waits(views: Mapping[int, Group], reports: Reports) -> list[Wait]:
     if silent and furthest.last:
         # How far these are is not known; those that have ended may have done all there was.
         is_sure = is_uneven or not all(reports[rank].state.has_ended for rank in silent)
-        return [_wait(furthest, furthest.last, views, silent, is_sure=is_sure)]
+        in_last = furthest._replace(waits=furthest.last)
+        return [Wait(in_last, tuple(views), tuple(silent), is_sure)]
     waits = []
     behind = {rank: view for rank, view in views.items() if view.last == least}
     ahead = [rank for rank in views if rank not in behind]
     absent = [rank for rank, view in behind.items() if not view.waits]
     if ahead and absent:
-        waits.append(_wait(furthest, least + 1, ahead, absent))
+        waits.append(Wait(furthest._replace(waits=least + 1), tuple(ahead), tuple(absent)))
     # In what all have begun, those wait whose GPUs have not ended it.
     unfinished = [rank for rank, view in (behind if absent else views).items() if view.waits]
     if unfinished and not unknown:
-        waits.append(_wait(furthest, least, unfinished, ()))
+        waits.append(Wait(furthest._replace(waits=least), tuple(unfinished), ()))
     return waits
-
-
-def _wait(
-    view: Group, number: int, waiting: Iterable[int], absent: Iterable[int], *, is_sure: bool = True
-) -> Wait:
-    return Wait(view._replace(waits=number), tuple(waiting), tuple(absent), is_sure)
 
 
 def _may_be_behind(silent: Rank, furthest: Group, is_uneven: bool) -> bool:
