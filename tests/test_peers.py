@@ -875,7 +875,7 @@ INVALID = [
     (from_member, failed(), "failure", "exit_code", [0, 256, *NUMBERS]),
     (from_member, failed(), "failure", "text", TEXTS),
     *((from_member, WATCHED, "ranks", 0, name, NUMBERS) for name in ("rank", "local_rank")),
-    (from_member, WATCHED, "ranks", 0, "still", SECONDS),
+    (from_member, WATCHED, "ranks", 0, "unchanged", SECONDS),
     (from_member, WATCHED, "ranks", 0, "groups", [1, [1], [["0-x", 0, "", 0, 0, "", ""]], [[0]]]),
     (from_member, WATCHED, "ranks", [1, [1], [{}]]),
     (from_member, WATCHED, "ranks", 0, "runs_on", [1, None]),

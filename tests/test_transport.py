@@ -521,6 +521,6 @@ def test_nobody_can_name_ranks_that_the_job_has_not(job):
     ranks = [progress.Rank(n, 0, 70.0, groups=(g,)) for n, g in ((2, huge), (3, waits), (9, waits))]
     second.channel.world = 1 << 20
     second.say(ProgressReport(1, tuple(ranks)))
-    job.wait(lambda: first.channel.state.watch.hosts)
-    (seen,) = first.channel.state.watch.hosts[HOSTS[1]]
-    assert seen.rank == ranks[1]
+    job.wait(lambda: first.channel.state.watch.reports)
+    (seen,) = first.channel.state.watch.reports[HOSTS[1]]
+    assert seen.state == ranks[1]

@@ -122,7 +122,7 @@ def begin(job: Job, now: float) -> Step:
 
 def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while ranks run."""
-    phase, stacks_due = state.phase, state.gathering.by
+    phase, stacks_due = state.phase, state.gathering.deadline
     if isinstance(phase, Joining):
         return min(phase.deadline, phase.log_missing_at, stacks_due)
     if isinstance(phase, Running):
@@ -236,7 +236,7 @@ def too_few_files(state: State, event: TooFewFiles, now: float) -> Step:
 def time_is_up(state: State, event: Time, now: float) -> Step:
     """Log who is missing, end the job without them, or decide since no better cause has come."""
     phase, job = state.phase, state.job
-    if now >= state.gathering.by:
+    if now >= state.gathering.deadline:
         return _show_stacks(state)
     if isinstance(phase, Failing) and now >= phase.deadline:
         return _decide(state, phase, now)
@@ -326,7 +326,7 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
     count = failing.failures if failing.failure.of_rank else 1
     failure = first_of(failing.failure, count)
-    seen = judge.cause(state.watch, failure.rank, now)
+    seen = judge.reason_of_wait(state.watch, failure.rank, now)
     if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
     elif failure.cause is Cause.SECONDARY and (
@@ -369,7 +369,7 @@ def host_succeeded(state: State, host: str, message: Succeeded, now: float) -> S
     phase = state.phase
     if message.attempt != state.attempt or not isinstance(phase, (Running, Failing)):
         return state, ()
-    state = state._replace(watch=judge.succeeded(state.watch, host))
+    state = state._replace(watch=judge.host_succeeded(state.watch, host))
     succeeded = phase.succeeded | {host}
     has_failed = isinstance(phase, Failing) and phase.failures
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
@@ -402,19 +402,19 @@ def progress_reported(state: State, host: str, message: ProgressReport, now: flo
     """Note which ranks of a host make no progress."""
     if message.attempt != state.attempt or not isinstance(state.phase, Running):
         return state, ()  # what was known when a rank failed is why it did
-    watch = judge.heard(state.watch, host, message.ranks, now, message.others)
+    watch = judge.host_reported(state.watch, host, message.ranks, now, message.others)
     return state._replace(watch=watch), ()
 
 
 def _judge_progress(state: State, now: float) -> Step:
     """Log a stall, and end the job when the user's limit for it is over."""
-    watch, lines, is_new = judge.time(state.watch, now)
+    watch, lines, is_new = judge.check(state.watch, now)
     logs, requests = tuple(Log(line) for line in lines), tuple[Action, ...]()
     state = state._replace(watch=watch)
     if is_new:
         state, requests = _gather_stacks(state, "", now)
-    if watch.hung:
-        hang = causes.of_hang(watch.hung, may_restart=watch.may_restart)
+    if watch.hang:
+        hang = causes.of_hang(watch.hang.text, may_restart=watch.hang.may_restart)
         state = _note(state, hang, now)
     return state, logs + requests
 
@@ -430,7 +430,7 @@ def _gather_stacks(state: State, host: str, now: float) -> Step:
     For the log alone no rank gets a signal, unless the user has this stall end the job anyway.
     """
     may_signal = bool(host) or state.job.hang_timeout < math.inf
-    gathering = stacks.wanted(state.gathering, host, now, may_signal=may_signal)
+    gathering = stacks.requested(state.gathering, host, now, may_signal=may_signal)
     before, state = state.gathering.number, state._replace(gathering=gathering)
     if gathering.number == before:
         return state, ()  # it has been requested just now
@@ -439,9 +439,9 @@ def _gather_stacks(state: State, host: str, now: float) -> Step:
 
 def stacks_reported(state: State, host: str, message: HostStacks, now: float) -> Step:
     """Show the stacks when all hosts' are here."""
-    known = stacks.heard(state.gathering, host, message.number, message.ranks)
+    known = stacks.received(state.gathering, host, message.number, message.ranks)
     state = state._replace(gathering=known)
-    if math.isinf(known.by) or {state.job.current_host, *state.members} - set(known.heard):
+    if math.isinf(known.deadline) or {state.job.current_host, *state.members} - set(known.received):
         return state, ()
     return _show_stacks(state)
 
@@ -451,10 +451,10 @@ def _show_stacks(state: State) -> Step:
     known, job = state.gathering, state.job
     state = state._replace(gathering=stacks.Gathering(known.number))
     lines = stacks.shown(known, {job.current_host, *state.members})
-    logs = tuple(Log(line) for line in lines) if "" in known.wanted else ()
-    others = tuple(host for host in state.members if host in known.wanted)
+    logs = tuple(Log(line) for line in lines) if "" in known.requested_by else ()
+    others = tuple(host for host in state.members if host in known.requested_by)
     send = (Send(others, AllStacks(lines)),) if others else ()
-    command = (Command(AllStacks(lines)),) if job.current_host in known.wanted else ()
+    command = (Command(AllStacks(lines)),) if job.current_host in known.requested_by else ()
     return state, (*logs, *send, *command)
 
 
@@ -497,7 +497,7 @@ def _start(
         attempt_began=now,
         no_ranks=frozenset(),
         ends=ends.NONE,
-        watch=judge.begin(job.hang_notify, job.hang_timeout, job.watch, job.hosts),
+        watch=judge.State(job.hang_notify, job.hang_timeout, job.watch, busy=frozenset(job.hosts)),
         gathering=stacks.Gathering(state.gathering.number),  # a restart cuts off who requested it
     )
     return _command_all(state, Start(attempt))

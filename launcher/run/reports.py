@@ -223,7 +223,7 @@ class Reports:
             self._system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._stacks_requests.discard(connection)
         if connection in self._answering:
-            self._watch.left(self._answering.pop(connection))
+            self._watch.disconnected(self._answering.pop(connection))
         pid = self._pids.pop(connection, None)
         # Its process may go on: it may replace itself (os.execv), or close all descriptors.
         if pid is not None and pid not in self._watched and not self._has_ended(pid):
@@ -247,22 +247,22 @@ class Reports:
             self._started(pid, local)
             self._pids[connection] = pid
             return RankRuns(pid, rank, local)
-        if "look" in message or "stacks" in message:
-            self._watch.answered(self._answering[connection], message, self._system.now())
+        if "poll" in message or "stacks" in message:
+            self._watch.replied(self._answering[connection], message, self._system.now())
             return None
         if "watch" in message:
             names = ("watch", "rank", "local_rank", "signal")
             pid, rank, local, number = (int(message[name]) for name in names)
             if pid in self._pids.values():
                 self._answering[connection] = pid
-                self._watch.joined(pid, rank, local, number, self._system.now())
+                self._watch.connected(pid, rank, local, number, self._system.now())
             return None
         if "script_ended" in message:
             about = ("script_ended", "rank", "local_rank")
             pid, rank, local = (int(message[name]) for name in about)
             if self._pids[connection] != pid:
                 raise ValueError(pid)
-            self._watch.returned(pid, rank, local, self._system.now())
+            self._watch.script_ended(pid, rank, local, self._system.now())
             return ScriptEnded(pid)
         if "want_stacks" in message:
             self._stacks_requests.add(connection)

@@ -49,7 +49,7 @@ from launcher.text.decisions import described
 from launcher.text.log import traceback_of
 from launcher.text.words import Log, printable
 from launcher.watch import stacks
-from launcher.watch.host import Watch, does_not_answer
+from launcher.watch.host import Watch
 
 # No host leaves one that still trains, however long it does. In seconds; torch counts 2**31 ms at
 # most.
@@ -383,14 +383,14 @@ class Supervisor:
         self._stack.close()
 
     def _watch_ranks(self, now: float) -> None:
-        question = self._watch.question(now)
+        question = self._watch.poll(now)
         if question and self._reports:
             self._reports.request(question)
         succeeded = {pid for pid, rank in self.state.ranks.items() if rank.exit_code == 0}
         running = {rank.pid for rank in self.state.alive}
-        ranks = self._watch.changes(succeeded, self._system.state_of, now, running)
-        if ranks is not None:
-            self._channel.report(ProgressReport(self.state.attempt, ranks, self._watch.others))
+        report = self._watch.report(succeeded, self._system.state_of, now, running)
+        if report:
+            self._channel.report(ProgressReport(self.state.attempt, report.ranks, report.others))
         is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
         if is_to_say and self._watch.error not in self._logged:
             self._logged.add(self._watch.error)
@@ -399,7 +399,7 @@ class Supervisor:
 
     def _request_calls(self, *, may_signal: bool) -> int:
         """Ask all ranks where they are; return the number of the question."""
-        asked, question = self._watch.ask(self._system.now(), may_signal=may_signal)
+        asked, question = self._watch.request_stacks(self._system.now(), may_signal=may_signal)
         if self._reports:
             self._reports.request(question)
         return asked.number
@@ -407,23 +407,17 @@ class Supervisor:
     def _report_places(self, now: float) -> None:
         """Report where ranks are, for each request whose replies are in, or overdue."""
         system = self._system
-        for pid, number in self._watch.to_signal(now).items():
+        for pid, number in self._watch.signals_due(now).items():
             runs = system.state_of(pid) in ("R", "S")
             if runs and system.response(pid, number) is Disposition.HANDLES:
                 system.send(pid, number)
-        for asked in self._watch.over(now):
+        for asked in self._watch.requests_over(now):
             alive = self.state.alive
             places = {rank.pid: stacks.place(asked.calls(rank.pid)) for rank in alive}
             if asked.number == self._places_request:
                 self._step(events.PlacesReported(places))
             if asked.number in self._stacks_requests:
-                states = {rank: system.state_of(rank.pid) for rank in alive}
-                texts = {
-                    rank.rank: asked.text(
-                        rank.pid, does_not_answer(state, may_signal=asked.may_signal)
-                    )
-                    for rank, state in states.items()
-                }
+                texts = {one.rank: asked.text(one.pid, system.state_of(one.pid)) for one in alive}
                 number = self._stacks_requests.pop(asked.number)
                 self._channel.report(HostStacks(number, stacks.grouped(texts)))
 

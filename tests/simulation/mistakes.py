@@ -422,4 +422,4 @@ def _(plant: Planter) -> None:
 
 @mistake("stacks wait for a host that is lost")
 def _(plant: Planter) -> None:
-    plant.set(stacks, "TO_GATHER", 60.0)
+    plant.set(stacks, "GATHER_SECONDS", 60.0)

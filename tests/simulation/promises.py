@@ -345,15 +345,13 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
 def stacks_are_shown(watch: Watch) -> Iterator[str]:
     """But the first, which answers; and unless its ranks are started again, or its host ends."""
     first = watch.job.machines[0]
-    for asked in watch.asked:
-        by = asked.time + 4
-        again = any(
-            machine is asked.machine and asked.time < at < by for at, machine, _ in watch.started
-        )
-        ends = any(not one.launcher or one.launcher.ended_at < by for one in (asked.machine, first))
-        away = {asked.machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
-        if asked.answered_at > by and not (again or ends or away):
-            yield f"{asked.machine.name} is not answered, asked at {asked.time:.3f} s"
+    for request in watch.requests:
+        at, machine, by = request.time, request.machine, request.time + 4
+        again = any(one is machine and at < start < by for start, one, _ in watch.started)
+        ends = any(not one.launcher or one.launcher.ended_at < by for one in (machine, first))
+        away = {machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
+        if request.replied_at > by and not (again or ends or away):
+            yield f"{machine.name} is not answered, asked at {at:.3f} s"
 
 
 @promise("no failure file is written")

@@ -48,7 +48,7 @@ def _is_third(before: Any, event: Any, after: Any) -> bool:
 
 
 def _shows_stacks(before: Any, event: Any, after: Any) -> bool:
-    return bool(before.gathering.by < after.gathering.by)
+    return bool(before.gathering.deadline < after.gathering.deadline)
 
 
 # Of a machine's cell: what tells its rows apart, the first that is true.
