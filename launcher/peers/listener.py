@@ -48,7 +48,7 @@ class Listener:
         self._job, self._system = job, system
         self._connections, self._arrived, self._happens = connections, arrived, happens
         self._sockets: list[socket.socket] = []
-        self._pending: set[Connection] = set()
+        self._pending: dict[Connection, None] = {}  # in their order
         self._is_paused = True
         self.own_name_resolves = True
         needs = len(job.members) + _DESCRIPTORS
@@ -133,7 +133,7 @@ class Listener:
             except OSError:
                 accepted.close()
                 continue
-            self._pending.add(connection)
+            self._pending[connection] = None
             self._system.selector.register(
                 connection, EVENT_READ, lambda of=connection: self._read(of)
             )
@@ -155,11 +155,11 @@ class Listener:
             except ValueError:
                 self._drop(connection)  # not from a launcher
                 return
-            self._pending.remove(connection)
+            del self._pending[connection]
             self._system.selector.unregister(connection)
             self._arrived(connection, hello, messages[1:])
 
     def _drop(self, connection: Connection) -> None:
-        self._pending.remove(connection)
+        del self._pending[connection]
         self._system.selector.unregister(connection)
         connection.close()

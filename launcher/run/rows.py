@@ -132,8 +132,8 @@ ROWS = (
     Row(
         (Running, Failing, Ending),
         (Signal,),
-        (Ending,),
-        "the third SIGINT within 2 s: kill the whole job",
+        (Ending, Done),
+        "the third SIGINT within 2 s: kill the whole job; end if the driver alone was waited for",
     ),
     Row(
         (Ending,),

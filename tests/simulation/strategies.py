@@ -220,8 +220,9 @@ def drawn(by: random.Random) -> Plan:
 
 IGNORES = Script(seconds=90.0, at_stop=AtStop.IGNORES, at_break=AtBreak.GOES_ON)
 # Rows of the tables in docs/how-it-works.md that 100,000 drawn jobs may not take, each with a job
-# that does: the third Ctrl-C comes before a restart is heard of again; a rank, or a torchrun, that
-# had survived SIGKILL ends before the first host says how the job does.
+# that does: the third Ctrl-C comes before a restart is heard of again, or when the GPUs' driver
+# alone is waited for; a rank, or a torchrun, that had survived SIGKILL ends before the first host
+# says how the job does.
 RARE = {
     Step("run", "Restarting", "Signal", "Done", "the third SIGINT"): Plan(
         hosts=2,
@@ -233,6 +234,16 @@ RARE = {
             Fault(What.DELAY, 18.5, host=1, amount=1.5),
             *(Fault(What.CTRL_C, at, host=1) for at in (18.7, 18.9, 19.1)),
         ),
+    ),
+    Step("run", "Ending", "Signal", "Done", "the third SIGINT"): Plan(
+        hosts=3,
+        max_restarts=1,
+        faults=(
+            Fault(What.ENDS, 7.0, host=1),
+            Fault(What.CTRL_C_THRICE, 9.0, host=1),
+            Fault(What.DELAY, 11.0, host=1, amount=1.0),
+        ),
+        seed=199,
     ),
     Step("run", "Waiting", "RankEnded", "Waiting"): Plan(
         hosts=2,
@@ -250,6 +261,16 @@ RARE = {
             Fault(What.TORCHRUN_STUCK, 3.0, host=1, amount=33.0),
             Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
             Fault(What.STOP, 4.0, host=1),
+        ),
+    ),
+    Step("run", "Restarting", "RankEnded", "Restarting"): Plan(
+        hosts=2,
+        script=IGNORES,
+        max_restarts=1,
+        faults=(
+            Fault(What.STUCK, 8.0, host=1, amount=13.0),
+            Fault(What.DELAY, 8.1, host=1, amount=1.5),
+            Fault(What.RAISES, 8.5),
         ),
     ),
     Step("run", "Restarting", "TorchrunEnded", "Restarting"): Plan(

@@ -182,7 +182,8 @@ class Watch:
             self.failures.append(ReportedFailure(now, before.attempt, failure))
         if isinstance(event, events.Received) and isinstance(event.message, Failed):
             attempts = event.message.attempt, before.attempt
-            current = attempts[0] == attempts[1] or attempts == (0, 1)
+            crosses = attempts == (0, 1) and not event.message.failure.of_rank
+            current = attempts[0] == attempts[1] or crosses
             if current and not isinstance(before.phase, (ended, restarts)):
                 report = event.message
                 self.failures.append(
