@@ -186,6 +186,13 @@ def test_a_part_of_the_job_may_move():
     assert one.root == (1,) and one.ranks.keys() == {0, 1}
 
 
+def test_a_rank_that_reports_a_group_of_others_belongs_to_their_stall():
+    """Who is named is among the ranks of a stall, whatever a rank reports."""
+    pair = [rank(number, counted(61, "0,1", "")) for number in (0, 1)]
+    (one,) = found([*pair, rank(2, counted(60, "0,1", ""))])
+    assert one.root == (2,) and one.ranks.keys() == {0, 1, 2}
+
+
 def test_a_rank_that_says_nothing_more_is_named_only_if_no_other_is_absent():
     """It may wait for the other; and it may have gone on from where it waited."""
     three = [rank(0, IN_61), rank(1, group(60)), rank(2, IN_61)]

@@ -183,7 +183,10 @@ def _highest(ranks: range | tuple[int, ...]) -> int:
 
 
 def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
-    """Return as many ranks as a message of so many bytes holds; the others count as above."""
+    """Return as many ranks as a message of so many bytes holds.
+
+    The others count as ranks that make progress, too.
+    """
     kept, remaining = [], limit
     for rank in ranks:
         # The same each time, however long the number of seconds is.
