@@ -96,11 +96,11 @@ def coordinators_part(hosts: int = 1000, ranks: int = 8) -> tuple[int, float, fl
             )
             told.append(Rank(number, local, 30.0, "", "train_one_step, train.py:123", groups))
         length = max(length, len(json.dumps(to_wire(ProgressReport(1, tuple(told))))))
-        state = judge.heard(state, f"algo-{host + 1}", told, 100)
+        state = judge.host_reported(state, f"algo-{host + 1}", told, 100)
     heard = time.perf_counter() - began
     began = time.perf_counter()
-    state, *_ = judge.time(state, 101)
-    assert state.known[0].finding.named == (size - 1,)
+    state, *_ = judge.check(state, 101)
+    assert state.stalls[0].finding.root == (size - 1,)
     return length, heard, time.perf_counter() - began
 
 

@@ -1,4 +1,4 @@
-"""Prints tables from the code into docs/options.md: the options, the exit codes.
+"""Prints tables from the code into pages: options, exit codes, the machines' transitions.
 
     make docs                          # fill them in, and build the site
     python docs/tables.py              # fill them in; the launcher has to be importable
@@ -9,14 +9,18 @@ Each stands between two comments: `<!-- NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Callable
 
 from launcher.job.help import EXIT_CODES, default_of
 from launcher.job.options import OPTIONS
+from launcher.peers import rows as rows_of_hosts
+from launcher.run import rows
 from launcher.text.words import flag
+from launcher.transitions import Row
 
-PAGES = [Path(__file__).with_name("options.md")]
+PAGES = [Path(__file__).with_name(name) for name in ("options.md", "how-it-works.md")]
 
 
 def table(*head: str) -> Iterator[str]:
@@ -50,13 +54,27 @@ def exit_codes() -> str:
     return "\n".join([*table("code", "when"), *rows])
 
 
-TABLES = {"options": options, "exit codes": exit_codes}
+def transitions(rows: Sequence[Row]) -> str:
+    """Return the table of a state machine."""
+    lines = [f"| {' | '.join(row.cells())} |".replace("|  |", "| |") for row in rows]
+    return "\n".join([*table("phase", "event", "what happens", "next"), *lines])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "options": options,
+    "exit codes": exit_codes,
+    "run": lambda: transitions(rows.ROWS),
+    "coordinator": lambda: transitions(rows_of_hosts.COORDINATOR),
+    "member": lambda: transitions(rows_of_hosts.MEMBER),
+}
 
 
 def filled(page: str) -> str:
     """Return a page with its tables in their places."""
 
     def fill(place: re.Match[str]) -> str:
+        if place[1] not in TABLES:
+            return place[0]
         return f"<!-- {place[1]} -->\n{TABLES[place[1]]()}\n<!-- end -->"
 
     return re.sub(r"<!-- (?!end)(.+?) -->\n(?s:[^<]|<(?!!--))*<!-- end -->", fill, page)

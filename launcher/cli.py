@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from launcher.container.presence import Ending, InitClient
-from launcher.errors import LaunchError
-from launcher.host.archive import PACKAGE
+from launcher.errors import STOPS, LaunchError
+from launcher.host.archive import ARCHIVE, PACKAGE
+from launcher.host.processes import tie_to_parent
 from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.job import arguments
 from launcher.job.cluster import ALONE
+from launcher.job.options import ARGUMENTS
 from launcher.job.plan import LaunchPlan
 from launcher.job.prepare import Prepared, prepare
 from launcher.job.resources import require_files
@@ -26,7 +30,7 @@ from launcher.result.causes import NO_RESTART, of_launcher
 from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
-from launcher.text.log import log, show, traceback_of
+from launcher.text.log import flush, log, show, traceback_of
 from launcher.text.words import signal_name
 
 
@@ -37,6 +41,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
+    if not argv and ARGUMENTS in environ:
+        argv = json.loads(environ[ARGUMENTS])
     # What looks at a job from beside it says nothing for the container.
     is_beside = argv[:1] in (["doctor"], ["stacks"])
     run: Callable[[Sequence[str], Mapping[str, str], Signals], Ending] = _launch
@@ -117,10 +123,17 @@ def _run_tool(
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+    below = ARGUMENTS in environ
+    environ = {name: value for name, value in environ.items() if name != ARGUMENTS}
     prepared = prepare(argv, environ, signals)
     if prepared is None:
         return Ending(0)
     plan = prepared.plan
+    if isinstance(plan, LaunchPlan) and plan.compiles and not prepared.options.dry_run:
+        if below:
+            tie_to_parent()  # what is above it ends it no more gently
+        else:
+            _compile(argv, environ, signals)
     # After a stop nothing will be started of what was planned, perhaps without devices.
     if not signals.stop():
         if isinstance(plan, LaunchPlan):
@@ -134,6 +147,20 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     elif prepared.options.dry_run:
         return Ending(128 + signals.stop(), was_stopped=True)
     return _report(_run(prepared, environ, signals), environ)
+
+
+def _compile(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> None:
+    """Become the init that has neuron_parallel_compile run this launcher; return after a stop."""
+    from launcher.job import neuron  # which few jobs need
+
+    # A stop that comes from here on waits for the init, which has the same pid (execve(2)).
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    if not signals.stop():
+        launcher = [sys.executable, ARCHIVE or os.path.join(PACKAGE, "__main__.py")]
+        words, environ = neuron.command(launcher, argv, environ)
+        flush()
+        os.execve(words[0], words, environ)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> State:

@@ -25,6 +25,20 @@ class Row(NamedTuple):
     text: str
     may_stay: bool = False
 
+    def leads(self, before: type, after: type) -> bool:
+        """Tell whether a phase may follow another one; the row has the event, and that other."""
+        stays = self.may_stay or not self.nexts
+        return after in self.nexts or (stays and after is before)
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Return the row as a table has it: phases, events, what happens, next phases."""
+        nexts = [phase.__name__ for phase in self.nexts]
+        if nexts and self.may_stay:
+            nexts.insert(0, "stays")
+        phases = ", ".join(phase.__name__ for phase in self.phases)
+        events = ", ".join(f"`{event.__name__}`" for event in self.events)
+        return phases, events, self.text, ", ".join(nexts)
+
 
 class NoRow(Exception):
     """A step that no row allows."""
@@ -33,14 +47,14 @@ class NoRow(Exception):
 def row_of(rows: Sequence[Row], before: Any, event: Any, after: Any, changed: bool) -> Row | None:
     """Return the row of a step from the phase `before` to the phase `after`.
 
-    None if none names the event in this phase, and nothing `changed` and nothing is to be done.
-    Raises NoRow for what no row allows.
+    None if nothing has `changed` and nothing is to be done. Raises NoRow for a step that no row
+    allows, and for an event that no row names in any phase.
     """
     phase, then = type(before), type(after)
-    named = [row for row in rows if phase in row.phases and type(event) in row.events]
+    named = [row for row in rows if type(event) in row.events]
+    if named and not changed:
+        return None
     for row in named:
-        if then in row.nexts or (then is phase and (row.may_stay or not row.nexts)):
+        if phase in row.phases and row.leads(phase, then):
             return row
-    if named or changed:
-        raise NoRow(f"{phase.__name__} to {then.__name__} on {type(event).__name__}")
-    return None
+    raise NoRow(f"{phase.__name__} to {then.__name__} on {type(event).__name__}")

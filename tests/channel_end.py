@@ -47,7 +47,7 @@ class End:
             self.channel.tick()
 
     def say(self, message):
-        self.channel.say(message)
+        self.channel.report(message)
 
     def close(self):
         self._stack.close()

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 from ranks import Ranks
+from simulation import rows
 
 from launcher.text.log import flush
 
@@ -58,6 +59,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"ranks", "reference"} & set(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group("torch"))
+
+
+@pytest.fixture(autouse=True)
+def steps_are_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check each step of the state machines; a simulated job does so itself, for its trace."""
+    for name, machine in rows.MACHINES.items():
+        monkeypatch.setattr(machine, "step", rows.checked(name, machine.step))
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ def mistake(*_: object, **__: object) -> Any:
 if __name__ == "__main__":
     how = sys.argv.pop(1)
     if how == "look":
-        supervisor._TO_END = 2.0
+        supervisor._END_IN_ORDER_SECONDS = 2.0
         System.look = mistake  # type: ignore[method-assign]
     elif how == "plan":
         prepare._planned = mistake

@@ -15,23 +15,20 @@ from launcher.host.system import System
 from launcher.peers.messages import StacksRequest
 from launcher.result.raised import Link
 from launcher.run.events import (
-    Answer,
-    ChildEnded,
     CloseRequested,
     RankEnded,
     RankExits,
     RankRuns,
     RanksStarted,
+    ReachedRendezvous,
+    Reply,
     StartRequested,
     ThreadRaised,
     TorchrunEnded,
-    TorchrunRuns,
 )
 from launcher.run.reports import Reports
 from launcher.watch.host import Watch
 from launcher.watch.stacks import Call
-
-RUNNER = "neuron_parallel_compile"
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def reports():
     with Signals() as signals, System(signals) as system:
         told = []
         # The job has a child, or else there are no processes to know.
-        system.start(["true"], {}, ("MARK", "1"), tied=False)
+        system.start(["true"], {}, ("MARK", "1"))
         reports = Reports(os.environ["TMPDIR"], system, told.append, Watch(0, 60))
 
         def act_until(condition):
@@ -47,7 +44,7 @@ def reports():
                 ready = system.selector.select(0)
                 for key, _ in ready:
                     key.data()
-                reports.look(is_quiet=not ready)
+                reports.poll(is_quiet=not ready)
                 return condition()
 
             poll(met, 10, every=0.01)
@@ -106,21 +103,17 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
     pid = reaped(42)
     with connect({"torchrun_pid": os.getpid()}) as torchrun:
         for message in (
-            {"starts": True, "question": 1},
+            {"starts": True, "request": 1},
             {"ranks": [[pid, 7, 0]], "keeps_store": True, "world": 8},
-            {"ends": {"0": 42}, "tees": True, "question": 2},
+            {"ends": {"0": 42}, "tees": True, "request": 2},
         ):
             torchrun.sendall(json.dumps(message).encode() + b"\n")
-        reports.act_until(lambda: len(reports.told) == 5)
-        assert reports.told[:3] == [
-            TorchrunRuns(),
-            StartRequested(),
-            RanksStarted([(pid, 7, 0)], True, 8),
-        ]
+        reports.act_until(lambda: len(reports.told) == 4)
+        assert reports.told[:2] == [StartRequested(), RanksStarted([(pid, 7, 0)], True, 8)]
         assert reports.told[-2:] == [RankEnded(pid, 42), CloseRequested(0, "", True)]
-        reports.tell_signalled([pid])
-        reports.answer(Answer(leave=True))
-        answer = b'{"signalled": [%d]}\n{"question": 2, "leave": true}\n' % pid
+        reports.note_signalled([pid])
+        reports.reply(Reply(depart=True))
+        answer = b'{"signalled": [%d]}\n{"request": 2, "depart": true}\n' % pid
         assert torchrun.recv(100) == answer
 
 
@@ -169,32 +162,19 @@ def test_invalid_messages_change_nothing(reports, message, logged):
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
 
-def test_torchrun_below_a_program_ends_as_it_says(reports):
-    reports._runner = RUNNER
-    connect({"torchrun_pid": os.getpid()}, {"exit_code": 2, "error": "no such option"}).close()
-    reports.act_until(lambda: TorchrunEnded(2, "no such option") in reports.told)
-
-
-def test_a_torchrun_below_a_program_that_ends_without_a_word(reports):
-    reports._runner = RUNNER
-    connect({"torchrun_pid": os.getpid()}).close()
-    without = TorchrunEnded(None, "it ended without an exit code")
-    reports.act_until(lambda: without in reports.told)
-
-
-def test_torchrun_by_itself_ends_as_its_process_does(reports):
+def test_torchrun_ends_as_its_process_does(reports):
     connect({"torchrun_pid": os.getpid()}, {"exit_code": 1, "error": "what it raised"}).close()
     reports.child_ended(TorchrunEnded(1))  # its last word may not have been read yet
-    reports.act_until(lambda: len(reports.told) == 2)
-    assert reports.told == [TorchrunRuns(), TorchrunEnded(1, "what it raised")]
+    reports.act_until(lambda: reports.told)
+    assert reports.told == [TorchrunEnded(1, "what it raised")]
 
 
 def test_somebody_told_torchrun_to_end(reports):
     connect({"torchrun_pid": os.getpid()}, {"exit_code": 1, "signal": 15}).close()
     reports.child_ended(TorchrunEnded(1))
-    reports.act_until(lambda: len(reports.told) == 2)
+    reports.act_until(lambda: reports.told)
     told = "it was sent SIGTERM (signal 15), not by the launcher"
-    assert reports.told == [TorchrunRuns(), TorchrunEnded(None, told)]
+    assert reports.told == [TorchrunEnded(None, told)]
 
 
 GROUP = "the memory cgroup"
@@ -239,13 +219,11 @@ def test_a_rank_of_which_a_process_was_killed_for_memory(reports, kills, code, m
 def test_a_rank_whose_connection_to_a_process_of_its_own_broke(reports, kills, number, name):
     counts(reports, kills)
     link = {"exception": "EOFError", "message": "", "frames": "", "how": ""}
-    end = {"exit_code": 1, "chain": [link], "killed": ["loader", 7, number]}
+    killed = f"its process loader (pid 7) was killed by {name}"
+    end = {"exit_code": 1, "chain": [link], "killed": killed}
     with connect({"rank": 0, "local_rank": 0, "pid": os.getpid()}, {"end": end}):
         reports.act_until(lambda: len(reports.told) == 2)
-    oom, killed = (
-        OOM if kills and number == 9 else "",
-        f"its process loader (pid 7) was killed by {name}",
-    )
+    oom = OOM if kills and number == 9 else ""
     assert reports.told[1:] == [RankExits(os.getpid(), 1, (Link(**link),), oom, killed)]
 
 
@@ -264,14 +242,13 @@ def test_counters_are_read_at_the_end_of_a_rank(reports, code, with_kill, withou
         assert reports.told[-1] == RankEnded(7, code, oom)
 
 
-@pytest.mark.parametrize("kind", [TorchrunEnded, ChildEnded])
-def test_a_torchrun_that_is_killed_for_memory(reports, kind):
+def test_a_torchrun_that_is_killed_for_memory(reports):
     for kills, code, oom in ((0, -9, ""), (1, -9, OOM), (1, -15, ""), (1, 1, "")):
         counts(reports, kills)
         reports.told.clear()
-        reports.child_ended(kind(code))
+        reports.child_ended(TorchrunEnded(code))
         reports.act_until(lambda: reports.told)
-        assert reports.told == [kind(code)._replace(oom=oom)]
+        assert reports.told == [TorchrunEnded(code, oom=oom)]
 
 
 def test_a_crash_comes_with_its_place_and_time(reports):
@@ -292,18 +269,19 @@ def test_a_crash_comes_with_its_place_and_time(reports):
 def test_what_is_queued_of_an_attempt_is_not_told_once_the_next_has_begun(reports):
     """Whoever is told of one thing may end the attempt at that, also within one message's data."""
     ends = [RankEnded(pid, 1) for pid in (1, 2)]
-    reports._tell = lambda event: (reports.told.append(event), reports.close())
+    reports._take = lambda event: (reports.told.append(event), reports.close())
     for end in ends:
         reports.child_ended(end)
-    reports.look(is_quiet=True)
+    reports.poll(is_quiet=True)
     assert reports.told == ends[:1] and not reports.has_more and reports.timeout() is None
 
 
 def test_what_one_connection_has_said_behind_the_end_of_its_attempt_is_not_told(reports):
-    reports._tell = lambda event: (reports.told.append(event), reports.close())
-    with connect({"torchrun_pid": os.getpid()}, {"starts": True, "question": 1}):
+    reports._take = lambda event: (reports.told.append(event), reports.close())
+    more = ({"at_rendezvous": True}, {"starts": True, "request": 1})
+    with connect({"torchrun_pid": os.getpid()}, *more):
         reports.act_until(lambda: reports.told)
-    assert reports.told == [TorchrunRuns()]
+    assert reports.told == [ReachedRendezvous()]
 
 
 def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
@@ -314,9 +292,9 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
         reports.act_until(lambda: len(reports.told) == 2)
         assert reports.told == [StacksRequest(), RankRuns(os.getpid(), 0, 0)]
     with connect({"want_stacks": True}) as other:
-        reports.act_until(lambda: not reports._pids and reports._wants_stacks)
+        reports.act_until(lambda: not reports._pids and reports._stacks_requests)
         assert reports.told.count(StacksRequest()) == 1
-        reports.show_stacks({"lines": []})
+        reports.reply_stacks({"lines": []})
         assert other.recv(100) == b'{"lines": []}\n'
     with connect({"want_stacks": True}):
         reports.act_until(lambda: reports.told.count(StacksRequest()) == 2)
@@ -326,14 +304,13 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
 def test_no_rank_has_a_pid_that_means_other_processes(reports, pid):
     """As kill(2) takes 0 and -1 for all that there are."""
     with (
-        connect({"torchrun_pid": pid}),
         rank(0, pid),
         connect(
             {"torchrun_pid": os.getpid()}, {"ranks": [[pid, 0, 0]], "keeps_store": True, "world": 1}
         ),
     ):
-        reports.act_until(lambda: TorchrunRuns() in reports.told)
-    assert reports.told == [TorchrunRuns()] and not reports._local
+        reports.act_until(lambda: reports._ignored == 2)
+    assert reports.told == [] and not reports._local
 
 
 def test_many_invalid_messages_are_few_lines_of_the_log(reports, logged):
@@ -356,6 +333,6 @@ def test_a_rank_that_speaks_before_anything_is_started_is_ignored(logged):
             connection.shutdown(socket.SHUT_WR)
             for key, _ in system.selector.select(1):
                 key.data()
-        reports.look(is_quiet=True)
+        reports.poll(is_quiet=True)
         reports.close()
     assert told == [] and "ignoring an invalid message from a rank" in logged()

@@ -172,7 +172,7 @@ def test_ranks_are_restarted_if_the_driver_says_nothing_wrong(start, script, dri
     assert host.failure is None and host.leftovers() == []
     asked, cleared = (
         float(re.search(rf"launcher: ([\d.]+) s: run .*: .*{what}", host.err).group(1))
-        for what in ("CheckGpus", "Tell.*Cleared")
+        for what in ("CheckGpus", "Report.*Cleared")
     )
     assert cleared - asked < most, host.log()
 

@@ -65,7 +65,7 @@ class Job:
 
     def has_joined(self, host):
         """Wait until the first host knows another one."""
-        self.wait(lambda: isinstance(self.ends[host].channel.state.phase, member.Joining))
+        self.wait(lambda: isinstance(self.ends[host].channel.state.phase, member.Joined))
 
     def result(self):
         """Wait for a result everywhere, and return it."""
@@ -127,7 +127,11 @@ def test_a_host_that_is_lost_is_named_by_all(job, host):
 @pytest.fixture
 def soon(monkeypatch):
     """Have launchers say each 0.2 s that they are alive, and be lost after 1.5 s of silence."""
-    for name, value in (("_ALIVE_EVERY", 0.2), ("_SILENCE", 1.5), ("_OF_TIMEOUT", 0)):
+    for name, value in (
+        ("_ALIVE_SECONDS", 0.2),
+        ("_SILENCE_SECONDS", 1.5),
+        ("_SILENCE_TIMEOUTS", 0),
+    ):
         monkeypatch.setattr(channel, name, value)
 
 
@@ -278,7 +282,7 @@ print("listens", flush=True)
 while not first.has_joined and not first.result:
     first.act()
     time.sleep(0.002)
-child = first.system.start(["sleep", "60"], os.environ, ("LAUNCHER_JOB_MARK", "x"), tied=False)
+child = first.system.start(["sleep", "60"], os.environ, ("LAUNCHER_JOB_MARK", "x"))
 childs = resource.prlimit(child, resource.RLIMIT_NOFILE)
 first.system.send(child, 9)
 os.waitpid(child, 0)
@@ -461,7 +465,7 @@ from channel_end import End
 from launcher.peers import coordinator, member
 from launcher.peers.messages import Job
 
-coordinator.LINE_EVERY = member.LINE_EVERY = 2.5
+coordinator.LOG_MISSING_SECONDS = member.LOG_MISSING_SECONDS = 2.5
 nameserver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 nameserver.bind(("127.0.0.1", 53))
 first, slow = "127.0.0.1", tuple(f"slow-{number}" for number in range(40))
@@ -517,6 +521,6 @@ def test_nobody_can_name_ranks_that_the_job_has_not(job):
     ranks = [progress.Rank(n, 0, 70.0, groups=(g,)) for n, g in ((2, huge), (3, waits), (9, waits))]
     second.channel.world = 1 << 20
     second.say(ProgressReport(1, tuple(ranks)))
-    job.wait(lambda: first.channel.state.watch.hosts)
-    (seen,) = first.channel.state.watch.hosts[HOSTS[1]]
-    assert seen.rank == ranks[1]
+    job.wait(lambda: first.channel.state.watch.reports)
+    (seen,) = first.channel.state.watch.reports[HOSTS[1]]
+    assert seen.state == ranks[1]

@@ -1,4 +1,4 @@
-"""What is said of ranks of which nothing moves, and what a rank says of itself (launcher/watch)."""
+"""What is logged of ranks without progress, and what a rank replies (launcher/watch)."""
 
 import json
 import math
@@ -9,23 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.watch import in_rank, judge, progress, stacks, waits
-from launcher.watch.host import Watch, does_not_answer
+from launcher.watch import in_rank, judge, progress, sentences, stacks, waits
+from launcher.watch.host import Watch
 from launcher.watch.progress import ENDED, Group, Rank
 
 
-def group(last, waits=0, op="all_reduce", of="4 Float", ranks="0-3", order=0, name="default_pg"):
-    return Group(ranks, order, name, last, waits, op if waits else "", of if waits else "")
+def group(last, waits=0, op="all_reduce", size="4 Float", ranks="0-3", order=0, name="default_pg"):
+    return Group(ranks, order, name, last, waits, op if waits else "", size if waits else "")
 
 
-def rank(number, *groups, still=60, **how):
+def rank(number, *groups, unchanged=60, **how):
     place = "load, data.py:88"
-    return Rank(number, number % 2, **{"still": still, "place": place, **how}, groups=groups)
+    return Rank(
+        number, number % 2, **{"unchanged": unchanged, "place": place, **how}, groups=groups
+    )
 
 
 def found(ranks, since=0.0):
-    seen = {one.rank: waits.Seen(f"algo-{one.rank // 2 + 1}", one, since) for one in ranks}
-    return [one for one in waits.findings(seen) if one.is_sure]
+    reports = {one.rank: waits.Reported(f"algo-{one.rank // 2 + 1}", one, since) for one in ranks}
+    return [one for one in waits.findings(reports) if one.is_sure]
 
 
 def counted(last, ranks="0-3", name="default_pg", waits=0):
@@ -156,7 +158,7 @@ SENTENCES = [
 @pytest.mark.parametrize(("ranks", "words"), SENTENCES)
 def test_what_is_said(ranks, words):
     (one,) = found(ranks)
-    assert words in one.what
+    assert words in sentences.reason(one)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +183,25 @@ def test_a_part_of_the_job_may_move():
     stuck = [rank(0, group(5, 5, **PAIR)), rank(1, group(4, **PAIR))]
     moving = [rank(2, group(5, 5, ranks="2,3"))]
     (one,) = found([*stuck, *moving])
-    assert one.named == (1,) and one.ranks == {0, 1}
+    assert one.root == (1,) and one.ranks.keys() == {0, 1}
+
+
+def test_a_rank_that_reports_a_group_of_others_belongs_to_their_stall():
+    """Who is named is among the ranks of a stall, whatever a rank reports."""
+    pair = [rank(number, counted(61, "0,1", "")) for number in (0, 1)]
+    (one,) = found([*pair, rank(2, counted(60, "0,1", ""))])
+    assert one.root == (2,) and one.ranks.keys() == {0, 1, 2}
 
 
 def test_a_rank_that_says_nothing_more_is_named_only_if_no_other_is_absent():
     """It may wait for the other; and it may have gone on from where it waited."""
     three = [rank(0, IN_61), rank(1, group(60)), rank(2, IN_61)]
     (one,) = found([*three, rank(3, group(60), trouble="does not answer: x")])
-    assert one.named == (1,)
+    assert one.root == (1,)
     silent = rank(3, group(60), group(5, 5, **PAIR), trouble="does not answer: x")
     others = rank(1, IN_61, group(5, **PAIR))
     (one,) = found([rank(0, IN_61, group(5, **PAIR)), others, rank(2, IN_61), silent])
-    assert one.named == (3,)
+    assert one.root == (3,)
 
 
 @pytest.mark.parametrize(
@@ -201,18 +210,18 @@ def test_a_rank_that_says_nothing_more_is_named_only_if_no_other_is_absent():
 def test_sizes_are_compared_where_they_must_agree(op, is_wrong):
     ranks = [rank(number, group(61, 61, op, f"{number} Float")) for number in range(4)]
     (one,) = found(ranks)
-    assert ("they must call the same" in one.what) == is_wrong
+    assert ("they must call the same" in sentences.reason(one)) == is_wrong
 
 
 def test_a_rank_that_is_about_to_end():
     watch = Watch(15, 60)
-    watch.joined(7, 3, 1, 0, 0)
+    watch.connected(7, 3, 1, 0, 0)
     for now in (15, 30):
-        question = watch.question(now)
-        said = {"still": 35, "calls": [["f", "a.py", 3]], "groups": [], "ends": now == 30}
-        watch.answered(7, {**question, **said}, now)
-    (one,) = watch.changes((), lambda _: "S", 31)
-    assert (one.trouble, one.still) == ("is about to end, in f, a.py:3", 36)
+        request = watch.poll(now)
+        reply = {"unchanged": 35, "calls": [["f", "a.py", 3]], "groups": [], "ends": now == 30}
+        watch.replied(7, {**request, **reply}, now)
+    (one,) = watch.report((), lambda _: "S", 31).ranks
+    assert (one.trouble, one.unchanged) == ("is about to end, in f, a.py:3", 36)
 
 
 UPLOAD = [["run", "/usr/lib/python3.11/threading.py", 982], ["upload", "/code/train.py", 4]]
@@ -241,61 +250,62 @@ def test_what_a_process_runs_on_in(kept, words):
     assert stacks.kept_by({**KEPT, **kept}) == words
 
 
-def returning(answers):
-    """Return what a host tells, and when, of a rank whose script has ended at 100 s.
+def returning(replies):
+    """Return what a host reports, and when, of a rank whose script has ended at 100 s.
 
-    answers(now) is what it answers, None for nothing; {} is that something moves.
+    replies(now) is what it replies, None for nothing; {} is that there was progress.
     """
-    watch, told = Watch(15, 60), []
-    watch.joined(7, 0, 0, 0, 0)
+    watch, reported = Watch(15, 60), []
+    watch.connected(7, 0, 0, 0, 0)
     for now in range(90, 300):
         if now == 100:
-            watch.returned(7, 0, 0, now)
-        question, said = watch.question(now), answers(now)
-        if question and said is not None:
-            watch.answered(7, {**question, **said}, now)
-        ranks = watch.changes((), lambda _: "S", now, {7, 8})
-        if ranks:
-            told.append((now, ranks[0].runs_on, round(ranks[0].still), watch.others))
-    return told
+            watch.script_ended(7, 0, 0, now)
+        request, reply = watch.poll(now), replies(now)
+        if request and reply is not None:
+            watch.replied(7, {**request, **reply}, now)
+        report = watch.report((), lambda _: "S", now, {7, 8})
+        if report and report.ranks:
+            one = report.ranks[0]
+            reported.append((now, one.runs_on, round(one.unchanged), report.others))
+    return reported
 
 
-def test_a_rank_that_runs_on_after_its_script_is_told():
+def test_a_rank_that_runs_on_after_its_script_is_reported():
     nothing = {"calls": [], "groups": [], "kept": [["uploader", UPLOAD]], "child": None, "at": []}
-    said = returning(lambda now: {**nothing, "still": max(0, now - 95)})
+    found = returning(lambda now: {**nothing, "unchanged": max(0, now - 95)})
     runs_on = 'thread "uploader", in upload, train.py:4'
-    assert said == [(136, runs_on, 36, 1)]  # since its script's end
+    assert found == [(136, runs_on, 36, 1)]  # since its script's end
     assert returning(lambda now: {}) == []  # a thread trains on
-    later = returning(lambda now: {**nothing, "still": now - 160} if now >= 160 else {})
+    later = returning(lambda now: {**nothing, "unchanged": now - 160} if now >= 160 else {})
     assert later == [(196, runs_on, 36, 1)]
-    # Python is gone, and with it the thread that answers.
+    # Python is gone, and with it the thread that replies.
     assert returning(lambda now: {} if now < 110 else None)[0][1] == "in its exit handlers"
 
 
-def test_a_rank_that_cannot_be_asked_is_told_too_but_not_before_it_could_have_connected():
+def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_connected():
     watch = Watch(15, 20)
-    watch.returned(7, 3, 1, 100)
-    told = {}
+    watch.script_ended(7, 3, 1, 100)
+    found = {}
     for now in range(100, 200):
-        watch.question(now)
-        ranks = watch.changes((), lambda _: "S", now, {7})
-        told.update({now: ranks} if ranks else {})
-    assert told == {131: (Rank(3, 1, 31, runs_on="in its exit handlers"),)}
+        watch.poll(now)
+        report = watch.report((), lambda _: "S", now, {7})
+        found.update({now: report.ranks} if report and report.ranks else {})
+    assert found == {131: (Rank(3, 1, 31, runs_on="in its exit handlers"),)}
     watch = Watch(15, 20)
-    watch.returned(7, 3, 1, 100)  # and its process ends
-    assert watch.question(150) and watch.changes({7}, lambda _: "", 151, ()) is None
+    watch.script_ended(7, 3, 1, 100)  # and its process ends
+    assert watch.poll(150) and watch.report({7}, lambda _: "", 151, ()) is None
 
 
-def test_with_a_watch_of_0_nothing_is_asked_after_a_script():
+def test_with_a_watch_of_0_nothing_is_polled_after_a_script():
     watch = Watch(0, 60)
-    watch.returned(7, 3, 1, 100)
+    watch.script_ended(7, 3, 1, 100)
     assert watch.due() == math.inf
 
 
 def test_many_ranks_that_run_on_are_one_line():
-    ranks = [rank(number, still=70, runs_on=f'thread "t{number}"') for number in range(3, 9)]
-    state = judge.heard(judge.State(notify=60), "algo-1", ranks, 100)
-    state, lines, is_new = judge.time(state, 101)
+    ranks = [rank(number, unchanged=70, runs_on=f'thread "t{number}"') for number in range(3, 9)]
+    state = judge.host_reported(judge.State(notify=60), "algo-1", ranks, 100)
+    state, lines, is_new = judge.check(state, 101)
     assert lines == [
         'rank 3\'s main thread has returned, but its process runs on: thread "t3"; '
         "the same is true of 5 more ranks."
@@ -306,69 +316,77 @@ def test_many_ranks_that_run_on_are_one_line():
 def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_restart():
     state = judge.State(notify=60, timeout=60, every=1, busy=frozenset({"algo-2"}))
     ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), runs_on="in f")]
-    state = judge.heard(state, "algo-1", ranks, 100)
-    while not state.hung:
-        state, _, _ = judge.time(state, judge.due(state))
-    assert state.hung.startswith("no progress for") and not state.may_restart
+    state = judge.host_reported(state, "algo-1", ranks, 100)
+    while not state.hang:
+        state, _, _ = judge.check(state, judge.due(state))
+    assert state.hang.text.startswith("no progress for") and not state.hang.may_restart
 
 
 def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
     state = judge.State(notify=60)
-    state = judge.heard(state, "algo-1", [rank(0, IN_61, still=500), rank(1, still=500)], 500)
-    state = judge.heard(state, "algo-2", [rank(2, still=500), rank(3, still=500)], 500)
-    state, lines, is_new = judge.time(state, 501)
+    state = judge.host_reported(
+        state, "algo-1", [rank(0, IN_61, unchanged=500), rank(1, unchanged=500)], 500
+    )
+    state = judge.host_reported(
+        state, "algo-2", [rank(2, unchanged=500), rank(3, unchanged=500)], 500
+    )
+    state, lines, is_new = judge.check(state, 501)
     assert len(lines) == 1 and is_new and judge.due(state) == 1002
 
 
 def test_stacks_are_new_also_if_the_job_ends_at_once():
     state = judge.State(notify=60, timeout=30, every=1)
-    ranks = [rank(number, IN_61, still=40) for number in range(4)]
-    state, lines, is_new = judge.time(judge.heard(state, "algo-1", ranks, 100), 101)
-    assert state.hung and is_new and len(lines) == 1
+    ranks = [rank(number, IN_61, unchanged=40) for number in range(4)]
+    state, lines, is_new = judge.check(judge.host_reported(state, "algo-1", ranks, 100), 101)
+    assert state.hang and is_new and len(lines) == 1
 
 
 def test_when_it_is_said():
     state = judge.State(notify=60, timeout=200, every=1)
-    ranks = [rank(0, IN_61, still=31), rank(1, IN_61, still=30)]
-    state = judge.heard(state, "algo-1", ranks, 100)
-    state, lines, _ = judge.time(state, 101)
+    ranks = [rank(0, IN_61, unchanged=31), rank(1, IN_61, unchanged=30)]
+    state = judge.host_reported(state, "algo-1", ranks, 100)
+    state, lines, _ = judge.check(state, 101)
     assert not lines and judge.due(state) == math.inf
-    ranks = [rank(2, IN_61, still=30), rank(3, group(60), still=33)]
-    state = judge.heard(state, "algo-2", ranks, 102)
+    ranks = [rank(2, IN_61, unchanged=30), rank(3, group(60), unchanged=33)]
+    state = judge.host_reported(state, "algo-2", ranks, 102)
     said = []
-    while not state.hung:
+    while not state.hang:
         now = judge.due(state)
-        state, lines, _ = judge.time(state, now)
+        state, lines, _ = judge.check(state, now)
         said += [(now, line.partition(":")[0]) for line in lines]
-        assert not judge.cause(state, 0, 131)
+        assert not judge.reason_of_wait(state, 0, 131)
     # Since 72 nothing has moved.
     assert said == [(132, "no progress for 60 s"), (192, "no progress for 120 s")]
     # The last moment at which what was seen before the time was over can become known.
-    assert (now, state.hung[:21]) == (277, "no progress for 205 s")
+    assert (now, state.hang.text[:21]) == (277, "no progress for 205 s")
     assert judge.due(state) == math.inf
-    assert "rank 3" in judge.cause(state, 0, 133)
-    assert not judge.cause(state, 3, 133) and not judge.cause(state, 4, 133)  # which do not wait
-    ranks = judge.heard(state, "algo-1", [rank(0, IN_61)], 290)
-    ranks, lines, _ = judge.time(ranks._replace(hung=""), 291)
-    assert "rank 3" in judge.cause(ranks, 1, 293) and not lines  # torch's time-out, perhaps
-    state = judge.heard(state, "algo-2", [rank(2, IN_61)], 290)
-    state, lines, _ = judge.time(state._replace(hung=""), 291)
-    assert not judge.cause(state, 0, 293) and not lines  # rank 3 has come
+    assert "rank 3" in judge.reason_of_wait(state, 0, 133)
+    assert not judge.reason_of_wait(state, 3, 133) and not judge.reason_of_wait(
+        state, 4, 133
+    )  # which do not wait
+    ranks = judge.host_reported(state, "algo-1", [rank(0, IN_61)], 290)
+    ranks, lines, _ = judge.check(ranks._replace(hang=None), 291)
+    assert (
+        "rank 3" in judge.reason_of_wait(ranks, 1, 293) and not lines
+    )  # torch's time-out, perhaps
+    state = judge.host_reported(state, "algo-2", [rank(2, IN_61)], 290)
+    state, lines, _ = judge.check(state._replace(hang=None), 291)
+    assert not judge.reason_of_wait(state, 0, 293) and not lines  # rank 3 has come
     assert judge.due(state) == 301
-    state, lines, _ = judge.time(state, 301)
-    assert lines == ["progress again after 219 s."] and not state.known
+    state, lines, _ = judge.check(state, 301)
+    assert lines == ["progress again after 219 s."] and not state.stalls
 
 
 def test_more_ranks_that_come_to_wait_are_no_other_trouble():
     state = judge.State(notify=60)
     two = {"ranks": "0,1"}
     ranks = [rank(0, group(9, 9, **two), group(60)), rank(1, group(8, **two), group(60))]
-    state = judge.heard(state, "algo-1", ranks, 60)
-    state, _, is_new = judge.time(state, 61)
-    assert is_new and [one.said for one in state.known] == [True]
-    state = judge.heard(state, "algo-2", [rank(2, IN_61), rank(3, IN_61)], 61)
-    state, lines, is_new = judge.time(state, 62)
-    assert lines == [] and not is_new and [one.said for one in state.known] == [True]
+    state = judge.host_reported(state, "algo-1", ranks, 60)
+    state, _, is_new = judge.check(state, 61)
+    assert is_new and [one.is_logged for one in state.stalls] == [True]
+    state = judge.host_reported(state, "algo-2", [rank(2, IN_61), rank(3, IN_61)], 61)
+    state, lines, is_new = judge.check(state, 62)
+    assert lines == [] and not is_new and [one.is_logged for one in state.stalls] == [True]
 
 
 def test_who_is_named_may_change_while_nothing_moves():
@@ -377,24 +395,26 @@ def test_who_is_named_may_change_while_nothing_moves():
     one, silent = rank(3, counted(60)), rank(3, counted(60), trouble="does not answer: x")
     unknown = silent._replace(groups=())  # it moved at its last look
     for now, last in zip(range(100, 1000, 100), (unknown, one, silent, one)):
-        state = judge.heard(state, "algo-1", [*others, last._replace(still=70)], now)
+        state = judge.host_reported(state, "algo-1", [*others, last._replace(unchanged=70)], now)
         for later in (1, 12):
-            state, lines, is_new = judge.time(state, now + later)
+            state, lines, is_new = judge.check(state, now + later)
             said += [(now + later, is_new)] if lines else []
             assert not any("progress again" in line for line in lines), lines
-    assert len(state.known) == 1 and [is_new for _, is_new in said] == [True, False, False], said
+    assert len(state.stalls) == 1 and [is_new for _, is_new in said] == [True, False, False], said
 
 
 def test_a_move_that_shows_in_no_group_ends_a_stall():
     """As one of a send, before the others' wait is taken back."""
     state = judge.State(notify=4, timeout=20, every=2)
     for now in range(10, 100, 8):
-        waiting = [rank(one, IN_61, still=now - 5) for one in range(3)]
-        state = judge.heard(state, "algo-1", [*waiting, rank(3, group(60), still=4)], now)
-        state, _, _ = judge.time(state, now + 1)
-        assert not state.hung and state.known
-        state = judge.heard(state, "algo-1", waiting, now + 2)
-        state, _, _ = judge.time(state, now + 3)
+        waiting = [rank(one, IN_61, unchanged=now - 5) for one in range(3)]
+        state = judge.host_reported(
+            state, "algo-1", [*waiting, rank(3, group(60), unchanged=4)], now
+        )
+        state, _, _ = judge.check(state, now + 1)
+        assert not state.hang and state.stalls
+        state = judge.host_reported(state, "algo-1", waiting, now + 2)
+        state, _, _ = judge.check(state, now + 3)
 
 
 def test_ranks_that_all_say_nothing_more_may_have_gone_on():
@@ -402,16 +422,16 @@ def test_ranks_that_all_say_nothing_more_may_have_gone_on():
     silent = {"trouble": "does not answer: x"}
     state = judge.State(notify=60, timeout=90, every=1)
     ranks = [*(rank(number, IN_61) for number in range(3)), rank(3, group(60))]
-    state, lines, _ = judge.time(judge.heard(state, "algo-1", ranks, 100), 101)
+    state, lines, _ = judge.check(judge.host_reported(state, "algo-1", ranks, 100), 101)
     assert len(lines) == 1 and math.isfinite(judge.due(state))
     all_silent = [one._replace(**silent) for one in ranks]
-    state, lines, _ = judge.time(judge.heard(state, "algo-1", all_silent, 120), 121)
+    state, lines, _ = judge.check(judge.host_reported(state, "algo-1", all_silent, 120), 121)
     assert not lines and judge.due(state) == math.inf
     # One that still waits has answered: it is the same stall.
-    state, lines, _ = judge.time(
-        judge.heard(state, "algo-1", [ranks[0], *all_silent[1:]], 400), 401
+    state, lines, _ = judge.check(
+        judge.host_reported(state, "algo-1", [ranks[0], *all_silent[1:]], 400), 401
     )
-    assert len(lines) == 1 and "no progress for 361 s" in lines[0] and state.hung
+    assert len(lines) == 1 and "no progress for 361 s" in lines[0] and state.hang
 
 
 def test_a_stall_that_becomes_two_is_not_new():
@@ -419,11 +439,11 @@ def test_a_stall_that_becomes_two_is_not_new():
     pairs += [rank(2, counted(5, "2,3")), rank(3, counted(4, "2,3"))]
     whole = [one._replace(groups=(*one.groups, counted(8))) for one in pairs]
     silent = whole[3]._replace(trouble="does not answer: x")
-    state = judge.heard(judge.State(notify=60), "algo-1", [*whole[:3], silent], 100)
-    state, lines, is_new = judge.time(state, 101)
+    state = judge.host_reported(judge.State(notify=60), "algo-1", [*whole[:3], silent], 100)
+    state, lines, is_new = judge.check(state, 101)
     assert len(lines) == 1 and is_new
-    state, lines, is_new = judge.time(judge.heard(state, "algo-1", whole, 110), 111)
-    assert len(state.known) == 2 and not lines and not is_new
+    state, lines, is_new = judge.check(judge.host_reported(state, "algo-1", whole, 110), 111)
+    assert len(state.stalls) == 2 and not lines and not is_new
 
 
 def test_two_stalls_that_become_one():
@@ -433,21 +453,21 @@ def test_two_stalls_that_become_one():
     ranks = []
     for first, pair in zip((0, 2), pairs):
         ranks += [rank(first, group(9, 9, **pair)), rank(first + 1, group(8, **pair))]
-    state, lines, _ = judge.time(judge.heard(state, "algo-1", ranks, 100), 101)
-    assert len(lines) == len(state.known) == 2
+    state, lines, _ = judge.check(judge.host_reported(state, "algo-1", ranks, 100), 101)
+    assert len(lines) == len(state.stalls) == 2
     ranks += [rank(4, group(1, 1, **all_of))]
-    state, lines, is_new = judge.time(judge.heard(state, "algo-1", ranks, 140), 141)
-    assert (lines, is_new, len(state.known)) == ([], False, 1)
+    state, lines, is_new = judge.check(judge.host_reported(state, "algo-1", ranks, 140), 141)
+    assert (lines, is_new, len(state.stalls)) == ([], False, 1)
 
 
 def test_a_stall_is_not_the_one_before():
     """Rank 0 has come to #61, and is absent from #62: that is no hang of both together."""
     state, timeout = judge.State(notify=20, timeout=60, every=5), 60
     for number, now in enumerate(range(30, 30 + 10 * 30, 30)):
-        ranks = [rank(0, group(number), still=25)]
-        ranks += [rank(one, group(number + 1, number + 1), still=25) for one in (1, 2, 3)]
-        state, _, _ = judge.time(judge.heard(state, "algo-1", ranks, now), now + 1)
-        assert not state.hung and now - state.known[-1].finding.since < timeout
+        ranks = [rank(0, group(number), unchanged=25)]
+        ranks += [rank(one, group(number + 1, number + 1), unchanged=25) for one in (1, 2, 3)]
+        state, _, _ = judge.check(judge.host_reported(state, "algo-1", ranks, now), now + 1)
+        assert not state.hang and now - state.stalls[-1].finding.since < timeout
 
 
 def test_many_stalls_at_once_are_not_all_said():
@@ -455,33 +475,32 @@ def test_many_stalls_at_once_are_not_all_said():
     for first in range(0, 200, 2):
         pair = {"ranks": f"{first},{first + 1}", "name": ""}
         pairs += [rank(first, group(9, 9, **pair)), rank(first + 1, group(8, **pair))]
-    state, lines, _ = judge.time(judge.heard(judge.State(), "algo-1", pairs, 100), 101)
-    assert len(state.known) == 100 and lines[5:] == ["... and 95 more like these."]
+    state, lines, _ = judge.check(judge.host_reported(judge.State(), "algo-1", pairs, 100), 101)
+    assert len(state.stalls) == 100 and lines[5:] == ["... and 95 more like these."]
 
 
-def test_what_a_host_asks_and_tells():
+def test_what_a_host_polls_and_reports():
     watch = Watch(15, 60)
     assert watch.due() == math.inf
     for pid in (7, 8, 9):
-        watch.joined(pid, pid - 7, pid - 7, 0, 0)
-    told = []
+        watch.connected(pid, pid - 7, pid - 7, 0, 0)
+    reported = []
     for now in range(200):
-        question = watch.question(now)
-        if question:
-            watch.answered(7, question, now)  # it moves
-            still = {"still": max(0, now - 15), "calls": [["f", "/x/a.py", 3]], "groups": []}
-            watch.answered(8, {**question, **still}, now)
+        request = watch.poll(now)
+        if request:
+            watch.replied(7, request, now)  # it makes progress
+            reply = {"unchanged": max(0, now - 15), "calls": [["f", "/x/a.py", 3]], "groups": []}
+            watch.replied(8, {**request, **reply}, now)
             if now < 40:
-                watch.answered(9, question, now)  # and then it is stopped
-        ranks = watch.changes({}, {9: "T"}.get, now)
-        if ranks is not None:
-            told.append((now, ranks))
-    answers = "does not answer: it was stopped (SIGSTOP)"
+                watch.replied(9, request, now)  # and then it is stopped
+        report = watch.report({}, {9: "T"}.get, now)
+        if report:
+            reported.append((now, report.ranks))
+    trouble = "does not answer: it was stopped (SIGSTOP)"
     two = Rank(1, 1, 31, "", "f, a.py:3")
-    # The first look is told, for whoever was told something of an attempt before.
-    assert told == [
+    assert reported == [
         (46, (two,)),
-        (61, (two._replace(still=46), Rank(2, 2, 31, answers))),
+        (61, (two._replace(unchanged=46), Rank(2, 2, 31, trouble))),
     ]
 
 
@@ -489,30 +508,30 @@ def test_ranks_of_which_no_message_has_the_groups_are_counted():
     watch, most = Watch(15, 60), progress.MOST_GROUPS
     groups = [{"ranks": f"{n},{n + 1},{n + 9}", "name": 90 * "x", "last": 9} for n in range(most)]
     for pid in range(12):
-        watch.joined(pid, pid, pid, 0, 0)
+        watch.connected(pid, pid, pid, 0, 0)
     assert not watch.error
-    question = watch.question(15)
+    request = watch.poll(15)
     for pid in range(12):
-        watch.answered(pid, {**question, "still": 40, "calls": [], "groups": groups}, 15)
-    told = watch.changes((), lambda _: "S", 16)
-    assert 6 < len(told) < 12
-    left_out = f"{12 - len(told)} ranks"
-    assert watch.error == f"how far {left_out} of this host got does not fit into a message."
+        watch.replied(pid, {**request, "unchanged": 40, "calls": [], "groups": groups}, 15)
+    ranks = watch.report((), lambda _: "S", 16).ranks
+    assert 6 < len(ranks) < 12
+    others = f"{12 - len(ranks)} ranks"
+    assert watch.error == f"how far {others} of this host got does not fit into a message."
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():
     many = [group(5, ranks=f"0,{n}", name="") for n in range(1, 1 + progress.MOST_GROUPS)]
     (one,) = found([rank(0, *many), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))])
-    assert one.named == (3,)
+    assert one.root == (3,)
 
 
 def test_a_rank_that_has_ended_or_gone_on_without_us():
     watch = Watch(15, 60)
     for pid in (7, 8):
-        watch.joined(pid, pid, 0, 0, 0)
-        watch.left(pid)
-    watch.question(60)
-    assert watch.changes({7}, lambda _: "", 61) == (Rank(7, 0, 61, ENDED),)
+        watch.connected(pid, pid, 0, 0, 0)
+        watch.disconnected(pid)
+    watch.poll(60)
+    assert watch.report({7}, lambda _: "", 61).ranks == (Rank(7, 0, 61, ENDED),)
 
 
 def test_ranks_are_written_in_few_characters():
@@ -576,63 +595,62 @@ def test_the_stacks_of_a_rank():
     ]
 
 
-def test_ranks_that_are_asked_where_they_are():
+def test_a_request_for_stacks():
     watch = Watch(15, 60)
     for pid in (6, 7, 8, 9):
-        watch.joined(pid, pid - 6, 0, 61, 0)
-    asked, question = watch.ask(100, may_signal=True)
-    watch.left(6)  # it has closed all descriptors, and may have others by these numbers
-    watch.answered(7, {**question, "threads": [["", TRAIN]]}, 100)
-    assert watch.to_signal(100.4) == {} and watch.due() == 15  # the next look
-    assert watch.to_signal(100.5) == {8: 61, 9: 61} and watch.to_signal(100.6) == {}
+        watch.connected(pid, pid - 6, 0, 61, 0)
+    request, message = watch.request_stacks(100, may_signal=True)
+    watch.disconnected(6)  # it has closed all descriptors, and may have others by these numbers
+    watch.replied(7, {**message, "threads": [["", TRAIN]]}, 100)
+    assert watch.signals_due(100.4) == {} and watch.due() == 15  # the next poll
+    assert watch.signals_due(100.5) == {8: 61, 9: 61} and watch.signals_due(100.6) == {}
     odd = f'  File "x", line {5000 * "9"} in x'
     for line in 2 * ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):
-        watch.wrote(8, line)  # twice, if it was asked twice
-    assert watch.over(101) == [] and watch.over(101.5) == [asked]
+        watch.wrote(8, line)  # twice, for two requests
+    assert watch.requests_over(101) == [] and watch.requests_over(101.5) == [request]
     held = "does not answer: it runs code that keeps Python's lock"
-    assert asked.text(7, held).startswith("  main thread:")
-    assert asked.text(8, held).splitlines() == [
+    assert request.text(7, "S").startswith("  main thread:")
+    assert request.text(8, "S").splitlines() == [
         f"  it {held}.",
         "  main thread:",
         '    File "/code/a.py", line 3, in f',
     ]
-    assert asked.text(9, held) == f"  it {held}."
-    assert "cannot be asked" in asked.text(10, held)
+    assert request.text(9, "S") == f"  it {held}."
+    assert "cannot be asked" in request.text(10, "S")
 
 
 def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are():
     watch = Watch(15, 60)
     for pid in (7, 8):
-        watch.joined(pid, pid - 6, 0, 61, 0)
-    asked, question = watch.ask(100, may_signal=False)
-    watch.answered(7, {**question, "threads": [["", TRAIN]]}, 100)
-    assert watch.to_signal(100.5) == {} and watch.over(101.5) == [asked]
-    held = does_not_answer("S", may_signal=False)
-    assert asked.text(8, held) == (
+        watch.connected(pid, pid - 6, 0, 61, 0)
+    request, message = watch.request_stacks(100, may_signal=False)
+    watch.replied(7, {**message, "threads": [["", TRAIN]]}, 100)
+    assert watch.signals_due(100.5) == {} and watch.requests_over(101.5) == [request]
+    assert request.text(8, "S") == (
         "  it does not answer: it runs code that keeps Python's lock; `sm-launch stacks` shows "
         "where, by a signal."
     )
-    assert does_not_answer("T", may_signal=False) == "does not answer: it was stopped (SIGSTOP)"
+    assert request.text(8, "T") == "  it does not answer: it was stopped (SIGSTOP)."
 
 
-def test_who_wants_stacks_by_signals_has_hosts_asked_again():
-    state = stacks.wanted(stacks.Gathering(), "", 50, may_signal=False)
-    state = stacks.heard(state, "algo-1", 1, (((0,), "  a"),))
-    state = stacks.wanted(state, "algo-2", 51, may_signal=True)
+def test_a_request_for_stacks_by_signals_has_hosts_collect_them_again():
+    state = stacks.requested(stacks.Gathering(), "", 50, may_signal=False)
+    state = stacks.received(state, "algo-1", 1, (((0,), "  a"),))
+    state = stacks.requested(state, "algo-2", 51, may_signal=True)
     assert state == stacks.Gathering(2, 54, frozenset({"", "algo-2"}), {}, True)
-    assert stacks.heard(state, "algo-1", 1, (((0,), "  too late"),)) == state
-    assert stacks.wanted(state, "algo-3", 52, may_signal=True).number == 2
+    assert stacks.received(state, "algo-1", 1, (((0,), "  too late"),)) == state
+    assert stacks.requested(state, "algo-3", 52, may_signal=True).number == 2
 
 
 def test_stacks_of_all_hosts():
-    state = stacks.wanted(stacks.Gathering(), "algo-2", 50, may_signal=True)
-    state = stacks.wanted(state, "", 51, may_signal=False)
-    assert (state.number, state.by, state.wanted) == (1, 53, {"algo-2", ""})
+    state = stacks.requested(stacks.Gathering(), "algo-2", 50, may_signal=True)
+    state = stacks.requested(state, "", 51, may_signal=False)
+    assert (state.number, state.deadline, state.requested_by) == (1, 53, {"algo-2", ""})
     first = stacks.grouped({0: "  a", 1: "  a", 2: "  b", 3: "  a"})
     assert first == (((0, 1, 3), "  a"), ((2,), "  b"))
-    state = stacks.heard(state, "algo-1", 1, first)
-    state = stacks.heard(state, "algo-2", 1, (((4, 5), "  a"),))
-    state = stacks.heard(state, "algo-3", 0, (((6,), "  too late"),))
+    state = stacks.received(state, "algo-1", 1, first)
+    state = stacks.received(state, "algo-2", 1, (((4, 5), "  a"),))
+    state = stacks.received(state, "algo-3", 0, (((6,), "  too late"),))
     assert stacks.shown(state, ["algo-1", "algo-2", "algo-3"]) == (
         "5 ranks (0-1, 3-5):",
         "  a",
@@ -640,7 +658,7 @@ def test_stacks_of_all_hosts():
         "  b",
         "no answer within 3 s from algo-3.",
     )
-    assert stacks.wanted(stacks.Gathering(1), "algo-1", 60, may_signal=True).number == 2
+    assert stacks.requested(stacks.Gathering(1), "algo-1", 60, may_signal=True).number == 2
 
 
 def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
@@ -649,8 +667,8 @@ def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
     text = stacks.text_of((main,)).splitlines()
     assert text[0] == "  main thread:" and 10 < len(text) < 60 and text[-1].endswith("in f59")
     pairs = tuple(((n, n + 1), f"  {n}\n" + 60 * "  x\n" + "  last") for n in range(0, 16, 2))
-    state = stacks.wanted(stacks.Gathering(), "", 0, may_signal=False)
-    lines = stacks.shown(stacks.heard(state, "algo-1", 1, (*pairs, ((16,), "  here"))), [])
+    state = stacks.requested(stacks.Gathering(), "", 0, may_signal=False)
+    lines = stacks.shown(stacks.received(state, "algo-1", 1, (*pairs, ((16,), "  here"))), [])
     assert lines[-2:] == ("rank 16:", "  here") and lines.count("  last") == 8
 
 
@@ -660,11 +678,11 @@ def test_stacks_fit_in_a_message():
     assert sum(len(ranks) for ranks, _ in sent) == 64 and len(json.dumps(sent)) < 60_000
     many = stacks.grouped({number: f"  {number}" + 300 * "x" for number in range(1024)})
     assert sum(len(ranks) for ranks, _ in many) == 1024 and len(json.dumps(many)) < 60_000
-    state = stacks.heard(
-        stacks.wanted(stacks.Gathering(), "", 0, may_signal=False), "algo-1", 1, sent
+    state = stacks.received(
+        stacks.requested(stacks.Gathering(), "", 0, may_signal=False), "algo-1", 1, sent
     )
     others = {str(number): (((number,), f"  {number}"),) for number in range(1000)}
-    lines = stacks.shown(state._replace(heard=others), [])
+    lines = stacks.shown(state._replace(received=others), [])
     assert len(lines) == 401 and lines[0] == "800 stacks of as many ranks or more are left out."
     assert len(json.dumps(stacks.shown(state, []))) < 60_000
 
@@ -692,7 +710,7 @@ def entry(number, **how):
 )
 def test_how_far_a_group_is(entries, expected):
     said = in_rank.summary(entries, 9, has_lost=True)
-    assert tuple(said.get(key, "") for key in ("last", "waits", "op", "of")) == expected
+    assert tuple(said.get(key, "") for key in ("last", "waits", "op", "size")) == expected
 
 
 def test_groups_in_which_a_rank_waits_come_first():

@@ -83,7 +83,7 @@ class Rank:
         if said != self.seen:
             self.seen, self.since = said, now
             return {}
-        return {"still": now - self.since, "calls": [["f", "a.py", 1]], "groups": said}
+        return {"unchanged": now - self.since, "calls": [["f", "a.py", 1]], "groups": said}
 
 
 class Job:
@@ -135,9 +135,9 @@ class Job:
             for number, watch in enumerate(self.watches):
                 self.look(number, watch, now)
             if now >= judge.due(self.judge):
-                self.judge, lines, _ = judge.time(self.judge, now)
+                self.judge, lines, _ = judge.check(self.judge, now)
                 self.lines += [(now, line) for line in lines]
-                if self.judge.hung:
+                if self.judge.hang:
                     self.ended_at = now
                     break
             now += 0.5
@@ -150,19 +150,20 @@ class Job:
                 return
             self.starts[number] = None
             for rank in ranks:
-                watch.joined(rank.number, rank.number, rank.number % 2, 0, now)
+                watch.connected(rank.number, rank.number, rank.number % 2, 0, now)
         if now < watch.due():
             return
-        question = watch.question(now)
+        question = watch.poll(now)
         for rank in ranks if question else ():
             if rank.state == "ended":
-                watch.left(rank.number)
+                watch.disconnected(rank.number)
             elif rank.state != "silent" and not rank.misses():
-                watch.answered(rank.number, {**question, **rank.answer(now, self.groups)}, now)
+                watch.replied(rank.number, {**question, **rank.answer(now, self.groups)}, now)
         ended = {rank.number for rank in ranks if rank.state == "ended"}
-        changes = watch.changes(ended, lambda _: "T", now)
-        if changes is not None:
-            self.judge = judge.heard(self.judge, f"algo-{number + 1}", changes, now)
+        report = watch.report(ended, lambda _: "T", now)
+        if report:
+            host = f"algo-{number + 1}"
+            self.judge = judge.host_reported(self.judge, host, report.ranks, now)
 
     @property
     def waiting(self):
@@ -222,7 +223,7 @@ def broken_by_the_end(seed, fault):
     timeout = longest + rng.choice([0.5, 5, 30])
     job = Job(seed, fault, every, rng.choice([2, 4]) * every, timeout).run()
     if fault in ("", "long"):
-        return f"ended at {job.ended_at}: {job.judge.hung}" if job.judge.hung else ""
+        return f"ended at {job.ended_at}: {job.judge.hang}" if job.judge.hang else ""
     if not job.waiting or job.victim.open:
         return ""
     frozen_at = max(job.fault_at, *(rank.changed_at for rank in job.ranks))
@@ -246,12 +247,11 @@ def test_no_job_is_ended_that_moves(fault):
 
 
 def moves_is_forgotten(monkeypatch):
-    monkeypatch.setattr(waits, "findings", lambda seen, real=waits.findings: real(Anybody(seen)))
-    monkeypatch.setattr(judge, "findings", waits.findings)
+    monkeypatch.setattr(judge, "findings", lambda reports: waits.findings(Anybody(reports)))
 
 
 class Anybody(dict):
-    """Seen ranks, of which those are in, too, that move."""
+    """Reports, in which those ranks are, too, that make progress."""
 
     def __contains__(self, rank):
         return True
@@ -265,31 +265,34 @@ def order_is_forgotten(monkeypatch):
 
 
 def the_last_is_off_by_one(monkeypatch):
-    def has_begun(begun, rank, key, number):
-        return rank not in begun or begun[rank].get(key, 0) > number
+    def lacks(rank, group):
+        return rank.last_begun(group.key) <= group.waits
 
-    monkeypatch.setattr(waits, "_has_begun", has_begun)
+    monkeypatch.setattr(waits, "_lacks", lacks)
 
 
 def one_miss_is_silence(monkeypatch):
-    monkeypatch.setattr(host, "_LOOKS", 1)
+    monkeypatch.setattr(host, "_MISSES", 1)
 
 
 def what_was_known_is_forgotten_at_a_miss(monkeypatch):
-    real = Watch.changes
+    real = Watch.report
 
-    def changes(self, ended, state_of, now):
+    def report(self, ended, state_of, now):
         for pid, one in self._ranks.items():
-            if now - one.heard_at > EVERY:
-                self._ranks[pid] = one._replace(known=one.known._replace(still=0))
+            if now - one.replied_at > EVERY:
+                self._ranks[pid] = one._replace(known=one.known._replace(unchanged=0))
         return real(self, ended, state_of, now)
 
-    monkeypatch.setattr(Watch, "changes", changes)
+    monkeypatch.setattr(Watch, "report", report)
 
 
 def progress_is_not_told(monkeypatch):
-    real = Watch.changes
-    monkeypatch.setattr(Watch, "changes", lambda *args: real(*args) or None)
+    def report(*args, real=Watch.report):
+        found = real(*args)
+        return found if found and found.ranks else None
+
+    monkeypatch.setattr(Watch, "report", report)
 
 
 def a_silent_rank_is_left_out(monkeypatch):
@@ -297,37 +300,40 @@ def a_silent_rank_is_left_out(monkeypatch):
     monkeypatch.setattr(
         host.Rank,
         "_replace",
-        lambda self, **how: real(self, **{**how, "still": 0} if "trouble" in how else how),
+        lambda self, **how: real(self, **{**how, "unchanged": 0} if "trouble" in how else how),
     )
 
 
 def the_one_that_is_behind_is_not_looked_for(monkeypatch):
-    real = waits._why
+    def reason(found, reports, real=waits._reason):
+        return real([one._replace(absent=()) for one in found], reports)
 
-    def why(found, seen):
-        return real([one._replace(absent=()) for one in found], seen)
-
-    monkeypatch.setattr(waits, "_why", why)
+    monkeypatch.setattr(waits, "_reason", reason)
 
 
-def looks_are_late(monkeypatch):
-    monkeypatch.setattr(judge, "_SETTLES", 100.0)
+def the_analysis_is_late(monkeypatch):
+    monkeypatch.setattr(judge, "_SETTLE_SECONDS", 100.0)
 
 
 def those_ahead_are_named(monkeypatch):
-    def swapped(seen, real=waits._counted_waits):
-        return [one._replace(waiting=one.absent, absent=one.waiting) for one in real(seen)]
+    def swapped(*args, real=waits._counted_waits):
+        return [one._replace(waiting=one.absent, absent=one.waiting) for one in real(*args)]
 
     monkeypatch.setattr(waits, "_counted_waits", swapped)
 
 
 def stalls_are_added_up(monkeypatch):
-    monkeypatch.setattr(waits.Finding, "is_of", lambda self, one: bool(self.ranks & one.ranks))
+    def continues(self, earlier):
+        return bool(self.ranks.keys() & earlier.ranks.keys())
+
+    monkeypatch.setattr(waits.Finding, "continues", continues)
 
 
 def what_was_seen_last_is_taken_for_now(monkeypatch):
-    real = judge._ends_at
-    monkeypatch.setattr(judge, "_ends_at", lambda one, state: real(one, state._replace(every=-1)))
+    def over_at(self, since, real=judge.State.over_at):
+        return real(self._replace(every=-1), since)
+
+    monkeypatch.setattr(judge.State, "over_at", over_at)
 
 
 MISTAKES = [
@@ -340,7 +346,7 @@ MISTAKES = [
     progress_is_not_told,
     a_silent_rank_is_left_out,
     the_one_that_is_behind_is_not_looked_for,
-    looks_are_late,
+    the_analysis_is_late,
 ]
 
 

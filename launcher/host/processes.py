@@ -84,6 +84,14 @@ def tie_to_this_process() -> Callable[[], None] | None:
     return tie
 
 
+def tie_to_parent() -> None:
+    """Have the kernel stop this process if its parent ends."""
+    if sys.platform == "linux":
+        import ctypes  # as above
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def reaped() -> tuple[list[tuple[int, int]], bool]:
     """Reap all children that have ended, adopted ones too.
 

@@ -23,7 +23,7 @@ RANK = os.path.join(PACKAGE, "run", "rank.py")
 class _Extra(NamedTuple):
     """What few jobs ask for: see smddp.py and neuron.py."""
 
-    runner: str  # as in LaunchPlan
+    compiles: bool  # as in LaunchPlan
     environment: Mapping[str, str]
     remarks: tuple[str, ...]
     fingerprint: Mapping[str, Any]
@@ -44,7 +44,7 @@ class LaunchPlan(NamedTuple):
     grace: int  # seconds from a stop to SIGKILL
     remarks: tuple[str, ...]  # two lines for the log at most: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
-    runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
+    compiles: bool = False  # below neuron_parallel_compile (neuron.py)
     peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
     folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
 
@@ -120,7 +120,7 @@ def make_plan(
     others = [*replaced, torchrun.of_slices(nproc, options, cluster), *extra.remarks]
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-        argv=(*filter(None, [extra.runner]), resources.python, AGENT, *flags, "--", RANK, *words),
+        argv=(resources.python, AGENT, *flags, "--", RANK, *words),
         environment={**added, **for_speed, **extra.environment},
         cluster=cluster,
         nproc_per_node=str(nproc),
@@ -135,7 +135,7 @@ def make_plan(
             "script's arguments": list(options.script_args),
             **extra.fingerprint,
         },
-        runner=extra.runner,
+        compiles=extra.compiles,
         peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
         folder=options.folder,
     )
@@ -144,17 +144,17 @@ def make_plan(
 
 
 def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
-    runner, library = "", "none"
+    compiles, library = False, "none"
     environment: dict[str, str] = {}
     remarks = []
     # Modules that most jobs need not import.
     if "RUN_NEURON_PARALLEL_COMPILE" in environ:
         from launcher.job import neuron
 
-        runner = neuron.runner(environ)
-        if runner:
+        compiles = neuron.compiles(environ)
+        if compiles:
             remarks.append(
-                f"{runner} runs torchrun: the job compiles its graphs and trains nothing."
+                f"{neuron.COMPILE} runs torchrun: the job compiles its graphs and trains nothing."
             )
     if options.smddp_compat:
         from launcher.job import smddp
@@ -162,10 +162,10 @@ def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
         library, environment, remark = smddp.chosen(environ)
         remarks.append(remark)
     fingerprint = {
-        "program that runs torchrun": runner or "none",
+        "program that runs torchrun": neuron.COMPILE if compiles else "none",
         f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
     }
-    return _Extra(runner, environment, tuple(remarks), fingerprint)
+    return _Extra(compiles, environment, tuple(remarks), fingerprint)
 
 
 def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:

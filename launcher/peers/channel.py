@@ -1,28 +1,33 @@
 """This host's part of the job's agreement, and its connections to the other hosts' launchers.
 
-    channel = Channel(job, system, tell)
+    channel = Channel(job, system, command)
     channel.begin()
 
 What happens is given to the coordinator's state machine, or a member's; what they decide is done
-here, but for what they tell this host's own run: that is told by tell(message).
+here, but for what they command this host's own run: that is done by command(message).
+
+*The order of things.* A command may have this host's run report at once, and a report is an event
+here. So events queue: all actions of a step are carried out before the next event is taken in
+(happens). The supervisor does the same, so that neither machine is ever stepped within a step.
 
 TCP finds a host that is gone, but not a launcher that is stopped, frozen or blocked: its kernel
-still answers. So the loop itself says `Alive` to each connection, and one on which nothing has come
-for a while is lost.
+still answers. So the loop itself sends `Alive` on each connection, and one on which nothing has
+come for a while is lost.
 """
 
 from __future__ import annotations
 
+import collections
 import math
 import socket
 from collections.abc import Sequence
 from selectors import EVENT_READ
-from typing import Any, Callable, Union
+from typing import Any, Callable, NoReturn, Union
 
 from launcher.host.system import System
-from launcher.peers import coordinator, events, member
+from launcher.peers import coordinator, events, member, state
 from launcher.peers.connection import Connection
-from launcher.peers.events import Lost, Received, Time
+from launcher.peers.events import Action, Lost, Received, Time
 from launcher.peers.listener import Listener
 from launcher.peers.messages import (
     Alive,
@@ -45,30 +50,31 @@ from launcher.text.protocol import encoded
 from launcher.text.words import Log
 from launcher.watch import progress, stacks
 
-State = Union[coordinator.State, member.State]
-# All in seconds.
-_ALIVE_EVERY = 15.0
-# Until a launcher is lost that says nothing: that, or so many times --launcher-host-timeout.
-_SILENCE, _OF_TIMEOUT = 60.0, 4
-# This loop: then it was stopped itself, and does not know how long others were silent.
-_WAS_LATE = 1.0
+State = Union[state.State, member.State]
+_ALIVE_SECONDS = 15.0  # between two messages that this launcher is alive
+# Until a launcher is lost that sends nothing: that, or so many times --launcher-host-timeout.
+_SILENCE_SECONDS, _SILENCE_TIMEOUTS = 60.0, 4
+# A loop that is so late was stopped itself, and does not know how long others were silent.
+_LATE_SECONDS = 1.0
 
 
 class Channel:
     """This host's connections, and where it listens, if it does."""
 
-    def __init__(self, job: Job, system: System, tell: Callable[[Any], None]) -> None:
-        self._job, self._system, self._tell = job, system, tell
+    def __init__(self, job: Job, system: System, command: Callable[[Any], None]) -> None:
+        self._job, self._system, self._command = job, system, command
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else member
         self._connections: dict[str, Connection] = {}  # by host
-        self._arrived: dict[int, Connection] = {}  # that have said hello just now
+        self._arrived: dict[int, Connection] = {}  # whose hello has just come
         self._listener: Listener | None = None
-        self._silence = max(_SILENCE, _OF_TIMEOUT * job.host_timeout)
-        self._say_alive_at = self._check_at = math.inf
+        self._silence = max(_SILENCE_SECONDS, _SILENCE_TIMEOUTS * job.host_timeout)
+        self._send_alive_at = self._check_at = math.inf
+        self._events = collections.deque[Any]()
+        self._is_acting = False
         self._given_up: list[Connection] = []  # since their launchers are silent
         self._began = system.now()
-        self.world = 0  # how many ranks the job has, as this host's torchrun says; 0: not known
+        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: not known
         self.own_address = ""  # at which other hosts have reached this one, or it them
         self.state: State
         self.state, self._first = self._machine.begin(job, self._began)
@@ -80,7 +86,7 @@ class Channel:
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
-        self._do(self._first)
+        self._act(self._first)
 
     def due(self) -> float:
         """Return when `tick` is due; infinite: never, as while ranks run."""
@@ -96,27 +102,44 @@ class Channel:
         if self._system.now() >= self._machine.due(self.state):
             self.happens(Time())
 
-    def say(self, message: FromMember) -> None:
-        """Have this host say something to the coordinator, which may be here."""
-        self._says(self._job.current_host, message)
+    def report(self, message: Hello | FromMember) -> None:
+        """Report to the coordinator, which may be here."""
+        self._received(self._job.current_host, message)
 
-    def say_last(self, failure: Failure) -> None:
-        """Tell the other hosts why this one ends, past its state machine, which has failed."""
+    def report_last(self, failure: Failure) -> None:
+        """Send the other hosts why this one ends, past its state machine, which has failed."""
         end = End(failure.result) if self._coordinates else Failed(self.state.attempt, failure)
         self._send(tuple(self._connections), end)
 
     def happens(self, event: Any) -> None:
-        """Take an event in, and do what is decided."""
+        """Take an event in, and do what is decided: all of that before the next event."""
+        self._events.append(event)
+        if not self._is_acting:
+            self._act(())
+
+    def _act(self, actions: tuple[Action, ...]) -> None:
+        self._is_acting = True
+        try:
+            for action in actions:
+                self._do(action)
+            while self._events:
+                for action in self._decide(self._events.popleft()):
+                    self._do(action)
+        finally:
+            self._is_acting = False
+
+    def _decide(self, event: Any) -> tuple[Action, ...]:
         before, now = self.state, self._system.now()
+        actions: tuple[Action, ...]
         self.state, actions = self._machine.step(before, event, now)
         if self._job.verbose:
             line = described("hosts", before, event, self.state, actions, now - self._began)
             if line:
                 self._system.log(line)
-        self._do(actions)
+        return actions
 
     def close(self) -> None:
-        """Close all connections; what was sent before still arrives."""
+        """Close all connections (Connection.close)."""
         if self._listener:
             self._listener.close()
         for host in list(self._connections):
@@ -127,27 +150,27 @@ class Channel:
     # Who is alive.
 
     def _begin_alive(self) -> None:
-        self._say_alive_at = min(self._say_alive_at, self._system.now() + _ALIVE_EVERY)
-        self._check_at = min(self._check_at, self._say_alive_at)
+        self._send_alive_at = min(self._send_alive_at, self._system.now() + _ALIVE_SECONDS)
+        self._check_at = min(self._check_at, self._send_alive_at)
 
     def _check_silence(self, now: float) -> None:
-        """Say that this launcher runs, and find those that do not."""
+        """Send that this launcher runs, and find those that do not."""
         late = now - self._check_at
-        if now >= self._say_alive_at:
+        if now >= self._send_alive_at:
             self._send(tuple(self._connections), Alive())
-            self._say_alive_at = now + _ALIVE_EVERY
+            self._send_alive_at = now + _ALIVE_SECONDS
         for connection in list(self._connections.values()):
-            if late > _WAS_LATE:
-                connection.heard_at = min(now, connection.heard_at + late)
-            if now >= connection.heard_at + self._silence:
+            if late > _LATE_SECONDS:
+                connection.received_at = min(now, connection.received_at + late)
+            if now >= connection.received_at + self._silence:
                 self._give_up(connection)
-        heard = (one.heard_at + self._silence for one in self._connections.values())
-        self._check_at = min((self._say_alive_at, *heard))
+        silent_at = (one.received_at + self._silence for one in self._connections.values())
+        self._check_at = min((self._send_alive_at, *silent_at))
 
     def _give_up(self, connection: Connection) -> None:
         """Lose a host whose launcher is silent.
 
-        The connection stays: if the launcher goes on, it reads there how the job has ended.
+        The connection stays: if the launcher continues, it reads there how the job has ended.
         """
         host = connection.host
         self._given_up.append(connection)
@@ -158,39 +181,43 @@ class Channel:
 
     # What is done.
 
-    def _do(self, actions: tuple[Any, ...]) -> None:
-        for action in actions:
-            if isinstance(action, events.Tell):
-                if isinstance(action.message, End) and self._coordinates:
-                    for connection in self._given_up:
-                        connection.send(encoded(to_wire(action.message)))
-                self._tell(action.message)
-            elif isinstance(action, Log):
-                self._system.log(action.line)
-            elif isinstance(action, events.Send):
-                self._send(action.hosts, action.message)
-            elif isinstance(action, events.Admit):
-                self._admit(self._arrived.pop(action.conn), action.host)
-            elif isinstance(action, events.Refuse):
-                connection = self._arrived.pop(action.conn)
-                connection.send(encoded(to_wire(action.message)))
-                connection.close()
-            elif isinstance(action, events.Listen):
-                self._listener = Listener(
-                    *(self._job, self._system, self._connections, self._arrives, self.happens)
-                )
-                self._listener.tick()
-            elif isinstance(action, events.StopListening):
-                if self._listener:
-                    self._listener.close()
-            elif isinstance(action, events.Say):
-                self._send((self._job.coordinator,), action.message)
-            elif isinstance(action, events.Connect):
-                address = self._job.address(self._job.coordinator)
-                port, then = self._job.peer_port, self._connected
-                self._system.connect(address, port, action.wait, then)
-            elif isinstance(action, events.HangUp):
-                self._drop(action.host)
+    def _do(self, action: Action) -> None:
+        if isinstance(action, events.Command):
+            if isinstance(action.message, End) and self._coordinates:
+                for connection in self._given_up:
+                    connection.send(encoded(to_wire(action.message)))
+            self._command(action.message)
+        elif isinstance(action, Log):
+            self._system.log(action.line)
+        elif isinstance(action, events.Send):
+            self._send(action.hosts, action.message)
+        elif isinstance(action, events.Report):
+            self._send((self._job.coordinator,), action.message)
+        elif isinstance(action, events.Admit):
+            self._admit(self._arrived.pop(action.conn), action.host)
+        elif isinstance(action, events.Refuse):
+            connection = self._arrived.pop(action.conn)
+            connection.send(encoded(to_wire(action.message)))
+            connection.close()
+        elif isinstance(action, events.Listen):
+            self._listen()
+        elif isinstance(action, events.StopListening):
+            if self._listener:
+                self._listener.close()
+        elif isinstance(action, events.Connect):
+            address = self._job.address(self._job.coordinator)
+            port, then = self._job.peer_port, self._connected
+            self._system.connect(address, port, action.seconds, then)
+        elif isinstance(action, events.HangUp):
+            self._drop(action.host)
+        else:
+            _unknown(action)
+
+    def _listen(self) -> None:
+        self._listener = Listener(
+            *(self._job, self._system, self._connections, self._arrives, self.happens)
+        )
+        self._listener.tick()
 
     def _send(self, hosts: Sequence[str], message: Message) -> None:
         line = encoded(to_wire(message))
@@ -199,7 +226,7 @@ class Channel:
                 self._connections[host].send(line)
 
     def _admit(self, connection: Connection, host: str) -> None:
-        connection.host, connection.heard_at = host, self._system.now()
+        connection.host, connection.received_at = host, self._system.now()
         self._connections[host] = connection
         self.own_address = connection.own_address
         self._system.selector.register(connection, EVENT_READ, lambda: self._read(connection))
@@ -219,7 +246,7 @@ class Channel:
         self._arrived[conn] = connection
         self.happens(events.Arrived(conn, connection.address, hello))
         if connection.host:
-            self._hear(connection, more)
+            self._read_on(connection, more)
 
     def _connected(self, what: socket.socket | str) -> None:
         try:
@@ -239,33 +266,38 @@ class Channel:
         if connection.closed_by:
             return  # by what came before it
         messages = connection.read()
-        connection.heard_at = self._system.now()
-        self._hear(connection, messages)
+        connection.received_at = self._system.now()
+        self._read_on(connection, messages)
         if connection.closed_by and self._connections.get(connection.host) is connection:
             self._drop(connection.host)
             self.happens(Lost(connection.host, connection.closed_by))
 
-    def _hear(self, connection: Connection, messages: list[dict[str, Any]]) -> None:
+    def _read_on(self, connection: Connection, messages: list[dict[str, Any]]) -> None:
         host = connection.host
         for message in messages:
             if self._connections.get(host) is not connection:
                 return  # it was closed by what came before it
             try:
                 if self._coordinates:
-                    said: Any = from_member(message)
+                    received: Any = from_member(message)
                 else:
-                    said = from_coordinator(message, self._job.hosts)
-            except (AttributeError, KeyError, TypeError, ValueError):
+                    received = from_coordinator(message, self._job.hosts)
+            except ValueError:
                 continue  # what is not valid is ignored
-            if isinstance(said, Welcome):
+            if isinstance(received, Welcome):
                 self._begin_alive()
-            if not isinstance(said, Alive):
-                self._says(host, said)
+            if not isinstance(received, Alive):
+                self._received(host, received)
 
-    def _says(self, host: str, message: Any) -> None:
-        """Take in what a host says; it may name no ranks that the job does not have."""
+    def _received(self, host: str, message: Any) -> None:
+        """Take a message in; it may name no ranks that the job does not have."""
         if isinstance(message, ProgressReport):
             message = message._replace(ranks=progress.within(message.ranks, self.world))
         elif isinstance(message, HostStacks) and self.world:
             message = message._replace(ranks=stacks.within(message.ranks, self.world))
         self.happens(Received(host, message))
+
+
+def _unknown(action: NoReturn) -> NoReturn:
+    """Have mypy find actions that nothing carries out."""
+    raise TypeError(action)

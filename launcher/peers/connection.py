@@ -17,7 +17,7 @@ _PROBES = 3  # of TCP's keep-alive, until a connection is given up
 class Connection:
     """One end; `host` is who is at the other, "" while that is not known.
 
-    `closed_by` is why it is closed ("": it is not); `heard_at` is when something has come. The
+    `closed_by` is why it is closed ("": it is not); `received_at` is when something has come. The
     connection ends if no packet is answered for `timeout` seconds. Raises OSError if it is closed
     already.
     """
@@ -25,7 +25,7 @@ class Connection:
     def __init__(self, connection: socket.socket, timeout: int) -> None:
         self.host = ""
         self.closed_by = ""
-        self.heard_at = -math.inf
+        self.received_at = -math.inf
         self._socket = connection
         self._lines = Lines(LINE_LIMIT)
         self._stopped_reading = False  # the other end
@@ -58,17 +58,17 @@ class Connection:
     def send(self, line: bytes) -> None:
         """Send a line, of which there are so few that the kernel takes each whole.
 
-        The longest say where ranks are; the buffer has room for several, not acknowledged yet.
+        The longest have stacks of ranks; the buffer has room for several, not acknowledged yet.
         """
         if self.closed_by or self._stopped_reading:
             return
-        with contextlib.suppress(OSError):  # read() tells
+        with contextlib.suppress(OSError):  # read() finds it
             self._stopped_reading = not send(self._socket, line)
             if self._stopped_reading:
-                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and tells
+                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and finds it
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the messages that have come, all of them valid; `closed_by` tells if it ended."""
+        """Return the messages that have come, all of them valid; it may have ended then."""
         try:
             data = self._socket.recv(LINE_LIMIT)
         except BlockingIOError:
@@ -88,7 +88,10 @@ class Connection:
             return []
 
     def close(self) -> None:
-        """Close it; what was sent before still arrives."""
+        """Close it; what was sent before arrives, unless something is here that was not read.
+
+        Then the kernel resets the connection, which costs what has not arrived by then.
+        """
         self.closed_by = self.closed_by or "this launcher has closed it"
         self._socket.close()
 

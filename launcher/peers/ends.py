@@ -1,6 +1,6 @@
 """Which ranks have ended with exit code 0 where another one saw its connection break. Pure.
 
-Hosts tell how long ago that was, so that no two hosts' clocks are compared.
+Hosts report how long ago that was, so that no two hosts' clocks are compared.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Known = Mapping[str, Ends]  # by host
 NONE: Known = {}
 
 
-def heard(known: Known, host: str, event: RanksSucceeded, now: float) -> Known:
-    """Take in what a host says of its ranks."""
-    return {**known, host: Ends(event.rank, tuple(now - age for age in event.ages))}
+def received(known: Known, host: str, message: RanksSucceeded, now: float) -> Known:
+    """Take in what a host reports of its ranks."""
+    return {**known, host: Ends(message.rank, tuple(now - age for age in message.ages))}
 
 
 def named(known: Known, at: float) -> str:
     """Return which rank was the first to end before a time, and how many more; "" if none ended.
 
-    If none had by then, the same of those that ended after it: of a rank that takes leave of the
-    others, or of which little is left to end, the connections break first.
+    If none had by then, the same of those that ended after it: the connections of a rank
+    that departs, or of which little is to end any more, break first.
     """
     first = [(ends.times[0], host, ends.rank) for host, ends in known.items()]
     if not first:

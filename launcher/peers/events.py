@@ -1,20 +1,22 @@
 """What happens between hosts, and what can be done about it. Pure.
 
-The coordinator has all of these events but Connected and Unreachable; a member has those two, Time,
-and of its coordinator Said and Lost.
+Reports go up, commands down: a host reports to the coordinator, which may be here; what that
+decides is a command to each host. Both are messages (messages.py). EVENTS of coordinator.py and of
+member.py say which events each of the two has.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Union
 
-from launcher.peers.messages import FromCoordinator, Hello, Message, Refused
+from launcher.peers.messages import FromCoordinator, FromMember, Hello, Message, Refused
+from launcher.text.words import Log
 
 # Events.
 
 
 class Arrived(NamedTuple):
-    """A connection from `address` has said whose it is."""
+    """A connection from `address` has named its host."""
 
     conn: int
     address: str
@@ -22,13 +24,13 @@ class Arrived(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A host that has joined, or this one, says something."""
+    """A message of a host that has joined, of the coordinator, or a report of this host's own."""
 
     host: str
-    message: Any
+    message: Message
 
 
-# Why a connection has ended, where that tells what was at its other end.
+# Why a connection has ended, by which it is known what was at its other end.
 HUNG_UP, NO_MESSAGE = "its launcher died", "it sent an invalid message"
 
 
@@ -66,7 +68,7 @@ class Time(NamedTuple):
     """Something is due."""
 
 
-# Actions; and Log (text.py).
+# Actions.
 
 
 class Listen(NamedTuple):
@@ -85,42 +87,45 @@ class Admit(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Say why a connection is not taken, and hang up."""
+    """Send why a connection is not taken, and hang up."""
 
     conn: int
     message: Refused
 
 
 class Connect(NamedTuple):
-    """Connect to the coordinator after a wait: `Connected` or `Unreachable` tells how that went."""
+    """Connect to the coordinator after `seconds`: `Connected` or `Unreachable` follows."""
 
-    wait: float
+    seconds: float
 
 
 class HangUp(NamedTuple):
-    """Close the connection of a host, or to it; what was sent before still arrives."""
+    """Close the connection of a host, or to it."""
 
     host: str
 
 
 class Send(NamedTuple):
-    """Send a message to some hosts."""
+    """Send some hosts a message."""
 
     hosts: tuple[str, ...]
     message: FromCoordinator
 
 
-class Say(NamedTuple):
-    """Send the coordinator a message."""
+class Report(NamedTuple):
+    """Report to the coordinator, which may be here."""
 
-    message: Message
-
-
-class Tell(NamedTuple):
-    """Tell this host's own run."""
-
-    message: Any
+    message: Hello | FromMember
 
 
 class AllKnow(NamedTuple):
-    """Told to this host's run: no other host has to be told how the job ends any more."""
+    """A command of the channel: no other host has to learn any more how the job ends."""
+
+
+class Command(NamedTuple):
+    """Have this host's own run do what the coordinator commands."""
+
+    message: FromCoordinator | AllKnow
+
+
+Action = Union[Log, Listen, StopListening, Admit, Refuse, Connect, HangUp, Send, Report, Command]

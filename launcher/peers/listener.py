@@ -1,7 +1,8 @@
 """Where the coordinator takes connections until all hosts have joined, and how many it can have.
 
-A connection is pending until it has said whose it is. What breaks a rule is closed, and changes
-nothing for the others.
+A connection is pending until its hello has come. What breaks a rule is closed, and changes nothing
+for the others. When there is no room, all pending connections get `Later` and are closed: so silent
+ones hold it for a moment alone, and a host that was behind them connects again.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ from launcher.peers.messages import Hello, Job, Later, from_stranger, to_wire
 from launcher.text.protocol import encoded
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
-_AT_ONCE = 100  # connections that are accepted before anything else has its turn
-_DESCRIPTORS = 14  # for what is opened later: look-ups, the start of torchrun, ranks
-_NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
-# All in seconds.
-_TO_SAY_HELLO = 4  # for a connection
-_PAUSE = 0.05  # before connections are taken again, if there was no room
-_RETRY = 1  # between two tries to listen
-_TO_LISTEN = 3  # for another program to give the port back; others need that long to see it, too
+_MOST_ACCEPTED = 100  # connections in one turn, before anything else has its own
+_DESCRIPTORS = 14  # for what is opened later: lookups, the start of torchrun, ranks
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
+_PAUSE_SECONDS = 0.05  # before connections are taken again, if there was no room
+_RETRY_SECONDS = 1  # between two tries to listen
+# For another program to give the port back; others need that long to see it, too.
+_LISTEN_SECONDS = 3
 
 
 class Listener:
-    """Calls arrived(connection, hello, what it has said behind that), and tell(event).
+    """Calls arrived(connection, hello, the messages behind that), and happens(event).
 
     `connections` are those of hosts, which count for the room that there is.
     """
@@ -43,26 +43,25 @@ class Listener:
         system: System,
         connections: Sized,
         arrived: Callable[[Connection, Hello, list[dict[str, Any]]], None],
-        tell: Callable[[Any], None],
+        happens: Callable[[Any], None],
     ) -> None:
         self._job, self._system = job, system
-        self._connections, self._arrived, self._tell = connections, arrived, tell
+        self._connections, self._arrived, self._happens = connections, arrived, happens
         self._sockets: list[socket.socket] = []
-        self._pending: dict[Connection, float] = {}  # until when each may say hello
+        self._pending: dict[Connection, None] = {}  # in their order
         self._is_paused = True
         self.own_name_resolves = True
         needs = len(job.members) + _DESCRIPTORS
         files, used = system.make_room(needs + PENDING)
         self._room = max(1, files - used - _DESCRIPTORS)
         self._shortage = TooFewFiles(files, used + needs) if files < used + needs else None
-        self._listen_by = system.now() + min(_TO_LISTEN, job.start_timeout)
+        self._listen_deadline = system.now() + min(_LISTEN_SECONDS, job.start_timeout)
         self._listen_at = system.now()
         self._resume_at = math.inf
 
     def due(self) -> float:
         """Return when `tick` is due; infinite: never."""
-        hello_by = next(iter(self._pending.values()), math.inf)
-        return min(self._listen_at, self._resume_at, hello_by)
+        return min(self._listen_at, self._resume_at)
 
     def tick(self) -> None:
         """Do what is due."""
@@ -74,9 +73,6 @@ class Listener:
                 connection.send(encoded(to_wire(Later())))
                 self._drop(connection)
             self._resume()
-        for connection, by in list(self._pending.items()):
-            if now >= by:
-                self._drop(connection)
 
     def close(self) -> None:
         """Listen no longer; close pending connections."""
@@ -95,15 +91,15 @@ class Listener:
             address = job.address(job.current_host)
             self._sockets, self.own_name_resolves = self._system.listen(address, job.peer_port)
         except OSError as error:
-            self._listen_at = now + _RETRY
-            if error.errno != errno.EADDRINUSE or now >= self._listen_by:
-                self._tell(CannotListen(os.strerror(error.errno or 0)))
+            self._listen_at = now + _RETRY_SECONDS
+            if error.errno != errno.EADDRINUSE or now >= self._listen_deadline:
+                self._happens(CannotListen(os.strerror(error.errno or 0)))
             return
         for listening in self._sockets:
             listening.setblocking(False)
         self._resume()
         if self._shortage:
-            self._tell(self._shortage)
+            self._happens(self._shortage)
 
     def _resume(self) -> None:
         self._resume_at = math.inf
@@ -121,7 +117,7 @@ class Listener:
                 self._system.selector.unregister(listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_MOST_ACCEPTED):
             if self._is_paused:
                 return  # since another of the sockets found no room, or all have joined
             if len(self._connections) + len(self._pending) >= self._room:
@@ -129,15 +125,15 @@ class Listener:
             try:
                 accepted, _ = listening.accept()
             except OSError as error:
-                if error.errno in _NO_MORE:
+                if error.errno in _NO_ROOM:
                     break
-                return  # none are left, or one that has ended already (accept(2))
+                return  # none remain, or one that has ended already (accept(2))
             try:
                 connection = Connection(accepted, self._job.host_timeout)
             except OSError:
                 accepted.close()
                 continue
-            self._pending[connection] = self._system.now() + _TO_SAY_HELLO
+            self._pending[connection] = None
             self._system.selector.register(
                 connection, EVENT_READ, lambda of=connection: self._read(of)
             )
@@ -145,7 +141,7 @@ class Listener:
         else:
             return
         self._pause()
-        self._resume_at = self._system.now() + _PAUSE
+        self._resume_at = self._system.now() + _PAUSE_SECONDS
 
     def _read(self, connection: Connection) -> None:
         if connection not in self._pending:
@@ -156,7 +152,7 @@ class Listener:
         elif messages:
             try:
                 hello = from_stranger(messages[0])
-            except (KeyError, ValueError):
+            except ValueError:
                 self._drop(connection)  # not from a launcher
                 return
             del self._pending[connection]

@@ -1,27 +1,38 @@
-"""Every other host than the coordinator: it joins, tells, and is told how the job goes on.
+"""Every other host than the coordinator: it joins, reports, and does what is commanded.
 
     state, actions = step(state, event, now)
 
-Times are on the clock time.monotonic(), waits in seconds. Pure.
+Until the coordinator has welcomed this host, all is this host's own matter: it tries again and
+again to reach it, sends with each hello all that it has to report, and acts on a stop by itself.
+From then on reports go up and commands down as they come, and only the coordinator decides, but for
+two things: a success is not believed that this host has not had, and a lost coordinator ends this
+host. What bounds each wait: Connecting, the start timeout; Greeting, 10 s besides; Joined, the
+channel, which finds a coordinator that is lost (channel.py).
+
+EVENTS, COMMANDS have the function that takes an event, or a message of the coordinator; rows.py has
+all changes of phase. Times are on the clock time.monotonic(), waits in seconds. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Union
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Union
 
-from launcher.peers.coordinator import LINE_EVERY
+from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.peers.events import (
     HUNG_UP,
     NO_MESSAGE,
+    Action,
     AllKnow,
+    Command,
     Connect,
     Connected,
     HangUp,
     Lost,
     Received,
-    Say,
-    Tell,
+    Report,
+    Time,
     Unreachable,
 )
 from launcher.peers.messages import (
@@ -29,12 +40,13 @@ from launcher.peers.messages import (
     CollectStacks,
     End,
     Failed,
+    FromMember,
     Job,
     Later,
-    Message,
     Missing,
     NoRanksAnywhere,
     Refused,
+    Restart,
     Start,
     Stop,
     Succeeded,
@@ -45,11 +57,10 @@ from launcher.peers.messages import (
 from launcher.result.causes import Result, no_launcher, of_host, of_lost_host, stopped
 from launcher.text.words import Log, lasted
 
-# All in seconds.
 WELCOME_SECONDS = 10  # for the coordinator to welcome this host, or refuse it
-AT_ONCE = 1  # in which it does so, if it does not stand still
-RETRY = 0.02  # between two tries to reach the coordinator: at first,
-RETRY_MOST = 1.0  # and after a while
+AT_ONCE_SECONDS = 1  # in which it does so, if it does not stand still
+# Between two tries to reach the coordinator: at first, and after a while.
+RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
 
 # Phases.
 
@@ -61,24 +72,20 @@ class Connecting(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """This host has said who it is; it waits for the coordinator's answer."""
+    """This host has sent its hello; it waits for the coordinator's reply."""
 
-    answer_by: float
-
-
-class Joining(NamedTuple):
-    """The coordinator has welcomed this host; other hosts are missing."""
+    deadline: float
 
 
-class Running(NamedTuple):
-    """All hosts have joined and run."""
+class Joined(NamedTuple):
+    """The coordinator has welcomed this host."""
 
 
 class Ended(NamedTuple):
     """This host knows how the job ends."""
 
 
-Phase = Union[Connecting, Greeting, Joining, Running, Ended]
+Phase = Union[Connecting, Greeting, Joined, Ended]
 
 
 class State(NamedTuple):
@@ -87,90 +94,167 @@ class State(NamedTuple):
     job: Job
     phase: Phase
     began: float
-    line_at: float
-    to_say: tuple[Message, ...] = ()  # with each hello, until the coordinator has welcomed it
-    hung_up: bool = False  # what took the last connection, at once and without an answer
-    attempt: int = 0  # that this host was told to start
+    log_missing_at: float
+    reports: tuple[FromMember, ...] = ()  # sent with each hello, until this host is welcome
+    hung_up: bool = False  # what took the last connection, at once and without a reply
+    attempt: int = 0  # that this host was to start
     succeeded: int = 0  # the attempt in which all ranks of this host have succeeded
     stop_signal: int = 0  # that this host was sent
 
 
-Step = tuple[State, tuple[Any, ...]]
+Step = tuple[State, tuple[Action, ...]]
 
 
 def begin(job: Job, now: float) -> Step:
     """Return the state at the launcher's start, and the actions to carry out."""
-    return State(job, Connecting(), now, now + LINE_EVERY), (Connect(0),)
+    return State(job, Connecting(), now, now + LOG_MISSING_SECONDS), (Connect(0),)
 
 
 def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while ranks run."""
     if not isinstance(state.phase, (Connecting, Greeting)):
-        return math.inf  # once welcome, only the coordinator's time-outs count
-    start_by = state.began + state.job.start_timeout
-    answer_by = state.phase.answer_by if isinstance(state.phase, Greeting) else math.inf
-    return min(state.line_at, start_by, answer_by)
+        return math.inf  # once welcome, only the coordinator's timeouts count
+    start_deadline = state.began + state.job.start_timeout
+    reply_deadline = state.phase.deadline if isinstance(state.phase, Greeting) else math.inf
+    return min(state.log_missing_at, start_deadline, reply_deadline)
 
 
 def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
     if isinstance(event, Received):
         if event.host == state.job.current_host:
-            return this_host_says(state, event.message)
-        return coordinator_says(state, event.message)
-    if isinstance(event, Lost):
-        return coordinator_lost(state, event, now)
-    if isinstance(event, Connected):
-        return connected(state, now)
-    if isinstance(event, Unreachable):
-        return unreachable(state, event, now)
-    return time_is_up(state, now)
+            return reported(state, event.message)
+        receive = COMMANDS.get(type(event.message))
+        if receive is not None:
+            if isinstance(state.phase, Ended) and receive is not pass_on:
+                return state, ()
+            return receive(state, event.message)
+        event = event.message
+    take = EVENTS.get(type(event))
+    if take is None:
+        return state, (Log(f"a member does not know {type(event).__name__}."),)
+    return take(state, event, now)
+
+
+# Until the coordinator has welcomed this host.
 
 
 def unreachable(state: State, event: Unreachable, now: float) -> Step:
     """Try again after a while, which grows from 0.02 s to 1 s; not where somebody has hung up."""
-    wait = min(RETRY_MOST, max(RETRY, (now - state.began) / 8))
     if not isinstance(state.phase, Connecting):
         return state, ()
     if state.hung_up:
         how = f"was lost: it hung up before it answered, and now {event.trouble}"
         return _end(state, of_lost_host(state.job.coordinator, how).result)
-    return state._replace(phase=Connecting(event.trouble)), (Connect(wait),)
+    seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
+    return state._replace(phase=Connecting(event.trouble)), (Connect(seconds),)
 
 
-def connected(state: State, now: float) -> Step:
-    """Say who this host is, and what it has to tell."""
+def connected(state: State, event: Connected, now: float) -> Step:
+    """Send who this host is, and what it has to report."""
     state = state._replace(phase=Greeting(now + WELCOME_SECONDS))
-    return state, tuple(Say(message) for message in (hello(state.job), *state.to_say))
+    return state, tuple(Report(message) for message in (hello(state.job), *state.reports))
 
 
-def coordinator_says(state: State, message: Any) -> Step:
-    """Follow the coordinator; that the job has succeeded is true only if this host has."""
-    if isinstance(message, (NoRanksAnywhere, CollectStacks, AllStacks)):
-        return state, (Tell(message),)  # also after the end
-    if isinstance(state.phase, Ended):
+def welcome(state: State, message: Welcome) -> Step:
+    """Have joined: from now on, the coordinator decides."""
+    has_reported_stop = any(isinstance(report, Stop) for report in state.reports)
+    state = state._replace(phase=Joined(), reports=())
+    return state, (Command(AllKnow()),) if has_reported_stop else ()
+
+
+def later(state: State, message: Later) -> Step:
+    """Try again: the coordinator has no room now."""
+    phase = Connecting("it has no room for more connections")
+    state = state._replace(phase=phase, hung_up=False)
+    return state, (HangUp(state.job.coordinator), Connect(MOST_RETRY_SECONDS))
+
+
+def refused(state: State, message: Refused) -> Step:
+    """End: the coordinator waits for no such host."""
+    job = state.job
+    text = f"the launcher of {job.coordinator} refused {job.current_host}: {message.why.value}."
+    return _end(state, of_host(f"launcher: {text}").result)
+
+
+def time_is_up(state: State, event: Time, now: float) -> Step:
+    """Log every 30 s what is missing; end if no reply comes in time."""
+    job, phase = state.job, state.phase
+    if now < due(state):
         return state, ()
-    if isinstance(message, Welcome):
-        told = any(isinstance(said, Stop) for said in state.to_say)
-        state = state._replace(phase=Joining(), to_say=())
-        return state, (Tell(AllKnow()),) if told else ()
-    if isinstance(message, Later):
-        phase = Connecting("it has no room for more connections")
-        state = state._replace(phase=phase, hung_up=False)
-        return state, (HangUp(state.job.coordinator), Connect(RETRY_MOST))
-    if isinstance(message, Refused):
-        job = state.job
-        text = f"the launcher of {job.coordinator} refused {job.current_host}: {message.why.value}."
-        return _end(state, of_host(f"launcher: {text}").result)
-    if isinstance(message, Missing):
-        return state, (Log(f"waiting for {message.words}."),)
-    if isinstance(message, Start):
-        state = state._replace(phase=Running(), attempt=message.attempt, succeeded=0)
-    elif isinstance(message, End):
-        if message.result.exit_code == 0 and not state.succeeded:
-            return state, ()
-        return _end(state, message.result)
-    return state, (Tell(message),)
+    if isinstance(phase, Greeting) and now >= phase.deadline:
+        return _no_reply(state, "", WELCOME_SECONDS)
+    trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
+    if now >= state.began + job.start_timeout:
+        how = f"did not arrive within {job.start_timeout:g} s ({trouble})"
+        return _end(state, of_lost_host(job.coordinator, how).result)
+    line = Log(f"waiting for {job.coordinator} ({trouble}).")
+    return state._replace(log_missing_at=now + LOG_MISSING_SECONDS), (line,)
+
+
+def _no_reply(state: State, why: str, seconds: float) -> Step:
+    """End: something else listens there, or the coordinator has ended; one more try tells which."""
+    where = f"on port {state.job.peer_port} of {state.job.coordinator}"
+    if why == NO_MESSAGE:
+        seen = f"what answers {where} is not this job's launcher"
+    elif seconds >= AT_ONCE_SECONDS:
+        seen = f"what listens {where} has not answered as a launcher in {lasted(seconds)}: "
+        seen += "it is not this job's launcher, or that stands still"
+    elif state.hung_up:
+        seen = f"what listens {where} hangs up without an answer: it is not this job's launcher"
+    else:
+        phase = Connecting("it hung up before it answered")
+        return state._replace(phase=phase, hung_up=True), (Connect(AT_ONCE_SECONDS),)
+    return _end(state, no_launcher(seen).result)
+
+
+# Up and down.
+
+
+def reported(state: State, message: Any) -> Step:
+    """Pass a report of this host's own on; before it is welcome, a stop is decided here."""
+    if isinstance(message, Failed):
+        message = message._replace(failure=checked(message.failure, state.job.current_host))
+    if isinstance(message, Succeeded):
+        state = state._replace(succeeded=message.attempt)
+    if isinstance(message, Stop):
+        state = state._replace(stop_signal=message.number)
+    if isinstance(state.phase, (Joined, Ended)):
+        return state, (Report(message),)
+    failed_before = any(isinstance(report, Failed) for report in state.reports)
+    state = state._replace(reports=(*state.reports, message))
+    report = (Report(message),) if isinstance(state.phase, Greeting) else ()
+    if isinstance(message, Stop) and not failed_before:
+        return state, (*report, Command(End(stopped(message.number))))
+    return state, report
+
+
+def missing(state: State, message: Missing) -> Step:
+    """Log which hosts are missing."""
+    return state, (Log(f"waiting for {message.words}."),)
+
+
+def start(state: State, message: Start) -> Step:
+    """Have this host start the ranks of an attempt."""
+    state = state._replace(phase=Joined(), attempt=message.attempt, succeeded=0)
+    return state, (Command(message),)
+
+
+def restart(state: State, message: Restart) -> Step:
+    """Have this host end its ranks."""
+    return state, (Command(message),)
+
+
+def end(state: State, message: End) -> Step:
+    """Have this host end; that the job has succeeded is true only if this host has."""
+    if message.result.exit_code == 0 and not state.succeeded:
+        return state, ()
+    return _end(state, message.result)
+
+
+def pass_on(state: State, message: Any) -> Step:
+    """Have this host do what may be commanded also after the end."""
+    return state, (Command(message),)
 
 
 def coordinator_lost(state: State, event: Lost, now: float) -> Step:
@@ -179,66 +263,35 @@ def coordinator_lost(state: State, event: Lost, now: float) -> Step:
     if isinstance(state.phase, Ended):
         return state, ()
     if isinstance(state.phase, Greeting) and event.why in (HUNG_UP, NO_MESSAGE):
-        return _no_answer(state, event.why, WELCOME_SECONDS - (state.phase.answer_by - now))
+        return _no_reply(state, event.why, WELCOME_SECONDS - (state.phase.deadline - now))
     if state.stop_signal:
         return _end(state, stopped(state.stop_signal))  # which came first
     lost = of_lost_host(job.coordinator, f"was lost: {event.why}")
     state, actions = _end(state, lost.result)
-    # If it was only stopped, it says the same when it goes on.
-    return state, (Say(Failed(state.attempt, lost)), *actions)
-
-
-def _no_answer(state: State, why: str, seconds: float) -> Step:
-    """End: something else listens there, or the coordinator has ended; one more try tells which."""
-    where = f"on port {state.job.peer_port} of {state.job.coordinator}"
-    if why == NO_MESSAGE:
-        seen = f"what answers {where} is not this job's launcher"
-    elif seconds >= AT_ONCE:
-        seen = f"what listens {where} has not answered as a launcher in {lasted(seconds)}: "
-        seen += "it is not this job's launcher, or that stands still"
-    elif state.hung_up:
-        seen = f"what listens {where} hangs up without an answer: it is not this job's launcher"
-    else:
-        phase = Connecting("it hung up before it answered")
-        return state._replace(phase=phase, hung_up=True), (Connect(AT_ONCE),)
-    return _end(state, no_launcher(seen).result)
-
-
-def this_host_says(state: State, message: Message) -> Step:
-    """Tell the coordinator, which decides; before it knows this host, a stop is decided here."""
-    if isinstance(message, Failed):
-        message = message._replace(failure=checked(message.failure, state.job.current_host))
-    if isinstance(message, Succeeded):
-        state = state._replace(succeeded=message.attempt)
-    if isinstance(message, Stop):
-        state = state._replace(stop_signal=message.number)
-    if isinstance(state.phase, Ended):
-        return state, (Say(message),)
-    if isinstance(state.phase, (Joining, Running)):
-        return state, (Say(message),)
-    failed_before = any(isinstance(said, Failed) for said in state.to_say)
-    state = state._replace(to_say=(*state.to_say, message))
-    say = (Say(message),) if isinstance(state.phase, Greeting) else ()
-    if isinstance(message, Stop) and not failed_before:
-        return state, (*say, Tell(End(stopped(message.number))))
-    return state, say
-
-
-def time_is_up(state: State, now: float) -> Step:
-    """Log every 30 s what is missing; end if no answer comes in time."""
-    job, phase = state.job, state.phase
-    if now < due(state):
-        return state, ()
-    if isinstance(phase, Greeting) and now >= phase.answer_by:
-        return _no_answer(state, "", WELCOME_SECONDS)
-    trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
-    if now >= state.began + job.start_timeout:
-        how = f"did not arrive within {job.start_timeout:g} s ({trouble})"
-        return _end(state, of_lost_host(job.coordinator, how).result)
-    line = Log(f"waiting for {job.coordinator} ({trouble}).")
-    return state._replace(line_at=now + LINE_EVERY), (line,)
+    # If it was only stopped, it ends with the same when it continues.
+    return state, (Report(Failed(state.attempt, lost)), *actions)
 
 
 def _end(state: State, result: Result) -> Step:
-    """Have this host end with a result: there is nobody else whom it has to tell."""
-    return state._replace(phase=Ended()), (Tell(End(result)), Tell(AllKnow()))
+    """Have this host end with a result: no other has to learn it from this one."""
+    return state._replace(phase=Ended()), (Command(End(result)), Command(AllKnow()))
+
+
+EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
+    Unreachable: unreachable,
+    Connected: connected,
+    Lost: coordinator_lost,
+    Time: time_is_up,
+}
+COMMANDS: Mapping[type, Callable[[State, Any], Step]] = {
+    Welcome: welcome,
+    Later: later,
+    Refused: refused,
+    Missing: missing,
+    Start: start,
+    Restart: restart,
+    End: end,
+    NoRanksAnywhere: pass_on,
+    CollectStacks: pass_on,
+    AllStacks: pass_on,
+}

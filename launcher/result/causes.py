@@ -11,10 +11,11 @@ import math
 import re
 import signal
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE
+from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE, STOPS
 from launcher.result import raised
+from launcher.text.wire import Among, Line
 from launcher.text.words import flag, lasted, port_is_taken, printable, shortened, signal_name
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
@@ -47,9 +48,31 @@ _PATIENCE = (0.3, 0.5, 1.0, 3.0, 3.0)
 class Result(NamedTuple):
     """How the job ends, the same on every host; `text` is that of the failure file, "" for none."""
 
-    exit_code: int
+    exit_code: Annotated[int, Among(range(256))]
     text: str = ""
-    stop_signal: int = 0  # what a person or the platform stopped the job with
+    stop_signal: Annotated[int, Among((0, *STOPS))] = (
+        0  # what a person or the platform stopped the job with
+    )
+
+
+def failure_text(text: str) -> str:
+    """Return a text as in the failure file: printable, cut. Raises ValueError if it is blank."""
+    text = printable(text[:LIMIT], keep="\n").strip("\n")[: LIMIT - 1]
+    if not text.strip():
+        raise ValueError(text)
+    return text + "\n"
+
+
+def as_received(result: Result) -> Result:
+    """Return a result that the coordinator has sent. Raises ValueError for a failure without text.
+
+    That of a success, and of a stop, is all in its number.
+    """
+    if result.exit_code == 0:
+        return Result(0)
+    if result.stop_signal:
+        return stopped(result.stop_signal)
+    return result._replace(text=failure_text(result.text))
 
 
 class Failure(NamedTuple):
@@ -60,11 +83,11 @@ class Failure(NamedTuple):
     """
 
     cause: Cause
-    exit_code: int
-    text: str
+    exit_code: Annotated[int, Among(range(1, 256))]
+    text: Annotated[str, failure_text]
     of_rank: bool = False
-    rank: int = -1
-    broken: str = ""
+    rank: Annotated[int, Among(range(-1, 1 << 31))] = -1
+    broken: Line = ""
 
     @property
     def result(self) -> Result:

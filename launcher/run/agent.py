@@ -1,7 +1,8 @@
-"""Runs torch.distributed.run in a child process, and has it leave its ranks to the launcher.
+"""Runs torch.distributed.run in a child process, which leaves its ranks to the launcher.
 
-torchrun starts ranks, if the launcher lets it. It ends none: it would signal each rank's whole
-process group, so that data loaders' workers die while it saves. Nor does it restart any.
+torchrun starts ranks, with the launcher's permission. It ends none: it would signal each rank's
+whole process group, so that data loaders' workers die while it saves. Nor does it restart any: that
+is another torchrun's attempt.
 
 Executed by path, with torchrun's arguments. Without a launcher to report to it is plain torchrun.
 """
@@ -31,7 +32,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Unread:
     """torchrun's stderr, which nobody may be reading: torchrun never waits for a reader.
 
-    It logs that it was told to end before it acts on it. What torch's C++ writes by itself does not
+    It logs a signal that ends it before it acts on it. What torch's C++ writes by itself does not
     come here.
     """
 
@@ -90,7 +91,7 @@ class Unread:
 
 
 def _is_tail() -> bool:
-    """Tell whether a thread of torch's TailLog asks, which has time to wait for a reader."""
+    """Tell whether this is a thread of torch's TailLog, which has time to wait for a reader."""
     return threading.current_thread().name.startswith("TailLog")
 
 
@@ -100,31 +101,31 @@ class Launcher:
     def __init__(self, run_dir: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(os.path.join(run_dir, "socket"))
-        self._answers = self._connection.makefile("rb")
-        self._asked = 0
-        self.signalled: set[int] = set()  # pids of ranks that it has told to end
-        self.tell({"torchrun_pid": os.getpid()})
+        self._replies = self._connection.makefile("rb")
+        self._requests = 0
+        self.signalled: set[int] = set()  # pids of ranks that have got a stop
+        self.report({"torchrun_pid": os.getpid()})
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send a message, for which there is no answer."""
+    def report(self, message: dict[str, Any]) -> None:
+        """Send a message that has no reply."""
         with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message; return its answer, an empty one if the launcher is gone."""
-        self._asked += 1
-        self.tell({**message, "question": self._asked})
+    def request(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a request; return the reply, an empty one if the launcher is gone."""
+        self._requests += 1
+        self.report({**message, "request": self._requests})
         with contextlib.suppress(OSError, ValueError):
             while True:
-                answer = dict(json.loads(self._answers.readline()))
+                answer = dict(json.loads(self._replies.readline()))
                 self.signalled.update(answer.get("signalled", ()))
-                if answer.get("question") == self._asked:  # and not one that a signal cut short
+                if answer.get("request") == self._requests:  # and not one that a signal cut short
                     return answer
         return {}
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""
-        self.tell({"exit_code": 2, "error": message})
+        self.report({"exit_code": 2, "error": message})
         sys.exit(2)
 
 
@@ -181,23 +182,23 @@ class HeldAgent:
     tees: bool
     agents: list[Any]
     # The launcher decides when ranks are restarted, each time with a new torchrun.
-    attempt = os.environ.get("LAUNCHER_ATTEMPT", "")
+    attempt = int(os.environ.get("LAUNCHER_ATTEMPT", "1"))
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # torchrun takes its store away from hosts that train 300 s longer; it has no option.
         if exit_barrier := os.environ.get("LAUNCHER_EXIT_BARRIER"):
             options["exit_barrier_timeout"] = float(exit_barrier)
         super().__init__(*args, **options)
-        self._remaining_restarts: int = self._remaining_restarts - int(self.attempt or 1) + 1
-        if int(self.attempt or 1) > 1:  # what ranks read as TORCHELASTIC_RUN_ID is the job's
+        self._remaining_restarts: int = self._remaining_restarts - self.attempt + 1
+        if self.attempt > 1:  # what ranks read as TORCHELASTIC_RUN_ID is the job's
             rendezvous = self._worker_group.spec.rdzv_handler  # type: ignore[attr-defined]
             run_id = rendezvous.get_run_id().removesuffix(f"-{self.attempt}")
             rendezvous.get_run_id = lambda: run_id
         self.agents.append(self)
 
     def _start_workers(self, worker_group: Any) -> Any:
-        if not self.launcher.ask({"starts": True}):
-            leave(1)  # the launcher is gone
+        if not self.launcher.request({"starts": True}):
+            depart(1)  # the launcher is gone
         with stops_later():  # torchrun would forget the ranks that it has started
             pids = super()._start_workers(worker_group)  # type: ignore[misc]
             context = self._pcontext  # type: ignore[attr-defined]
@@ -207,7 +208,7 @@ class HeldAgent:
             # From torch 2.5 on ranks' store is in the torchrun of group rank 0.
             keeps_store = self.is_host or worker_group.group_rank == 0
             world = worker_group.workers[0].world_size
-            self.launcher.tell({"ranks": ranks, "keeps_store": keeps_store, "world": world})
+            self.launcher.report({"ranks": ranks, "keeps_store": keeps_store, "world": world})
         return pids
 
     def _end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:
@@ -223,16 +224,16 @@ class HeldAgent:
                 message["signal"] = error.sigval  # type: ignore[union-attr]
             elif error:
                 message["error"] = error_text(error)
-            if self.attempt and set(message["ends"].values()) != {0}:
+            if set(message["ends"].values()) != {0}:
                 self._stop_keep_alive()
-            answer = self.launcher.ask(message)
+            answer = self.launcher.request(message)
             context.was_answered = True
             if not answer:
                 self._end_ranks(context, message.get("signal") or signal.SIGTERM, timeout)
                 death_sig = signal.SIGKILL
         close(death_sig, timeout)
-        if answer.get("leave"):
-            leave(1)
+        if answer.get("depart"):
+            depart(1)
 
     def _stop_keep_alive(self) -> None:
         with contextlib.suppress(AttributeError):  # it would log a stack trace each 5 s
@@ -240,13 +241,13 @@ class HeldAgent:
             group.spec.rdzv_handler._keep_alive_timer._ctx.stop_event.set()  # of a store that ends
 
     def _end_ranks(self, context: Any, number: int, seconds: float) -> None:
-        """The launcher was killed: end the ranks that it has not told to."""
+        """The launcher was killed: end the ranks that have not got a stop."""
         with stops_later():
             for one in context.subprocess_handlers.values():
                 if one.proc.poll() is None and one.proc.pid not in self.launcher.signalled:
                     one.proc.send_signal(number)
-            by = time.monotonic() + seconds
-            while time.monotonic() < by and None in exit_codes(context).values():
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and None in exit_codes(context).values():
                 time.sleep(0.05)
 
 
@@ -265,23 +266,24 @@ def exit_codes(context: Any) -> dict[int, int | None]:
     return {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
 
 
-def leave(code: int) -> NoReturn:
+def depart(code: int) -> NoReturn:
     """End this process, with all that it has to say written."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, closed
         sys.stdout.flush()
     if isinstance(sys.stderr, Unread):
         sys.stderr.end()
-    # All is done and told. Python itself would take torch apart first, for 0.5 s (torch 2.13).
+    # All is done and reported. Python itself would take torch apart first, for 0.5 s (torch 2.13).
     os._exit(code)
 
 
-def leave_store(agent: Any, *, is_host: bool) -> None:
-    """Leave torchrun's store; the host that keeps it goes last, else others log a stack trace."""
-    by = time.monotonic() + 5  # a host that was killed just now does not leave
+def depart_from_store(agent: Any, *, is_host: bool) -> None:
+    """Depart from torchrun's store; the host that keeps it goes last, else others log a trace."""
+    everybody = "launcher/all departed"
+    deadline = time.monotonic() + 5  # a host that was killed just now does not depart
     with contextlib.suppress(Exception):
-        if agent._store.add("launcher/left", 1) == agent._worker_group.group_world_size:
-            agent._store.set("launcher/all left", "")  # which waits for no answer
-        while is_host and not agent._store.check(["launcher/all left"]) and time.monotonic() < by:
+        if agent._store.add("launcher/departed", 1) == agent._worker_group.group_world_size:
+            agent._store.set(everybody, "")  # which waits for no answer
+        while is_host and time.monotonic() < deadline and not agent._store.check([everybody]):
             time.sleep(0.01)  # which a stop ends; it would not end a wait of the store's own
 
 
@@ -318,15 +320,15 @@ def run(launcher: Launcher | None) -> int:
     elif address:  # it makes MASTER_ADDR of what the host calls itself
         socket.getfqdn = lambda name="": address
     if launcher:
-        launcher.tell({"meets": True})
+        launcher.report({"at_rendezvous": True})
     torchrun.run(parsed)
     for agent in agents:
-        leave_store(agent, is_host=is_host)
+        depart_from_store(agent, is_host=is_host)
     return 0
 
 
 def main() -> int:
-    """Run torchrun; return the exit code it would have had, and tell the launcher why."""
+    """Run torchrun; return the exit code it would have had, and report why."""
     if (run_dir := os.environ.get("LAUNCHER_RUN_DIR")) is None:
         return run(None)
     # A launcher that is killed cannot end its torchrun: then the kernel stops it (prctl(2)).
@@ -349,12 +351,12 @@ def main() -> int:
         # By name: what cannot be imported cannot be caught. Of ranks the launcher knows.
         name = type(error).__name__
         if name not in ("ChildFailedError", "SignalException"):
-            launcher.tell({"exit_code": 1, "error": error_text(error)})
+            launcher.report({"exit_code": 1, "error": error_text(error)})
             raise
         number = error.sigval if name == "SignalException" else 0  # type: ignore[attr-defined]
-        launcher.tell({"exit_code": 1, "signal": number})
+        launcher.report({"exit_code": 1, "signal": number})
         return 1
-    launcher.tell({"exit_code": 0})
+    launcher.report({"exit_code": 0})
     return 0
 
 
@@ -370,4 +372,4 @@ if __name__ == "__main__":
     except Exception:
         traceback.print_exc()
         exit_code = 1
-    leave(exit_code)
+    depart(exit_code)

@@ -25,6 +25,7 @@ _LINKS = 6  # exceptions of a chain: as many from its begin, from its end, and h
 _WALK = 10_000  # exceptions, to find its end
 # Whose processes these are: torch's are the first's.
 _MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process")
+_SIGNALS = {one.value: f"{one.name} (signal {one.value})" for one in signal.Signals}
 _TO_DIE = 0.2  # s from the end of a process's connections to its own
 _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
@@ -58,11 +59,12 @@ def end(error: BaseException, rank: str) -> dict[str, Any]:
     return {"exit_code": exit_code, "chain": chain}
 
 
-def killed(error: BaseException) -> list[Any] | None:
-    """Return the name, pid and signal of a process of multiprocessing's that was killed.
+def killed(error: BaseException) -> str:
+    """Return that a process of multiprocessing's was killed, in words; "" if none was.
 
-    Only behind an exception of multiprocessing's that says that a connection broke. It is not
-    waited for: that is the script's to do. One that SIGTERM has ended was meant to end.
+    The failure's text has them as they are here. Only behind an exception of multiprocessing's that
+    says that a connection broke. The process is not waited for: that is the script's to do. One
+    that SIGTERM has ended was meant to end.
     """
     try:
         by = time.monotonic() + _TO_DIE
@@ -72,13 +74,15 @@ def killed(error: BaseException) -> list[Any] | None:
             for one in children:
                 number = _killed_by(one._popen)
                 if number not in (0, signal.SIGTERM):
-                    return [str(one.name)[:_NAME], one._popen.pid, number]
+                    how = _SIGNALS.get(number, f"signal {number}")
+                    name = f"{str(one.name)[:_NAME]} (pid {one._popen.pid})"
+                    return f"its process {name} was killed by {how}"
             if not children or time.monotonic() >= by:
                 break
             time.sleep(0.01)
     except Exception:
         pass  # of a Python that is other than those that we know
-    return None
+    return ""
 
 
 def _is_broken_connection(error: BaseException) -> bool:

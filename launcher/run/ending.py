@@ -1,20 +1,25 @@
-"""How processes are ended: ranks, what they left behind, torchrun, and what runs it. Pure.
+"""How processes are ended: ranks, leftover processes and torchrun. Pure.
 
-There is one way for all reasons. It looks at what is known each time, not at what has changed.
+There is one way for all reasons, and it looks at the state alone, not at what has changed. Each of
+PARTS is one thing that is to be done, and says when it is due by what is known now: at once, at a
+time, or not at all. `advance` does what is due, in their order, until nothing is; `deadline` is
+when the next is, if nothing happens before. So every wait here has a bound, and what bounds it
+stands where it is waited.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Callable, NamedTuple
 
 from launcher.errors import Disposition
 from launcher.peers.messages import Cleared, NoRanksHere
 from launcher.result.causes import broken_hardware, headline, stopped
 from launcher.run.events import (
     Actions,
-    Answer,
     CancelGpuCheck,
     CheckGpus,
     FindLeftovers,
@@ -22,150 +27,136 @@ from launcher.run.events import (
     KillRanks,
     KillTorchrun,
     LeftoversFound,
+    Reply,
+    Report,
     RequestPlaces,
-    SignalChild,
     SignalGroup,
     Signalled,
     SignalProcesses,
     SignalRanks,
-    Tell,
 )
 from launcher.run.ranks import Rank
 from launcher.run.state import (
     CLOSE_REQUEST_SECONDS,
-    EXIT_BARRIER_SECONDS,
     GPU_CHECK_SECONDS,
     KILL_AGAIN_SECONDS,
     MARGIN_SECONDS,
     PLACES_SECONDS,
     Done,
     Ending,
+    GpuCheck,
+    Kill,
     Restarting,
-    Running,
     State,
     Step,
-    Torchrun,
     Waiting,
     Why,
 )
 from launcher.text.words import NAMED, Log, plural
 
-
-def instead(ending: Ending, why: Why, now: float, grace: float) -> Ending:
-    """Return how processes are ended now, after they were for another reason.
-
-    What was told to end is not told again, and keeps the later deadline for a stop alone. A host
-    that had succeeded has told nobody yet that no rank runs here.
-    """
-    if ending.why is Why.SUCCESS:
-        return Ending(why, now, now + grace, told=ending.told, left=ending.left)
-    if why is not Why.STOP:
-        return ending._replace(why=why)
-    ending = ending._replace(asked=False, killed_at=math.inf, kill_again_at=-math.inf)
-    return ending._replace(why=why, by=max(ending.by, now + grace))
+Act = Callable[[float], Step]  # of the time
+NOW, NEVER = -math.inf, math.inf
 
 
-class _Clock:
-    """The time, and the next time at which something has to be looked at again."""
+class Part(NamedTuple):
+    """One thing that is to be done; `at` is NEVER if nothing but an event can make it due."""
 
-    def __init__(self, now: float) -> None:
-        self.now = now
-        self.due = math.inf
-
-    def has_come(self, at: float) -> bool:
-        """Tell whether a time has come, and wait for it if not."""
-        if self.now >= at:
-            return True
-        self.due = min(self.due, at)
-        return False
+    at: float
+    act: Act
 
 
 def advance(state: State, ending: Ending, now: float) -> Step:
-    """Do all that can be done now to end processes; go on when nothing is left."""
-    clock = _Clock(now)
-    ending, actions = _end_ranks(state, ending, clock)
-    torchrun_is_stuck = clock.has_come(state.torchrun.killed_at + MARGIN_SECONDS)
-    if not state.alive and (torchrun_is_stuck or not state.torchrun.may_have_ranks):
-        if math.isinf(ending.no_ranks_since):
-            ending = ending._replace(no_ranks_since=now, left=None)
-            actions += (FindLeftovers(),)
-        ending, more = _tell_no_ranks(state, ending, clock)
-        actions = more + actions  # before FindLeftovers, which may clear the attempt at once
-        ending, more = _end_left(state, ending, clock)
+    """Do all that is due; go on when nothing remains that could be ended."""
+    actions: Actions = ()
+    state = state._replace(phase=ending)
+    while isinstance(state.phase, Ending):
+        due = next((part for part in _parts(state, state.phase) if now >= part.at), None)
+        if due is None:
+            break
+        state, more = due.act(now)
         actions += more
-    if ending.left == () and not state.alive:
-        ending = ending._replace(killed_at=math.inf)  # what was killed has ended
-    gives_up = clock.has_come(ending.killed_at + MARGIN_SECONDS)
-    torchrun, more = _end_torchrun(state, ending, clock, gives_up=gives_up)
-    state = state._replace(torchrun=torchrun)
-    ending, program = _end_program(state, ending, clock)
-    ending, asks = _ask_gpus(state, ending, clock)
-    actions += more + program + asks
-    survivors = len({rank.pid for rank in state.alive} | set(ending.left or ()))
-    child_killed_at = ending.program_killed_at if state.runner else torchrun.killed_at
-    gone = torchrun.child_has_ended or clock.has_come(child_killed_at + MARGIN_SECONDS)
-    state = state._replace(phase=ending._replace(due=clock.due))
-    is_known = math.isinf(ending.answer_by) or ending.broken is not None
-    if gone and is_known and ending.left is not None and (gives_up or not survivors):
-        survivors += not torchrun.child_has_ended
-        state, more = _nothing_is_left(state, ending, survivors, now)
-        return state, actions + more
-    again = state.job.torchrun_restarts and ending.why is Why.RESTART
-    if again and torchrun.asks and ending.left == () and not state.alive:
-        times = state.times._replace(closes=math.inf)
-        torchrun = torchrun._replace(asks=False)
-        state = state._replace(phase=Running(), torchrun=torchrun, times=times)
-        return state, (*actions, Answer())
     return state, actions
 
 
-def _end_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
-    """Tell each rank's own process once, and kill its group when its time is over.
+def deadline(state: State, ending: Ending) -> float:
+    """Return when something is due next if nothing happens before."""
+    return min((part.at for part in _parts(state, ending)), default=NEVER)
 
-    A rank that has said what it raised is ending by itself, and only a stop is told to it.
+
+def _parts(state: State, ending: Ending) -> Iterator[Part]:
+    return (part for of in PARTS if (part := of(state, ending)))
+
+
+def instead(state: State, ending: Ending, why: Why, now: float) -> Ending:
+    """Return how processes are ended now, after they were for another reason.
+
+    What got a signal gets no other, and keeps the later deadline for a stop alone. A host that had
+    succeeded has not reported yet that no rank runs here.
     """
-    actions: Actions = ()
+    later = now + state.grace(why)
+    if ending.why is Why.SUCCESS:
+        return Ending(why, now, later, signalled=ending.signalled, leftovers=ending.leftovers)
+    if why is not Why.STOP:
+        return ending._replace(why=why)
+    ending = ending._replace(why=why, places_requested=False, kill=Kill())
+    return ending._replace(deadline=max(ending.deadline, later))
+
+
+# Ranks: each one's own process gets the signal once, and its group is killed at the deadline.
+
+
+def _signal_ranks(state: State, ending: Ending) -> Part | None:
+    """Those that have reported what they raised end by themselves: they get a stop alone."""
+    pids = tuple(
+        rank.pid
+        for rank in state.alive
+        if rank.pid not in ending.signalled and (ending.why is Why.STOP or not rank.failure)
+    )
+    if not pids or ending.why in (Why.SUCCESS, Why.INTERRUPT):
+        return None
+
+    def act(now: float) -> Step:
+        # Also for ranks that started after the others.
+        later = max(ending.deadline, now + state.grace(ending.why))
+        after = ending._replace(signalled=ending.signalled | set(pids), deadline=later)
+        return state._replace(phase=after), (SignalRanks(pids, ending.number),)
+
+    return Part(NOW, act)
+
+
+def _request_places(state: State, ending: Ending) -> Part | None:
+    """Shortly before ranks are killed: where they are, for the log."""
+    if ending.why in (Why.SUCCESS, Why.INTERRUPT) or ending.places_requested or not state.alive:
+        return None
+
+    def act(now: float) -> Step:
+        after = state._replace(phase=ending._replace(places_requested=True))
+        return after, (RequestPlaces(),) if now < ending.deadline else ()
+
+    return Part(ending.deadline - min(PLACES_SECONDS, state.grace(ending.why) / 2), act)
+
+
+def _kill_ranks(state: State, ending: Ending) -> Part | None:
     if ending.why is Why.SUCCESS or not state.alive:
-        return ending, ()
-    stops = ending.why is Why.STOP
-    new = [rank.pid for rank in state.alive if rank.pid not in ending.told]
-    to_tell = [pid for pid in new if stops or not state.ranks[pid].failure]
-    if ending.why is Why.INTERRUPT:
-        to_tell = []
-    if to_tell:
-        grace = state.job.grace if stops else state.job.failure_grace
-        by = max(ending.by, clock.now + grace)  # also for ranks that started after the others
-        ending = ending._replace(told=ending.told | set(to_tell), by=by)
-        actions = (SignalRanks(tuple(to_tell), ending.number),)
-    if not ending.asked and clock.has_come(_to_ask_at(state, ending)):
-        ending = ending._replace(asked=True)
-        actions += (RequestPlaces(),) if clock.now < ending.by else ()
-    if not clock.has_come(ending.by) or not clock.has_come(ending.kill_again_at):
-        return ending, actions
-    if math.isinf(ending.killed_at):
-        actions += tuple(Log(line) for line in _hanging(state, ending))
-        ending = ending._replace(killed_at=clock.now)
-    else:  # the kernel holds them: what others have left behind is not to wait for that
-        actions += (SignalProcesses(ending.left, signal.SIGKILL),) if ending.left else ()
-        actions += (FindLeftovers(),)
-    ending = ending._replace(kill_again_at=clock.now + KILL_AGAIN_SECONDS)
-    clock.has_come(ending.kill_again_at)
-    return ending, (*actions, KillRanks(tuple(rank.pid for rank in state.alive)))
+        return None
+
+    def act(now: float) -> Step:
+        actions: Actions = ()
+        if math.isinf(ending.kill.began):
+            actions = tuple(Log(line) for line in _hanging(state, ending))
+        else:  # the kernel holds them: what others have left behind is not to wait for that
+            if ending.leftovers.pids:
+                actions = (SignalProcesses(ending.leftovers.pids, signal.SIGKILL),)
+            actions += (FindLeftovers(),)
+        pids = tuple(rank.pid for rank in state.alive)
+        return state._replace(phase=_killing(ending, now)), (*actions, KillRanks(pids))
+
+    return Part(max(ending.deadline, ending.kill.again_at), act)
 
 
-def _to_ask_at(state: State, ending: Ending) -> float:
-    """Return when ranks are asked where they are: shortly before they are killed."""
-    if ending.why is Why.INTERRUPT:
-        return math.inf
-    grace = state.job.grace if ending.why is Why.STOP else state.job.failure_grace
-    return ending.by - min(PLACES_SECONDS, grace / 2)
-
-
-def remaining(state: State, event: LeftoversFound, now: float) -> Step:
-    """Note what ranks have left behind."""
-    if not isinstance(state.phase, Ending):
-        return state, ()
-    return advance(state, state.phase._replace(left=tuple(event.pids)), now)
+def _killing(ending: Ending, now: float) -> Ending:
+    kill = Kill(min(ending.kill.began, now), now + KILL_AGAIN_SECONDS)
+    return ending._replace(kill=kill)
 
 
 def _hanging(state: State, ending: Ending) -> list[str]:
@@ -176,7 +167,7 @@ def _hanging(state: State, ending: Ending) -> list[str]:
     lines = [f"rank {rank.rank} does not end; it is in {rank.place}." for rank in where]
     failed = [rank for rank in state.alive if rank.failure and rank.counts]
     for rank in failed:
-        grace = f"{state.job.failure_grace:g}"
+        grace = f"{state.grace(Why.FAILURE):g}"
         lines.append(
             f"rank {rank.rank} has failed but still runs {grace} s later: killing it with "
             "SIGKILL (--launcher-failure-grace sets its time to end)."
@@ -192,7 +183,7 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
     number = ending.number
     if ending.why is not Why.STOP:
         return ()
-    if rank.pid not in ending.told:
+    if rank.pid not in ending.signalled:
         return failed_before(state, (rank,), number)
     # A restart's SIGTERM may have come to it just before the stop.
     if rank.exit_code in (-number, -signal.SIGTERM):
@@ -207,7 +198,7 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
 def failed_before(state: State, ranks: Iterable[Rank], number: int) -> Actions:
     """Say which ranks failed by themselves before a stop came here: nobody else says it.
 
-    Not those that whoever stops the job has told as well, nor what follows from other ranks' ends.
+    Not those that whoever stops the job has signalled as well, nor what follows from others' ends.
     """
     stops = (0, -number, 128 + number, -signal.SIGTERM, 128 + signal.SIGTERM)
     failed = [
@@ -222,7 +213,7 @@ def failed_before(state: State, ranks: Iterable[Rank], number: int) -> Actions:
     return (Log(f"before the stop came: {headline(first, state.job.current_host)}{more}."),)
 
 
-def ranks_signalled(state: State, event: Signalled) -> Step:
+def ranks_signalled(state: State, event: Signalled, now: float) -> Step:
     """Pass Ctrl-C on to what a rank has started, if the rank itself ignores it.
 
     os.system ignores it while it waits for another program, which should get it.
@@ -241,170 +232,232 @@ def ranks_signalled(state: State, event: Signalled) -> Step:
     return state, tuple(SignalGroup(pid, number) for pid in ignoring)
 
 
-def _tell_no_ranks(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
-    """Tell the coordinator that no rank runs here, once torchrun leaves its store alone, too.
+# No rank runs any more, and none can start.
 
-    Until it asks, torchrun signs in there, and logs a stack trace if the store has gone.
+
+def _no_ranks_at(state: State) -> float:
+    """Return from when on that is so: torchrun may be starting some, until it is stuck."""
+    if state.alive:
+        return NEVER
+    return state.torchrun.stuck_at if state.torchrun.may_have_ranks else NOW
+
+
+def _note_no_ranks(state: State, ending: Ending) -> Part | None:
+    if ending.no_ranks_since < math.inf:
+        return None
+
+    def act(now: float) -> Step:
+        leftovers = ending.leftovers._replace(pids=None)
+        after = ending._replace(no_ranks_since=now, leftovers=leftovers)
+        return state._replace(phase=after), (FindLeftovers(),)
+
+    return Part(_no_ranks_at(state), act)
+
+
+def _report_no_ranks(state: State, ending: Ending) -> Part | None:
+    """Once torchrun leaves its store alone, too.
+
+    Until it requests the close, it signs in there, and logs a stack trace if the store has gone.
     """
-    torchrun = state.torchrun
-    if ending.why is Why.SUCCESS or ending.no_ranks_told:
-        return ending, ()
-    uses_store = torchrun.leave and not (torchrun.asks or torchrun.in_barrier)
-    has_ended = torchrun.has_ended or torchrun.child_has_ended or torchrun.killed_at < math.inf
-    if (
-        uses_store
-        and not has_ended
-        and not clock.has_come(ending.no_ranks_since + CLOSE_REQUEST_SECONDS)
-    ):
-        return ending, ()
-    return ending._replace(no_ranks_told=True), (Tell(NoRanksHere(state.attempt)),)
+    if ending.why is Why.SUCCESS or ending.no_ranks_reported:
+        return None
+    torchrun, at = state.torchrun, _no_ranks_at(state)
+    uses_store = torchrun.has_permission and not (torchrun.requests_close or torchrun.in_barrier)
+    if uses_store and not (torchrun.has_ended or torchrun.was_killed):
+        at = max(at, ending.no_ranks_since + CLOSE_REQUEST_SECONDS)
+
+    def act(now: float) -> Step:
+        after = ending._replace(no_ranks_reported=True)
+        return state._replace(phase=after), (Report(NoRanksHere(state.attempt)),)
+
+    return Part(at, act)
 
 
-def _end_left(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
-    """End what ranks left behind with SIGTERM, and with SIGKILL when its time is over.
-
-    After a stop, what ranks have left (an upload, say) has the rest of the grace, and SIGTERM comes
-    only near its end.
-    """
-    left = ending.left
-    if not left:
-        return ending, ()
-    if clock.has_come(ending.by):
-        if not clock.has_come(ending.kill_again_at):
-            return ending, ()
-        killed_at = min(ending.killed_at, clock.now)
-        ending = ending._replace(killed_at=killed_at, kill_again_at=clock.now + KILL_AGAIN_SECONDS)
-        clock.has_come(ending.kill_again_at)
-        return ending, (SignalProcesses(left, signal.SIGKILL), FindLeftovers())
-    tell_at = -math.inf
-    if ending.why is Why.STOP:
-        tell_at = ending.by - min(MARGIN_SECONDS, state.job.grace / 4)
-    if not clock.has_come(tell_at):
-        if ending.left_said:
-            return ending, ()
-        seconds = ending.by - clock.now
-        line = f"{len(left)} processes that ranks left behind have {seconds:.0f} s to end."
-        return ending._replace(left_said=True), (Log(line),)
-    new = tuple(pid for pid in left if pid not in ending.told)
-    if not new:
-        return ending, ()
-    whose = "the last attempt" if ending.why is Why.RESTART else "the job"
-    lines = tuple(Log(f"ending process {pid}, which {whose} left behind.") for pid in new)
-    ending = ending._replace(told=ending.told | set(new))
-    return ending, (*lines, SignalProcesses(new, signal.SIGTERM))
+# Leftover processes: SIGTERM, and SIGKILL at the deadline. After a stop they (an upload, say) have
+# the rest of the grace, and SIGTERM comes only near its end.
 
 
-def _end_torchrun(
-    state: State, ending: Ending, clock: _Clock, *, gives_up: bool
-) -> tuple[Torchrun, Actions]:
-    """Answer torchrun when no rank runs, and kill it if it does not go on by itself."""
-    torchrun = state.torchrun
-    if torchrun.has_ended or torchrun.killed_at < math.inf or (state.runner and not torchrun.runs):
-        return torchrun, ()
-    killed = torchrun._replace(killed_at=clock.now)
+def _leftovers_end_at(state: State, ending: Ending) -> float:
+    if ending.why is not Why.STOP:
+        return NOW
+    return ending.deadline - min(MARGIN_SECONDS, state.grace(ending.why) / 4)
+
+
+def _say_leftovers(state: State, ending: Ending) -> Part | None:
+    """They have time, of which people read."""
+    pids, end_at = ending.leftovers.pids, _leftovers_end_at(state, ending)
+    if not pids or ending.leftovers.is_said or end_at == NOW:
+        return None
+
+    def act(now: float) -> Step:
+        after = ending._replace(leftovers=ending.leftovers._replace(is_said=True))
+        many, seconds = len(pids), ending.deadline - now
+        line = f"{many} processes that ranks left behind have {seconds:.0f} s to end."
+        return state._replace(phase=after), (Log(line),) if now < end_at else ()
+
+    return Part(_no_ranks_at(state), act)
+
+
+def _signal_leftovers(state: State, ending: Ending) -> Part | None:
+    pids = tuple(pid for pid in ending.leftovers.pids or () if pid not in ending.signalled)
+    if not pids:
+        return None
+
+    def act(now: float) -> Step:
+        after = state._replace(phase=ending._replace(signalled=ending.signalled | set(pids)))
+        if now >= ending.deadline:
+            return after, ()  # they are killed
+        whose = "the last attempt" if ending.why is Why.RESTART else "the job"
+        lines = tuple(Log(f"ending process {pid}, which {whose} left behind.") for pid in pids)
+        return after, (*lines, SignalProcesses(pids, signal.SIGTERM))
+
+    return Part(max(_no_ranks_at(state), _leftovers_end_at(state, ending)), act)
+
+
+def _kill_leftovers(state: State, ending: Ending) -> Part | None:
+    pids = ending.leftovers.pids
+    if not pids:
+        return None
+
+    def act(now: float) -> Step:
+        actions = (SignalProcesses(pids, signal.SIGKILL), FindLeftovers())
+        return state._replace(phase=_killing(ending, now)), actions
+
+    return Part(max(_no_ranks_at(state), ending.deadline, ending.kill.again_at), act)
+
+
+def _note_killed(state: State, ending: Ending) -> Part | None:
+    """All that was killed has ended: what is found later has its own time to."""
+    if state.alive or ending.leftovers.pids != () or math.isinf(ending.kill.began):
+        return None
+    after = ending._replace(kill=ending.kill._replace(began=math.inf))
+    return Part(NOW, lambda now: (state._replace(phase=after), ()))
+
+
+def leftovers_found(state: State, event: LeftoversFound, now: float) -> Step:
+    """Note the leftover processes."""
+    if not isinstance(state.phase, Ending):
+        return state, ()
+    leftovers = state.phase.leftovers._replace(pids=tuple(event.pids))
+    return advance(state, state.phase._replace(leftovers=leftovers), now)
+
+
+# Torchrun: it gets its reply when no rank runs, and is killed if it does not go on by itself.
+
+
+def _end_torchrun(state: State, ending: Ending) -> Part | None:
+    torchrun, kill = state.torchrun, functools.partial(_kill_torchrun, state)
+    if torchrun.has_ended or torchrun.was_killed:
+        return None
     if ending.why is Why.SUCCESS:
-        return _end_in_barrier(state, ending, clock)
-    kill = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
-    if ending.why is Why.INTERRUPT or (gives_up and state.alive) or not torchrun.leave:
-        return killed, (KillTorchrun(),)
+        return _pass_barrier(state)
+    if ending.why is Why.INTERRUPT or not torchrun.has_permission:
+        return Part(NOW, kill)
+    given_up_at = ending.kill.began + MARGIN_SECONDS  # ranks
     if torchrun.may_have_ranks:
-        if clock.has_come(ending.since + MARGIN_SECONDS):
-            kill = "torchrun does not say which ranks it has started: killing it with SIGKILL."
-            return killed, (Log(kill), KillTorchrun())
-        return torchrun, ()
-    restarts_itself = state.job.torchrun_restarts and ending.why is Why.RESTART
-    if math.isinf(ending.no_ranks_since) or (restarts_itself and torchrun.asks):
-        return torchrun, ()
+        line = "torchrun does not say which ranks it has started: killing it with SIGKILL."
+        at = min(given_up_at if state.alive else NEVER, ending.since + MARGIN_SECONDS)
+        return Part(at, functools.partial(kill, line=line))
+    if state.alive:
+        return Part(given_up_at, kill)
+    at = ending.no_ranks_since
     if torchrun.keeps_store and not state.no_ranks_left:
         # Ranks of other hosts may have been stopped, and have the grace of that.
-        longest = max(state.job.grace, state.job.failure_grace)
-        if not clock.has_come(max(ending.by, ending.since + longest) + MARGIN_SECONDS):
-            return torchrun, ()
-    if torchrun.asks:
-        torchrun = _answered(state, clock.now + CLOSE_REQUEST_SECONDS)
-        clock.has_come(torchrun.has_until)
-        return torchrun, (Answer(leave=True),)
-    by = -math.inf if torchrun.in_barrier else ending.no_ranks_since + CLOSE_REQUEST_SECONDS
-    if not clock.has_come(max(by, torchrun.has_until)):
-        return torchrun, ()
-    return killed, ((KillTorchrun(),) if torchrun.in_barrier else (Log(kill), KillTorchrun()))
+        longest = max(state.grace(Why.STOP), state.grace(Why.FAILURE))
+        at = max(at, max(ending.deadline, ending.since + longest) + MARGIN_SECONDS)
+    if torchrun.requests_close:
+        return Part(at, functools.partial(_reply, state, depart=True))
+    if torchrun.in_barrier:
+        return Part(max(at, torchrun.exit_deadline), kill)
+    line = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
+    request_by = ending.no_ranks_since + CLOSE_REQUEST_SECONDS
+    at = max(at, request_by, torchrun.exit_deadline)
+    return Part(at, functools.partial(kill, line=line))
 
 
-def _answered(state: State, until: float) -> Torchrun:
-    """Return torchrun after an answer, with the failure grace if it copies what ranks wrote."""
-    until += state.job.failure_grace if state.torchrun.tees else 0
-    return state.torchrun._replace(asks=False, has_until=until)
-
-
-def _end_in_barrier(state: State, ending: Ending, clock: _Clock) -> tuple[Torchrun, Actions]:
-    """Let torchrun go to its barrier after a success, where it waits for the other hosts'."""
+def _pass_barrier(state: State) -> Part | None:
+    """After a success torchrun goes to its barrier, where it waits for the other hosts'."""
     torchrun = state.torchrun
-    is_held = not state.job.torchrun_restarts  # or else its own time-out counts
-    if is_held and clock.has_come(
-        max(ending.decided_at + EXIT_BARRIER_SECONDS, torchrun.has_until)
-    ):
-        line = Log("all hosts have succeeded, but torchrun does not end: killing it with SIGKILL.")
-        return torchrun._replace(killed_at=clock.now), (line, KillTorchrun())
-    if torchrun.asks:
-        return _answered(state, clock.now)._replace(in_barrier=True), (Answer(),)
-    return torchrun, ()
+    if torchrun.requests_close:
+        return Part(NOW, functools.partial(_reply, state, depart=False))
+    if state.others_are_unheard:  # they may train on: torchrun's own time-out counts
+        return None
+    line = "all hosts have succeeded, but torchrun does not end: killing it with SIGKILL."
+    at = max(torchrun.barrier_deadline, torchrun.exit_deadline)
+    return Part(at, functools.partial(_kill_torchrun, state, line=line))
 
 
-def _end_program(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
-    """Have the program that runs torchrun end: it may work before torchrun runs, and after it.
-
-    If this end has ended torchrun, the program has the failure grace to end by itself.
-    """
-    torchrun = state.torchrun
-    is_stuck = clock.has_come(torchrun.killed_at + MARGIN_SECONDS)
-    works = not torchrun.runs or torchrun.has_ended or is_stuck
-    if not state.runner or torchrun.child_has_ended or ending.why is Why.SUCCESS or not works:
-        return ending, ()
-    by = ending.by
-    if torchrun.has_ended and torchrun.ended_at >= ending.since:
-        by = max(by, torchrun.ended_at + state.job.failure_grace)
-    if ending.program_killed_at < math.inf:
-        return ending, ()
-    if ending.why is Why.INTERRUPT or clock.has_come(by):
-        return ending._replace(program_killed_at=clock.now), (SignalChild(signal.SIGKILL),)
-    if ending.program_told or (torchrun.has_ended and torchrun.ended_at >= ending.since):
-        return ending, ()
-    return ending._replace(program_told=True), (SignalChild(ending.number),)
+def _reply(state: State, now: float, *, depart: bool) -> Step:
+    """Have torchrun end at once, or go to its barrier; to copy output it has the failure grace."""
+    until = now + (CLOSE_REQUEST_SECONDS if depart else 0)
+    until += state.grace(Why.FAILURE) if state.torchrun.tees else 0
+    torchrun = state.torchrun._replace(requests_close=False, exit_deadline=until)
+    torchrun = torchrun._replace(in_barrier=torchrun.in_barrier or not depart)
+    return state._replace(torchrun=torchrun), (Reply(depart=depart),)
 
 
-def _ask_gpus(state: State, ending: Ending, clock: _Clock) -> tuple[Ending, Actions]:
-    """Before a restart ask once which GPUs are broken; a driver that hangs is not waited for."""
-    if ending.why is not Why.RESTART or state.job.torchrun_restarts:
-        waits = not math.isinf(ending.answer_by) and ending.broken is None
-        return ending._replace(answer_by=math.inf), (CancelGpuCheck(),) if waits else ()
-    if ending.broken is not None:
-        return ending, ()
-    if math.isinf(ending.answer_by):
-        ending = ending._replace(answer_by=clock.now + GPU_CHECK_SECONDS)
-        clock.has_come(ending.answer_by)
-        return ending, (CheckGpus(),)
-    if clock.has_come(ending.answer_by):
-        return ending._replace(broken=""), (CancelGpuCheck(),)
-    return ending, ()
+def _kill_torchrun(state: State, now: float, line: str = "") -> Step:
+    state = state._replace(torchrun=state.torchrun._replace(killed_at=now))
+    return state, (*((Log(line),) if line else ()), KillTorchrun())
 
 
-def gpus_said(state: State, event: GpusChecked, now: float) -> Step:
+# The driver of the GPUs, before a restart: which of them are broken.
+
+
+def _check_gpus(state: State, ending: Ending) -> Part | None:
+    """Once; a driver that hangs is not waited for."""
+    gpus = ending.gpus
+    if gpus.is_open:
+        restarts = ending.why is Why.RESTART
+        after = ending._replace(gpus=GpuCheck(broken="" if restarts else None))
+        at = gpus.deadline if restarts else NOW
+        return Part(at, lambda now: (state._replace(phase=after), (CancelGpuCheck(),)))
+    if ending.why is not Why.RESTART or gpus.broken is not None:
+        return None
+
+    def act(now: float) -> Step:
+        after = ending._replace(gpus=GpuCheck(now + GPU_CHECK_SECONDS))
+        return state._replace(phase=after), (CheckGpus(),)
+
+    return Part(NOW, act)
+
+
+def gpus_checked(state: State, event: GpusChecked, now: float) -> Step:
     """Note which GPUs are broken."""
     if not isinstance(state.phase, Ending):
         return state, ()
-    return advance(state, state.phase._replace(broken=event.broken), now)
+    gpus = state.phase.gpus._replace(broken=event.broken)
+    return advance(state, state.phase._replace(gpus=gpus), now)
 
 
 def _broken(state: State, ending: Ending) -> str:
-    """Return which hardware is broken: what a rank has said meanwhile counts, too."""
+    """Return which hardware is broken: what a rank has reported meanwhile counts, too."""
     host = state.job.current_host
     failures = [rank.failure for rank in state.ranks.values() if rank.failure]
-    said = (broken_hardware(failure, host) for failure in failures)
-    return ending.broken or next(filter(None, said), "")
+    reported = (broken_hardware(failure, host) for failure in failures)
+    return ending.gpus.broken or next(filter(None, reported), "")
+
+
+# Nothing remains that could be ended.
+
+
+def _conclude(state: State, ending: Ending) -> Part | None:
+    """What survives SIGKILL for 5 s is given up."""
+    if ending.leftovers.pids is None or ending.gpus.is_open:
+        return None
+    at = NOW if state.torchrun.has_ended else state.torchrun.stuck_at
+    survivors = len({rank.pid for rank in state.alive} | set(ending.leftovers.pids))
+    if survivors:
+        at = max(at, ending.kill.began + MARGIN_SECONDS)
+
+    def act(now: float) -> Step:
+        torchrun = not state.torchrun.has_ended
+        return _nothing_is_left(state, ending, survivors + torchrun, now)
+
+    return Part(at, act)
 
 
 def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -> Step:
-    """Go on: nothing runs that could be ended."""
     lines: Actions = ()
     if survivors:
         lines = (
@@ -418,6 +471,23 @@ def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -
         result = state.result or stopped(signal.SIGINT)
         return state._replace(phase=Done(), result=result), lines
     if ending.why is Why.RESTART and state.result is None:
-        cleared = Tell(Cleared(state.attempt, survivors, _broken(state, ending)))
+        cleared = Report(Cleared(state.attempt, survivors, _broken(state, ending)))
         return state._replace(phase=Restarting()), (*lines, cleared)
     return state._replace(phase=Done() if state.result else Waiting()), lines
+
+
+# In the order in which they are done where several are due.
+PARTS: tuple[Callable[[State, Ending], Part | None], ...] = (
+    _signal_ranks,
+    _request_places,
+    _kill_ranks,
+    _note_no_ranks,
+    _report_no_ranks,
+    _say_leftovers,
+    _signal_leftovers,
+    _kill_leftovers,
+    _note_killed,
+    _end_torchrun,
+    _check_gpus,
+    _conclude,
+)

@@ -1,8 +1,10 @@
 """What happens to this host's torchrun and ranks, and what can be done about it.
 
-Events come from the supervisor, which carries the actions out; what the coordinator says is an
-event, too (peers/messages.py). Every event of an attempt's processes is of the current one: the
-next is started only when none is left, and what is queued of one is forgotten with it (reports.py).
+Events come from the supervisor, which carries the actions out; commands of the coordinator are
+events, too (peers/messages.py). An event of an attempt's processes is of the current one: the next
+is started when none is left on any host, and what is queued of one is forgotten with it
+(reports.py). What was searched for (LeftoversFound, GpusChecked, PlacesReported) may come late: it
+counts in the phase Ending alone.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
-from launcher.peers.messages import FromMember
+from launcher.peers.events import Report as Report
 from launcher.result.causes import Failure
 from launcher.result.raised import Link
 from launcher.watch.stacks import Calls
@@ -37,16 +39,12 @@ class Signal(NamedTuple):
     number: int
 
 
-class TorchrunRuns(NamedTuple):
-    """Torchrun runs, and can be told what it may do; below another program it may run later."""
-
-
 class ReachedRendezvous(NamedTuple):
     """Torchrun has imported torch, and waits for those of the other hosts."""
 
 
 class StartRequested(NamedTuple):
-    """Torchrun has met the others, is about to start the ranks, and waits for the action Answer."""
+    """Torchrun has met the others, and waits for permission to start the ranks: Reply."""
 
 
 class RanksStarted(NamedTuple):
@@ -62,7 +60,7 @@ class RanksStarted(NamedTuple):
 
 
 class CloseRequested(NamedTuple):
-    """Torchrun is about to end the ranks, or has seen all of them end; it waits for Answer.
+    """Torchrun is about to end the ranks, or has seen all of them end; it waits for Reply.
 
     `number` is the signal for which it does, 0 for none; `error` what it raised; with `tees` it
     copies what ranks wrote (--tee), and may not be through with it.
@@ -74,17 +72,10 @@ class CloseRequested(NamedTuple):
 
 
 class TorchrunEnded(NamedTuple):
-    """Torchrun has ended, whoever runs it; all that it and its ranks said before has been heard."""
+    """Torchrun has ended; all that it and its ranks reported is known."""
 
     returncode: int | None  # negative: by this signal; None: not known
     error: str = ""  # what it raised
-    oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
-
-
-class ChildEnded(NamedTuple):
-    """The launcher's child has ended: torchrun (after TorchrunEnded), or what runs it."""
-
-    returncode: int
     oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
 
 
@@ -97,7 +88,7 @@ class RankRuns(NamedTuple):
 
 
 class RankExits(NamedTuple):
-    """A rank said why it ends, and with which exit code if no sys.excepthook chooses another."""
+    """A rank reports why it ends, and its exit code if no sys.excepthook chooses another."""
 
     pid: int
     exit_code: int  # negative: by this signal
@@ -122,7 +113,7 @@ class ScriptEnded(NamedTuple):
 
 
 class PlacesReported(NamedTuple):
-    """Where ranks are that were asked (to RequestPlaces), by pid: `load, data.py:88`."""
+    """Where ranks are (to RequestPlaces), by pid: `load, data.py:88`."""
 
     places: Mapping[int, str]
 
@@ -159,20 +150,14 @@ class GpusChecked(NamedTuple):
 
 
 class OrphanEnded(NamedTuple):
-    """A process has ended that is neither torchrun nor a rank: one that they left behind."""
+    """A process has ended that is neither torchrun nor a rank: a leftover one."""
 
 
 class Time(NamedTuple):
     """Something is due."""
 
 
-# Actions.
-
-
-class Tell(NamedTuple):
-    """Tell the coordinator."""
-
-    message: FromMember
+# Actions; and Report, of peers/events.py, to the coordinator.
 
 
 class StartTorchrun(NamedTuple):
@@ -181,33 +166,27 @@ class StartTorchrun(NamedTuple):
     attempt: int
 
 
-class Answer(NamedTuple):
-    """Let torchrun go on: start the ranks, or end as it would, or (`leave`) end at once."""
+class Reply(NamedTuple):
+    """Let torchrun go on: start the ranks, or end as it would, or (`depart`) end at once."""
 
-    leave: bool = False
+    depart: bool = False
 
 
 class SignalRanks(NamedTuple):
-    """Send ranks' own processes a signal; see before what they do at it. Answer: Signalled."""
+    """Send ranks' own processes a signal; see before what they do at it. Brings about Signalled."""
 
     pids: Sequence[int]
     number: int
 
 
 class RequestPlaces(NamedTuple):
-    """Ask all ranks where they are. Answer: PlacesReported."""
+    """Request of all ranks where they are. Brings about PlacesReported."""
 
 
 class SignalGroup(NamedTuple):
     """Send a signal to what a rank has started in its process group, not to the rank."""
 
     pid: int
-    number: int
-
-
-class SignalChild(NamedTuple):
-    """Send the program that runs torchrun, and what it has started in its group, a signal."""
-
     number: int
 
 
@@ -222,22 +201,22 @@ class KillRanks(NamedTuple):
 
 
 class SignalProcesses(NamedTuple):
-    """Send a signal to processes that were left behind; they may be gone by now."""
+    """Send a signal to leftover processes; they may be gone by now."""
 
     pids: Sequence[int]
     number: int
 
 
 class FindLeftovers(NamedTuple):
-    """Find what ranks have left behind. Answer: LeftoversFound."""
+    """Find the leftover processes. Brings about LeftoversFound."""
 
 
 class CheckGpus(NamedTuple):
-    """Ask the driver of this host's GPUs which of them are broken. Answer: GpusChecked."""
+    """Request of this host's driver which GPUs are broken. Brings about GpusChecked."""
 
 
 class CancelGpuCheck(NamedTuple):
-    """Wait no longer for that answer; kill what was asked."""
+    """Wait no longer for that reply; kill what was to give it."""
 
 
 Actions = tuple[Any, ...]

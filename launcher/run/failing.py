@@ -1,13 +1,13 @@
-"""What this host tells the coordinator of its ranks and torchrun when they have failed. Pure."""
+"""What this host reports of its ranks and torchrun when they have failed. Pure."""
 
 from __future__ import annotations
 
 import math
 
 from launcher.peers.messages import Failed
-from launcher.result.causes import Failure, headline, of_rank, of_torchrun, told_to_end
+from launcher.result.causes import Failure, of_rank, of_torchrun, told_to_end
 from launcher.run import ranks
-from launcher.run.events import Actions, Tell
+from launcher.run.events import Actions, Report
 from launcher.run.state import (
     CONFIRM_FAILURE_SECONDS,
     MARGIN_SECONDS,
@@ -16,11 +16,10 @@ from launcher.run.state import (
     State,
     Step,
 )
-from launcher.text.words import Log
 
 
 def count(state: State, now: float, *, everything: bool = False) -> Step:
-    """Tell the coordinator of the ranks whose failures count now."""
+    """Report the ranks whose failures count now."""
     if not isinstance(state.phase, (Running, Failing)):
         return state, ()
     began, job = state.times.attempt, state.job
@@ -31,40 +30,34 @@ def count(state: State, now: float, *, everything: bool = False) -> Step:
         known = {**state.ranks, rank.pid: rank._replace(counts=True)}
         state = state._replace(ranks=known)
         assert rank.failure
-        if job.torchrun_restarts and state.torchrun.leave <= job.max_restarts:
-            line = f"{headline(rank.failure, job.current_host)}; torchrun restarts it."
-            actions += (Log(line),)
-            continue
         age = now - began - rank.failure.time
         state, more = fail(state, of_rank(rank.failure, job.current_host), now, age)
-        actions += (*tell_ends(state, now), *more)
+        actions += (*report_ends(state, now), *more)
     return state._replace(count_at=began + wait), actions
 
 
-def tell_ends(state: State, now: float, *, only_first: bool = False) -> Actions:
-    """Tell the coordinator which ranks have ended with 0: that may break others' collective.
+def report_ends(state: State, now: float, *, only_first: bool = False) -> Actions:
+    """Report which ranks have ended with 0: that may break others' collective.
 
-    With `only_first` nothing is told if others have before, or if all have, which is told with this
-    host's success. Where torchrun may run again in this attempt, only what belongs to a failure is.
+    With `only_first` nothing is if others have before, or if all have, which is reported with this
+    host's success.
     """
-    if only_first and (state.runner or state.job.torchrun_restarts):
-        return ()
     ends = ranks.ended_well(state.ranks, state.attempt, now - state.times.attempt)
     is_known = only_first and (state.has_succeeded or any(len(one.ages) > 1 for one in ends))
-    return () if is_known else tuple(map(Tell, ends))
+    return () if is_known else tuple(map(Report, ends))
 
 
 def fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
-    """Tell the coordinator of a failure, which counts; it decides what follows."""
+    """Report a failure, which counts; the coordinator decides what follows."""
     phase = state.phase
-    tell: Actions = (Tell(Failed(state.attempt, failure, round(age, 3))),)
-    if isinstance(phase, Running) and phase.told_to_end and failure.of_rank:
+    report: Actions = (Report(Failed(state.attempt, failure, round(age, 3))),)
+    if isinstance(phase, Running) and phase.foreign_signal and failure.of_rank:
         # There is no restart after somebody else has ended torchrun.
-        tell += (Tell(Failed(state.attempt, stopped_by_others(state, phase, now))),)
+        report += (Report(Failed(state.attempt, stopped_by_others(state, phase, now))),)
     if not isinstance(phase, Failing):
-        by = now + failure.cause.patience + MARGIN_SECONDS
-        state = state._replace(phase=Failing(by))
-    return state, tell
+        deadline = now + failure.cause.patience + MARGIN_SECONDS
+        state = state._replace(phase=Failing(deadline))
+    return state, report
 
 
 def of_torchrun_here(
@@ -72,15 +65,14 @@ def of_torchrun_here(
     returncode: int | None,
     error: str,
     now: float,
-    program: str = "torchrun",
     oom: str = "",
 ) -> Failure:
-    """Return why this host has failed if its torchrun has, or the program that runs it."""
+    """Return why this host has failed if its torchrun has."""
     job, seconds = state.job, now - state.times.attempt
     where = (job.hosts, job.current_host, job.endpoint)
-    return of_torchrun(returncode, error, *where, seconds, program, oom)
+    return of_torchrun(returncode, error, *where, seconds, oom=oom)
 
 
 def stopped_by_others(state: State, running: Running, now: float) -> Failure:
     """Return why this host has failed if somebody else has sent its torchrun a signal."""
-    return of_torchrun_here(state, None, told_to_end(running.told_to_end), now)
+    return of_torchrun_here(state, None, told_to_end(running.foreign_signal), now)

@@ -1,18 +1,40 @@
-"""What becomes of this host's torchrun and ranks: an event and the time in, actions out.
+"""What becomes of this host's torchrun and ranks: an event and the time in, actions out. Pure.
 
     state, actions = step(state, event, now)
 
-torchrun starts ranks; it ends none, and restarts none unless the launchers of several hosts do not
-talk (Job.torchrun_restarts). Its agent (agent.py) asks before it starts them, and before it would
-end them it waits until they have ended. They end here, in the phase Ending, for whatever reason.
-Times are on the clock time.monotonic(), waits in seconds. Pure.
+*A phase* is how far this host's share of the job is, and says what an event means. What is known in
+it alone is in its value. EVENTS has the function that takes an event; it branches on the phase.
+rows.py has all changes of phase, and every step of a test is checked against it.
+
+*Who owns ranks.* torchrun starts them, with permission; it ends none, and restarts none. Its agent
+(agent.py) requests the start, and requests the close before it would end them: it gets its reply
+when no rank runs. All of them end here, in the phase Ending, for whatever reason (ending.py).
+
+*Who decides.* The coordinator, on how the job ends and on restarts. This host reports what happens
+and does what is commanded; by itself it acts on a stop alone, or where no command comes in time.
+
+*What bounds each wait.* Joining: the coordinator, by the start timeout. Departing: 3 s. Running
+lasts as long as the job; what a rank raised counts 2.5 s later, a foreign signal to torchrun after
+1 s. Failing: the patience with the cause, and 5 s. Ending: each of its parts says by itself.
+Restarting and Waiting: the coordinator, whose loss is an End.
+
+*What holds always.*
+- The result is set once. Where a stop and a failure are known, the coordinator has chosen.
+- In Restarting, Waiting and Done nothing of the job runs here, but for what has survived SIGKILL
+  for 5 s, which was reported; or else an attempt would begin beside the one before.
+- An attempt begins when all hosts have cleared the one before, so events of its processes are of
+  this one. Commands name theirs.
+- Each process gets the signal that ends it once; only a longer grace is given after that.
+- All actions of a step are carried out before the next event is taken in (supervisor.py).
+
+Times are on the clock time.monotonic(), waits in seconds.
 """
 
 from __future__ import annotations
 
 import math
 import signal
-from typing import Any
+from typing import Any, Callable
 
 from launcher.peers.events import AllKnow
 from launcher.peers.messages import (
@@ -27,22 +49,21 @@ from launcher.peers.messages import (
     Stop,
     Succeeded,
 )
-from launcher.result.causes import Result, stopped
+from launcher.result.causes import stopped
 from launcher.run import ranks
 from launcher.run.ending import (
     advance,
+    deadline,
     ended_while_ending,
     failed_before,
-    gpus_said,
+    gpus_checked,
     instead,
+    leftovers_found,
     ranks_signalled,
-    remaining,
 )
 from launcher.run.events import (
     Actions,
-    Answer,
     CannotStart,
-    ChildEnded,
     CloseRequested,
     FindLeftovers,
     GpusChecked,
@@ -50,20 +71,26 @@ from launcher.run.events import (
     LeftoversFound,
     OrphanEnded,
     PlacesReported,
+    RankEnded,
+    RankExits,
     RankRuns,
     RanksStarted,
     ReachedRendezvous,
+    Reply,
+    Report,
+    ScriptEnded,
     Signal,
     Signalled,
     StartRequested,
     StartTorchrun,
-    Tell,
+    ThreadRaised,
+    Time,
     TorchrunEnded,
-    TorchrunRuns,
 )
-from launcher.run.failing import count, fail, of_torchrun_here, stopped_by_others, tell_ends
+from launcher.run.failing import count, fail, of_torchrun_here, report_ends, stopped_by_others
 from launcher.run.state import (
     DEPART_SECONDS,
+    EXIT_BARRIER_SECONDS,
     INTERRUPTS_TO_KILL,
     INTERRUPTS_WITHIN_SECONDS,
     PART_OF_STOP_SECONDS,
@@ -84,72 +111,30 @@ from launcher.run.state import (
 from launcher.text.words import Log, signal_name
 
 
-def begin(job: Job, runner: str, now: float) -> State:
+def begin(job: Job, now: float) -> State:
     """Return the state at the launcher's start."""
-    return State(job, Times(now), runner)
+    return State(job, Times(now))
 
 
 def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while all ranks run."""
     phase = state.phase
-    if isinstance(phase, Running):
-        return min(phase.told_by, state.count_at)
-    if isinstance(phase, Failing):
-        return min(phase.by, state.count_at)
-    if isinstance(phase, Departing):
-        return phase.by
-    return phase.due if isinstance(phase, Ending) else math.inf
+    if isinstance(phase, Ending):
+        return deadline(state, phase)
+    if isinstance(phase, (Running, Failing)):
+        return min(phase.deadline, state.count_at)
+    return phase.deadline if isinstance(phase, Departing) else math.inf
 
 
 def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
-    if isinstance(event, ranks.REPORTS):
-        return rank_reports(state, event, now)
-    if isinstance(event, RanksStarted):
-        return ranks_started(state, event, now)
-    if isinstance(event, Signal):
-        return signalled(state, event.number, now)
-    if isinstance(event, Start):
-        return started(state, event, now)
-    if isinstance(event, End):
-        return ended(state, event.result, now)
-    if isinstance(event, Restart):
-        return restarted(state, event, now)
-    if isinstance(event, ReachedRendezvous):
-        return state, _meeting(state, has_met=False)
-    if isinstance(event, StartRequested):
-        return asks_to_start(state, now)
-    if isinstance(event, CloseRequested):
-        return asks_to_end(state, event, now)
-    if isinstance(event, TorchrunRuns):
-        return torchrun_runs(state, now)
-    if isinstance(event, TorchrunEnded):
-        return torchrun_ended(state, event, now)
-    if isinstance(event, ChildEnded):
-        return child_ended(state, event, now)
-    if isinstance(event, Signalled):
-        return ranks_signalled(state, event)
-    if isinstance(event, LeftoversFound):
-        return remaining(state, event, now)
-    if isinstance(event, GpusChecked):
-        return gpus_said(state, event, now)
-    if isinstance(event, OrphanEnded):
-        return state, (FindLeftovers(),) if isinstance(state.phase, Ending) else ()
-    if isinstance(event, NoRanksAnywhere):
-        known = event.attempt == state.attempt
-        return _go_on(state._replace(no_ranks_left=state.no_ranks_left or known), now)
-    if isinstance(event, PlacesReported):
-        return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
-    if isinstance(event, CannotStart):
-        return cannot_start(state, event, now)
-    if isinstance(event, LauncherFailed):
-        return launcher_failed(state, event, now)
-    if isinstance(event, AllKnow):
-        return all_know(state)
-    return time_is_up(state, now)
+    take = EVENTS.get(type(event))
+    if take is None:
+        return state, (Log(f"the run's state machine does not know {type(event).__name__}."),)
+    return take(state, event, now)
 
 
-# What the coordinator says.
+# Commands of the coordinator.
 
 
 def started(state: State, event: Start, now: float) -> Step:
@@ -169,27 +154,29 @@ def started(state: State, event: Start, now: float) -> Step:
     return state, (StartTorchrun(event.attempt),)
 
 
-def ended(state: State, result: Result, now: float) -> Step:
+def ended(state: State, event: End, now: float) -> Step:
     """End the ranks: the job was stopped, has failed, or has succeeded."""
-    phase = state.phase
+    phase, result = state.phase, event.result
     if state.result is not None:
         return state, ()
     state = state._replace(result=result)
     if isinstance(phase, Joining):
         return state._replace(phase=Departing(now + DEPART_SECONDS)), ()
     if isinstance(phase, (Restarting, Waiting)):
-        return state._replace(phase=Done()), (Tell(NoRanksHere(state.attempt)),)
+        return state._replace(phase=Done()), (Report(NoRanksHere(state.attempt)),)
     if isinstance(phase, (Departing, Done)):
         return state, ()
     if result.stop_signal:
         return _stop(state, result.stop_signal, now)
     if result.exit_code == 0:
-        by = now + state.job.failure_grace
-        ending = phase if isinstance(phase, Ending) else Ending(Why.SUCCESS, now, by)
-        return advance(state, ending._replace(decided_at=now), now)
+        torchrun = state.torchrun._replace(barrier_deadline=now + EXIT_BARRIER_SECONDS)
+        state = state._replace(torchrun=torchrun)
+        if isinstance(phase, Ending):
+            return advance(state, phase, now)
+        return _end(state, Why.SUCCESS, now)
     if isinstance(phase, Ending):
         if phase.why in (Why.SUCCESS, Why.RESTART):
-            return advance(state, instead(phase, Why.FAILURE, now, state.job.failure_grace), now)
+            return advance(state, instead(state, phase, Why.FAILURE, now), now)
         return state, ()
     state, actions = _end(state, Why.FAILURE, now)
     if state.alive:
@@ -203,24 +190,31 @@ def restarted(state: State, event: Restart, now: float) -> Step:
     phase, line = state.phase, Log(event.why)
     if event.attempt != state.attempt:
         return state, ()
-    if isinstance(phase, Running) and phase.told_to_end:
+    if isinstance(phase, Running) and phase.foreign_signal:
         state, actions = fail(state, stopped_by_others(state, phase, now), now)
     elif isinstance(phase, (Running, Failing, Waiting)):
         state, actions = _end(state, Why.RESTART, now)
     elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
-        phase = instead(phase, Why.RESTART, now, state.job.failure_grace)
+        phase = instead(state, phase, Why.RESTART, now)
         state, actions = advance(state, phase, now)
     else:
-        return state, ()  # a stop has come, which the coordinator is about to hear of
+        return state, ()  # a stop has come, which the coordinator is about to receive
     return state, (line, *actions)
 
 
-def all_know(state: State) -> Step:
-    """End, if nothing was started here: no other host has to be told any more."""
-    return (_leave(state), ()) if isinstance(state.phase, Departing) else (state, ())
+def no_ranks_anywhere(state: State, event: NoRanksAnywhere, now: float) -> Step:
+    """Note that no rank of this attempt runs on any host: nobody needs its store any more."""
+    if event.attempt == state.attempt:
+        state = state._replace(no_ranks_left=True)
+    return _go_on(state, now)
 
 
-def _leave(state: State) -> State:
+def all_know(state: State, event: AllKnow, now: float) -> Step:
+    """End, if nothing was started here: no other host waits to know why any more."""
+    return (_depart(state), ()) if isinstance(state.phase, Departing) else (state, ())
+
+
+def _depart(state: State) -> State:
     own = state.failure.result if state.failure else None
     return state._replace(phase=Done(), result=state.result or own)
 
@@ -229,15 +223,15 @@ def _leave(state: State) -> State:
 
 
 def cannot_start(state: State, event: CannotStart, now: float) -> Step:
-    """Tell the other hosts why this one cannot start torchrun."""
+    """Report why this host cannot start torchrun."""
     if isinstance(state.phase, Done):
         return state, ()  # a stop came first
     state = state._replace(phase=Departing(now + DEPART_SECONDS), failure=event.failure)
-    return state, (Tell(Failed(state.attempt, event.failure)),)
+    return state, (Report(Failed(state.attempt, event.failure)),)
 
 
 def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
-    """Tell the other hosts; a stop, and what is known of the end before, counts more."""
+    """Report it; a stop, and what is known of the end before, counts more."""
     phase = state.phase
     if isinstance(phase, Joining):
         return cannot_start(state, CannotStart(event.failure), now)
@@ -246,11 +240,12 @@ def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
     success = isinstance(phase, Ending) and phase.why is Why.SUCCESS
     if success or isinstance(phase, (Running, Failing)):
         return fail(state, event.failure, now)
-    return state, (Tell(Failed(state.attempt, event.failure)),)
+    return state, (Report(Failed(state.attempt, event.failure)),)
 
 
-def signalled(state: State, number: int, now: float) -> Step:
+def signalled(state: State, event: Signal, now: float) -> Step:
     """Stop all hosts: each rank gets the signal once, and has its grace to save."""
+    number = event.number
     if number == signal.SIGINT:
         recent = [at for at in state.interrupts if now - at < INTERRUPTS_WITHIN_SECONDS]
         state = state._replace(interrupts=(*recent, now))
@@ -258,21 +253,21 @@ def signalled(state: State, number: int, now: float) -> Step:
             return _interrupted(state, now)
     phase, name = state.phase, signal_name(number)
     why = phase.why if isinstance(phase, Ending) else None
-    tell: Actions = () if state.result else (Tell(Stop(number)),)
-    barrier = why is Why.SUCCESS and state.job.torchrun_restarts  # which may last for minutes
-    if barrier or (tell and (isinstance(phase, Running) or why is Why.RESTART)):
+    report: Actions = () if state.result else (Report(Stop(number)),)
+    barrier = why is Why.SUCCESS and state.others_are_unheard  # which may last for minutes
+    if barrier or (report and (isinstance(phase, Running) or why is Why.RESTART)):
         state, actions = _stop(state, number, now)
-        return state, (*tell, *actions)
-    if tell and isinstance(phase, (Joining, Departing, Restarting)):
-        return state, tell
+        return state, (*report, *actions)
+    if report and isinstance(phase, (Joining, Departing, Restarting)):
+        return state, report
     if why is Why.STOP:
         line = f"{name} again: the ranks are already stopping and keep their time to save."
         return state, (Log(line),)
-    if tell and (isinstance(phase, Waiting) or why is Why.SUCCESS):
+    if report and (isinstance(phase, Waiting) or why is Why.SUCCESS):
         line = f"{name} while the other hosts go on: stopping them."
-        return state, (Log(line), *tell) if state.job.members else tell
+        return state, (Log(line), *report) if state.job.members else report
     # After a failure a stop counts if ranks are to be restarted.
-    return state, (Log(f"{name}: the job is already ending."), *tell)
+    return state, (Log(f"{name}: the job is already ending."), *report)
 
 
 def _interrupted(state: State, now: float) -> Step:
@@ -280,20 +275,20 @@ def _interrupted(state: State, now: float) -> Step:
     if isinstance(state.phase, (Running, Failing, Ending)):
         line = Log("SIGINT for the third time within 2 s: killing the job at once.")
         phase = state.phase if isinstance(state.phase, Ending) else Ending(Why.STOP, now, now)
-        state, actions = advance(state, phase._replace(why=Why.INTERRUPT, by=now), now)
+        state, actions = advance(state, phase._replace(why=Why.INTERRUPT, deadline=now), now)
         return state, (line, *actions)
     line = Log("SIGINT for the third time within 2 s: ending at once.")
-    return _leave(state._replace(result=state.result or stopped(signal.SIGINT))), (line,)
+    return _depart(state._replace(result=state.result or stopped(signal.SIGINT))), (line,)
 
 
 def _stop(state: State, number: int, now: float) -> Step:
-    """Pass a stop on to the ranks; those that were told to end already keep the later deadline."""
-    grace, host, phase = state.job.grace, state.job.current_host, state.phase
+    """Pass a stop on to the ranks; those that got a signal already keep the later deadline."""
+    grace, host, phase = state.grace(Why.STOP), state.job.current_host, state.phase
     before: Actions = ()
     if isinstance(phase, Ending):
         if phase.why in (Why.STOP, Why.INTERRUPT):
             return state, ()
-        phase = instead(phase, Why.STOP, now, grace)._replace(number=number)
+        phase = instead(state, phase, Why.STOP, now)._replace(number=number)
     else:
         phase = Ending(Why.STOP, now, now + grace, number)
         before = failed_before(state, state.ranks.values(), number)
@@ -305,30 +300,24 @@ def _stop(state: State, number: int, now: float) -> Step:
 # Torchrun.
 
 
-def torchrun_runs(state: State, now: float) -> Step:
-    """Note that torchrun runs; a program that runs it may do so again after a success."""
-    torchrun, phase = state.torchrun, state.phase
-    if torchrun.has_ended:
-        torchrun = Torchrun(child_has_ended=torchrun.child_has_ended)
-        if isinstance(phase, Ending) and phase.why is Why.SUCCESS:
-            state = state._replace(phase=Running(), ranks={})
-    return _go_on(state._replace(torchrun=torchrun._replace(runs=True)), now)
+def reached_rendezvous(state: State, event: ReachedRendezvous, now: float) -> Step:
+    """Report it after a restart: the coordinator bounds how long torchruns wait for each other."""
+    return state, _at_rendezvous(state, is_over=False)
 
 
-def asks_to_start(state: State, now: float) -> Step:
+def start_requested(state: State, event: StartRequested, now: float) -> Step:
     """Let torchrun start the ranks, unless they are to end: then it is killed."""
     if isinstance(state.phase, Running):
-        torchrun = state.torchrun
-        torchrun = torchrun._replace(leave=torchrun.leave + 1, has_started_ranks=False)
-        met = _meeting(state, has_met=True)
-        return state._replace(torchrun=torchrun, ranks={}), (*met, Answer())
+        torchrun = state.torchrun._replace(has_permission=True, has_started_ranks=False)
+        report = _at_rendezvous(state, is_over=True)
+        return state._replace(torchrun=torchrun, ranks={}), (*report, Reply())
     return _go_on(state, now)
 
 
-def _meeting(state: State, *, has_met: bool) -> Actions:
-    """Return what the coordinator is told of a restart, which it bounds; torchrun has the first."""
-    again = state.attempt > 1 and isinstance(state.phase, Running) and state.job.members
-    return (Tell(AtRendezvous(state.attempt, has_met)),) if again else ()
+def _at_rendezvous(state: State, *, is_over: bool) -> Actions:
+    """Return a restart's report; at the first start torchrun's own time-out counts."""
+    restarts = state.attempt > 1 and isinstance(state.phase, Running) and state.job.members
+    return (Report(AtRendezvous(state.attempt, is_over)),) if restarts else ()
 
 
 def ranks_started(state: State, event: RanksStarted, now: float) -> Step:
@@ -339,18 +328,18 @@ def ranks_started(state: State, event: RanksStarted, now: float) -> Step:
     return _go_on(state, now)
 
 
-def asks_to_end(state: State, event: CloseRequested, now: float) -> Step:
+def close_requested(state: State, event: CloseRequested, now: float) -> Step:
     """Have torchrun wait until its ranks have ended; if they were not to end, this host fails."""
-    state = state._replace(torchrun=state.torchrun._replace(asks=True, tees=event.tees))
+    torchrun = state.torchrun._replace(requests_close=True, tees=event.tees)
+    state = state._replace(torchrun=torchrun)
     if not isinstance(state.phase, Running) or state.has_succeeded:
         return _go_on(state, now)
     if event.error:
         return fail(state, of_torchrun_here(state, 0, event.error, now), now)
     if event.number:
-        by = min(state.phase.told_by, now + PART_OF_STOP_SECONDS)  # it may have been told twice
-        return state._replace(phase=Running(event.number, by)), ()
-    if state.job.torchrun_restarts:
-        return _end(state, Why.RESTART, now)
+        # It may have got several.
+        later = min(state.phase.deadline, now + PART_OF_STOP_SECONDS)
+        return state._replace(phase=Running(event.number, later)), ()
     if any(rank.failure for rank in state.ranks.values()):
         return state, ()  # which counts soon
     error = "it was about to end its ranks for a reason of its own"
@@ -358,52 +347,33 @@ def asks_to_end(state: State, event: CloseRequested, now: float) -> Step:
 
 
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
-    """Fail if torchrun ended before it was to."""
-    torchrun = state.torchrun._replace(asks=False, ended_at=now)
+    """Fail if torchrun ended before it was to; else find out what still runs."""
+    torchrun = state.torchrun._replace(requests_close=False, ended_at=now)
     state, counted = count(state._replace(torchrun=torchrun), now, everything=True)
-    has_failed = event.returncode != 0 or not state.has_succeeded
-    if has_failed and _is_to_go_on(state):
-        failure = of_torchrun_here(state, event.returncode, event.error, now, oom=event.oom)
+    phase, has_failed = state.phase, event.returncode != 0 or not state.has_succeeded
+    if isinstance(phase, Ending) and not (phase.why is Why.SUCCESS and state.result is None):
+        has_failed = False  # it was to end
+    if has_failed and isinstance(phase, (Running, Ending)):
+        failure = of_torchrun_here(state, event.returncode, event.error, now, event.oom)
         state, actions = fail(state, failure, now)
+    elif isinstance(phase, Ending):
+        leftovers = phase.leftovers._replace(pids=None)
+        state, actions = advance(state, phase._replace(leftovers=leftovers), now)
+        actions += (FindLeftovers(),)
     else:
         state, actions = _go_on(state, now)
     return state, counted + actions
 
 
-def child_ended(state: State, event: ChildEnded, now: float) -> Step:
-    """Go on if that was torchrun; a program that runs it may fail by itself."""
-    state = state._replace(torchrun=state.torchrun._replace(child_has_ended=True))
-    code = event.returncode
-    if not state.runner or not _is_to_go_on(state):
-        return _look_again(state, now)
-    if code == 0 and state.torchrun.has_ended and state.has_succeeded:
-        state, actions = _look_again(state, now)
-        return state, (Tell(Succeeded(state.attempt)), *actions)
-    error = "" if code else "it did not run torchrun to its end"
-    return fail(state, of_torchrun_here(state, code, error, now, state.runner, event.oom), now)
-
-
-def _is_to_go_on(state: State) -> bool:
-    """Tell whether torchrun, or what runs it, fails this host by ending in any way but well."""
-    phase = state.phase
-    if not isinstance(phase, Ending):
-        return isinstance(phase, Running)
-    restarts = phase.why is Why.RESTART and state.job.torchrun_restarts
-    return state.result is None and (phase.why is Why.SUCCESS or restarts)
-
-
-def _look_again(state: State, now: float) -> Step:
-    """Look what is left, now that torchrun is gone."""
-    if not isinstance(state.phase, Ending):
-        return state, ()
-    state, actions = advance(state, state.phase._replace(left=None), now)
-    return state, (*actions, FindLeftovers())
+def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
+    """Find out what still runs."""
+    return state, (FindLeftovers(),) if isinstance(state.phase, Ending) else ()
 
 
 # Ranks.
 
 
-def rank_reports(state: State, event: ranks.Report, now: float) -> Step:
+def rank_reports(state: State, event: ranks.Message, now: float) -> Step:
     """Note what is known of a rank; its failure may count, or its success complete this host's."""
     if isinstance(event, RankRuns) and math.isinf(state.times.trains):
         state = state._replace(times=state.times._replace(trains=now))
@@ -415,24 +385,29 @@ def rank_reports(state: State, event: ranks.Report, now: float) -> Step:
     if isinstance(state.phase, Ending) and rank and rank.exit_code is not None and not was_known:
         actions = ended_while_ending(state, state.phase, rank)
     elif rank and rank.exit_code == 0 and not was_known:
-        actions = tell_ends(state, now, only_first=isinstance(state.phase, Running))
+        actions = report_ends(state, now, only_first=isinstance(state.phase, Running))
     state, counted = count(state, now)
     actions += counted
     state, more = _go_on(state, now)
     return state, actions + more
 
 
-# Ending.
+def places_reported(state: State, event: PlacesReported, now: float) -> Step:
+    """Note where ranks are, for the log when they are killed."""
+    return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
 
 
-def time_is_up(state: State, now: float) -> Step:
+# Time, and what follows from what has happened.
+
+
+def time_is_up(state: State, event: Time, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
-    if isinstance(phase, Departing) and now >= phase.by:
-        return _leave(state), ()
-    if isinstance(phase, Running) and now >= phase.told_by:
+    if isinstance(phase, Departing) and now >= phase.deadline:
+        return _depart(state), ()
+    if isinstance(phase, Running) and now >= phase.deadline:
         return fail(state, stopped_by_others(state, phase, now), now)
-    if isinstance(phase, Failing) and now >= phase.by:
+    if isinstance(phase, Failing) and now >= phase.deadline:
         return _end(state, Why.FAILURE, now)
     state, actions = count(state, now)
     state, more = _go_on(state, now)
@@ -441,7 +416,7 @@ def time_is_up(state: State, now: float) -> Step:
 
 def _end(state: State, why: Why, now: float) -> Step:
     state = state if why is Why.SUCCESS else _closing(state, now)
-    return advance(state, Ending(why, now, now + state.job.failure_grace), now)
+    return advance(state, Ending(why, now, now + state.grace(why)), now)
 
 
 def _closing(state: State, now: float) -> State:
@@ -456,7 +431,35 @@ def _go_on(state: State, now: float) -> Step:
         return advance(state, state.phase, now)
     if isinstance(state.phase, Running) and state.has_succeeded:
         state, actions = _end(state, Why.SUCCESS, now)
-        if not state.runner:
-            actions = (*tell_ends(state, now), Tell(Succeeded(state.attempt)), *actions)
-        return state, actions
+        return state, (*report_ends(state, now), Report(Succeeded(state.attempt)), *actions)
     return state, ()
+
+
+# Which function takes an event. Each branches on the phase in plain sight; rows.py has what it may
+# do in which.
+EVENTS: dict[type, Callable[[State, Any, float], Step]] = {
+    Start: started,
+    End: ended,
+    Restart: restarted,
+    NoRanksAnywhere: no_ranks_anywhere,
+    AllKnow: all_know,
+    CannotStart: cannot_start,
+    LauncherFailed: launcher_failed,
+    Signal: signalled,
+    ReachedRendezvous: reached_rendezvous,
+    StartRequested: start_requested,
+    RanksStarted: ranks_started,
+    CloseRequested: close_requested,
+    TorchrunEnded: torchrun_ended,
+    RankRuns: rank_reports,
+    RankExits: rank_reports,
+    ThreadRaised: rank_reports,
+    ScriptEnded: rank_reports,
+    RankEnded: rank_reports,
+    PlacesReported: places_reported,
+    Signalled: ranks_signalled,
+    OrphanEnded: orphan_ended,
+    LeftoversFound: leftovers_found,
+    GpusChecked: gpus_checked,
+    Time: time_is_up,
+}

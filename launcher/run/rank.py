@@ -1,4 +1,4 @@
-"""Runs the user's script in a rank's process, and tells the launcher how it ended.
+"""Runs the user's script in a rank's process, and reports how it ended.
 
 Executed by torchrun in place of the script: `python rank.py script PATH ARGUMENT ...` or
 `python rank.py module NAME ARGUMENT ...`. The script must not notice: its `__main__`,
@@ -6,7 +6,7 @@ Executed by torchrun in place of the script: `python rank.py script PATH ARGUMEN
 `python PATH ARGUMENT ...`. What torchrun cannot tell is which exception ended a rank
 (torch.distributed.elastic asks for `@record` around main for that), and when.
 
-The connection to the launcher stays open: where the kernel cannot tell the launcher of a process's
+The connection to the launcher stays open: where the kernel cannot report a process's
 end, the connection's end does. It also ends if the script closes all descriptors, or replaces its
 process.
 """

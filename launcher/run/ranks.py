@@ -1,4 +1,4 @@
-"""What is known of each rank's process, from what it says and how it ends. Pure."""
+"""What is known of each rank's process, from what it reports and how it ends. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, Thr
 from launcher.text.words import plural
 from launcher.watch import stacks
 
-Report = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
-REPORTS = (RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised)
-_BEFORE = 60  # s in which what a thread raised may have to do with the rank's end
-TO_END = 5.0  # s from a script's end to that of its process, within which the former counts
+Message = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+_RELATED_SECONDS = 60  # in which what a thread raised may have to do with the rank's end
+EXIT_SECONDS = 5.0  # from a script's end to that of its process, within which the former counts
 
 
 class Rank(NamedTuple):
@@ -33,11 +32,11 @@ class Rank(NamedTuple):
     runs: bool = True
     failure: RankFailure | None = None
     exit_code: int | None = None
-    counts: bool = False  # its failure has been told to the coordinator
+    counts: bool = False  # its failure has been reported to the coordinator
     disposition: Disposition | None = None  # at the signal that it was sent; None: none was
     script_ended_at: float = math.inf  # by itself
     ended_at: float = math.inf  # its process
-    place: str = ""  # where it was when it was asked: `load, data.py:88`
+    place: str = ""  # where it was when that was requested: `load, data.py:88`
     threads: tuple[tuple[float, ThreadRaised], ...] = ()  # what they raised, and when, lately
 
 
@@ -45,7 +44,7 @@ Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
 NONE: Ranks = {}
 
 
-def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
+def updated(ranks: Ranks, report: Message, time: float) -> Ranks:
     """Return what is known after a report, `time` seconds since torchrun's start."""
     if isinstance(report, RankRuns):
         rank = ranks.get(report.pid) or Rank(*report)
@@ -58,8 +57,8 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
         rank = rank._replace(threads=(*_lately(rank, time), (time, report)))
     elif isinstance(report, RankExits):
         failure = _failure(rank, report, report.exit_code, time)
-        said = failure._replace(chain=report.chain, said=True, killed=report.killed)
-        rank = rank._replace(failure=said)
+        failure = failure._replace(chain=report.chain, said=True, killed=report.killed)
+        rank = rank._replace(failure=failure)
     elif isinstance(report, ScriptEnded):
         rank = rank._replace(script_ended_at=time)
     elif isinstance(report, RankEnded):
@@ -70,7 +69,7 @@ def updated(ranks: Ranks, report: Report, time: float) -> Ranks:
 
 
 def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
-    """Return what is known of ranks that have said where they are, by pid."""
+    """Return what is known of ranks that have reported where they are, by pid."""
     return {pid: one._replace(place=places.get(pid, "")) for pid, one in ranks.items()}
 
 
@@ -84,7 +83,7 @@ def _with_exit_code(rank: Rank, report: RankEnded, exit_code: int, time: float) 
         place, frames = stacks.place(report.calls), stacks.frames_of(report.calls)
         return rank._replace(failure=failure._replace(place=place, frames=frames, at=report.at))
     # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads make some
-    # do that). What it said is the cause, and the code that it would have had.
+    # do that). What it reported is the cause, and the code that it would have had.
     if exit_code >= 0:
         return rank._replace(failure=rank.failure._replace(exit_code=exit_code))
     return rank
@@ -93,12 +92,12 @@ def _with_exit_code(rank: Rank, report: RankEnded, exit_code: int, time: float) 
 def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, ...]:
     """Return what the coordinator is to know of ranks that have ended with 0; () if none has.
 
-    A rank has left the others when its script ended, not when Python was through with its exit.
+    A rank has departed when its script ended, not when Python was through with its exit.
     """
     ends = []
     for rank in ranks.values():
         if rank.exit_code == 0:
-            is_exit = rank.ended_at < rank.script_ended_at + TO_END
+            is_exit = rank.ended_at < rank.script_ended_at + EXIT_SECONDS
             at = min(rank.script_ended_at, rank.ended_at) if is_exit else rank.ended_at
             ends.append((at, rank.rank))
     if not ends:
@@ -119,11 +118,11 @@ def passed_on(number: int, count: int, ranks: int) -> str:
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:
-    """Return the ranks whose failures count now, the first first, and when to look again.
+    """Return the ranks whose failures count now, the first first, and when the next may.
 
-    A failure counts when its rank has ended, or `patience` seconds after it said what it raised:
-    until then a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier
-    one that is not secondary and may still count, so that the first is told first.
+    A failure counts when its rank has ended, or `patience` seconds after it reported it: until then
+    a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier one that
+    is not secondary and may still count, so that the first is reported first.
     """
     failed = [(rank.failure.time, rank) for rank in ranks.values() if rank.failure]
     counting: list[Rank] = []
@@ -132,7 +131,7 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
         if rank.counts or rank.exit_code == 0:
             continue
         if rank.exit_code is not None or time >= at + patience:
-            # One that torchrun has reaped has not failed, or torchrun would have said so by now.
+            # One that torchrun has reaped has not failed, or its exit code would be known by now.
             if rank.runs or rank.exit_code is not None or patience < 0:
                 counting.append(rank)
             continue
@@ -153,4 +152,4 @@ def _failure(rank: Rank, report: RankExits | RankEnded, exit_code: int, time: fl
 
 
 def _lately(rank: Rank, time: float) -> tuple[tuple[float, ThreadRaised], ...]:
-    return tuple((at, one) for at, one in rank.threads if time - at <= _BEFORE)
+    return tuple((at, one) for at, one in rank.threads if time - at <= _RELATED_SECONDS)

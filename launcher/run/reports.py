@@ -1,11 +1,10 @@
-"""What the ranks of this host and its torchrun tell the launcher, while they run.
+"""What the ranks of this host and its torchrun report to the launcher, while they run.
 
-Each of them connects to a Unix socket in the job's folder and sends lines of JSON. A rank (rank.py)
-says who it is before its script runs, and what ended it if that was an exception or sys.exit; else
-that its script has ended.
-torchrun (agent.py) asks before it starts ranks, says their pids, asks again before it would end
-them, and says what it raised. Its pid and exit code are needed where another program runs it, which
-may pass on neither signals nor codes. `sm-launch stacks` asks here where all ranks are.
+Each of them connects to a Unix socket in the attempt's folder and sends lines of JSON. A rank
+(rank.py) reports who it is before its script runs, and what ended it if that was an exception or
+sys.exit; else that its script has ended. torchrun (agent.py) requests the start of ranks, reports
+their pids, requests the close before it would end them, and reports what it raised.
+`sm-launch stacks` requests here where all ranks are.
 """
 
 from __future__ import annotations
@@ -26,80 +25,75 @@ from launcher.peers.messages import StacksRequest
 from launcher.result.causes import told_to_end
 from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
-    Answer,
-    ChildEnded,
     CloseRequested,
     RankEnded,
     RankExits,
     RankRuns,
     RanksStarted,
     ReachedRendezvous,
+    Reply,
     ScriptEnded,
     StartRequested,
     ThreadRaised,
     TorchrunEnded,
-    TorchrunRuns,
 )
 from launcher.text.protocol import Lines, decoded, encoded, send
-from launcher.text.words import signal_name
+from launcher.text.words import printable, signal_name
 from launcher.watch.host import Watch
 from launcher.watch.stacks import CRASHES, crash_in
 
-WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
+_KILLED = 400  # characters of what it says of a process of its own
 _MOST_IGNORED = 20  # invalid messages that the log shows
-_TO_SHOW = 4.0  # s, after which an answer of the coordinator's has come, or never will
-# Seconds between two looks at a process that cannot be waited for: at first, and after a while.
-_SOON, _MOST = 0.01, 1.0
+_STACKS_REPLY_SECONDS = 4.0  # s, after which an answer of the coordinator's has come, or never will
+# Between two polls of a process that cannot be waited for: at first, and after a while.
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.01, 1.0
 # Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
 _OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
 
 class Reports:
-    """The receiving end of one attempt; calls tell(event) for each thing that is said (events.py).
+    """The receiving end of one attempt; calls take(event) for all that they report (events.py).
 
-    `runner` is the program that runs torchrun, if it does not run by itself; `torchrun` is
-    torchrun's pid, 0 while it does not run. Raises LaunchError if there can be no socket in folder.
+    Raises LaunchError if there can be no socket in folder.
     """
 
     def __init__(
         self,
         folder: str,
         system: System,
-        tell: Callable[[Any], None],
+        take: Callable[[Any], None],
         watch: Watch,
-        runner: str = "",
     ) -> None:
-        self.torchrun = 0
-        self._system, self._tell, self._watch, self._runner = system, tell, watch, runner
+        self._system, self._take, self._watch = system, take, watch
         self._folder = folder
-        self._asked: dict[socket.socket, int] = {}  # pids of ranks that say how far they are
-        self._wants_stacks: set[socket.socket] = set()
-        self._ask_again_at = -math.inf  # until then the coordinator has been asked for them
+        self._answering: dict[socket.socket, int] = {}  # pids of ranks that report their progress
+        self._stacks_requests: set[socket.socket] = set()
+        self._request_again_at = -math.inf  # until then the coordinator has the request
         self._ignored = 0
         self._torchrun_at: socket.socket | None = None
-        self._question: Any = None
-        self._said_at_end: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
-        self._pids: dict[socket.socket, int] = {}  # of ranks that have said who they are
+        self._request: Any = None
+        self._last_report: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
+        self._pids: dict[socket.socket, int] = {}  # of ranks that have reported who they are
         self._local: dict[int, int] = {}  # pids of ranks by local rank
-        self._watched: set[int] = set()  # of these, whose ends the kernel tells
-        self._looks: dict[int, float] = {}  # seconds until a pid is looked at again
-        self._look_at = 0.0
-        self._ends: deque[Any] = deque()  # to be told when all is read that was said before
+        self._watched: set[int] = set()  # of these, whose ends the kernel reports
+        self._polled: dict[int, float] = {}  # seconds until a pid is polled again
+        self._poll_at = 0.0
+        self._ends: deque[Any] = deque()  # to be taken in when all is read that was sent before
         self._oom_kills = system.oom_kills()
         self._connections: set[socket.socket] = set()
-        self._is_full = False  # no descriptor is left for another connection
+        self._is_full = False  # there is no descriptor for another connection
         self._listener = system.listen_in(folder)
         system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Close every socket, and tell nothing more: the next attempt may have begun."""
+        """Close every socket, and report nothing more: the next attempt may have begun."""
         self.hang_up()
         self._ends.clear()
-        self._looks.clear()
+        self._polled.clear()
 
     def hang_up(self) -> None:
-        """Close every socket; ends are told all the same."""
+        """Close every socket; ends are reported all the same."""
         for one in (self._listener, *self._connections):
             with contextlib.suppress(KeyError, ValueError):  # it is full, or closed already
                 self._system.selector.unregister(one)
@@ -115,70 +109,69 @@ class Reports:
 
     @property
     def has_more(self) -> bool:
-        """Whether ends are to be told once nothing else is to be read."""
+        """Whether ends are to be taken in once nothing else is to be read."""
         return bool(self._ends)
 
     def timeout(self) -> float | None:
-        """Return in how many seconds `look` is due; None: never, as while all ranks run."""
+        """Return in how many seconds `poll` is due; None: never, as while all ranks run."""
         if self._ends:
             return 0
-        return min(self._looks.values(), default=None)
+        return min(self._polled.values(), default=None)
 
-    def look(self, *, is_quiet: bool) -> None:
-        """Tell of ends once nothing else is to be read; look at what cannot be waited for."""
-        if self._looks and self._system.now() >= self._look_at:
-            for pid, seconds in list(self._looks.items()):
-                self._looks[pid] = min(2 * seconds, _MOST)
+    def poll(self, *, is_quiet: bool) -> None:
+        """Poll what cannot be waited for; give ends on once nothing else is to be read."""
+        if self._polled and self._system.now() >= self._poll_at:
+            for pid, seconds in list(self._polled.items()):
+                self._polled[pid] = min(2 * seconds, _LONGEST_POLL_SECONDS)
                 if self._has_ended(pid):
-                    del self._looks[pid]
-            self._look_at = self._system.now() + (self.timeout() or 0)
+                    del self._polled[pid]
+            self._poll_at = self._system.now() + (self.timeout() or 0)
         while is_quiet and self._ends:
             event = self._ends.popleft()
             if isinstance(event, TorchrunEnded):
-                event = self._with_last_word(event)
-            if isinstance(event, (TorchrunEnded, ChildEnded)):
+                event = self._with_last_report(event)
                 is_killed = event.returncode == -signal.SIGKILL
                 event = event._replace(oom=self._oom() if is_killed else "")
-            self._tell(event)
+            self._take(event)
 
     def ended(self, pid: int, exit_code: int) -> None:
-        """A child has been reaped: a rank that torchrun left, or what is not of interest here."""
+        """A child has been reaped: a rank whose torchrun is gone, or what is of no interest."""
         if pid in self._local.values():
             self._note_end(pid, exit_code)
 
     def child_ended(self, event: Any) -> None:
-        """Have an event told once all is read that was said before."""
+        """Have an event taken in once all is read that was sent before."""
         self._ends.append(event)
 
-    # Torchrun is told.
+    # Commands to torchrun, requests to ranks.
 
-    def answer(self, action: Answer) -> None:
+    def reply(self, action: Reply) -> None:
         """Let torchrun go on."""
-        self._reply({"question": self._question, "leave": action.leave})
+        self._send({"request": self._request, "depart": action.depart})
 
-    def tell_signalled(self, pids: Iterable[int]) -> None:
-        """Tell torchrun's agent which ranks are told to end, in case this process is killed."""
-        self._reply({"signalled": list(pids)})
+    def note_signalled(self, pids: Iterable[int]) -> None:
+        """Have torchrun's agent know which ranks have got a stop: this process may be killed."""
+        self._send({"signalled": list(pids)})
 
-    def _reply(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         if self._torchrun_at:
             try:
                 send(self._torchrun_at, encoded(message))
             except OSError:
                 pass  # it was killed while it waited
 
-    def ask(self, question: Mapping[str, Any]) -> None:
-        """Ask ranks how far they are; one that does not read is not waited for."""
-        for connection in self._asked:
+    def request(self, request: Mapping[str, Any]) -> None:
+        """Request the progress of ranks; one that does not read is not waited for."""
+        for connection in self._answering:
             with contextlib.suppress(OSError):
-                send(connection, encoded(question))
+                send(connection, encoded(request))
 
-    def show_stacks(self, message: Mapping[str, Any]) -> None:
-        """Give the stacks to all who want to see them."""
-        self._ask_again_at = -math.inf
-        while self._wants_stacks:
+    def reply_stacks(self, message: Mapping[str, Any]) -> None:
+        """Reply to all who have requested the stacks."""
+        self._request_again_at = -math.inf
+        while self._stacks_requests:
             with contextlib.suppress(OSError):
-                send(self._wants_stacks.pop(), encoded(message))
+                send(self._stacks_requests.pop(), encoded(message))
 
     # Connections.
 
@@ -204,20 +197,20 @@ class Reports:
             data, complete = b"", []
         for line in complete:
             if connection not in self._connections:
-                return  # what was told has ended the attempt
-            if connection in self._asked and line[:1] != b"{":  # faulthandler has written it
+                return  # what was reported has ended the attempt
+            if connection in self._answering and line[:1] != b"{":  # faulthandler has written it
                 text = line.decode("utf-8", "backslashreplace")
-                self._watch.wrote(self._asked[connection], text)
+                self._watch.wrote(self._answering[connection], text)
                 continue
             try:
-                event = self._heard(connection, decoded(line))
+                event = self._event_of(connection, decoded(line))
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
                 self._ignored += 1
                 if self._ignored <= _MOST_IGNORED:
                     self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
                 continue
             if event is not None:
-                self._tell(event)
+                self._take(event)
         if not data:
             self._hung_up(connection)
 
@@ -228,74 +221,59 @@ class Reports:
         if self._is_full:
             self._is_full = False
             self._system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._wants_stacks.discard(connection)
-        if connection in self._asked:
-            self._watch.left(self._asked.pop(connection))
+        self._stacks_requests.discard(connection)
+        if connection in self._answering:
+            self._watch.disconnected(self._answering.pop(connection))
         pid = self._pids.pop(connection, None)
         # Its process may go on: it may replace itself (os.execv), or close all descriptors.
         if pid is not None and pid not in self._watched and not self._has_ended(pid):
-            self._looks[pid] = _SOON
-            self._look_at = self._system.now() + _SOON
+            self._polled[pid] = _FIRST_POLL_SECONDS
+            self._poll_at = self._system.now() + _FIRST_POLL_SECONDS
         if connection is self._torchrun_at:
             self._torchrun_at = None
-            self._torchrun_gone()
 
-    def _torchrun_gone(self) -> None:
-        pid, self.torchrun = self.torchrun, 0
-        if not self._runner:
-            return  # its process is ours: we see how it ends
-        code, error = self._said_at_end
-        if code is None and not error:
-            code = self._system.exit_state(pid)[1]  # if what runs it has not reaped it yet
-            if not code:
-                code, error = None, WITHOUT_A_CODE
-        # What runs it waits for its end, of which we may hear later; unless that was killed itself.
-        last = self._ends[-1] if self._ends else None
-        is_before = isinstance(last, ChildEnded) and last.returncode >= 0
-        self._ends.insert(len(self._ends) - is_before, TorchrunEnded(code, error))
-
-    def _with_last_word(self, event: TorchrunEnded) -> TorchrunEnded:
+    def _with_last_report(self, event: TorchrunEnded) -> TorchrunEnded:
         """Return how torchrun ended, with what it raised, or that somebody told it to end."""
-        code, error = self._said_at_end
+        code, error = self._last_report
         is_told = code is None and bool(error) and event.returncode not in (0, None)
         return TorchrunEnded(None if is_told else event.returncode, event.error or error)
 
-    # What is said.
+    # What messages say.
 
-    def _heard(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
+    def _event_of(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
         """Return the event that a message is, if any; raise one of several errors if not valid."""
         if "pid" in message:
             pid, rank, local = _rank(message[name] for name in ("pid", "rank", "local_rank"))
             self._started(pid, local)
             self._pids[connection] = pid
             return RankRuns(pid, rank, local)
-        if "look" in message or "stacks" in message:
-            self._watch.answered(self._asked[connection], message, self._system.now())
+        if "poll" in message or "stacks" in message:
+            self._watch.replied(self._answering[connection], message, self._system.now())
             return None
         if "watch" in message:
             names = ("watch", "rank", "local_rank", "signal")
             pid, rank, local, number = (int(message[name]) for name in names)
             if pid in self._pids.values():
-                self._asked[connection] = pid
-                self._watch.joined(pid, rank, local, number, self._system.now())
+                self._answering[connection] = pid
+                self._watch.connected(pid, rank, local, number, self._system.now())
             return None
         if "script_ended" in message:
             about = ("script_ended", "rank", "local_rank")
             pid, rank, local = (int(message[name]) for name in about)
             if self._pids[connection] != pid:
                 raise ValueError(pid)
-            self._watch.returned(pid, rank, local, self._system.now())
+            self._watch.script_ended(pid, rank, local, self._system.now())
             return ScriptEnded(pid)
         if "want_stacks" in message:
-            self._wants_stacks.add(connection)
-            if self._system.now() < self._ask_again_at:
+            self._stacks_requests.add(connection)
+            if self._system.now() < self._request_again_at:
                 return None
-            self._ask_again_at = self._system.now() + _TO_SHOW
+            self._request_again_at = self._system.now() + _STACKS_REPLY_SECONDS
             return StacksRequest()
         if "end" in message:
             end = message["end"]
             code, chain = int(end["exit_code"]), read([Link(**link) for link in end["chain"]])
-            killed = _killed(end.get("killed"))
+            killed = printable(str(end.get("killed") or "")[:_KILLED])
             is_sure = code in _OF_A_KILL or killed.endswith(signal_name(signal.SIGKILL))
             oom = self._oom() if is_sure or may_be_killed(chain) else ""
             return RankExits(self._pids[connection], code, chain, oom, killed)
@@ -305,15 +283,14 @@ class Reports:
             raised = ThreadRaised(self._pids[connection], str(message["thread"]), chain, oom)
             return raised if chain else None
         if "torchrun_pid" in message:
-            self.torchrun = _pid(message["torchrun_pid"])
-            self._torchrun_at, self._said_at_end = connection, (None, "")
-            return TorchrunRuns()
-        return self._heard_from_torchrun(message) if connection is self._torchrun_at else None
+            self._torchrun_at, self._last_report = connection, (None, "")
+            return None
+        return self._event_of_torchrun(message) if connection is self._torchrun_at else None
 
-    def _heard_from_torchrun(self, message: Mapping[str, Any]) -> Any:
-        if "meets" in message:
+    def _event_of_torchrun(self, message: Mapping[str, Any]) -> Any:
+        if "at_rendezvous" in message:
             return ReachedRendezvous()
-        self._question = message.get("question")
+        self._request = message.get("request")
         if "starts" in message:
             self._local.clear()
             return StartRequested()
@@ -331,7 +308,7 @@ class Reports:
         elif "exit_code" in message:
             code, error = int(message["exit_code"]), str(message.get("error") or "")
             number = int(message.get("signal") or 0)
-            self._said_at_end = (None, told_to_end(number)) if number else (code, error)
+            self._last_report = (None, told_to_end(number)) if number else (code, error)
         return None
 
     # Ranks' processes.
@@ -376,14 +353,6 @@ def _rank(values: Iterable[Any]) -> tuple[int, int, int]:
     """Return the pid, rank and local rank of a message. Raises one of several errors."""
     pid, rank, local = values
     return _pid(pid), int(rank), int(local)
-
-
-def _killed(values: Any) -> str:
-    """Return that a rank's process was killed, in words; "" if none was. Raises several errors."""
-    if not values:
-        return ""
-    name, pid, number = values
-    return f"its process {name} (pid {_pid(pid)}) was killed by {signal_name(int(number))}"
 
 
 def _pid(value: Any) -> int:

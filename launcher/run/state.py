@@ -23,8 +23,8 @@ CLOSE_REQUEST_SECONDS = 2.0  # for torchrun, after its last rank's end; and to e
 PLACES_SECONDS = 2.0  # for ranks, before they are killed
 GPU_CHECK_SECONDS = 5.0  # for the driver of the GPUs, before a restart
 EXIT_BARRIER_SECONDS = 15.0  # for torchrun, once all hosts have succeeded
-DEPART_SECONDS = 3.0  # for a host that starts nothing, to tell the others
-PART_OF_STOP_SECONDS = 1.0  # a stop within this time after somebody else told torchrun to end
+DEPART_SECONDS = 3.0  # for a host that starts nothing, to report why
+PART_OF_STOP_SECONDS = 1.0  # from a foreign signal to torchrun to the stop that it is part of
 KILL_AGAIN_SECONDS = 1.0  # until what was killed is killed again
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
 
@@ -47,53 +47,72 @@ class Joining(NamedTuple):
 
 
 class Departing(NamedTuple):
-    """This host starts nothing; the others are told why, for at most 3 s."""
+    """This host starts nothing; it reports why, for at most 3 s."""
 
-    by: float
+    deadline: float
 
 
 class Running(NamedTuple):
     """torchrun runs, and starts ranks, which run."""
 
-    told_to_end: int = 0  # the signal that torchrun got from somebody else, 0 if it did not
-    told_by: float = math.inf  # until then that may be part of a stop
+    foreign_signal: int = 0  # that torchrun got from somebody else, 0 if it did not
+    deadline: float = math.inf  # until then that may be part of a stop
 
 
 class Failing(NamedTuple):
-    """This host has failed. The coordinator decides what follows; without a word the ranks end."""
+    """This host has failed. The coordinator decides what follows; at the deadline the ranks end."""
 
-    by: float
+    deadline: float
+
+
+class Kill(NamedTuple):
+    """What was done with SIGKILL of late, to ranks and to leftover processes."""
+
+    began: float = math.inf  # when the first that may still run was killed
+    again_at: float = -math.inf
+
+
+class Leftovers(NamedTuple):
+    """The processes that ranks have left behind."""
+
+    pids: tuple[int, ...] | None = None  # None: not known yet
+    is_said: bool = False  # in the log, that they have time to end
+
+
+class GpuCheck(NamedTuple):
+    """What this host's driver reports of its GPUs before a restart."""
+
+    deadline: float = math.inf  # of the driver's reply; infinite: none was requested
+    broken: str | None = None  # by that reply; None: not known yet
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the reply is waited for."""
+        return self.deadline < math.inf and self.broken is None
 
 
 class Ending(NamedTuple):
-    """Processes are being ended: ranks, what they left behind, torchrun, and what runs it."""
+    """Processes are being ended: ranks, leftover processes and torchrun."""
 
     why: Why
     since: float
-    by: float  # when ranks and what they left behind are killed
+    deadline: float  # when ranks and leftover processes are killed
     number: int = signal.SIGTERM  # what ranks get
-    told: frozenset[int] = frozenset()  # processes that were told to end
+    signalled: frozenset[int] = frozenset()  # processes that got it
+    places_requested: bool = False  # where ranks are
+    kill: Kill = Kill()
     no_ranks_since: float = math.inf
-    no_ranks_told: bool = False
-    left: tuple[int, ...] | None = None  # processes that ranks left behind; None: not looked
-    killed_at: float = math.inf  # when ranks or what they left behind were killed first
-    kill_again_at: float = -math.inf
-    asked: bool = False  # ranks, where they are
-    left_said: bool = False  # that what ranks left behind has time
-    program_told: bool = False
-    program_killed_at: float = math.inf
-    decided_at: float = math.inf  # that all hosts have succeeded
-    answer_by: float = math.inf  # when the GPUs' driver has to have answered; infinite: not asked
-    broken: str | None = None  # hardware of this host by that answer; None: not known yet
-    due: float = math.inf  # when to look at all of this again
+    no_ranks_reported: bool = False
+    leftovers: Leftovers = Leftovers()
+    gpus: GpuCheck = GpuCheck()
 
 
 class Restarting(NamedTuple):
-    """Nothing of the last attempt is left here; the other hosts are waited for."""
+    """Nothing of the last attempt runs here; the other hosts are waited for."""
 
 
 class Waiting(NamedTuple):
-    """Nothing is left on this host; the other hosts go on."""
+    """Nothing runs on this host any more; the other hosts go on."""
 
 
 class Done(NamedTuple):
@@ -106,27 +125,36 @@ Phase = Union[Joining, Departing, Running, Failing, Ending, Restarting, Waiting,
 class Torchrun(NamedTuple):
     """This attempt's torchrun."""
 
-    runs: bool = False
-    leave: int = 0  # how often it got leave to start ranks, which it may have started already
+    has_permission: bool = False  # to start ranks, which it may have started already
     has_started_ranks: bool = False
     keeps_store: bool = False
-    asks: bool = False  # it waits for an answer
+    requests_close: bool = False  # it waits for a reply
     tees: bool = False  # it copies what ranks wrote, which takes a while
-    has_until: float = -math.inf  # after an answer, to copy that and to end
+    exit_deadline: float = -math.inf  # after that reply, to copy this and to end
     in_barrier: bool = False  # its ranks have succeeded; it waits for other hosts', and for nothing
+    barrier_deadline: float = math.inf  # once all hosts have succeeded
     killed_at: float = math.inf
     ended_at: float = math.inf
-    child_has_ended: bool = False  # torchrun's process, or that of the program which runs it
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone, whoever runs it."""
+        """Whether it is gone."""
         return self.ended_at < math.inf
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it was sent SIGKILL."""
+        return self.killed_at < math.inf
+
+    @property
+    def stuck_at(self) -> float:
+        """When it has survived SIGKILL for too long."""
+        return self.killed_at + MARGIN_SECONDS
 
     @property
     def may_have_ranks(self) -> bool:
         """Whether it may have started ranks that nobody knows of yet."""
-        return bool(self.leave) and not (self.has_started_ranks or self.has_ended)
+        return self.has_permission and not (self.has_started_ranks or self.has_ended)
 
 
 class Times(NamedTuple):
@@ -160,7 +188,6 @@ class State(NamedTuple):
 
     job: Job
     times: Times
-    runner: str = ""  # the program that runs torchrun, if one does
     phase: Phase = Joining()
     attempt: int = 0
     ranks: Ranks = NONE  # of this attempt
@@ -175,6 +202,15 @@ class State(NamedTuple):
     def alive(self) -> list[Rank]:
         """The ranks that run."""
         return [rank for rank in self.ranks.values() if rank.runs]
+
+    def grace(self, why: Why) -> float:
+        """Return how many seconds a process has to end for this reason."""
+        return self.job.grace if why is Why.STOP else self.job.failure_grace
+
+    @property
+    def others_are_unheard(self) -> bool:
+        """Whether the launchers of several hosts do not talk, but for their torchruns."""
+        return len(self.job.hosts) > 1 and not self.job.peer_port
 
     @property
     def has_succeeded(self) -> bool:

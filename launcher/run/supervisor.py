@@ -1,9 +1,13 @@
 """The loop of one host: turns what happens into events, and carries out what is decided.
 
 torchrun runs in a session of its own with the launcher's stdin, stdout and stderr. One loop waits
-for its end, for signals, for what the ranks report and for the other hosts. While a job runs it
-looks how far the ranks are every 15 s, and polls nothing else. Everything outside it is reached
-through System.
+for its end, for signals, for messages of ranks and of other hosts. While a job runs it asks ranks
+for their progress every --launcher-watch seconds, and polls only what the kernel cannot wait for:
+the pids of ranks where it has no pidfd (reports.py). The clock, processes, signals and connections
+are reached through System; this host's names (reached_at) and files (unpacked) are not.
+
+What happens is taken in one event after the other: all actions of a step are carried out before the
+next (_step).
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import math
 import os
 import selectors
 import signal
+from collections import deque
 from collections.abc import Generator, Mapping
 from typing import Any, Callable
 
@@ -39,17 +44,19 @@ from launcher.result.causes import Failure, of_host, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
-from launcher.run.state import Done, Joining, State
+from launcher.run.state import Done, Joining, State, Why
 from launcher.text.log import described, traceback_of
 from launcher.text.words import Log, printable
 from launcher.watch import stacks
-from launcher.watch.host import Watch, does_not_answer
+from launcher.watch.host import Watch
 
 # No host leaves one that still trains, however long it does. In seconds; torch counts 2**31 ms at
 # most.
 _NEVER = str(20 * 86400)
 _MOST_TRACEBACKS = 3  # of errors of the launcher itself
-_TO_END = 20.0  # s more than the failure grace for a job to end in order, after such an error
+_END_IN_ORDER_SECONDS = (
+    20.0  # s more than the failure grace for a job to end in order, after such an error
+)
 Ready = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -58,7 +65,7 @@ def run(
 ) -> State:
     """Run this host's share of the job to its end; return the state at the end, with its result.
 
-    `plan` is what to start, or why it cannot be started, which the other hosts are told.
+    `plan` is what to start, or why it cannot be started, which is reported.
     """
     supervisor = Supervisor(job, plan, environ, system)
     turns = supervisor.turns()
@@ -88,18 +95,19 @@ class Supervisor:
         environ: Mapping[str, str],
         system: System,
     ) -> None:
-        runner = plan.runner if isinstance(plan, LaunchPlan) else ""
         self._plan, self._environ, self._system = plan, environ, system
-        self._runner = runner
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
-        self._shows: dict[int, int] = {}  # numbers of CollectStacks, by what ranks were asked
-        self._where = 0  # by what number they were asked before they are killed
-        self._said = {""}  # of what the watch cannot see
+        # Numbers of CollectStacks, by those of the requests to ranks.
+        self._stacks_requests: dict[int, int] = {}
+        self._places_request = 0  # before ranks are killed
+        self._logged = {""}  # of what the watch cannot see
         self._child = self._errors = 0
-        self._question: Question | None = None  # to the driver of the GPUs
+        self._gpu_check: Question | None = None  # to the driver of the GPUs
         self._error: Exception | None = None  # the launcher's own, the first
+        self._events: deque[Any] = deque()  # to be taken in
+        self._is_stepping = False
         self._give_up_at = math.inf  # where they go on, or an end is still waited for
         self._watch = _watch(job)
         if isinstance(plan, LaunchPlan):
@@ -107,8 +115,8 @@ class Supervisor:
                 self._begin_attempt(job)
             except Exception as error:  # before any host starts anything
                 self._plan, job = error, job._replace(fingerprint={})
-        self.state = machine.begin(job, runner, system.now())
-        self._channel = Channel(job, system, self._hear)
+        self.state = machine.begin(job, system.now())
+        self._channel = Channel(job, system, self._receive)
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -131,12 +139,12 @@ class Supervisor:
             self._end_at_once(error)
         finally:
             self._channel.close()
-            self._stop_asking_gpus()
+            self._end_gpu_check()
             self._end_attempt()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
         if self._reports:
-            self._reports.look(is_quiet=is_quiet)
+            self._reports.poll(is_quiet=is_quiet)
             if self._reports and self._reports.has_more:
                 return  # what has happened comes before what is due
         now = self._system.now()
@@ -165,13 +173,13 @@ class Supervisor:
                 self._log_traceback(error)
             if self._errors == 1:
                 self._error = error
-                self._give_up_at = now + self.state.job.failure_grace + _TO_END
+                self._give_up_at = now + self.state.grace(Why.FAILURE) + _END_IN_ORDER_SECONDS
                 self._step(events.LauncherFailed(self._own_failure(error)))
 
     def _ends_by(self) -> float:
         """Return until when an end in order is waited for; ranks may have had a stop before."""
-        job = self.state.job
-        more = max(0.0, job.grace - job.failure_grace) if self.state.alive else 0.0
+        state = self.state
+        more = max(0.0, state.grace(Why.STOP) - state.grace(Why.FAILURE)) if state.alive else 0.0
         return self._give_up_at + more
 
     def _log_traceback(self, error: Exception) -> None:
@@ -187,14 +195,14 @@ class Supervisor:
         self._log_traceback(error)
         failure = self._own_failure(error)
         with contextlib.suppress(Exception):
-            self._channel.say_last(failure)
+            self._channel.report_last(failure)
         # What raised may have been what would have noted them.
         known = self._reports.pids if self._reports else ()
         pids = list({*known, *(rank.pid for rank in self.state.alive)})
         try:
-            self._system.end_all(pids, self.state.job.failure_grace)
+            self._system.end_all(pids, self.state.grace(Why.FAILURE))
         except Exception:  # /proc cannot be read
-            child = () if self.state.torchrun.child_has_ended else (self._child,)
+            child = () if self.state.torchrun.has_ended else (self._child,)
             for leader in filter(None, (*pids, *child)):
                 self._system.send_group(leader, signal.SIGKILL)
         result = self.state.result or failure.result
@@ -211,30 +219,47 @@ class Supervisor:
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
         seconds = max(0.0, due - self._system.now())
-        look = self._reports.timeout() if self._reports else None
-        seconds = seconds if look is None else min(seconds, look)
+        poll = self._reports.timeout() if self._reports else None
+        seconds = seconds if poll is None else min(seconds, poll)
         return None if math.isinf(seconds) else seconds
 
-    def _hear(self, event: Any) -> None:
-        """Take in what the coordinator, a rank or somebody else at this host says."""
+    def _receive(self, event: Any) -> None:
+        """Take in a message of the coordinator, a rank or somebody else at this host."""
         if isinstance(event, StacksRequest):
-            self._channel.say(event)
+            self._channel.report(event)
         elif isinstance(event, CollectStacks):
-            self._shows[self._ask(may_signal=event.may_signal)] = event.number
-            self._tell_where(self._system.now())
+            self._stacks_requests[self._request_calls(may_signal=event.may_signal)] = event.number
+            self._report_places(self._system.now())
         elif isinstance(event, AllStacks):
             job, lines = self.state.job, list(event.lines)
             # The same on all hosts whose launchers talk, and another job's is not.
             key = job.endpoint if job.peer_port else self._mark
             message = {"job": job.name, "key": key, "lines": lines}
             if self._reports:
-                self._reports.show_stacks(message)
+                self._reports.reply_stacks(message)
         else:
             if isinstance(event, events.RanksStarted):
                 self._channel.world = event.world
             self._step(event)
 
     def _step(self, event: Any) -> None:
+        """Take an event in, and do what is decided: all of that before the next event is taken in.
+
+        What is done may bring events about: a report to the coordinator of this host, commands; the
+        search for leftover processes, what it finds. They come after all actions of this step.
+        """
+        self._events.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events:
+                for action in self._decide(self._events.popleft()):
+                    self._do(action)
+        finally:
+            self._is_stepping = False
+
+    def _decide(self, event: Any) -> events.Actions:
         before, now = self.state, self._system.now()
         self.state, actions = machine.step(before, event, now)
         if before.job.verbose:
@@ -242,12 +267,11 @@ class Supervisor:
             line = described("run", before, event, self.state, actions, now - began)
             if line:
                 self._system.log(line)
-        for action in actions:
-            self._do(action)
+        return actions
 
     def _on_signals(self) -> None:
         if self._reports:
-            self._reports.look(is_quiet=True)
+            self._reports.poll(is_quiet=True)
         for number in self._system.signals.take():
             if number in STOPS:
                 self._step(events.Signal(number))
@@ -273,54 +297,57 @@ class Supervisor:
             reports.ended(pid, exit_code)
             reports.child_ended(events.OrphanEnded())
             return
-        if not self.state.runner:
-            reports.child_ended(events.TorchrunEnded(exit_code))
-        reports.child_ended(events.ChildEnded(exit_code))
+        reports.child_ended(events.TorchrunEnded(exit_code))
 
     # What is done.
 
     def _do(self, action: Any) -> None:
-        system = self._system
-        if isinstance(action, Log):
-            system.log(action.line)
-        elif isinstance(action, events.Tell):
-            self._channel.say(action.message)
-        elif isinstance(action, events.StartTorchrun):
-            try:
-                self._start_torchrun(action.attempt)
-            except Exception as error:
-                self._cannot_start(error)
-        elif isinstance(action, events.Answer):
-            if self._reports:
-                self._reports.answer(action)
-        elif isinstance(action, events.SignalRanks):
-            self._signal_ranks(action)
-        elif isinstance(action, events.SignalGroup):
-            system.send_members(action.pid, action.number)
-        elif isinstance(action, events.SignalChild):
-            system.send_group(self._child, action.number)
-        elif isinstance(action, events.KillTorchrun):
-            torchrun = self._reports.torchrun if self._reports and self.state.runner else 0
-            system.send(torchrun or self._child, signal.SIGKILL)
-        elif isinstance(action, events.KillRanks):
-            for pid in action.pids:
-                system.send_group(pid, signal.SIGKILL)
-        elif isinstance(action, events.SignalProcesses):
-            for pid in action.pids:
-                system.send_found(pid, action.number)
-        elif isinstance(action, events.RequestPlaces):
-            self._where = self._ask(may_signal=True)
-        elif isinstance(action, events.CheckGpus):
-            self._ask_gpus()
-        elif isinstance(action, events.CancelGpuCheck):
-            self._stop_asking_gpus()
-        elif isinstance(action, events.FindLeftovers):
-            self._step(events.LeftoversFound(tuple(self._look())))
+        do = ACTIONS.get(type(action))
+        if do is None:
+            self._system.log(f"the supervisor does not know {type(action).__name__}.")
+        else:
+            do(self, action)
+
+    def _log(self, action: Log) -> None:
+        self._system.log(action.line)
+
+    def _report(self, action: events.Report) -> None:
+        self._channel.report(action.message)
+
+    def _start(self, action: events.StartTorchrun) -> None:
+        try:
+            self._start_torchrun(action.attempt)
+        except Exception as error:
+            self._cannot_start(error)
+
+    def _reply(self, action: events.Reply) -> None:
+        if self._reports:
+            self._reports.reply(action)
+
+    def _signal_group(self, action: events.SignalGroup) -> None:
+        self._system.send_members(action.pid, action.number)
+
+    def _kill_torchrun(self, action: events.KillTorchrun) -> None:
+        self._system.send(self._child, signal.SIGKILL)
+
+    def _kill_ranks(self, action: events.KillRanks) -> None:
+        for pid in action.pids:
+            self._system.send_group(pid, signal.SIGKILL)
+
+    def _signal_processes(self, action: events.SignalProcesses) -> None:
+        for pid in action.pids:
+            self._system.send_found(pid, action.number)
+
+    def _request_places(self, action: events.RequestPlaces) -> None:
+        self._places_request = self._request_calls(may_signal=True)
+
+    def _find_leftovers(self, action: events.FindLeftovers) -> None:
+        self._step(events.LeftoversFound(tuple(self._leftovers())))
 
     def _start_torchrun(self, attempt: int) -> None:
         plan = self._plan
         if isinstance(plan, Exception):
-            return  # which is about to be told
+            return  # which is about to be reported
         environment = {**self._environ, **plan.environment}
         if self._channel.own_address:
             resolves = self._channel.own_name_resolves
@@ -333,23 +360,20 @@ class Supervisor:
         # A relative TMPDIR leads there from this process's folder alone.
         own = os.path.abspath(self._folder) if plan.folder else self._folder
         environment.update({RUN_DIR: own, JOB_MARK: mark})
-        if not job.torchrun_restarts:
-            plan, environment = for_attempt(plan, environment, attempt)
+        plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
         *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)
         if job.watch:
             environment[WATCHER] = watcher
-        self._child = self._system.start(
-            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
-        )
+        self._child = self._system.start(argv, environment, (JOB_MARK, mark), folder=plan.folder)
 
     def _begin_attempt(self, job: Job) -> None:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
-        self._watch, self._shows, self._where = _watch(job), {}, 0
-        self._reports = Reports(self._folder, self._system, self._hear, self._watch, self._runner)
+        self._watch, self._stacks_requests, self._places_request = _watch(job), {}, 0
+        self._reports = Reports(self._folder, self._system, self._receive, self._watch)
 
     def _end_attempt(self) -> None:
         if self._reports:
@@ -358,67 +382,64 @@ class Supervisor:
         self._stack.close()
 
     def _watch_ranks(self, now: float) -> None:
-        question = self._watch.question(now)
+        question = self._watch.poll(now)
         if question and self._reports:
-            self._reports.ask(question)
+            self._reports.request(question)
         succeeded = {pid for pid, rank in self.state.ranks.items() if rank.exit_code == 0}
         running = {rank.pid for rank in self.state.alive}
-        ranks = self._watch.changes(succeeded, self._system.state_of, now, running)
-        if ranks is not None:
-            self._channel.say(ProgressReport(self.state.attempt, ranks, self._watch.others))
+        report = self._watch.report(succeeded, self._system.state_of, now, running)
+        if report:
+            self._channel.report(ProgressReport(self.state.attempt, report.ranks, report.others))
         is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
-        if is_to_say and self._watch.error not in self._said:
-            self._said.add(self._watch.error)
+        if is_to_say and self._watch.error not in self._logged:
+            self._logged.add(self._watch.error)
             self._system.log(self._watch.error)
-        self._tell_where(now)
+        self._report_places(now)
 
-    def _ask(self, *, may_signal: bool) -> int:
+    def _request_calls(self, *, may_signal: bool) -> int:
         """Ask all ranks where they are; return the number of the question."""
-        asked, question = self._watch.ask(self._system.now(), may_signal=may_signal)
+        asked, question = self._watch.request_stacks(self._system.now(), may_signal=may_signal)
         if self._reports:
-            self._reports.ask(question)
+            self._reports.request(question)
         return asked.number
 
-    def _tell_where(self, now: float) -> None:
-        """Tell where ranks are, of all that was asked and is known now, as far as it will be."""
+    def _report_places(self, now: float) -> None:
+        """Report where ranks are, for each request whose replies are in, or overdue."""
         system = self._system
-        for pid, number in self._watch.to_signal(now).items():
+        for pid, number in self._watch.signals_due(now).items():
             runs = system.state_of(pid) in ("R", "S")
             if runs and system.response(pid, number) is Disposition.HANDLES:
                 system.send(pid, number)
-        for asked in self._watch.over(now):
+        for asked in self._watch.requests_over(now):
             alive = self.state.alive
             places = {rank.pid: stacks.place(asked.calls(rank.pid)) for rank in alive}
-            if asked.number == self._where:
+            if asked.number == self._places_request:
                 self._step(events.PlacesReported(places))
-            if asked.number in self._shows:
-                states = {rank: system.state_of(rank.pid) for rank in alive}
-                texts = {
-                    rank.rank: asked.text(
-                        rank.pid, does_not_answer(state, may_signal=asked.may_signal)
-                    )
-                    for rank, state in states.items()
-                }
-                number = self._shows.pop(asked.number)
-                self._channel.say(HostStacks(number, stacks.grouped(texts)))
+            if asked.number in self._stacks_requests:
+                texts = {one.rank: asked.text(one.pid, system.state_of(one.pid)) for one in alive}
+                number = self._stacks_requests.pop(asked.number)
+                self._channel.report(HostStacks(number, stacks.grouped(texts)))
 
-    def _ask_gpus(self) -> None:
+    def _check_gpus(self, action: events.CheckGpus) -> None:
         def then(text: str) -> None:
-            said = gpu_health.broken(text, self._environ)
+            broken = gpu_health.broken(text, self._environ)
             host = self.state.job.current_host
-            self._step(events.GpusChecked(said and printable(f"{host}, {said}")))
+            self._step(events.GpusChecked(broken and printable(f"{host}, {broken}")))
 
-        self._stop_asking_gpus()
-        self._question = self._system.ask(gpu_health.COMMAND, self._environ, then)
-        if self._question is None:
+        self._end_gpu_check()
+        self._gpu_check = self._system.ask(gpu_health.COMMAND, self._environ, then)
+        if self._gpu_check is None:
             then("")
 
-    def _stop_asking_gpus(self) -> None:
-        if self._question:
-            self._question.close()
-            self._question = None
+    def _cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
+        self._end_gpu_check()
 
-    def _look(self) -> list[int]:
+    def _end_gpu_check(self) -> None:
+        if self._gpu_check:
+            self._gpu_check.close()
+            self._gpu_check = None
+
+    def _leftovers(self) -> list[int]:
         try:
             return self._system.look(self._child)
         except OSError:  # no descriptor is left for /proc: ranks have them
@@ -440,7 +461,7 @@ class Supervisor:
 
     def _signal_ranks(self, action: events.SignalRanks) -> None:
         if self._reports:
-            self._reports.tell_signalled(action.pids)
+            self._reports.note_signalled(action.pids)
         disposition = {pid: self._system.response(pid, action.number) for pid in action.pids}
         for pid in action.pids:
             self._system.send(pid, action.number)
@@ -449,3 +470,20 @@ class Supervisor:
 
 def _watch(job: Job) -> Watch:
     return Watch(job.watch, min(job.hang_notify, job.hang_timeout))
+
+
+ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
+    Log: Supervisor._log,
+    events.Report: Supervisor._report,
+    events.StartTorchrun: Supervisor._start,
+    events.Reply: Supervisor._reply,
+    events.SignalRanks: Supervisor._signal_ranks,
+    events.SignalGroup: Supervisor._signal_group,
+    events.SignalProcesses: Supervisor._signal_processes,
+    events.KillTorchrun: Supervisor._kill_torchrun,
+    events.KillRanks: Supervisor._kill_ranks,
+    events.RequestPlaces: Supervisor._request_places,
+    events.FindLeftovers: Supervisor._find_leftovers,
+    events.CheckGpus: Supervisor._check_gpus,
+    events.CancelGpuCheck: Supervisor._cancel_gpu_check,
+}

@@ -1,7 +1,7 @@
 """In each rank: what ends it, or goes wrong in it, without its main thread raising anything.
 
 A crash writes where it was into a file that the launcher reads after it. What another thread raised
-the launcher is told at once, as the main thread may end in any way after that.
+is reported at once, as the main thread may end in any way after that.
 
 Loaded by rank.py, in the script's process: it imports nothing of ours, and whatever fails here must
 not be the script's loss.
@@ -26,7 +26,7 @@ from typing import Any, Callable
 _LAST, _FEW = 1024, 256  # descriptors: most processes may have as many; below few none is high
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _NAME = 100  # characters of a thread's name
-_SELDOM = 1.0  # s from one thread's exception that is told to the next
+_SELDOM = 1.0  # s from one thread's exception that is reported to the next
 
 
 class File:
@@ -78,7 +78,7 @@ def write_crashes(path: str) -> None:
     faulthandler.enable(file, all_threads=False, **options)
     is_ours = weakref.ref(file)
 
-    def leave() -> None:
+    def disable() -> None:
         file = is_ours()
         if file is None:
             return
@@ -89,27 +89,27 @@ def write_crashes(path: str) -> None:
                 signal.signal(number, handler)
         file.close()
 
-    os.register_at_fork(after_in_child=leave)
+    os.register_at_fork(after_in_child=disable)
 
 
-def tell_of_threads(
+def report_threads(
     send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
 ) -> None:
-    """Tell the launcher what other threads raise, and have it shown as before.
+    """Report what other threads raise, and have it shown as before.
 
     A hook that the script sets after this comes in its place, unless it calls the one before it:
     then the script decides what an exception means.
     """
     hook = threading.excepthook
-    told = -_SELDOM
+    reported_at = -_SELDOM
 
     def show(args: threading.ExceptHookArgs) -> None:
-        nonlocal told
+        nonlocal reported_at
         with contextlib.suppress(BaseException):  # whatever the script's own names and texts raise
             now = time.monotonic()
             # Threads may use SystemExit to end.
-            if now - told >= _SELDOM and not issubclass(args.exc_type, SystemExit):
-                told = now
+            if now - reported_at >= _SELDOM and not issubclass(args.exc_type, SystemExit):
+                reported_at = now
                 name = str(args.thread.name)[:_NAME] if args.thread else ""
                 send({"thread": name, "chain": describe.end(args.exc_value, rank)["chain"]})
         hook(args)
@@ -124,4 +124,4 @@ def begin(
     with contextlib.suppress(Exception):
         write_crashes(os.path.join(run_dir, f"crash-{os.getpid()}"))
     with contextlib.suppress(Exception):
-        tell_of_threads(send, describe, rank)
+        report_threads(send, describe, rank)

@@ -1,12 +1,12 @@
-"""Tells the launcher, from inside a rank's process, how far its collectives are, and where it is.
+"""Reports to the launcher, from inside a rank, how far its collectives are, and where it is.
 
-A thread waits for the launcher's questions; it exists only once the script imports
-torch.distributed, or has ended while its process runs on, and answers within milliseconds. Asked
-how far it is, it says that something moves; else what this rank has begun, what of it has not
-ended, and where its main thread is; once the script has ended, also what keeps the process. Asked
-for its stacks, it says where all threads are. If it does not answer, C code of the script's does
-not release the interpreter, or the process is stopped. Where the main thread is then, faulthandler
-writes at a signal, to the same connection: in C, and without the interpreter.
+A thread waits for the launcher's requests; it exists only once the script imports
+torch.distributed, or has ended while its process runs on, and replies within milliseconds. Polled
+how far it is, it says that there was progress; else what this rank has begun, what of it has not
+ended, and where its main thread is; once the script has ended, also what keeps the process. To a
+request for stacks it replies where all threads are. If it does not reply, C code of the script's
+does not release the interpreter, or the process is stopped. Where the main thread is then,
+faulthandler writes at a signal, to the same connection: in C, and without the interpreter.
 
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
 2.8 on). Of NCCL's the entries are not read: that asks the GPU for the state of events, some of
@@ -36,58 +36,26 @@ from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
 _ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itself
-_MOST_GROUPS, _MOST_TEXT = 64, 2000  # of an answer: groups, and characters of one's ranks
-_MOST_CALLS, _MOST_THREADS = 60, 30  # of an answer: innermost calls of a thread, threads
+# Of a reply: groups, and characters of one's ranks; innermost calls of a thread, threads.
+_MOST_GROUPS, _LONGEST_RANKS = 64, 2000
+_MOST_CALLS, _MOST_THREADS = 60, 30
+_MOST_KEPT = 20  # threads that keep a process
 _LONGEST, _LONGEST_NAME = 300, 100  # characters of a call's function or file; of other names
-_MOST_KEPT = 20  # threads that keep a process, of an answer
-_TO_END = 1.0  # s from a script's end, within which most processes have ended
-_MOST_STACKS = 200_000  # characters of an answer: the launcher takes 1 MiB
+_LONGEST_STACKS = 200_000  # characters: the launcher takes 1 MiB
+_END_SECONDS = 1.0  # from a script's end, within which most processes have ended
 
 
 def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], None]:
-    """Answer the launcher's questions once the script imports torch.distributed.
+    """Reply to the launcher's requests once the script imports torch.distributed.
 
     connect() returns a connection to it (rank.py); hello says which rank this is. Returns what to
-    call when the script has ended: from then on they are answered in any case.
+    call when the script has ended: from then on there are replies in any case.
     """
-
-    main = get_ident()
-    watches: list[Watch] = []  # one, in the end
-
-    class AtImport:
-        """A finder that finds nothing, but sees what is imported.
-
-        It stays: others may be looking through sys.meta_path just now.
-        """
-
-        has_begun = False
-
-        @classmethod
-        def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
-            if name == _MODULE and not cls.has_begun:
-                cls.has_begun = True
-                if os.getpid() == hello["watch"]:  # what the script has forked is no rank
-                    with contextlib.suppress(Exception):  # no launcher, no thread
-                        _record()
-                        if not watches:
-                            launcher = connect()
-                            watches.append(Watch(lambda: launcher, hello, main))
-                            watches[0].start()
-
-    sys.meta_path.insert(0, AtImport)
+    responder = Responder(connect, hello)
+    sys.meta_path.insert(0, responder)
     if _MODULE in sys.modules:  # by sitecustomize
-        AtImport.find_spec(_MODULE)
-
-    def script_ended() -> None:
-        if os.getpid() == hello["watch"]:
-            with contextlib.suppress(Exception):
-                if not watches:
-                    # In the thread: a launcher that does not answer must not hold up the exit.
-                    watches.append(Watch(connect, hello, main))
-                    watches[0].start(after=_TO_END)
-                watches[0].has_returned = True
-
-    return script_ended
+        responder.find_spec(_MODULE)
+    return responder.script_ended
 
 
 def _record() -> None:
@@ -96,32 +64,57 @@ def _record() -> None:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
 
 
-class Watch:
-    """The thread that answers, on a connection of its own."""
+class Responder:
+    """The thread that replies, on a connection of its own.
 
-    has_returned = False  # the script
+    It is a finder that finds nothing, too, but sees what is imported. It stays in sys.meta_path:
+    others may be looking through that just now.
+    """
 
-    def __init__(self, connect: Callable[[], Any], hello: dict[str, Any], main: int) -> None:
-        self._connect, self._hello, self._main = connect, hello, main
+    def __init__(self, connect: Callable[[], Any], hello: dict[str, Any]) -> None:
+        self._connect, self._hello = connect, hello
+        self._main, self._pid = get_ident(), os.getpid()
+        self._is_imported = self._has_started = False
+        self._has_returned = False  # the script
         self._launcher: Any = None
-        self._pid = os.getpid()
-        self._same: Any = None  # what was the same at the last looks
-        self._groups: list[dict[str, Any]] | None = None  # as they were then, once asked for
-        self._since = time.monotonic()
+        self._numbers: Any = None  # of all collectives, at the last poll
+        self._since = 0.0  # when they changed
+        self._groups: list[dict[str, Any]] | None = None  # since then, once they were needed
         self._signal = 0
         self._busy = allocate_lock()
 
-    def start(self, after: float = 0.0) -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Start if the script imports torch.distributed."""
+        if name == _MODULE and not self._is_imported:
+            self._is_imported = True
+            if os.getpid() == self._pid:  # what the script has forked is no rank
+                with contextlib.suppress(Exception):  # no launcher, no thread
+                    _record()
+                    if not self._has_started:
+                        self._launcher = self._connect()
+                        self._start()
+
+    def script_ended(self) -> None:
+        """Start in any case; from now on say, too, what keeps the process."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(Exception):
+                if not self._has_started:
+                    # In the thread: a launcher that does not reply must not hold up the exit.
+                    self._start(after=_END_SECONDS)
+                self._has_returned = True
+
+    def _start(self, after: float = 0.0) -> None:
         """Start the thread, which connects to the launcher in so many seconds."""
+        self._has_started, self._since = True, time.monotonic()
         atexit.register(self._end)
         try:
             start_new_thread(self._run, (after,))
         except RuntimeError:  # ulimit -u
-            if not after:
-                self._connect().close()
+            if self._launcher:
+                self._launcher.close()
 
     def _end(self) -> None:
-        """Ask torch nothing while Python ends: a thread that it stops in C++ would abort it."""
+        """Call nothing of torch while Python ends: a thread that it stops in C++ would abort it."""
         if os.getpid() == self._pid:
             self._busy.acquire(timeout=1)
             self._since = time.monotonic()
@@ -133,15 +126,16 @@ class Watch:
                 never = allocate_lock()
                 never.acquire()
                 never.acquire(timeout=after)
-            self._launcher = self._connect()
+            self._launcher = self._launcher or self._connect()
             self._signal = _write_at_signal(self._launcher)
             self._launcher.send({**self._hello, "signal": self._signal})
-            for question in self._launcher.questions():
+            for request in self._launcher.questions():
                 try:
-                    answer = {"threads": self._threads()} if "stacks" in question else self._look()
+                    has_stacks = "stacks" in request
+                    reply = {"threads": self._threads()} if has_stacks else self._progress()
                 except Exception as error:  # of a torch that is other than those that we know
-                    answer = {"threads": [], "error": f"{type(error).__name__}: {error}"[:_LONGEST]}
-                self._launcher.send({**question, **answer})
+                    reply = {"threads": [], "error": f"{type(error).__name__}: {error}"[:_LONGEST]}
+                self._launcher.send({**request, **reply})
         with contextlib.suppress(Exception):
             self._launcher.close()
 
@@ -150,34 +144,56 @@ class Watch:
         frames = current_frames()
         threads = {one.ident: one for one in list(getattr(threading, "_active", {}).values())}
         frames.pop(get_ident(), None)
-        found, left = list[Any](), _MOST_STACKS
+        found, room = list[Any](), _LONGEST_STACKS
         for thread in sorted(frames, key=lambda thread: thread != self._main)[:_MOST_THREADS]:
             name = hex(thread)  # of one that C++ has started, or without a name
             with contextlib.suppress(Exception):  # it may be any code of the script's
                 name = str(threads[thread].name)[:_LONGEST_NAME] or name
             found.append(["" if thread == self._main else name, calls(frames[thread])])
-            left -= sum(len(function) + len(path) for function, path, _ in found[-1][1])
-            if left < 0:
+            room -= sum(len(function) + len(path) for function, path, _ in found[-1][1])
+            if room < 0:
                 break
         return found
 
-    def _look(self) -> dict[str, Any]:
+    def _progress(self) -> dict[str, Any]:
         if self._busy.acquire(blocking=False):
             try:
                 # A handler of the script's has come in the place of faulthandler's.
                 is_ours = signal.getsignal(self._signal) == signal.SIG_DFL if self._signal else True
-                return {**self._answer(), **self._kept(), **({} if is_ours else {"signal": 0})}
+                return {**self._collectives(), **self._kept(), **({} if is_ours else {"signal": 0})}
             finally:
                 self._busy.release()
-        still = {"still": time.monotonic() - self._since, "calls": self._calls()}
-        return {"ends": True, **still, **self._kept()}
+        return {"ends": True, **self._unchanged(), **self._kept()}
+
+    def _unchanged(self) -> dict[str, Any]:
+        """Return since when there is no progress, and where the main thread is."""
+        where = calls(current_frames().get(self._main))
+        return {"unchanged": time.monotonic() - self._since, "calls": where}
+
+    def _collectives(self) -> dict[str, Any]:
+        """Return how far each group is, unless that has changed since the last poll."""
+        world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
+        if world is None and self._has_returned:  # it has not imported torch.distributed
+            return {**self._unchanged(), "groups": []}
+        names = dict(world.pg_names) if world else {}
+        status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
+        numbers = recorded("fr"), status, [_sequence(group) for group in names]
+        now = time.monotonic()
+        error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
+        if numbers != self._numbers or not (names or self._has_returned):
+            self._numbers, self._since, self._groups = numbers, now, None
+            return error
+        if self._groups is None:  # thousands of entries take their time, so once
+            entries = recorded("fr", entries=True).get("entries", ())
+            self._groups = groups(world, names, entries, status)[:_MOST_GROUPS]
+        return {**error, **self._unchanged(), "groups": self._groups}
 
     def _kept(self) -> dict[str, Any]:
         """Return what keeps this process once its script has ended, as far as Python waits for it.
 
         Those are threads that are no daemons, and a child of multiprocessing's.
         """
-        if not self.has_returned:
+        if not self._has_returned:
             return {}
         frames, kept = current_frames(), list[Any]()
         child: list[Any] | None = None
@@ -191,30 +207,9 @@ class Watch:
                         child = child or _joined(frames[one.ident])
         return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
 
-    def _calls(self) -> list[Any]:
-        return calls(current_frames().get(self._main))
-
-    def _answer(self) -> dict[str, Any]:
-        world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
-        if world is None and self.has_returned:  # it has not imported torch.distributed
-            return {"still": time.monotonic() - self._since, "calls": self._calls(), "groups": []}
-        names = dict(world.pg_names) if world else {}
-        status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
-        numbers = recorded("fr"), status, [_sequence(group) for group in names]
-        now = time.monotonic()
-        error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
-        if numbers != self._same or not (names or self.has_returned):
-            self._same, self._since, self._groups = numbers, now, None
-            return error
-        if self._groups is None:  # thousands of entries take their time, so once
-            entries = recorded("fr", entries=True).get("entries", ())
-            self._groups = groups(world, names, entries, status)[:_MOST_GROUPS]
-        still = {"still": now - self._since, "calls": self._calls(), "groups": self._groups}
-        return {**error, **still}
-
 
 def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:
-    """Return of which group nothing is known, as an `error` to answer with; {} if of none.
+    """Return of which group nothing is known, as an `error` to reply with; {} if of none.
 
     `is_recorded` tells whether gloo's recorder holds something.
     """
@@ -233,9 +228,9 @@ def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[
 
 
 def has_status(world: Any, names: Mapping[Any, str]) -> bool:
-    """Tell whether torch may know what has ended of NCCL's, and can be asked at no risk.
+    """Tell whether torch may know what has ended of NCCL's, and can say so at no risk.
 
-    Before 2.10 it asks NCCL's profiler plugin at that, too, and with ROCm the communicators.
+    Before 2.10 that calls NCCL's profiler plugin, too, and with ROCm the communicators.
     """
     torch = sys.modules["torch"]
     if torch.__version__ < (2, 10) or torch.version.hip:
@@ -269,7 +264,7 @@ def groups(
     for group, name in names.items():
         ranks = ranges(sorted(world.pg_group_ranks[group]))
         order = seen[ranks] = seen.get(ranks, -1) + 1  # among groups of the same ranks
-        if len(ranks) > _MOST_TEXT:
+        if len(ranks) > _LONGEST_RANKS:
             continue
         which = {"ranks": ranks, "order": order}
         is_counted = _is_counted(world.pg_backend_config.get(group, ""))
@@ -302,15 +297,15 @@ def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, An
     without a uid: what the recorder holds is not of that one.
     """
     last = _sequence(group)
-    said = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}
+    found = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}
     if status:
         backend = group._get_backend(sys.modules["torch"].device("cuda"))
         uid = getattr(backend, "uid", None)
         seen = {} if uid is None else status.get(str(uid), {})
         has_ended = seen.get("last_completed_collective") == str(last)
         if seen.get("last_enqueued_collective") == str(last) and not has_ended:
-            said["waits"] = last
-    return said
+            found["waits"] = last
+    return found
 
 
 def _label(description: str) -> str:
@@ -326,12 +321,12 @@ def _sequence(group: Any) -> int:
 
 
 def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> dict[str, Any]:
-    """Return the last collective that a group has begun, and the first that has not ended.
+    """Return the last collective that a recorded group has begun, and the first that has not ended.
 
-    `waits` is that one's number, 0 if there is none; `op` and `of` say what it is, and its size.
+    `waits` is that one's number, 0 if there is none; `op` is what it is, `size` its input's.
     `count`, of all its operations, is for a group of which the recorder `has_lost` the entries.
     """
-    newest = max((one["pg_id"] for one in own), default=0)  # a name may come again
+    newest = max((one["pg_id"] for one in own), default=0)  # a name may be used again
     own = [one for one in own if one["pg_id"] == newest and not one["is_p2p"]]
     if own and own[-1]["op_id"] > count:
         own = []  # of a group that is gone: this one has begun nothing yet
@@ -339,15 +334,15 @@ def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> dic
     begun = [one for one in own if not one["retired"]]
     first = min(begun, key=lambda one: int(one["collective_seq_id"]), default=None)
     label = _label(own[0]["process_group"][1]) if own else ""
-    said = {"name": label, "last": last, "waits": 0}
+    found = {"name": label, "last": last, "waits": 0}
     if first:
-        said["waits"] = first["collective_seq_id"]
-        said["op"] = str(first["profiling_name"]).partition(":")[2]
-        said["of"] = size(first.get("input_sizes") or [], first.get("input_dtypes") or [])
-    return said
+        found["waits"] = first["collective_seq_id"]
+        found["op"] = str(first["profiling_name"]).partition(":")[2]
+        found["size"] = input_size(first.get("input_sizes") or [], first.get("input_dtypes") or [])
+    return found
 
 
-def size(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> str:
+def input_size(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> str:
     """Return the shape and type of a collective's first input, as in `1024x2 Float`."""
     if not sizes:
         return ""

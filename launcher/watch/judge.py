@@ -1,187 +1,246 @@
-"""What the coordinator makes of ranks of which nothing moves: when that is said, and when it ends
-the job.
+"""The coordinator's part of the watch: when a stall is logged, and when it ends the job. Pure.
 
-Silence is no fault: rank 0 may evaluate for minutes while the others wait. So what is seen is said
-as a fact, after `notify` seconds and after each doubling of them; only the user's own time-out
-(`--launcher-hang-timeout`) makes a failure of it, and only once the ranks have been looked at after
-it was over, also where one look was missed. Pure.
+It takes in what hosts report, and `check` says what is due: lines for the log, stacks, and `hang`,
+for which the coordinator ends the job. launcher/watch/__init__.py says why it is due then. Times
+are on the clock time.monotonic(), waits in seconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.text.words import lasted
-from launcher.watch import returned
+from launcher.watch import sentences
 from launcher.watch.progress import Rank
-from launcher.watch.waits import Finding, Seen, findings
+from launcher.watch.waits import Finding, Reported, Reports, findings
 
-_SETTLES = 1.0  # s until all hosts have said what they see
-_IS_PROGRESS = 10.0  # s after a move that no failure has followed
-_IS_SEEN = 3.0  # s after a look until it is known here what was seen
-_MOST_SAID = 5  # at once
+_SETTLE_SECONDS = 1.0  # until all hosts have reported what they see
+_PROGRESS_SECONDS = 10.0  # without a failure after it, until progress is logged
+_REPORT_SECONDS = 3.0  # after a poll, until it is known here what was replied
+_ONE_LINE_SECONDS = 1.0  # between ranks that run on of which one line is logged
+_MOST_LINES = 5  # at once
 
 
-class Known(NamedTuple):
-    """A finding, and what was said of it."""
+class Stall(NamedTuple):
+    """A finding that is followed, from one analysis to the next."""
 
     finding: Finding
-    say_at: float
-    said: bool = False
-    moved_at: float = math.inf  # when something moved again: a time-out of torch's, perhaps
-    has_come: bool = False  # a rank that the others wait for
+    notice_at: float  # when it is logged, again
+    is_logged: bool = False
+    progress_at: float = math.inf  # when there was some: after a time-out of torch's, perhaps
+    root_has_progress: bool = False
+
+
+class RunsOn(NamedTuple):
+    """A rank that runs on though its script has ended, as it was reported last."""
+
+    rank: Rank
+    since: float
+    notice_at: float
+
+
+class Hang(NamedTuple):
+    """Why the job ends, once."""
+
+    text: str
+    may_restart: bool
 
 
 class State(NamedTuple):
-    """All that is known of an attempt's ranks of which nothing moves; times in seconds."""
+    """All that is known of an attempt's ranks without progress; at its start all hosts are busy."""
 
-    notify: float = 60
-    timeout: float = math.inf
-    every: float = 15  # between looks
-    hosts: Mapping[str, tuple[Seen, ...]] = {}
-    known: tuple[Known, ...] = ()
-    look_at: float = math.inf  # when it is worked out again who waits for whom
-    hung: str = ""  # why the job ends for a hang, once
-    may_restart: bool = True  # after that
-    returned: returned.Returned = returned.NONE  # ranks that run on though their script has ended
+    notify: float = 60  # --launcher-hang-notify
+    timeout: float = math.inf  # --launcher-hang-timeout
+    every: float = 15  # between polls
+    reports: Mapping[str, tuple[Reported, ...]] = {}  # by host
+    analyse_at: float = math.inf  # when there are new reports
+    stalls: tuple[Stall, ...] = ()
+    run_on: Mapping[int, RunsOn] = {}  # by rank
     # Hosts with ranks that do something else than to wait, to run on so, or to have ended.
     busy: frozenset[str] = frozenset()
+    hang: Hang | None = None
+
+    @property
+    def patience(self) -> float:
+        """How old a stall is when it is logged first."""
+        return min(self.notify, self.timeout)
+
+    def over_at(self, since: float) -> float:
+        """When the user's time-out is over for sure for what began then: two polls have seen it."""
+        return since + self.timeout + 2 * self.every + _REPORT_SECONDS
+
+    def next_notice(self, since: float, now: float) -> float:
+        """When what is logged now is logged again: at twice its age."""
+        return since + 2 * max(self.notify, now - since)
 
 
-def begin(notify: float, timeout: float, every: float, hosts: Iterable[str]) -> State:
-    """Return what is known at the start of an attempt of some hosts."""
-    return State(notify, timeout, every, busy=frozenset(hosts))
+# What hosts report.
 
 
-def heard(state: State, host: str, ranks: Sequence[Rank], now: float, others: int = 1) -> State:
-    """Take in of which of a host's ranks nothing moves; others may say so at the same time.
+def host_reported(
+    state: State, host: str, ranks: Sequence[Rank], now: float, others: int = 1
+) -> State:
+    """Take in which of a host's ranks make no progress; other hosts may report at the same time.
 
     `others` counts its ranks that do something else than to wait, or to run on after their script.
     """
-    seen = tuple(Seen(host, rank, now - rank.still) for rank in ranks)
-    look_at = min(state.look_at, now + _SETTLES)
+    reports = tuple(Reported(host, rank, now - rank.unchanged) for rank in ranks)
+    analyse_at = min(state.analyse_at, now + _SETTLE_SECONDS)
     busy = state.busy | {host} if others else state.busy - {host}
-    return state._replace(hosts={**state.hosts, host: seen}, look_at=look_at, busy=busy)
+    return state._replace(
+        reports={**state.reports, host: reports}, analyse_at=analyse_at, busy=busy
+    )
 
 
-def succeeded(state: State, host: str) -> State:
+def host_succeeded(state: State, host: str) -> State:
     """Take in that all ranks of a host have ended with 0."""
     return state._replace(busy=state.busy - {host})
 
 
-def _looked(state: State, now: float) -> State:
-    by_rank = {one.rank.rank: one for ranks in state.hosts.values() for one in ranks}
-    of_rank: dict[int, list[int]] = {}
-    for number, one in enumerate(state.known):
-        for rank in one.finding.ranks:
-            of_rank.setdefault(rank, []).append(number)
-    known, go_on = [], set[int]()
-    for finding in findings(by_rank):
-        near = {number for rank in finding.ranks for number in of_rank.get(rank, ())}
-        near = {number for number in near if _is_same(state.known[number], finding)}
-        go_on |= near
-        same = [state.known[number] for number in near]
-        since = min((finding.since, *(one.finding.since for one in same)))
-        say_at = min((one.say_at for one in same), default=since + min(state.notify, state.timeout))
-        was_said = any(one.said for one in same)
-        known.append(Known(finding._replace(since=since), say_at, was_said))
-    for number, one in enumerate(state.known):
-        if one.said and number not in go_on:
-            has_come = one.has_come or _has_come(one.finding, by_rank)
-            known.append(one._replace(moved_at=min(one.moved_at, now), has_come=has_come))
-    all_seen = [one for ranks in state.hosts.values() for one in ranks]
-    run_on = returned.seen(state.returned, all_seen, min(state.notify, state.timeout))
-    return state._replace(known=tuple(known), returned=run_on, look_at=math.inf)
-
-
-def _is_same(known: Known, finding: Finding) -> bool:
-    """Tell whether a finding is of a stall that is known: nothing has moved in between."""
-    return finding.since + _IS_SEEN < known.moved_at and finding.is_of(known.finding)
-
-
-def _has_come(finding: Finding, seen: Mapping[int, Seen]) -> bool:
-    """Tell whether a rank has moved that the others wait for."""
-    return any(
-        rank not in seen or finding.groups[rank] not in ((), seen[rank].rank.groups)
-        for rank in finding.named
-    )
+# What is due.
 
 
 def due(state: State) -> float:
-    """Return when something is to be said or done; infinite: never, while all moves."""
-    if state.hung:
+    """Return when `check` is due; infinite: never, as while all ranks make progress."""
+    if state.hang:
         return math.inf
-    run_on = min(returned.due(state.returned), _all_return_at(state))
-    return min((state.look_at, run_on, *(_due(one, state) for one in state.known)))
+    notices = [one.notice_at for one in state.run_on.values()]
+    stalls = [_due(stall, state) for stall in state.stalls]
+    return min((state.analyse_at, _run_on_too_long_at(state), *notices, *stalls))
 
 
-def _due(one: Known, state: State) -> float:
-    if one.moved_at < math.inf:
-        return one.moved_at + _IS_PROGRESS
-    if not one.finding.is_sure:
+def _due(stall: Stall, state: State) -> float:
+    if stall.progress_at < math.inf:
+        return stall.progress_at + _PROGRESS_SECONDS
+    if not stall.finding.is_sure:
         return math.inf
-    return min(one.say_at, _ends_at(one, state))
+    return min(stall.notice_at, state.over_at(stall.finding.since))
 
 
-def _ends_at(one: Known, state: State) -> float:
-    """Return when the user's time is over for sure."""
-    return one.finding.since + state.timeout + 2 * state.every + _IS_SEEN
-
-
-def _all_return_at(state: State) -> float:
-    """Return when the user's time is over for ranks that run on, if no rank does anything else."""
-    if state.busy or not state.returned:
+def _run_on_too_long_at(state: State) -> float:
+    """Return when ranks have run on for too long while no rank of the job does anything else."""
+    if state.busy or not state.run_on:
         return math.inf
-    since = returned.last_move(one for ranks in state.hosts.values() for one in ranks)
-    return since + state.timeout + 2 * state.every + _IS_SEEN
+    reports = [one for host in state.reports.values() for one in host]
+    idle = [one.since for one in reports if one.state.runs_on or one.state.waits]
+    return state.over_at(max(idle, default=math.inf))
 
 
-def time(state: State, now: float) -> tuple[State, list[str], bool]:
-    """Return what is due to be said, and whether some of it is new, so that stacks are wanted.
+def check(state: State, now: float) -> tuple[State, list[str], bool]:
+    """Return the lines that are due for the log, and whether stacks are, of a stall that is new.
 
-    `hung` is set when the user's time is over.
+    `hang` is set when the user's time-out is over.
     """
-    state = _looked(state, now) if now >= state.look_at else state
-    run_on, lines = returned.said(state.returned, state.notify, now)
-    known, hung, may_restart, is_new = [], state.hung, True, False
-    if now >= _all_return_at(state) and not hung:
-        hung, may_restart = returned.sentence(state.returned), False
-    for one in state.known:
-        if now < _due(one, state):
-            known.append(one)
+    if now >= state.analyse_at:
+        state = _analysed(state, now)
+    state, lines = _notice_run_on(state, now)
+    hang, stalls, is_new = state.hang, list[Stall](), False
+    if not hang and now >= _run_on_too_long_at(state):
+        hang = Hang(_runs_on(state.run_on), may_restart=False)
+    for stall in state.stalls:
+        if now < _due(stall, state):
+            stalls.append(stall)
             continue
-        if one.moved_at < math.inf:
-            lines.append(f"progress again after {lasted(one.moved_at - one.finding.since)}.")
-            continue
-        if now >= one.say_at:
-            lines.append(sentence(one.finding, now))
-            is_new = is_new or not one.said
-            wait = max(state.notify, now - one.finding.since)
-            one = one._replace(say_at=one.finding.since + 2 * wait, said=True)
-        if now >= _ends_at(one, state) and not hung:
-            hung = sentence(one.finding, now)
-            # What a rank does that has returned may be its last save.
-            may_restart = not any(rank in state.returned for rank in one.finding.named)
-        known.append(one)
-    if len(lines) > _MOST_SAID:
-        lines[_MOST_SAID:] = [f"... and {len(lines) - _MOST_SAID} more like these."]
-    state = state._replace(known=tuple(known), returned=run_on, hung=hung)
-    return state._replace(may_restart=may_restart and state.may_restart), lines, is_new
+        finding = stall.finding
+        if stall.progress_at < math.inf:
+            lines.append(sentences.progress(finding, stall.progress_at))
+            continue  # and it is forgotten
+        if now >= stall.notice_at:
+            lines.append(sentences.stall(finding, now))
+            is_new = is_new or not stall.is_logged
+            notice_at = state.next_notice(finding.since, now)
+            stall = stall._replace(notice_at=notice_at, is_logged=True)
+        if not hang and now >= state.over_at(finding.since):
+            # What a rank does whose script has ended may be its last save.
+            may_restart = not any(rank in state.run_on for rank in finding.root)
+            hang = Hang(sentences.stall(finding, now), may_restart)
+        stalls.append(stall)
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more like these."]
+    return state._replace(stalls=tuple(stalls), hang=hang), lines, is_new
 
 
-def sentence(finding: Finding, now: float) -> str:
-    """Return a finding in words."""
-    return f"no progress for {lasted(now - finding.since)}: {finding.what}."
+def _notice_run_on(state: State, now: float) -> tuple[State, list[str]]:
+    """Return the line that is due on ranks that run on: one, also for those that are due soon."""
+    if all(now < one.notice_at for one in state.run_on.values()):
+        return state, []
+    soon = now + _ONE_LINE_SECONDS
+    due_now = {rank: one for rank, one in state.run_on.items() if one.notice_at <= soon}
+    noticed = {
+        rank: one._replace(notice_at=state.next_notice(one.since, now))
+        for rank, one in due_now.items()
+    }
+    return state._replace(run_on={**state.run_on, **noticed}), [_runs_on(due_now)]
 
 
-def cause(state: State, rank: int, now: float) -> str:
+def _runs_on(run_on: Mapping[int, RunsOn]) -> str:
+    return sentences.runs_on({rank: one.rank for rank, one in run_on.items()})
+
+
+def reason_of_wait(state: State, rank: int, now: float) -> str:
     """Return why a rank waited that a time-out of torch's has ended, "" if that is not known."""
-    for one in state.known:
-        waits = rank in one.finding.ranks and rank not in one.finding.named
-        waits = waits and one.finding.is_sure
-        is_long = now >= one.finding.since + state.notify
-        if waits and is_long and one.finding.named and not one.has_come:
-            return sentence(one.finding, min(now, one.moved_at))
+    for stall in state.stalls:
+        finding = stall.finding
+        is_known = finding.is_sure and finding.root and not stall.root_has_progress
+        waits = rank in finding.ranks and rank not in finding.root
+        if is_known and waits and now >= finding.since + state.notify:
+            return sentences.stall(finding, min(now, stall.progress_at))
     return ""
+
+
+# What is known of stalls.
+
+
+def _analysed(state: State, now: float) -> State:
+    """Find out anew who waits for whom, and which of the stalls that are followed continue."""
+    reports = {one.state.rank: one for host in state.reports.values() for one in host}
+    of_rank: dict[int, list[int]] = {}
+    for number, stall in enumerate(state.stalls):
+        for rank in stall.finding.ranks:
+            of_rank.setdefault(rank, []).append(number)
+    stalls, continued = [], set[int]()
+    for finding in findings(reports):
+        near = {number for rank in finding.ranks for number in of_rank.get(rank, ())}
+        same = [number for number in near if _continues(finding, state.stalls[number])]
+        stalls.append(_followed(finding, [state.stalls[number] for number in same], state))
+        continued.update(same)
+    for number, stall in enumerate(state.stalls):
+        if stall.is_logged and number not in continued:
+            stalls.append(_with_progress(stall, reports, now))
+    run_on = _running_on(state, reports)
+    return state._replace(stalls=tuple(stalls), run_on=run_on, analyse_at=math.inf)
+
+
+def _continues(finding: Finding, stall: Stall) -> bool:
+    """Tell whether a finding is of a stall that is followed, without progress in between."""
+    is_before = finding.since + _REPORT_SECONDS < stall.progress_at
+    return is_before and finding.continues(stall.finding)
+
+
+def _followed(finding: Finding, earlier: Sequence[Stall], state: State) -> Stall:
+    """Return the stall of a finding, which continues earlier ones: several may become one."""
+    since = min((finding.since, *(stall.finding.since for stall in earlier)))
+    notice_at = min((stall.notice_at for stall in earlier), default=since + state.patience)
+    is_logged = any(stall.is_logged for stall in earlier)
+    return Stall(finding._replace(since=since), notice_at, is_logged)
+
+
+def _with_progress(stall: Stall, reports: Reports, now: float) -> Stall:
+    """Return a stall that is not found any more."""
+    root = stall.finding.root
+    root_has_progress = any(stall.finding.has_progress(rank, reports) for rank in root)
+    return stall._replace(
+        progress_at=min(stall.progress_at, now),
+        root_has_progress=stall.root_has_progress or root_has_progress,
+    )
+
+
+def _running_on(state: State, reports: Reports) -> Mapping[int, RunsOn]:
+    """Return which ranks run on after their script; of those that did, since when."""
+    found = {}
+    for number, one in reports.items():
+        if one.state.runs_on:
+            new = RunsOn(one.state, one.since, one.since + state.patience)
+            found[number] = state.run_on.get(number, new)._replace(rank=one.state)
+    return found

@@ -1,10 +1,9 @@
 """Where ranks are: their Python stacks, of all hosts, equal ones grouped. Pure.
 
-A rank answers with its threads (in_rank.py); one that keeps Python's lock does not, and writes
-where its main thread is when it gets a signal (faulthandler). That one is not sent unasked: poll(2)
-and others end early at any signal, also where Python's lock is kept, and what the script runs may
-take that for an error. Times are on the clock
-time.monotonic(), waits in seconds.
+A rank replies with its threads (in_rank.py); one that keeps Python's lock does not, and writes
+where its main thread is when it gets a signal (faulthandler). That one is sent only if a user wants
+it: poll(2) and others end early at any signal, also where Python's lock is kept, and what the
+script runs may take that for an error. Times are on the clock time.monotonic(), waits in seconds.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import math
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from launcher.text.wire import Among, Length
 from launcher.text.words import join_and_count, printable, some_of
 from launcher.watch.progress import whole
 
-_TO_ANSWER, _TO_WRITE = 0.5, 1.0  # s for a rank to answer; to write after that, at a signal
-TO_GATHER = 3.0  # s for all hosts
-_MOST_CALLS, _MOST_THREADS, _LONGEST = 60, 30, 300  # of a rank; characters of a name
+GATHER_SECONDS = 3.0  # for all hosts
+MOST_CALLS, _MOST_THREADS, _LONGEST = 60, 30, 300  # of a rank; characters of a name
 _MOST_TEXT, _MOST_BYTES = 5_000, 40_000  # characters of one rank's; bytes of a message
 _MOST_LINES = 400
 _MOST_PLACE = 100  # characters
@@ -50,13 +49,20 @@ class Call(NamedTuple):
 
 Calls = tuple[Call, ...]  # the innermost last
 Threads = tuple[tuple[str, Calls], ...]  # by name; "" is the main thread, which is the first
-Stacks = tuple[tuple[tuple[int, ...], str], ...]  # ranks, and their stacks as text
+
+
+def _stack_text(text: str) -> str:
+    return printable(text[:_MOST_TEXT], keep="\n")
+
+
+_Ranks = Annotated[tuple[Annotated[int, Among(range(10**12))], ...], Length(1)]
+Stacks = tuple[tuple[_Ranks, Annotated[str, _stack_text]], ...]  # ranks, and their stacks as text
 
 
 def calls_of(value: Any) -> Calls:
     """Return the calls that a rank has sent. Raises one of several errors if they are not valid."""
     calls = []
-    for function, path, line in value[-_MOST_CALLS:]:
+    for function, path, line in value[-MOST_CALLS:]:
         calls.append(Call(_text(function), _text(path), int(line or 0)))
     return tuple(calls)
 
@@ -70,7 +76,7 @@ def calls_in(lines: Iterable[str]) -> Calls:
     """Return the calls that faulthandler has written, which has the innermost first."""
     found = [match for line in lines if (match := _WRITTEN.fullmatch(line))]
     calls = [Call(_text(match[3]), _text(match[1]), int(match[2])) for match in found]
-    return tuple(calls[:_MOST_CALLS][::-1])
+    return tuple(calls[:MOST_CALLS][::-1])
 
 
 def crash_in(text: str, number: int) -> Calls:
@@ -106,8 +112,14 @@ def place(calls: Calls) -> str:
     return f"{function}, {path.rpartition('/')[2]}:{line}"[-_MOST_PLACE:]
 
 
+def in_place(calls: Calls) -> str:
+    """Return that place as the end of a sentence, "" if it is not known."""
+    where = place(calls)
+    return f", in {where}" if where else ""
+
+
 def kept_by(fields: Mapping[str, Any]) -> str:
-    """Return in words what a rank's process runs on in whose script has ended, by its answer.
+    """Return in words what a rank's process runs on in whose script has ended, by its reply.
 
     Raises one of several errors if that is not valid.
     """
@@ -115,14 +127,12 @@ def kept_by(fields: Mapping[str, Any]) -> str:
     own = [one for one in threads if _own(one[1])]  # says most
     if own or (threads and not fields["child"]):
         name, calls = (own or threads)[0]
-        where, more = place(calls), len(threads) - 1
-        said = f'thread "{name[:_MOST_PLACE]}"{where and f", in {where}"}'
-        return said + (f", and {more} more" if more else "")
+        more = f", and {len(threads) - 1} more" if len(threads) > 1 else ""
+        return f'thread "{name[:_MOST_PLACE]}"{in_place(calls)}{more}'
     if fields["child"]:
         name, pid = fields["child"]
         return f"it waits for its child process {_text(name)[:_MOST_PLACE]} (pid {whole(pid)})"
-    where = place(calls_of(fields["at"]))
-    return f"{AT_EXIT}{where and f', in {where}'}"
+    return f"{AT_EXIT}{in_place(calls_of(fields['at']))}"
 
 
 def _own(calls: Calls) -> Calls:
@@ -135,85 +145,18 @@ def text_of(threads: Threads) -> str:
     Others wait in libraries, each rank's at another line. If they are too long, the outermost calls
     are left out.
     """
-    lines, left = list[str](), _MOST_TEXT
+    lines, room = list[str](), _MOST_TEXT
     for name, calls in threads:
-        if left < 0 or (name and not _own(calls)):
+        if room < 0 or (name and not _own(calls)):
             continue
         kept: list[str] = []
         for one in reversed([one for one in calls if not _OURS.search(one.path)]):
             line = f"    {_frame(one)}"
-            left -= len(line) + 1
-            if left >= 0:
+            room -= len(line) + 1
+            if room >= 0:
                 kept.insert(0, line)
         lines += [f"  thread {name}:" if name else "  main thread:", *kept]
     return "\n".join(lines)
-
-
-class Asked:
-    """Ranks of this host, by pid, that were asked once where they are; some may never say.
-
-    `may_signal`: those that do not answer get the signal at which they write.
-    """
-
-    def __init__(self, number: int, pids: Iterable[int], now: float, *, may_signal: bool) -> None:
-        self.number, self.may_signal = number, may_signal
-        self.threads: dict[int, Threads] = {}
-        self._pids = set(pids)
-        self._written: dict[int, list[str]] = {}
-        self._signal_at, self._by = now + _TO_ANSWER, now + _TO_ANSWER + _TO_WRITE
-
-    def answered(self, pid: int, threads: Threads) -> None:
-        """Take in what a rank says."""
-        self.threads[pid] = threads
-
-    def wrote(self, pid: int, line: str) -> None:
-        """Take in a line that a rank has written at a signal."""
-        lines = self._written.setdefault(pid, [])
-        if line.startswith("Stack "):  # it begins again, for somebody else
-            lines.clear()
-        elif len(lines) < _MOST_CALLS:
-            lines.append(line)
-
-    @property
-    def missing(self) -> set[int]:
-        """Those that have not answered."""
-        return self._pids - set(self.threads)
-
-    def due(self) -> float:
-        """Return when `to_signal` or `is_over` is due."""
-        if not self.missing:
-            return -math.inf
-        return min(self._signal_at, self._by)
-
-    def to_signal(self, now: float) -> set[int]:
-        """Return, once, which ranks are to get the signal at which they write."""
-        if now < self._signal_at:
-            return set()
-        self._signal_at = math.inf
-        return self.missing if self.may_signal else set()
-
-    def is_over(self, now: float) -> bool:
-        """Tell whether all have answered, or their time is over."""
-        return now >= self._by or not self.missing
-
-    def calls(self, pid: int) -> Calls:
-        """Return where a rank's main thread is, () if that is not known."""
-        for name, calls in self.threads.get(pid, ()):
-            if not name:
-                return calls
-        return calls_in(self._written.get(pid, ()))
-
-    def text(self, pid: int, trouble: str) -> str:
-        """Return a rank's stacks; `trouble` is why it does not answer, if it does not."""
-        if pid in self.threads:
-            return text_of(self.threads[pid])
-        if pid not in self._pids:
-            return (
-                "  it cannot be asked: it has not imported torch.distributed, has closed its "
-                "connection, or --launcher-watch is 0."
-            )
-        calls = self.calls(pid)
-        return "\n".join([f"  it {trouble}.", *([text_of((("", calls),))] if calls else [])])
 
 
 def grouped(texts: Mapping[int, str]) -> Stacks:
@@ -221,26 +164,16 @@ def grouped(texts: Mapping[int, str]) -> Stacks:
     by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         by_text.setdefault(text, []).append(rank)
-    found, left, others = [], _MOST_BYTES, list[int]()
+    found, room, others = [], _MOST_BYTES, list[int]()
     for text, ranks in by_text.items():
         size = len(json.dumps((ranks, text)))
-        if size <= left:
-            left -= size
+        if size <= room:
+            room -= size
             found.append((tuple(ranks), text))
         else:
             others += ranks
     if others:
         found.append((tuple(others), "  there is no room for these ranks' stacks."))
-    return tuple(found)
-
-
-def stacks_of(value: Any) -> Stacks:
-    """Return what a host has sent. Raises one of several errors if it is not valid."""
-    found = []
-    for ranks, text in value:
-        if not ranks:
-            raise ValueError(ranks)
-        found.append((tuple(map(whole, ranks)), printable(text[:_MOST_TEXT], keep="\n")))
     return tuple(found)
 
 
@@ -251,43 +184,43 @@ def within(stacks: Stacks, world: int) -> Stacks:
 
 
 class Gathering(NamedTuple):
-    """What the coordinator knows of the stacks that are wanted now, if they are."""
+    """What the coordinator knows of the stacks that are requested now, if they are."""
 
     number: int = 0
-    by: float = math.inf
-    wanted: frozenset[str] = frozenset()  # by users on these hosts; "": for the log
-    heard: Mapping[str, Stacks] = {}
-    may_signal: bool = False  # ranks that do not answer
+    deadline: float = math.inf
+    requested_by: frozenset[str] = frozenset()  # users on these hosts; "": the log
+    received: Mapping[str, Stacks] = {}
+    may_signal: bool = False  # ranks that do not reply
 
 
-def wanted(state: Gathering, host: str, now: float, *, may_signal: bool) -> Gathering:
-    """Note who wants stacks; `number` is a new one if hosts are to be asked for them now."""
-    all_wanted = state.wanted | {host}
-    if state.by < math.inf and state.may_signal >= may_signal:
-        return state._replace(wanted=all_wanted)
-    return Gathering(state.number + 1, now + TO_GATHER, all_wanted, may_signal=may_signal)
+def requested(state: Gathering, host: str, now: float, *, may_signal: bool) -> Gathering:
+    """Note who requests stacks; `number` is a new one if hosts are to collect them now."""
+    requested_by = state.requested_by | {host}
+    if state.deadline < math.inf and state.may_signal >= may_signal:
+        return state._replace(requested_by=requested_by)
+    return Gathering(state.number + 1, now + GATHER_SECONDS, requested_by, may_signal=may_signal)
 
 
-def heard(state: Gathering, host: str, number: int, stacks: Stacks) -> Gathering:
+def received(state: Gathering, host: str, number: int, stacks: Stacks) -> Gathering:
     """Take in a host's stacks."""
     if number != state.number:
         return state  # too late
-    return state._replace(heard={**state.heard, host: stacks})
+    return state._replace(received={**state.received, host: stacks})
 
 
 def shown(state: Gathering, hosts: Collection[str]) -> tuple[str, ...]:
     """Return the stacks of all ranks as lines, those of the most ranks first."""
     by_text: dict[str, list[int]] = {}
-    for stacks in state.heard.values():
+    for stacks in state.received.values():
         for ranks, text in stacks:
             by_text.setdefault(text, []).extend(ranks)
     order = sorted(by_text.items(), key=lambda one: (-len(one[1]), min(one[1])))
     lines = _fitting([[_title(sorted(ranks)), *text.splitlines()] for text, ranks in order])
-    missing = sorted(set(hosts) - set(state.heard))
+    missing = sorted(set(hosts) - set(state.received))
     if missing:
         some = some_of(missing)
         names = join_and_count(some, len(missing) - len(some))
-        lines.append(f"no answer within {TO_GATHER:g} s from {names}.")
+        lines.append(f"no answer within {GATHER_SECONDS:g} s from {names}.")
     return tuple(lines or ["no rank runs."])
 
 

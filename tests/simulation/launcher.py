@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
-from launcher.job.neuron import COMPILE
 from launcher.job.plan import LaunchPlan
 from launcher.peers.messages import Job as HostsJob
 from launcher.result.causes import Result
@@ -30,11 +29,9 @@ _TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that
 def job_of(job: Job, name: str, fingerprint: dict[str, list[str]]) -> HostsJob:
     """Return the job as a host sees it."""
     plan = job.plan
-    # Torchrun restarts ranks by itself where the launchers of several hosts do not talk.
-    others = ("algo-9999",) if plan.own_restarts else ()
     return HostsJob(
         name,
-        job.names + others,
+        job.names,
         "job",
         f"{job.names[0]}:29400",
         plan.max_restarts,
@@ -62,7 +59,7 @@ class Launcher:
         self.result: Result | None = None
         self.started_at, self.ended_at = job.clock.now, math.inf
         self.stopping_since = math.inf
-        self.torchrun: Process | None = None  # it, or the program that runs it
+        self.torchrun: Process | None = None
         self.stops: list[tuple[float, int]] = []
         self._wakes_at = math.inf
         self._is_woken = self._stands_still = False
@@ -73,11 +70,9 @@ class Launcher:
         fingerprint = {} if cannot else other if differs else FINGERPRINT
         mine = job_of(job, machine.name, fingerprint)
         cluster = Cluster(job.names, machine.name, "job", 0, 0, "")
-        runner = "" if job.plan.runner is None else COMPILE
         argv = ("python", "agent.py", "--rdzv-id=job", "--", "rank.py")
         plan: LaunchPlan | LaunchError
         plan = LaunchPlan(argv, {}, cluster, "1", mine.endpoint, int(job.plan.grace), ())
-        plan = plan._replace(runner=runner)
         if cannot:
             plan = LaunchError("--train-script: there is none")
         self.supervisor = Supervisor(mine, plan, {}, self.system)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.launcher import Launcher
     from simulation.ranks import Rank
-    from simulation.runner import Runner
     from simulation.torchrun import Torchrun
 
 
@@ -21,7 +20,7 @@ class Machine:
 
     Attributes: `is_up`; `is_cut` off the network; `gpu_is_broken`, as its driver knows; `delay`,
     seconds that its messages take;
-    `launcher`, once it is started; `torchrun`, the last one; `runner`, if one runs torchrun.
+    `launcher`, once it is started; `torchrun`, the last one.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -34,7 +33,6 @@ class Machine:
         self.delay = 0.0
         self.launcher: Launcher | None = None
         self.torchrun: Torchrun | None = None
-        self.runner: Runner | None = None
         self.attempt = 0  # the last that was started here
         self.processes: dict[int, Process] = {}  # those that run, in the order of their start
 
@@ -146,11 +144,9 @@ class Process:
         self.on_end()
         launcher = self.machine.launcher
         if launcher and launcher.runs:
-            launcher.host.system.process_ended(self.pid)
+            launcher.system.process_ended(self.pid)
             if self.parent is None or not self.parent.runs:
-                launcher.host.system.child_ended(self.pid, exit_code)
-        if self.machine.runner:
-            self.machine.runner.sees_end()
+                launcher.system.child_ended(self.pid, exit_code)
 
     def response(self, number: int) -> Disposition:
         """Return what /proc says it does at a signal."""

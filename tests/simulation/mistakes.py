@@ -9,15 +9,16 @@ import math
 from typing import Any
 
 from launcher.peers import coordinator, ends, member, messages
-from launcher.peers.messages import Failed, Later, Stop
+from launcher.peers.messages import Failed, Stop
 from launcher.result import causes
 from launcher.result.causes import RankFailure, Result
 from launcher.run import ending, failing, machine, ranks
 from launcher.run.events import SignalRanks
 from launcher.run.state import Ending, Restarting, Running, Why
+from launcher.text import wire
 from launcher.watch import stacks
 from simulation import mistakes_at_restarts
-from simulation.planting import MISTAKES, Planter, mistake, without
+from simulation.planting import MISTAKES, Planter, in_part, mistake, without
 
 __all__ = ["MISTAKES", "mistakes_at_restarts"]
 
@@ -69,8 +70,8 @@ def _(plant: Planter) -> None:
 
 @mistake("a rank that has left is not told of")
 def _(plant: Planter) -> None:
-    plant.set(failing, "tell_ends", lambda *_, **__: ())
-    plant.set(machine, "tell_ends", lambda *_, **__: ())
+    plant.set(failing, "report_ends", lambda *_, **__: ())
+    plant.set(machine, "report_ends", lambda *_, **__: ())
 
 
 @mistake("a rank had ended before the failure that ended after it")
@@ -81,10 +82,10 @@ def _(plant: Planter) -> None:
 @mistake("a failure is not told to the coordinator")
 def _(plant: Planter) -> None:
     def silent(plain: Any, state: Any, message: Any) -> Any:
-        is_told = isinstance(message, Failed) and isinstance(state.phase, member.Running)
+        is_told = isinstance(message, Failed) and isinstance(state.phase, member.Joined)
         return (state, ()) if is_told else plain(state, message)
 
-    plant.around(member, "this_host_says", silent)
+    plant.around(member, "reported", silent)
 
 
 @mistake("(!) a failure counts before its exit code is certain")
@@ -111,7 +112,7 @@ def _(plant: Planter) -> None:
         is_end = isinstance(message, messages.End)
         return state, actions[-1:] if is_end else actions
 
-    plant.around(coordinator, "_tell_all", alone)
+    plant.around(coordinator, "_command_all", alone)
 
 
 @mistake("a host that is lost is nobody's loss")
@@ -124,30 +125,12 @@ def _(plant: Planter) -> None:
     plant.nothing(member, "coordinator_lost")
 
 
-@mistake("(!) that torchrun was killed is told only when the program ends that runs it")
-def _(plant: Planter) -> None:
-    def silent(plain: Any, state: Any, event: Any, now: float) -> Any:
-        if not state.runner:
-            return plain(state, event, now)
-        return state._replace(torchrun=state.torchrun._replace(asks=False, ended_at=now)), ()
-
-    plant.around(machine, "torchrun_ended", silent)
-
-
-@mistake("a host succeeds though the program has failed that runs its torchrun")
-def _(plant: Planter) -> None:
-    def succeeds(plain: Any, state: Any, event: Any, now: float) -> Any:
-        return plain(state, event._replace(returncode=0), now)
-
-    plant.around(machine, "child_ended", succeeds)
-
-
 @mistake("somebody's SIGTERM to torchrun is not noticed")
 def _(plant: Planter) -> None:
     def deaf(plain: Any, state: Any, event: Any, now: float) -> Any:
         return (state, ()) if event.number else plain(state, event, now)
 
-    plant.around(machine, "asks_to_end", deaf)
+    plant.around(machine, "close_requested", deaf)
 
 
 @mistake("the job succeeds with the first host that does")
@@ -181,24 +164,21 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a host that is to come later takes it for a refusal")
 def _(plant: Planter) -> None:
-    def refused(plain: Any, state: Any, message: Any) -> Any:
-        later = isinstance(message, Later)
-        return member.coordinator_lost(state, None) if later else plain(state, message)
-
-    plant.around(member, "coordinator_says", refused)
+    refusal = messages.Refused(messages.Refusal.NO_HOST)
+    plant.set(member, "later", lambda state, message: member.refused(state, refusal))
 
 
 @mistake("(!) the coordinator looks who is missing though all are here")
 def _(plant: Planter) -> None:
     def often(plain: Any, state: Any) -> float:
-        return min(plain(state), state.attempt_since + 5 if state.attempt else math.inf)
+        return min(plain(state), state.attempt_began + 5 if state.attempt else math.inf)
 
     plant.around(coordinator, "due", often)
 
 
 @mistake("(!) whoever knows the job's hosts can end it with 0")
 def _(plant: Planter) -> None:
-    plant.set(messages, "range", lambda *_: frozenset(range(256)))
+    plant.set(wire.Among, "__call__", lambda bound, value: value)
     plant.set(coordinator, "checked", lambda failure, host: failure)
 
 
@@ -212,12 +192,12 @@ def _(plant: Planter) -> None:
 
 @mistake("a failure that a restart would mend ends the job")
 def _(plant: Planter) -> None:
-    plant.set(coordinator, "_restarts", lambda state, failing: False)
+    plant.set(coordinator, "_may_restart", lambda state, failing: False)
 
 
 @mistake("restarts are never used up")
 def _(plant: Planter) -> None:
-    plant.set(coordinator, "_restarts", lambda state, failing: failing.may_restart)
+    plant.set(coordinator, "_may_restart", lambda state, failing: failing.may_restart)
 
 
 @mistake("the next attempt starts when one host has cleared this one")
@@ -233,10 +213,10 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a stop while ranks are restarted is lost")
 def _(plant: Planter) -> None:
-    def lost(plain: Any, state: Any, number: int, now: float) -> Any:
+    def lost(plain: Any, state: Any, event: Any, now: float) -> Any:
         phase = state.phase
         ends = isinstance(phase, Ending) and phase.why is Why.RESTART
-        return (state, ()) if ends or isinstance(phase, Restarting) else plain(state, number, now)
+        return (state, ()) if ends or isinstance(phase, Restarting) else plain(state, event, now)
 
     plant.around(machine, "signalled", lost)
 
@@ -266,7 +246,7 @@ def _(plant: Planter) -> None:
         restarts = isinstance(phase, Ending) and phase.why is Why.RESTART
         return plain(state, event._replace(pids=()) if restarts else event, now)
 
-    plant.around(machine, "remaining", forgets)
+    plant.around(machine, "leftovers_found", forgets)
 
 
 @mistake("what happened in the last attempt is taken for this one's")
@@ -294,7 +274,7 @@ def _(plant: Planter) -> None:
     def deaf(plain: Any, state: Any, event: Any, now: float) -> Any:
         return plain(state, event._replace(broken=""), now)
 
-    plant.around(machine, "gpus_said", deaf)
+    plant.around(machine, "gpus_checked", deaf)
 
 
 @mistake("a driver that hangs is waited for")
@@ -307,8 +287,8 @@ def _(plant: Planter) -> None:
 
 @mistake("a stop is not told to the other hosts")
 def _(plant: Planter) -> None:
-    def silent(plain: Any, state: Any, number: int, now: float) -> Any:
-        after, actions = plain(state, number, now)
+    def silent(plain: Any, state: Any, event: Any, now: float) -> Any:
+        after, actions = plain(state, event, now)
         return after, without(Stop, actions) if isinstance(state.phase, Running) else actions
 
     plant.around(machine, "signalled", silent)
@@ -316,10 +296,10 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) a stop hides a failure whose cause is still waited for")
 def _(plant: Planter) -> None:
-    def hides(plain: Any, state: Any, event: Any, *now: Any) -> Any:
+    def hides(plain: Any, state: Any, host: str, message: Any, now: float) -> Any:
         if isinstance(state.phase, coordinator.Failing):
-            return coordinator._end(state, causes.stopped(event.number))
-        return plain(state, event, *now)
+            return coordinator._end(state, causes.stopped(message.number))
+        return plain(state, host, message, now)
 
     plant.around(coordinator, "host_stopped", hides)
 
@@ -336,27 +316,29 @@ def _(plant: Planter) -> None:
 
 @mistake("ranks are not told of a stop")
 def _(plant: Planter) -> None:
-    def silent(plain: Any, state: Any, given: Any, clock: Any) -> Any:
-        after, actions = plain(state, given, clock)
+    def silent(plain: Any, state: Any, given: Any, now: float) -> Any:
+        after, actions = plain(state, given, now)
         return after, without(SignalRanks, actions)
 
-    plant.around(ending, "_end_ranks", silent)
+    plant.around(ending, "advance", silent)
+    plant.set(machine, "advance", ending.advance)
 
 
 @mistake("(!) ranks hear SIGTERM again")
 def _(plant: Planter) -> None:
-    def again(plain: Any, state: Any, given: Any, clock: Any) -> Any:
-        return plain(state, given._replace(told=frozenset()), clock)
+    def again(plain: Any, state: Any, given: Any, now: float) -> Any:
+        return plain(state, given._replace(signalled=frozenset()), now)
 
-    plant.around(ending, "_end_ranks", again)
+    plant.around(ending, "advance", again)
+    plant.set(machine, "advance", ending.advance)
 
 
 @mistake("(!) a rank that starts after a stop has no time to save")
 def _(plant: Planter) -> None:
-    def none(plain: Any, state: Any, given: Any, clock: Any) -> Any:
-        return plain(state._replace(job=state.job._replace(grace=0.0)), given, clock)
+    def none(plain: Any, state: Any, given: Any) -> Any:
+        return plain(state._replace(job=state.job._replace(grace=0.0)), given)
 
-    plant.around(ending, "_end_ranks", none)
+    in_part(plant, "_signal_ranks", none)
 
 
 @mistake("what a rank has started that dies unsaved does not hear the stop")
@@ -366,12 +348,7 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) what outlives its rank loses the rest of the grace")
 def _(plant: Planter) -> None:
-    def loses(plain: Any, state: Any, given: Any, clock: Any) -> Any:
-        why = given.why
-        after, actions = plain(state, given._replace(why=Why.FAILURE), clock)
-        return after._replace(why=why), actions
-
-    plant.around(ending, "_end_left", loses)
+    plant.set(ending, "_leftovers_end_at", lambda *_: ending.NOW)
 
 
 @mistake("Ctrl-C three times is one stop")
@@ -384,11 +361,11 @@ def _(plant: Planter) -> None:
 
 @mistake("(!) the store goes before ranks that save")
 def _(plant: Planter) -> None:
-    def goes(plain: Any, state: Any, *rest: Any, **named: Any) -> Any:
+    def goes(plain: Any, state: Any, given: Any) -> Any:
         torchrun = state.torchrun._replace(keeps_store=False)
-        return plain(state._replace(torchrun=torchrun), *rest, **named)
+        return plain(state._replace(torchrun=torchrun), given)
 
-    plant.around(ending, "_end_torchrun", goes)
+    in_part(plant, "_end_torchrun", goes)
 
 
 @mistake("(!) a torchrun that does not ask is waited for")
@@ -398,22 +375,20 @@ def _(plant: Planter) -> None:
 
 @mistake("torchrun is not answered")
 def _(plant: Planter) -> None:
-    def silent(plain: Any, state: Any, given: Any, *rest: Any, **named: Any) -> Any:
-        if given.why is Why.SUCCESS:
-            return state.torchrun, ()
-        return plain(state, given, *rest, **named)
+    def silent(plain: Any, state: Any, given: Any) -> Any:
+        return None if given.why is Why.SUCCESS else plain(state, given)
 
     plant.around(ending, "_end_torchrun", silent)
 
 
 @mistake("(!) what ranks leave behind is given up without having been killed")
 def _(plant: Planter) -> None:
-    def gives_up(plain: Any, state: Any, given: Any, now: float) -> Any:
-        at = given.since if math.isinf(given.killed_at) else given.killed_at
-        return plain(state, given._replace(killed_at=at), now)
+    def gives_up(plain: Any, state: Any, given: Any) -> Any:
+        if math.isinf(given.kill.began):
+            given = given._replace(kill=given.kill._replace(began=given.since))
+        return plain(state, given)
 
-    plant.around(ending, "advance", gives_up)
-    plant.set(machine, "advance", ending.advance)
+    plant.around(ending, "_conclude", gives_up)
 
 
 @mistake("what ranks leave behind is not looked for")
@@ -421,7 +396,7 @@ def _(plant: Planter) -> None:
     def blind(plain: Any, state: Any, event: Any, now: float) -> Any:
         return plain(state, event._replace(pids=()), now)
 
-    plant.around(machine, "remaining", blind)
+    plant.around(machine, "leftovers_found", blind)
 
 
 @mistake("the ranks of a failed one have no time")
@@ -447,4 +422,4 @@ def _(plant: Planter) -> None:
 
 @mistake("stacks wait for a host that is lost")
 def _(plant: Planter) -> None:
-    plant.set(stacks, "TO_GATHER", 60.0)
+    plant.set(stacks, "GATHER_SECONDS", 60.0)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from launcher.peers import channel, coordinator
-from launcher.peers.messages import Cleared, NoRanksAnywhere, NoRanksHere, Stop
+from launcher.peers.messages import Cleared, NoRanksAnywhere, Stop
 from launcher.result.causes import Result, stopped
 from launcher.run import ending, machine
-from launcher.run.events import Tell
+from launcher.run.events import Report
 from launcher.run.state import Done, Ending, Restarting, Waiting, Why
-from simulation.planting import Planter, mistake, without
+from simulation.planting import Planter, in_part, mistake, without
 
 # What survives SIGKILL.
 
@@ -64,12 +63,12 @@ def _(plant: Planter) -> None:
 
 @mistake("of what survives SIGKILL only what ranks have left counts")
 def _(plant: Planter) -> None:
-    counts(plant, lambda state, given, survivors: len(given.left or ()))
+    counts(plant, lambda state, given, survivors: len(given.leftovers.pids or ()))
 
 
 @mistake("a torchrun that survives SIGKILL does not count")
 def _(plant: Planter) -> None:
-    counts(plant, lambda state, _, many: many - (not state.torchrun.child_has_ended))
+    counts(plant, lambda state, _, many: many - (not state.torchrun.has_ended))
 
 
 @mistake("what is killed has no time to end")
@@ -117,17 +116,17 @@ def _(plant: Planter) -> None:
 
 
 def is_restarting(phase: Any) -> bool:
-    """Tell whether a host waits for the others, or ends its ranks for a restart."""
+    """Report whether a host waits for the others, or ends its ranks for a restart."""
     return isinstance(phase, Restarting) or getattr(phase, "why", None) is Why.RESTART
 
 
 def at_stop(plant: Planter, kind: type, act: Any) -> None:
     """Have a host do something else at a stop in one part of a restart."""
 
-    def instead(plain: Any, state: Any, number: int, now: float) -> Any:
-        after, actions = plain(state, number, now)
+    def instead(plain: Any, state: Any, event: Any, now: float) -> Any:
+        after, actions = plain(state, event, now)
         here = isinstance(state.phase, kind) and is_restarting(state.phase)
-        return act(state, after, actions, number) if here else (after, actions)
+        return act(state, after, actions, event.number) if here else (after, actions)
 
     plant.around(machine, "signalled", instead)
 
@@ -156,7 +155,7 @@ def _(plant: Planter) -> None:
 @mistake("a stop does not stop ranks that are ended for a restart")
 def _(plant: Planter) -> None:
     def only_tells(state: Any, after: Any, actions: Any, number: int) -> Any:
-        return state, (Tell(Stop(number)),)
+        return state, (Report(Stop(number)),)
 
     at_stop(plant, Ending, only_tells)
 
@@ -175,10 +174,10 @@ def _(plant: Planter) -> None:
 
 @mistake("a stop while hosts clear an attempt ends the job with the failure")
 def _(plant: Planter) -> None:
-    def fails(plain: Any, state: Any, event: Any, now: float) -> Any:
+    def fails(plain: Any, state: Any, *message: Any) -> Any:
         if isinstance(state.phase, coordinator.Restarting):
             return coordinator._end(state, state.phase.failure.result)
-        return plain(state, event, now)
+        return plain(state, *message)
 
     plant.around(coordinator, "host_stopped", fails)
 
@@ -221,7 +220,7 @@ def _(plant: Planter) -> None:
     def goes(plain: Any, state: Any, event: Any, now: float) -> Any:
         after, actions = plain(state, event, now)
         if isinstance(state.phase, coordinator.Ended):
-            return coordinator._tell_all(after, NoRanksAnywhere(state.attempt))
+            return coordinator._command_all(after, NoRanksAnywhere(state.attempt))
         return after, actions
 
     plant.around(coordinator, "host_lost", goes)
@@ -229,39 +228,39 @@ def _(plant: Planter) -> None:
 
 @mistake("the store goes when its own host has no ranks")
 def _(plant: Planter) -> None:
-    def goes(plain: Any, state: Any, *rest: Any, **named: Any) -> Any:
-        return plain(state._replace(no_ranks_left=not state.alive), *rest, **named)
-
-    plant.around(ending, "_end_torchrun", goes)
+    plant.around(
+        ending,
+        "_end_torchrun",
+        lambda plain, state, given: plain(state._replace(no_ranks_left=not state.alive), given),
+    )
 
 
 @mistake("the store is kept no longer than for the ranks of its own host")
 def _(plant: Planter) -> None:
-    def goes(plain: Any, state: Any, given: Any, clock: Any, **named: Any) -> Any:
-        over = clock.now >= given.since + min(1.0, state.job.failure_grace)
-        known = state._replace(no_ranks_left=state.no_ranks_left or over)
-        return plain(known, given, clock, **named)
+    def goes(plain: Any, state: Any, given: Any) -> Any:
+        part = plain(state, given)
+        sooner = plain(state._replace(no_ranks_left=True), given)
+        if part is None or sooner is None:
+            return part
+        at = max(sooner.at, given.since + min(1.0, state.job.failure_grace))
+        return part._replace(at=min(part.at, at))
 
     plant.around(ending, "_end_torchrun", goes)
 
 
 @mistake("a host says that it has no ranks when it begins to end them")
 def _(plant: Planter) -> None:
-    def early(plain: Any, state: Any, given: Any, now: float) -> Any:
-        if given.no_ranks_told or given.why is Why.SUCCESS:
-            return plain(state, given, now)
-        after, actions = plain(state, given._replace(no_ranks_told=True), now)
-        return after, (Tell(NoRanksHere(state.attempt)), *actions)
-
-    plant.around(ending, "advance", early)
-    plant.set(machine, "advance", ending.advance)
+    plant.around(
+        ending,
+        "_report_no_ranks",
+        lambda plain, state, given: (part := plain(state, given)) and part._replace(at=ending.NOW),
+    )
 
 
 @mistake("the store does not wait for ranks that save longer than after a failure")
 def _(plant: Planter) -> None:
-    def short(plain: Any, state: Any, given: Any, clock: Any, **named: Any) -> Any:
+    def short(plain: Any, state: Any, given: Any) -> Any:
         job = state.job._replace(grace=0.0)
-        by = math.inf if math.isinf(given.by) else given.since
-        return plain(state._replace(job=job), given._replace(by=by), clock, **named)
+        return plain(state._replace(job=job), given._replace(deadline=given.since))
 
-    plant.around(ending, "_end_torchrun", short)
+    in_part(plant, "_end_torchrun", short)

@@ -27,7 +27,7 @@ class Pipe:
         launcher = machine.launcher
         self._runs = launcher is not None and launcher.runs
         if launcher and launcher.runs:
-            launcher.host.system.local.add(self._end)
+            launcher.system.local.add(self._end)
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Send a message."""

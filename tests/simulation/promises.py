@@ -37,7 +37,6 @@ from simulation.launcher import Launcher
 from simulation.machine import Process
 from simulation.network import GIVES_UP
 from simulation.plan import AtBreak, Plan, What
-from simulation.torchrun import Torchrun
 from simulation.truth import is_true
 from simulation.watch import Watch
 
@@ -82,8 +81,6 @@ def success_is_true(watch: Watch) -> Iterator[str]:
             ranks = machine.torchrun.ranks if machine.torchrun else []
             if not ranks or any(rank.exit_code != 0 for rank in ranks):
                 yield f"{launcher.machine.name} ends with 0, but not all ranks of {machine.name}"
-            elif machine.runner and machine.runner.exit_code != 0:
-                yield f"{launcher.machine.name} ends with 0, but not the runner of {machine.name}"
 
 
 @promise("every host writes the same text and exits with the same code")
@@ -107,7 +104,7 @@ def _is_alone(watch: Watch, launcher: Launcher) -> bool:
     first = watch.job.machines[0].launcher
     assert first
     stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
-    leaves_first = launcher.ended_at <= first.started_at + member.RETRY_MOST
+    leaves_first = launcher.ended_at <= first.started_at + member.MOST_RETRY_SECONDS
     if launcher.started_at > stays or leaves_first:
         return True
     return launcher.torchrun is None and (bool(launcher.stops) or planned(watch, *SLOW))
@@ -146,7 +143,7 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     if tells and {one.machine, watch.job.machines[0]} & lost(watch):
         return
     most = dict.fromkeys(STOPS, 0.1)
-    most |= {What.TORCHRUN_KILLED: 1.1, What.RUNNER_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
+    most |= {What.TORCHRUN_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
     most |= dict.fromkeys(LOSSES, 14.6)
     most |= {What.LAUNCHER_STOPS: 60.6}
     most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
@@ -275,8 +272,7 @@ def nothing_is_left(watch: Watch) -> Iterator[str]:
     for process in watch.job.processes.values():
         at = first.get(process.attempt + 1, math.inf)
         if at < math.inf and (process.ended is None or process.ended > at):
-            if not watch.job.plan.own_restarts or not isinstance(process, Torchrun):
-                yield f"process {process.pid} runs when attempt {process.attempt + 1} starts"
+            yield f"process {process.pid} runs when attempt {process.attempt + 1} starts"
 
 
 @promise("SIGTERM on one host stops all of them, each with its full grace")
@@ -305,11 +301,10 @@ def no_stop_is_lost(watch: Watch) -> Iterator[str]:
     others = [one.time for one in watch.faults if one not in told]
     told = [one for one in told if one.time + 1 < min(others, default=math.inf)]
     for one in [*has(watch, *STOPS), *told]:
-        runners = [machine.runner for machine in watch.job.machines if machine.runner]
-        all_of_it = [*watch.ranks, *runners]
+        ranks = watch.ranks
         if one in told:
-            all_of_it = [rank for rank in watch.ranks if rank.machine is one.machine]
-        went_on = any(process.ended and process.ended > one.time + 1.1 for process in all_of_it)
+            ranks = [rank for rank in ranks if rank.machine is one.machine]
+        went_on = any(rank.ended and rank.ended > one.time + 1.1 for rank in ranks)
         if went_on and not has(watch, What.FORGIVEN) and not planned(watch, *SLOW):
             for launcher in ended(watch):
                 if launcher.result == Result(0):
@@ -350,15 +345,13 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
 def stacks_are_shown(watch: Watch) -> Iterator[str]:
     """But the first, which answers; and unless its ranks are started again, or its host ends."""
     first = watch.job.machines[0]
-    for asked in watch.asked:
-        by = asked.time + 4
-        again = any(
-            machine is asked.machine and asked.time < at < by for at, machine, _ in watch.started
-        )
-        ends = any(not one.launcher or one.launcher.ended_at < by for one in (asked.machine, first))
-        away = {asked.machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
-        if asked.answered_at > by and not (again or ends or away):
-            yield f"{asked.machine.name} is not answered, asked at {asked.time:.3f} s"
+    for request in watch.requests:
+        at, machine, by = request.time, request.machine, request.time + 4
+        again = any(one is machine and at < start < by for start, one, _ in watch.started)
+        ends = any(not one.launcher or one.launcher.ended_at < by for one in (machine, first))
+        away = {machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
+        if request.replied_at > by and not (again or ends or away):
+            yield f"{machine.name} is not answered, asked at {at:.3f} s"
 
 
 @promise("no failure file is written")

@@ -32,9 +32,7 @@ def launcher_of(machine: Machine) -> Launcher:
 
 @promise("Only each rank's own process gets the stop, once")
 def hears_once(watch: Watch) -> Iterator[str]:
-    """As any signal that is to end it; unless torchrun fails which restarts ranks by itself."""
-    if watch.job.plan.own_restarts and has(watch, *OF_TORCHRUN):
-        return
+    """As any signal that is to end it."""
     for rank in watch.ranks:
         if len([number for _, number in rank.heard if number in STOPS]) > 1:
             yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
@@ -84,7 +82,7 @@ def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
 
 def _may_be_unheard(watch: Watch, rank: Rank) -> bool:
     """Tell whether its host was killed, or its launcher: torchrun ends its ranks then."""
-    return bool(has(watch, *LOSSES, What.RUNNER_KILLED)) or rank.secondary or rank.is_dying
+    return bool(has(watch, *LOSSES)) or rank.secondary or rank.is_dying
 
 
 @promise("Processes that outlive their rank, such as an upload, have the rest of that time")

@@ -96,7 +96,7 @@ class Watcher:
             self._pipe.say({"stacks": question["stacks"], "threads": [["", where]]})
             return
         world = rank.world
-        moves = {"look": question["look"]}
+        moves = {"poll": question["poll"]}
         still = rank.clock.now - world.late_from
         goes_on = rank.script.at_break is AtBreak.GOES_ON and rank is not world.late
         if still <= 0 or world.up < world.size or world.broken or goes_on:
@@ -108,7 +108,7 @@ class Watcher:
             group["ranks"] = "0"
         if waits:
             group["op"] = "all_reduce"
-        self._pipe.say({**moves, "still": still, "calls": where, "groups": [group]})
+        self._pipe.say({**moves, "unchanged": still, "calls": where, "groups": [group]})
 
 
 class Rank(Process):

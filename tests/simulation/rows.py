@@ -1,4 +1,4 @@
-"""The transition tables of docs/how-it-works.md, and which of their rows jobs have taken.
+"""The transitions of the state machines, which every step in tests and simulated jobs is one of.
 
 A row is taken by each step that changes something or has actions: by the phase, the event, and the
 next phase. Where that leaves two rows, the words of one of them say more (_WORDS).
@@ -6,32 +6,27 @@ next phase. Where that leaves two rows, the words of one of them say more (_WORD
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, get_args
 
+from launcher.peers import coordinator, member
+from launcher.peers import events as of_hosts
+from launcher.peers.rows import COORDINATOR, MEMBER
+from launcher.run import machine
+from launcher.run.rows import ROWS as OF_RUN
 from launcher.run.state import INTERRUPTS_TO_KILL, Why
+from launcher.run.supervisor import ACTIONS
+from launcher.transitions import Row, row_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
-STAYS = "stays"  # among the next phases: the phase need not change
-
-
-class Row(NamedTuple):
-    """One row of the table of a machine."""
-
-    machine: str
-    phases: tuple[str, ...]
-    events: tuple[str, ...]
-    what: str
-    next: tuple[str, ...]
-
-    def leads(self, was: str, to: str) -> bool:
-        """Tell whether the next phase is one that the row has."""
-        stays = not self.next or STAYS in self.next
-        return to in self.next or (to == was and stays)
+MACHINES: dict[str, Any] = {"run": machine, "coordinator": coordinator, "member": member}
+ROWS: dict[str, tuple[Row, ...]] = {"run": OF_RUN, "coordinator": COORDINATOR, "member": MEMBER}
+ACTIONS_OF: dict[str, Any] = {
+    "run": ACTIONS,
+    "coordinator": get_args(of_hosts.Action),
+    "member": get_args(of_hosts.Action),
+}
 
 
 class Step(NamedTuple):
@@ -53,7 +48,7 @@ def _is_third(before: Any, event: Any, after: Any) -> bool:
 
 
 def _shows_stacks(before: Any, event: Any, after: Any) -> bool:
-    return bool(before.shows.by < after.shows.by)
+    return bool(before.gathering.deadline < after.gathering.deadline)
 
 
 # Of a machine's cell: what tells its rows apart, the first that is true.
@@ -67,50 +62,57 @@ _WORDS: dict[tuple[str, str], tuple[tuple[str, Callable[[Any, Any, Any], bool]],
 }
 
 
-def tables(page: str | None = None) -> list[Row]:
-    """Return the rows of all machines."""
-    text = PAGE.read_text(encoding="utf-8") if page is None else page
-    found = []
-    for machine, table in re.findall(r"<!-- (\w+) -->\n.*\n.*\n((?:\|.*\n)+)<!-- end -->", text):
-        for line in table.splitlines():
-            phases, on, what, to = (cell.strip() for cell in line.strip("|").split("|"))
-            cells = (tuple(re.findall(r"\w+", cell)) for cell in (phases, on))
-            found.append(Row(machine, *cells, what, tuple(re.findall(r"\w+", to))))
-    return found
-
-
-ROWS = tables()
 TAKEN: Counter[Step] = Counter()  # by any job of this process
 
 
-def take(machine: str, before: Any, event: Any, after: Any) -> None:
-    """Count a step that has changed something, or has actions."""
-    was, said = type(before.phase).__name__, type(event).__name__
-    words = ""
-    for words_of, is_so in _WORDS.get((machine, said), ()):
-        if is_so(before, event, after):
-            words = words_of
-            break
-    TAKEN[Step(machine, was, said, type(after.phase).__name__, words)] += 1
+def checked(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the step of a machine; it raises for what no row has, and for unknown actions."""
+
+    def checks(state: Any, event: Any, now: float) -> Any:
+        after, actions = step(state, event, now)
+        check(name, state, event, after, actions)
+        return after, actions
+
+    return checks
+
+
+def check(name: str, before: Any, event: Any, after: Any, actions: Any) -> None:
+    """Count a step that has changed something, or has actions. Raises NoRow, AssertionError."""
+    event = event.message if isinstance(event, of_hosts.Received) else event
+    changed = bool(actions) or after != before
+    row_of(ROWS[name], before.phase, event, after.phase, changed)
+    assert all(type(action) in ACTIONS_OF[name] for action in actions), actions
+    if changed:
+        was, said = type(before.phase).__name__, type(event).__name__
+        words = ""
+        for words_of, is_so in _WORDS.get((name, said), ()):
+            if is_so(before, event, after):
+                words = words_of
+                break
+        TAKEN[Step(name, was, said, type(after.phase).__name__, words)] += 1
 
 
 def rows_of(step: Step) -> list[Row]:
-    """Return the rows that a step takes: none, if the page does not show it."""
-    fitting = [
-        row
-        for row in ROWS
-        if row.machine == step.machine
-        and step.phase in row.phases
-        and step.event in row.events
-        and row.leads(step.phase, step.next)
-    ]
+    """Return the rows that a step takes."""
+    fitting = [row for row in ROWS[step.machine] if _fits(row, step)]
     told_apart = [words for words, _ in _WORDS.get((step.machine, step.event), ())]
-    exact = [row for row in fitting if step.words and step.words in row.what]
-    return exact or [row for row in fitting if not any(one in row.what for one in told_apart)]
+    exact = [row for row in fitting if step.words and step.words in row.text]
+    return exact or [row for row in fitting if not any(one in row.text for one in told_apart)]
 
 
-def not_shown(taken: Counter[Step]) -> list[str]:
-    """Return the steps for which there is not one row."""
+def _fits(row: Row, step: Step) -> bool:
+    nexts = {phase.__name__ for phase in row.nexts}
+    if row.may_stay or not nexts:
+        nexts.add(step.phase)
+    return (
+        step.phase in {phase.__name__ for phase in row.phases}
+        and step.event in {event.__name__ for event in row.events}
+        and step.next in nexts
+    )
+
+
+def ambiguous(taken: Counter[Step]) -> list[str]:
+    """Return the steps that more than one row has."""
     return [
         f"{step.machine}: {step.phase} on {step.event} to {step.next}, {count} times"
         for step, count in sorted(taken.items())
@@ -120,23 +122,25 @@ def not_shown(taken: Counter[Step]) -> list[str]:
 
 def not_taken(taken: Counter[Step]) -> list[str]:
     """Return the rows that no step takes, and events, phases and next phases of the others."""
-    by_row: dict[Row, set[Step]] = {row: set() for row in ROWS}
+    by_row = {(name, row): set[Step]() for name, rows in ROWS.items() for row in rows}
     for step in taken:
         for row in rows_of(step):
-            by_row[row].add(step)
-    return [line for row, steps in by_row.items() for line in _missing(row, steps)]
+            by_row[step.machine, row].add(step)
+    return [line for (name, row), steps in by_row.items() for line in _missing(name, row, steps)]
 
 
-def _missing(row: Row, steps: set[Step]) -> Iterator[str]:
-    name = f"{row.machine}: {', '.join(row.phases)} on {', '.join(row.events)}: {row.what}"
+def _missing(machine_: str, row: Row, steps: set[Step]) -> Iterator[str]:
+    phases, events, text, _ = row.cells()
+    name = f"{machine_}: {phases} on {events.replace('`', '')}: {text}"
     if not steps:
         yield name
         return
     cells = {(step.phase, step.event) for step in steps}
-    for phase in row.phases:
-        events = [event for event in row.events if (phase, event) not in cells]
-        if events:
-            yield f"{name}: {phase} on {', '.join(events)}"
-    nexts = [to for to in row.next if to != STAYS and to not in {step.next for step in steps}]
+    for phase in phases.split(", "):
+        lacking = [one.__name__ for one in row.events if (phase, one.__name__) not in cells]
+        if lacking:
+            yield f"{name}: {phase} on {', '.join(lacking)}"
+    taken = {step.next for step in steps}
+    nexts = [phase.__name__ for phase in row.nexts if phase.__name__ not in taken]
     if nexts:
         yield f"{name}: to {', '.join(nexts)}"

@@ -24,7 +24,7 @@ OF_HOSTS = (
     What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
     What.RESET, What.HALF_OPEN, What.STOPS_READING, What.DELAY,
 )  # fmt: skip
-FROM_THE_START = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER, What.RUNNER_IGNORES)
+FROM_THE_START = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER)
 OF_THE_START = (
     What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
     What.PORT_TAKEN, What.TOO_FEW_FILES,
@@ -53,14 +53,10 @@ class Theme(NamedTuple):
     apart: Sequence[float] = APART
     trains: Sequence[float] = (10.0, 3.0, 30.0)  # seconds
     is_python: bool = True
-    # Seconds that what runs torchrun works after it, if something does; how often it runs it.
-    runners: Sequence[float] = ()
-    runs: Sequence[int] = (1,)
     first: Sequence[Sequence[What]] = ()  # what the first faults are, each one of some
     at_stop: Sequence[AtStop] = tuple(AtStop)
     watch: Sequence[float] = (0.0,)
     hang_timeout: float = 0.0
-    own_restarts: bool = False
     start_timeout: float = 60.0
 
 
@@ -105,16 +101,6 @@ THEMES = (
            What.RAISES, What.STOP, What.LAUNCHER_PAUSES), TRAINING, (1, 2, 3), (1, *FEW)),
     Theme((What.GPU_FAILS, *AT_ONCE[:3]), TRAINING, (1, 2), (1, *FEW), (2,), apart=APART[:7],
           at_stop=(AtStop.IGNORES, AtStop.SAVES), first=(AT_ONCE, (What.GPU_FAILS,))),
-    # A program that runs torchrun.
-    Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
-           What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
-           What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS),
-          (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3),
-          runners=(0.0, 5.0, 1000.0)),
-    # The same, that runs it twice, or goes on when it is told to end.
-    Theme((What.RUNNER_IGNORES, What.STOP, What.RAISES, What.HOST_SLOW, What.LAUNCHER_PAUSES),
-          (0.2, 0.4, *JOINING[-3:], *STARTING[:2], 3.0, 7.0), (0, 0, 1), (1, 2, 2),
-          amounts=(0.2, 1.0, 2.0), trains=(3.0,), runners=(0.0, 5.0), runs=(1, 2)),
     # What no signal ends.
     Theme((*AT_ONCE, *AT_ONCE, *HELD, What.STOP), TRAINING, (1, 1, 2, 0), (1, 2, 2, 3),
           uploads=(100.0,), amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(HELD, AT_ONCE)),
@@ -132,9 +118,6 @@ THEMES = (
     Theme((What.HANGS, What.STUCK, What.RAISES, What.STACKS, What.STOP, What.KILLED), TRAINING,
           (0, 0, 1), (1, 2, 2, 3), amounts=(0.0, 20.0), watch=(5.0,), hang_timeout=10.0,
           apart=(0.3, 2.0, 6.5, 12.0, 20.0), first=((What.HANGS, What.STUCK),)),
-    # Restarts of torchrun's own, on one of several hosts.
-    Theme((*OF_RANKS, *OF_PEOPLE, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 1, 2, 3),
-          (1,), own_restarts=True),
     # Start and stop at the same time.
     Theme((What.STOP, What.RAISES, What.LAUNCHER_KILLED, What.CTRL_C_THRICE), STARTING, (0, 1),
           (2, 3), amounts=(1.0, 2.0), apart=(0.02, 0.1, 0.3, 0.6), trains=(3.0,),
@@ -220,19 +203,14 @@ def plan_of(chosen: bytes, count: int) -> Plan:
         script=script,
         max_restarts=one_of(data, theme.restarts),
         seed=next(data, 0),
-        runner=one_of(data, theme.runners) if theme.runners else None,
-        runs=one_of(data, theme.runs) if theme.runners else 1,
         watch=one_of(data, theme.watch),
         hang_timeout=theme.hang_timeout,
-        own_restarts=theme.own_restarts,
         start_timeout=theme.start_timeout,
     )
     faults: list[Fault] = []
     for _ in range(max(count, len(theme.first))):
         faults.append(fault(data, plan, theme, faults))
-    # A launcher that stands still while torchrun is run again does not hear of the first one's end.
-    pauses = any(fault.what is What.LAUNCHER_PAUSES for fault in faults)
-    return plan._replace(faults=tuple(faults), runs=1 if pauses else plan.runs)
+    return plan._replace(faults=tuple(faults))
 
 
 def drawn(by: random.Random) -> Plan:
@@ -242,8 +220,9 @@ def drawn(by: random.Random) -> Plan:
 
 IGNORES = Script(seconds=90.0, at_stop=AtStop.IGNORES, at_break=AtBreak.GOES_ON)
 # Rows of the tables in docs/how-it-works.md that 100,000 drawn jobs may not take, each with a job
-# that does: the third Ctrl-C comes before a restart is heard of again; a rank that had survived
-# SIGKILL ends before the first host says how the job does.
+# that does: the third Ctrl-C comes before a restart is heard of again, or when the GPUs' driver
+# alone is waited for; a rank, or a torchrun, that had survived SIGKILL ends before the first host
+# says how the job does.
 RARE = {
     Step("run", "Restarting", "Signal", "Done", "the third SIGINT"): Plan(
         hosts=2,
@@ -256,6 +235,16 @@ RARE = {
             *(Fault(What.CTRL_C, at, host=1) for at in (18.7, 18.9, 19.1)),
         ),
     ),
+    Step("run", "Ending", "Signal", "Done", "the third SIGINT"): Plan(
+        hosts=3,
+        max_restarts=1,
+        faults=(
+            Fault(What.ENDS, 7.0, host=1),
+            Fault(What.CTRL_C_THRICE, 9.0, host=1),
+            Fault(What.DELAY, 11.0, host=1, amount=1.0),
+        ),
+        seed=199,
+    ),
     Step("run", "Waiting", "RankEnded", "Waiting"): Plan(
         hosts=2,
         script=IGNORES,
@@ -263,6 +252,34 @@ RARE = {
             Fault(What.STUCK, 3.0, host=1, amount=33.0),
             Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
             Fault(What.STOP, 4.0, host=1),
+        ),
+    ),
+    Step("run", "Waiting", "TorchrunEnded", "Waiting"): Plan(
+        hosts=2,
+        script=IGNORES,
+        faults=(
+            Fault(What.TORCHRUN_STUCK, 3.0, host=1, amount=33.0),
+            Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
+            Fault(What.STOP, 4.0, host=1),
+        ),
+    ),
+    Step("run", "Restarting", "RankEnded", "Restarting"): Plan(
+        hosts=2,
+        script=IGNORES,
+        max_restarts=1,
+        faults=(
+            Fault(What.STUCK, 8.0, host=1, amount=13.0),
+            Fault(What.DELAY, 8.1, host=1, amount=1.5),
+            Fault(What.RAISES, 8.5),
+        ),
+    ),
+    Step("run", "Restarting", "TorchrunEnded", "Restarting"): Plan(
+        hosts=2,
+        max_restarts=1,
+        faults=(
+            Fault(What.TORCHRUN_STUCK, 8.0, host=1, amount=12.0),
+            Fault(What.DELAY, 8.1, host=1, amount=1.5),
+            Fault(What.RAISES, 8.5, host=1),
         ),
     ),
 }

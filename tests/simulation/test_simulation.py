@@ -8,11 +8,20 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 from conftest import REPO
 
+from launcher.peers.channel import Channel
+from launcher.peers.messages import Job as HostsJob
+from launcher.peers.messages import Start
 from launcher.result.causes import Result
+from launcher.run import machine as run_machine
+from launcher.run import state
+from launcher.run.events import Time
+from launcher.run.supervisor import Supervisor
+from launcher.transitions import NoRow
 from simulation import launcher, mistakes, rows, watch
 from simulation.facts import PROMISES, broken
 from simulation.job import Job
@@ -23,6 +32,7 @@ from simulation.strategies import RARE
 
 JOBS = 500  # of one seed
 SEEDS = range(20)  # 10,000 jobs in all
+MANY = sum(map(len, rows.ROWS.values()))
 
 assert mistakes.MISTAKES is MISTAKES  # it has registered what it plants
 
@@ -50,13 +60,6 @@ def test_all_promises_are_kept(seed: int) -> None:
             max_restarts=1,
             faults=(Fault(What.CRASHES, 3.1, host=2), Fault(What.CTRL_C, 3.4, host=5)),
             seed=53,
-        ),
-        Plan(  # of a program and the torchrun that it has run the ends are heard of together
-            script=Script(seconds=3.0),
-            faults=(Fault(What.HOST_SLOW, amount=1.0), Fault(What.LAUNCHER_PAUSES, 12.4, amount=2)),
-            seed=237,
-            runner=0.0,
-            runs=2,
         ),
         Plan(  # the kernel holds a rank; what another one has left is not to wait for that
             hosts=3,
@@ -102,20 +105,59 @@ def test_a_thousand_hosts_succeed() -> None:
 def test_promises_are_those_of_the_pages() -> None:
     pages = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
     text = " ".join(" ".join(page.read_text() for page in pages).split())
-    named = [*PROMISES, watch.QUIET, watch.LEFT, watch.IN_ORDER]
+    named = [*PROMISES, watch.QUIET, watch.LEFT, watch.IN_ORDER, watch.IN_ROWS]
     assert [promise for promise in named if promise not in text] == []
 
 
-def test_phases_change_as_the_page_says() -> None:
-    """docs/how-it-works.md has the tables that are the transitions: each step is one of a row."""
+def test_steps_are_those_of_the_rows() -> None:
     rows.TAKEN.clear()
     for seed in SEEDS[:6]:
         search(seed, JOBS)
     changes = {(step.machine, step.phase, step.next) for step in rows.TAKEN}
-    assert {machine for machine, *_ in changes} == {"run", "coordinator", "member"}
+    assert {machine for machine, *_ in changes} == set(rows.MACHINES)
     assert len(changes) > 40
-    assert rows.not_shown(rows.TAKEN) == []
-    assert len(rows.not_taken(rows.TAKEN)) < len(rows.ROWS) / 2
+    assert rows.ambiguous(rows.TAKEN) == []
+    assert len(rows.not_taken(rows.TAKEN)) < MANY / 2
+
+
+@pytest.mark.parametrize("kind", [Supervisor, Channel])
+def test_all_actions_of_a_step_are_done_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Any]
+) -> None:
+    """Though a report brings commands about, a command reports, and a search what it finds."""
+    acting: list[Any] = []
+    nested: list[Any] = []
+    do, decide = kind._do, kind._decide
+
+    def acts(one: Any, action: Any) -> None:
+        acting.append(one)
+        do(one, action)
+        acting.remove(one)
+
+    def decides(one: Any, event: Any) -> Any:
+        nested.extend([event] if one in acting else [])
+        return decide(one, event)
+
+    monkeypatch.setattr(kind, "_do", acts)
+    monkeypatch.setattr(kind, "_decide", decides)
+    plan = Plan(max_restarts=1, script=Script(upload=20.0), faults=(Fault(What.RAISES, 3.0),))
+    assert broken(Job(plan).run()) == [] and nested == []
+
+
+def test_what_no_row_has_breaks_a_promise() -> None:
+    """A change of phase, an event, an action."""
+    host = state.State(HostsJob("a", ("a",)), state.Times(0.0))
+    went = host._replace(phase=state.Running())
+    for event, after, actions in (
+        (Start(1), went, (object(),)),
+        (object(), host, ()),
+        (Time(), went, ()),
+    ):
+        with pytest.raises((NoRow, AssertionError)):
+            rows.check("run", host, event, after, actions)
+    rows.check("run", host, Start(1), went, ())
+    after, (log,) = run_machine.step(host, object(), 0.0)
+    assert after == host and "does not know" in log.line
 
 
 @pytest.mark.parametrize("step", RARE)
@@ -126,16 +168,16 @@ def test_rows_that_chance_seldom_takes_are_taken(step: rows.Step) -> None:
 
 def test_rows_that_no_job_has_taken_are_named() -> None:
     """With the events and the next phases of the others."""
-    assert len(rows.not_taken(Counter())) == len(rows.ROWS)
-    joining = rows.Step("run", "Joining", "CannotStart", "Leaving")
+    assert len(rows.not_taken(Counter())) == MANY
+    joining = rows.Step("run", "Joining", "CannotStart", "Departing")
     missing = rows.not_taken(Counter([joining]))
-    assert len(missing) == len(rows.ROWS) + 1
-    name = "run: Joining, Running, Leaving on CannotStart: tell `Failed`"
+    assert len(missing) == MANY + 1
+    name = "run: Joining, Running, Departing on CannotStart: tell `Failed`"
     assert [line for line in missing if line.startswith(name)] == [
         f"{name}: Running on CannotStart",
-        f"{name}: Leaving on CannotStart",
+        f"{name}: Departing on CannotStart",
     ]
-    assert rows.not_shown(Counter([joining._replace(next="Failing")])) == [
+    assert rows.ambiguous(Counter([joining._replace(next="Failing")])) == [
         "run: Joining on CannotStart to Failing, 1 times"
     ]
 

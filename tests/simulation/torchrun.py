@@ -47,14 +47,13 @@ class Torchrun(Process):
     """
 
     def __init__(self, machine: Machine, store: Store, refuses: str = "") -> None:
-        super().__init__(machine, machine.runner, leads=False)
+        super().__init__(machine, None)
         machine.torchrun = self
         self.store, self.refuses = store, refuses
         self.doing = Doing.BOOTING
         self.hangs = self.is_stuck = self.has_handlers = False
         self.hangs_in_start = False  # it will, when it has started ranks
         self.ranks: list[Rank] = []
-        self._restarts = self.job.plan.max_restarts if self.job.plan.own_restarts else 0
         self._asked = 0
         self._told: set[int] = set()  # pids of ranks that the launcher has signalled
         self._late = 0  # a signal that came while it could not act on it
@@ -86,7 +85,7 @@ class Torchrun(Process):
         if self.machine.number == 0:
             self.store.host = self
         self.doing = Doing.MEETING
-        self._say({"meets": True})
+        self._say({"at_rendezvous": True})
         most = self.job.plan.start_timeout
         self._soon((most, most), self._meets_nobody, Doing.MEETING)
         self._join()
@@ -172,7 +171,7 @@ class Torchrun(Process):
 
     def _ask(self, message: dict[str, Any]) -> None:
         self._asked += 1
-        self._say({**message, "question": self._asked})
+        self._say({**message, "request": self._asked})
         if not self._has_launcher:
             self._soon((0.001, 0.001), self._has_no_answer, self.doing)
 
@@ -186,16 +185,16 @@ class Torchrun(Process):
 
     def _hears(self, message: dict[str, Any]) -> None:
         self._told.update(message.get("signalled", ()))
-        if message.get("question") != self._asked or not self.runs or self.hangs or self.is_stuck:
+        if message.get("request") != self._asked or not self.runs or self.hangs or self.is_stuck:
             return
         if self.doing is Doing.ASKING and self._go:
             self._go()
         elif self.doing is Doing.WAITING:
-            if message["leave"]:
+            if message["depart"]:
                 self.doing = Doing.LEAVING
                 self._soon((0.005, 0.05), lambda: self.end(1), Doing.LEAVING)
             elif any(rank.exit_code for rank in self.ranks):
-                self._start_again()
+                self._fail("")
             else:
                 self.doing = Doing.BARRIER
                 breaks = any(one.what is What.LEAVES_BARRIER for one in self.job.plan.faults)
@@ -205,19 +204,6 @@ class Torchrun(Process):
                     self.store.passes(self)
                 else:
                     self.store.breaks_for(self)
-
-    def _start_again(self) -> None:
-        """Start its ranks again, where it does so itself."""
-        if not self._restarts:
-            self._fail("")
-            return
-        self._restarts -= 1
-        self.machine.attempt += 1
-        self.job.watch.torchrun_starts(self.machine, self.machine.attempt)
-        self.store = self.job.store(self.machine.attempt)
-        self.store.host = self
-        self.doing = Doing.MEETING
-        self._soon((0.01, 0.05), self._join, Doing.MEETING)
 
     def leaves_barrier(self) -> None:
         """All hosts are through."""
@@ -282,5 +268,5 @@ class Torchrun(Process):
         if launcher and launcher.runs:
             for rank in self.ranks:
                 if rank.exit_code is not None and not rank.reaped:
-                    launcher.host.system.child_ended(rank.pid, rank.exit_code)
+                    launcher.system.child_ended(rank.pid, rank.exit_code)
         self.store.ends(self)

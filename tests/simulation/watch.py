@@ -14,6 +14,7 @@ from launcher.run import machine as run_machine
 from launcher.run.events import Time
 from launcher.run.state import KILL_AGAIN_SECONDS, MARGIN_SECONDS, Ending, State, Why
 from launcher.text.words import Log
+from launcher.transitions import NoRow
 from simulation import rows
 from simulation.machine import Helper, Machine
 from simulation.pipe import Pipe
@@ -31,6 +32,7 @@ QUIET = "With `--launcher-watch 0`, a sign of life each 15 s is all that is sent
 ALIVE_EVERY = 14.9
 LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
+IN_ROWS = "Each step that changes something or has actions is one of a row of the tables above"
 
 _TOO_MANY = 3000  # steps of one launcher at one time
 
@@ -51,8 +53,8 @@ class Happened(NamedTuple):
     rank: Rank | None
 
 
-class Told(NamedTuple):
-    """A failure that the coordinator heard of, in which attempt, and how old it was."""
+class ReportedFailure(NamedTuple):
+    """A failure that was reported to the coordinator, in which attempt, and how old it was."""
 
     time: float
     attempt: int
@@ -60,25 +62,25 @@ class Told(NamedTuple):
     age: float = 0.0
 
 
-class Asked:
-    """Somebody who has asked a host's launcher where all ranks are, and when that was answered."""
+class StacksRequest:
+    """Somebody's request to a host's launcher for all stacks, and when there was a reply."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.clock = machine, machine.job.clock
-        self.time, self.answered_at = self.clock.now, math.inf
-        Pipe(machine, self._hears).say({"want_stacks": True})
+        self.time, self.replied_at = self.clock.now, math.inf
+        Pipe(machine, self._receive).say({"want_stacks": True})
 
-    def _hears(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         assert message["lines"]
-        self.answered_at = self.clock.now
+        self.replied_at = self.clock.now
 
 
 class Watch:
     """The facts of one job.
 
-    Attributes: `faults` that took effect, in the order of time; `failures`, what the coordinator
-    heard of each before it decided; `decided`, when and what; `restarts`, when; `quiet_from`, since
-    when all ranks have trained and nothing has gone wrong, None at other times.
+    Attributes: `faults` that took effect, in the order of time; `failures` that were reported to
+    the coordinator before it decided; `decided`, when and what; `restarts`, when; `quiet_from`,
+    since when all ranks have trained and nothing has gone wrong, None at other times.
     """
 
     def __init__(self, job: Job, *, trace: bool) -> None:
@@ -91,13 +93,13 @@ class Watch:
         self.started: list[tuple[float, Machine, int]] = []  # torchruns, each with its attempt
         self.ranks: list[Rank] = []
         self.helpers: list[Helper] = []
-        self.failures: list[Told] = []
+        self.failures: list[ReportedFailure] = []
         self.decided: tuple[float, Result] | None = None
         self.restarts: list[float] = []
         self.lost_store: list[tuple[float, Rank]] = []  # ranks whose store has gone before them
         self.quiet_from: float | None = None
         self.alive: dict[str, float] = {}  # when launchers woke to say so, by host
-        self.asked: list[Asked] = []
+        self.requests: list[StacksRequest] = []
         strangers = [fault for fault in job.plan.faults if fault.what is What.STRANGER]
         self.kinds = {fault.what for fault in job.plan.faults}
         self._has_impostors = any(fault.amount >= IMPOSTORS for fault in strangers)
@@ -117,15 +119,15 @@ class Watch:
 
         def hosts_step(state: coordinator.State, event: Any, now: float) -> Any:
             after, actions = hosts(state, event, now)
-            said = event.message if isinstance(event, events.Received) else event
-            self._stepped("coordinator", state, said, after, actions)
+            message = event.message if isinstance(event, events.Received) else event
+            self._stepped("coordinator", state, message, after, actions)
             self._coordinator(state, event, after, now)
             return after, actions
 
         def member_step(state: member.State, event: Any, now: float) -> Any:
             after, actions = others(state, event, now)
-            said = event.message if isinstance(event, events.Received) else event
-            self._stepped("member", state, said, after, actions)
+            message = event.message if isinstance(event, events.Received) else event
+            self._stepped("member", state, message, after, actions)
             return after, actions
 
         run_machine.step, coordinator.step, member.step = run_step, hosts_step, member_step
@@ -135,14 +137,16 @@ class Watch:
             run_machine.step, coordinator.step, member.step = run, hosts, others
 
     def _stepped(self, which: str, before: Any, event: Any, after: Any, actions: Any) -> None:
-        if actions or after != before:
-            rows.take(which, before, event, after)
+        try:
+            rows.check(which, before, event, after, actions)
+        except (NoRow, AssertionError) as error:
+            self.breaks(IN_ROWS, str(error))
         attempt = getattr(event, "attempt", None)
         # What a host says of ranks that do not move may come from one that waits for a restart.
         is_exact = which != "member" and not isinstance(event, ProgressReport)
         if attempt is not None and is_exact and not self._has_impostors:
             expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
-            # What a host says before it hears of the start counts (coordinator.host_failed); and
+            # What a host reports before it receives the start counts (coordinator.host_failed); and
             # others have ended, if the first one's launcher was stopped at a restart.
             of_host = isinstance(event, Failed) and not event.failure.of_rank
             has_ended = isinstance(event, NoRanksHere) and What.LAUNCHER_STOPS in self.kinds
@@ -175,13 +179,16 @@ class Watch:
         ended, restarts = coordinator.Ended, coordinator.Restarting
         if isinstance(event, events.Lost) and not isinstance(before.phase, ended):
             failure = of_lost_host(event.host, f"was lost: {event.why}")
-            self.failures.append(Told(now, before.attempt, failure))
+            self.failures.append(ReportedFailure(now, before.attempt, failure))
         if isinstance(event, events.Received) and isinstance(event.message, Failed):
             attempts = event.message.attempt, before.attempt
-            current = attempts[0] == attempts[1] or attempts == (0, 1)
+            crosses = attempts == (0, 1) and not event.message.failure.of_rank
+            current = attempts[0] == attempts[1] or crosses
             if current and not isinstance(before.phase, (ended, restarts)):
-                told = event.message
-                self.failures.append(Told(now, before.attempt, told.failure, told.age))
+                report = event.message
+                self.failures.append(
+                    ReportedFailure(now, before.attempt, report.failure, report.age)
+                )
         if isinstance(after.phase, ended) and self.decided is None:
             self.decided = (now, after.phase.result)
         if isinstance(after.phase, restarts) and not isinstance(before.phase, restarts):
@@ -229,7 +236,7 @@ class Watch:
 
     def asks_for_stacks(self, machine: Machine) -> None:
         """Somebody asks a launcher where all ranks are."""
-        self.asked.append(Asked(machine))
+        self.requests.append(StacksRequest(machine))
         self.quiet_from = None
 
     def trains(self) -> None:
@@ -249,7 +256,7 @@ class Watch:
 
     def ended(self, launcher: Launcher) -> None:
         """A launcher has ended with a result."""
-        # 5 s after the first of them was killed; what others have left is killed a look later.
+        # 5 s after the first of them was killed; what others leave behind is killed a poll later.
         by = self.job.clock.now - MARGIN_SECONDS + 2 * KILL_AGAIN_SECONDS + 0.01
         if {What.LAUNCHER_FAILS, What.LAUNCHER_STOPS} <= self.kinds:
             by = math.inf  # System.end_all has killed them, and waits for nothing

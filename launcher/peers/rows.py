@@ -1,0 +1,225 @@
+"""The transitions of the coordinator and of a member, as rows: docs/how-it-works.md prints them.
+
+They are data and decide nothing: EVENTS, MESSAGES and COMMANDS have the functions that do. Each
+step in tests and in simulated jobs is checked against them (launcher/transitions.py); a job does
+not read them. A message is shown as itself, not as `Received`.
+"""
+
+from __future__ import annotations
+
+from launcher.peers import member
+from launcher.peers.events import (
+    Arrived,
+    CannotListen,
+    Connected,
+    Lost,
+    Time,
+    TooFewFiles,
+    Unreachable,
+)
+from launcher.peers.member import Connecting, Greeting, Joined
+from launcher.peers.messages import (
+    AllStacks,
+    AtRendezvous,
+    Cleared,
+    CollectStacks,
+    End,
+    Failed,
+    HostStacks,
+    Later,
+    Missing,
+    NoRanksAnywhere,
+    NoRanksHere,
+    ProgressReport,
+    RanksSucceeded,
+    Refused,
+    Restart,
+    StacksRequest,
+    Start,
+    Stop,
+    Succeeded,
+    Welcome,
+)
+from launcher.peers.state import Ended, Failing, Joining, Restarting, Running
+from launcher.transitions import Row
+
+_STARTED = (Running, Failing, Restarting, Ended)
+
+COORDINATOR = (
+    Row(
+        (Joining,),
+        (Arrived,),
+        (Running, Failing, Ended),
+        "refuse a stranger; `Welcome` a host; `End` if it does not agree; `Start` if it was the "
+        "last; if it cannot start, wait for why",
+        may_stay=True,
+    ),
+    Row(
+        (Failing,),
+        (Arrived,),
+        (Ended,),
+        "before the start the same, but for `Start`",
+        may_stay=True,
+    ),
+    Row(
+        (Joining, Failing),
+        (CannotListen, TooFewFiles),
+        (Ended,),
+        "`End`: the hosts cannot all meet here",
+    ),
+    Row(
+        (Joining,),
+        (Time,),
+        (Ended,),
+        "each 30 s `Missing`; after the start timeout `End`, with 69",
+        may_stay=True,
+    ),
+    Row(
+        (Joining, Running),
+        (Failed, Lost),
+        (Failing,),
+        "wait for a better cause, 0.3 s to 3 s by the cause",
+    ),
+    Row((Joining, Running, Restarting), (Stop,), (Ended,), "`End`: stopped"),
+    Row(
+        (Running, Failing),
+        (RanksSucceeded,),
+        (),
+        "note which ranks have ended with 0, and when: a failure that only says that a connection "
+        "broke is told with the first of them",
+    ),
+    Row((Running,), (ProgressReport,), (), "note of which ranks nothing moves"),
+    Row(
+        (Running,),
+        (Time,),
+        (Failing,),
+        "say who waits for whom, and `CollectStacks` when that is new; say which ranks run on "
+        "though their script has ended; after `--launcher-hang-timeout`, fail",
+        may_stay=True,
+    ),
+    Row(
+        (Running,),
+        (AtRendezvous,),
+        (),
+        "after a restart: note whose torchrun waits for the others, or that all have met",
+    ),
+    Row(
+        (Running, Restarting),
+        (Time,),
+        (Ended,),
+        "a restart has taken longer than the start timeout: `End`, with 69",
+    ),
+    Row(_STARTED, (StacksRequest,), (), "`CollectStacks` to all hosts, and wait for 3 s"),
+    Row(
+        _STARTED,
+        (HostStacks, Time),
+        (),
+        "when all hosts have said so, or 3 s are over: `AllStacks` to those that want them, or "
+        "the log",
+    ),
+    Row(
+        (Running, Failing),
+        (Succeeded,),
+        (Ended,),
+        "count the host; when all have succeeded, `End`",
+        may_stay=True,
+    ),
+    Row((Failing,), (Failed, Lost), (), "keep the better cause, and the earlier end of the wait"),
+    Row(
+        (Failing,),
+        (Stop,),
+        (Ended,),
+        "`End`, stopped, if ranks would be restarted; else the failure came first",
+    ),
+    Row(
+        (Restarting,),
+        (Failed,),
+        (Ended,),
+        "of a rank: nothing, it belongs to the same restart; of torchrun: `End` with the failure; "
+        "of a launcher itself: `End` with that",
+    ),
+    Row(
+        (Failing,),
+        (Time,),
+        (Restarting, Ended),
+        "`Restart` if only ranks have failed, none of broken hardware, and restarts are left; "
+        "else `End`",
+    ),
+    Row((Restarting,), (Lost,), (Ended,), "`End`, with 69"),
+    Row(
+        (Restarting,),
+        (Cleared,),
+        (Running, Ended),
+        "`Start` the next attempt when all hosts have said so; `End` with the failure if a process "
+        "survives SIGKILL, or hardware is broken",
+        may_stay=True,
+    ),
+    Row(_STARTED, (NoRanksHere,), (), "when all hosts have said so, `NoRanksAnywhere`"),
+    Row(
+        (Ended,),
+        (Arrived,),
+        (),
+        "before the start: `Welcome` a host, and tell it the `End`; refuse a stranger",
+    ),
+    Row((Ended,), (Lost,), (), "do not wait for its `NoRanksHere`"),
+)
+
+MEMBER = (
+    Row(
+        (Connecting,),
+        (Unreachable,),
+        (member.Ended,),
+        "try again, after 0.02 s at first and after 1 s in the end; after somebody hung up: end, "
+        "with 69",
+        may_stay=True,
+    ),
+    Row(
+        (Connecting,),
+        (Connected,),
+        (Greeting,),
+        "`Hello`, and what this host has to tell; wait 10 s for the answer",
+    ),
+    Row(
+        (Connecting, Greeting),
+        (Time,),
+        (member.Ended,),
+        "log each 30 s who is waited for; end, with 69, without an answer or after the start "
+        "timeout",
+        may_stay=True,
+    ),
+    Row((Connecting, Greeting), (Failed,), (), "say it with each `Hello` until there is an answer"),
+    Row((Connecting, Greeting), (Stop,), (), "the same, and end this host"),
+    Row((Greeting,), (Later,), (Connecting,), "hang up, and try again in 1 s"),
+    Row((Greeting,), (Welcome,), (Joined,), "wait for the other hosts"),
+    Row((Greeting,), (Refused,), (member.Ended,), "end: the coordinator waits for no such host"),
+    Row(
+        (Greeting,),
+        (Lost,),
+        (Connecting, member.Ended),
+        "without an answer and within 1 s: try once more, to tell a launcher that has ended from "
+        "another program; else end, with 69",
+    ),
+    Row((Joined,), (Missing,), (), "log which hosts are missing"),
+    Row((Joined,), (Start,), (), "start the ranks of an attempt"),
+    Row((Joined,), (Restart,), (), "tell this host's run"),
+    Row((Joined,), (End,), (member.Ended,), "end; a success only if this host has succeeded"),
+    Row((Joined,), (Lost,), (member.Ended,), "end, with 69: nobody decides any more"),
+    Row(
+        (Joined, member.Ended),
+        (NoRanksAnywhere, CollectStacks, AllStacks),
+        (),
+        "tell this host",
+    ),
+    Row(
+        (Joined,),
+        (Failed, Stop, RanksSucceeded, Succeeded, Cleared, AtRendezvous),
+        (),
+        "tell the coordinator",
+    ),
+    Row(
+        (Joined, member.Ended),
+        (NoRanksHere, ProgressReport, StacksRequest, HostStacks),
+        (),
+        "tell the coordinator",
+    ),
+)

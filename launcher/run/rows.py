@@ -1,0 +1,209 @@
+"""The transitions of a host's run, as rows: the table of docs/how-it-works.md is printed from them.
+
+They are data and decide nothing: machine.EVENTS has the functions that do. Each step in tests and
+in simulated jobs is checked against them (launcher/transitions.py); a job does not read them.
+"""
+
+from __future__ import annotations
+
+from launcher.peers.events import AllKnow
+from launcher.peers.messages import End, NoRanksAnywhere, Restart, Start
+from launcher.run.events import (
+    CannotStart,
+    CloseRequested,
+    GpusChecked,
+    LauncherFailed,
+    LeftoversFound,
+    OrphanEnded,
+    PlacesReported,
+    RankEnded,
+    RankExits,
+    RankRuns,
+    RanksStarted,
+    ReachedRendezvous,
+    ScriptEnded,
+    Signal,
+    Signalled,
+    StartRequested,
+    ThreadRaised,
+    Time,
+    TorchrunEnded,
+)
+from launcher.run.state import (
+    Departing,
+    Done,
+    Ending,
+    Failing,
+    Joining,
+    Restarting,
+    Running,
+    Waiting,
+)
+from launcher.transitions import Row
+
+OF_A_RANK = (RankRuns, ThreadRaised, RankExits, ScriptEnded, RankEnded)
+
+ROWS = (
+    Row((Joining,), (Start,), (Running,), "start torchrun"),
+    Row((Joining,), (End,), (Departing,), "start nothing: the job ends before all have joined"),
+    Row((Joining, Running, Departing), (CannotStart,), (Departing,), "tell `Failed`"),
+    Row(
+        (Joining,),
+        (LauncherFailed,),
+        (Departing,),
+        "an error of the launcher itself: tell `Failed`",
+    ),
+    Row((Running, Ending), (LauncherFailed,), (Failing,), "tell `Failed`"),
+    Row(
+        (Failing, Ending, Restarting, Waiting),
+        (LauncherFailed,),
+        (),
+        "tell `Failed`, unless it is known how the job ends",
+    ),
+    Row(
+        (Joining, Departing, Restarting),
+        (Signal,),
+        (),
+        "tell `Stop`; the `End` that follows ends this host",
+    ),
+    Row((Departing,), (End,), (), "note it"),
+    Row((Departing,), (AllKnow, Time), (Done,), "end: the other hosts know why, or 3 s are over"),
+    Row((Running,), (ReachedRendezvous,), (), "after a restart: tell `AtRendezvous`"),
+    Row(
+        (Running,),
+        (StartRequested,),
+        (),
+        "let torchrun start the ranks; after a restart, tell `AtRendezvous`",
+    ),
+    Row(
+        (Running,),
+        (RanksStarted, *OF_A_RANK),
+        (Failing, Ending),
+        "note it; of the first that has ended with 0 tell `RanksSucceeded`, and of all of"
+        " them before what follows: if a failure counts, tell `Failed`; if all have ended"
+        " with 0, tell `Succeeded`",
+        may_stay=True,
+    ),
+    Row(
+        (Running,),
+        (Time,),
+        (Failing,),
+        "a rank said what it raised 2.5 s ago, or torchrun was told to end by somebody "
+        "else 1 s ago: tell `Failed`",
+        may_stay=True,
+    ),
+    Row(
+        (Running,),
+        (CloseRequested,),
+        (Failing,),
+        "have torchrun wait; tell `Failed` if it ends for a reason of its own",
+        may_stay=True,
+    ),
+    Row((Running,), (TorchrunEnded,), (Failing,), "it was not to end yet: tell `Failed`"),
+    Row((Running,), (Signal,), (Ending,), "tell `Stop`, and stop the ranks"),
+    Row(
+        (Running, Failing),
+        (End, Restart),
+        (Ending,),
+        "end the ranks, for a stop, a failure or a restart",
+    ),
+    Row(
+        (Running,),
+        (Restart,),
+        (Failing,),
+        "somebody else has told torchrun to end, which no restart fixes: tell `Failed`",
+    ),
+    Row(
+        (Failing,),
+        (*OF_A_RANK, TorchrunEnded),
+        (),
+        "tell `Failed` of what counts now: it may be a better cause; tell `RanksSucceeded`",
+    ),
+    Row((Failing,), (RanksStarted, CloseRequested), (), "note it"),
+    Row((Failing,), (Signal,), (), "tell `Stop`: it counts if ranks are to be restarted"),
+    Row(
+        (Failing,),
+        (Time,),
+        (Ending,),
+        "tell `Failed` of what counts now; without a word from the coordinator in its "
+        "wait and 5 s, end the ranks",
+        may_stay=True,
+    ),
+    Row(
+        (Running, Failing, Ending),
+        (Signal,),
+        (Ending, Done),
+        "the third SIGINT within 2 s: kill the whole job; end if the driver alone was waited for",
+    ),
+    Row(
+        (Ending,),
+        (
+            RanksStarted,
+            *OF_A_RANK,
+            Signalled,
+            CloseRequested,
+            TorchrunEnded,
+            OrphanEnded,
+            NoRanksAnywhere,
+            LeftoversFound,
+            GpusChecked,
+            Time,
+        ),
+        (Restarting, Waiting, Done),
+        "do what can be done now (below); once nothing is left, go on",
+        may_stay=True,
+    ),
+    Row((Ending,), (PlacesReported,), (), "note where ranks are, for the log when they are killed"),
+    Row(
+        (Ending,),
+        (Signal,),
+        (Waiting,),
+        "while ranks are ended for a restart: tell `Stop`, and stop them",
+        may_stay=True,
+    ),
+    Row((Ending,), (Signal,), (), "after this host's success: tell `Stop`"),
+    Row((Ending,), (Signal,), (), "else only the log says it"),
+    Row(
+        (Ending,),
+        (End, Restart),
+        (Done,),
+        "end them for this reason from now on; a stop leaves the later deadline; all have"
+        " succeeded: torchrun has 15 s",
+        may_stay=True,
+    ),
+    Row(
+        (Ending,),
+        (TorchrunEnded,),
+        (Failing,),
+        "this host had succeeded, but it failed: tell `Failed`",
+    ),
+    Row(
+        (Restarting,),
+        (Start,),
+        (Running,),
+        "start a new torchrun: nothing of the last attempt is left on any host",
+    ),
+    Row((Restarting, Waiting), (RankEnded,), (), "note it: it had survived SIGKILL"),
+    Row((Restarting, Waiting), (End,), (Done,), "end"),
+    Row(
+        (Waiting,),
+        (Restart,),
+        (Ending,),
+        "nothing has to be ended, but the GPUs' driver is asked as on other hosts",
+    ),
+    Row((Waiting,), (Signal,), (), "this host has succeeded and others go on: tell `Stop`"),
+    Row((Done,), (Signal,), (), "only the log says it"),
+    Row((Restarting, Waiting), (TorchrunEnded,), (), "note it: it had survived SIGKILL"),
+    Row(
+        (Restarting, Waiting, Done),
+        (NoRanksAnywhere,),
+        (),
+        "note it: nothing waits for it any more",
+    ),
+    Row(
+        (Joining, Departing, Restarting, Waiting),
+        (Signal,),
+        (Done,),
+        "the third SIGINT within 2 s: end at once",
+    ),
+)

@@ -1,0 +1,129 @@
+"""Makes JSON of messages, and messages of JSON, by the annotations of their fields. Pure.
+
+    class Stop(NamedTuple):
+        number: Annotated[int, Among(STOPS)]
+
+    read(Stop, {"number": 15}) == Stop(15)
+
+A message is a NamedTuple, and so may be what it holds; besides these there are enums, tuples, and
+what JSON has itself. One with a method `short` is written as that list of its first fields; the
+others have their defaults then. What bounds a field stands beside it: a function that returns what
+is kept of the value, or raises ValueError.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from launcher.text.words import printable
+
+_LONGEST_LINE = 700  # characters
+
+
+class Among(NamedTuple):
+    """A bound: one of some numbers."""
+
+    allowed: Collection[int]
+
+    def __call__(self, value: int) -> int:
+        """Return the number. Raises ValueError."""
+        if value not in self.allowed:
+            raise ValueError(value)
+        return value
+
+
+class Length(NamedTuple):
+    """A bound: so many values."""
+
+    least: int
+    most: float = math.inf
+
+    def __call__(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the values. Raises ValueError."""
+        if not self.least <= len(values) <= self.most:
+            raise ValueError(len(values))
+        return values
+
+
+def _line(text: str) -> str:
+    return printable(text[:_LONGEST_LINE])[:_LONGEST_LINE]
+
+
+def _seconds(number: float) -> float:
+    if not 0 <= number < math.inf:
+        raise ValueError(number)
+    return number
+
+
+Count = Annotated[int, Among(range(10**6))]  # of attempts, processes, hosts
+Line = Annotated[str, _line]
+Seconds = Annotated[float, _seconds]
+
+
+def written(value: Any) -> Any:
+    """Return a message, or what it holds, as JSON has it."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if not isinstance(value, tuple):
+        return value
+    if hasattr(value, "short"):
+        return value.short()
+    if hasattr(value, "_fields"):
+        return {name: written(part) for name, part in zip(value._fields, value)}
+    return [written(part) for part in value]
+
+
+def read(kind: Any, value: Any) -> Any:
+    """Return what JSON has for something of a kind: a class, or an annotation.
+
+    Raises ValueError if it is not valid. Fields that are unknown do not matter.
+    """
+    origin = get_origin(kind)
+    if origin is Annotated:
+        kept = read(kind.__origin__, value)
+        for bound in kind.__metadata__:
+            kept = bound(kept)
+        return kept
+    if origin is tuple:
+        return _tuple(get_args(kind), _of(list, value))
+    if origin is Mapping:
+        return _of(dict, value)
+    if kind is float:
+        return float(value if type(value) is int else _of(float, value))
+    if kind in (bool, int, str):
+        return _of(kind, value)
+    if issubclass(kind, enum.Enum):
+        return kind[_one_of(kind.__members__, _of(str, value))]
+    if hasattr(kind, "short") and isinstance(value, list):
+        value = {**kind._field_defaults, **dict(zip(kind._fields, value))}
+    fields, hints = _of(dict, value), _hints(kind)
+    return kind(*(read(hint, fields[_one_of(fields, name)]) for name, hint in hints.items()))
+
+
+def _tuple(kinds: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
+    if kinds[-1] is Ellipsis:
+        return tuple(read(kinds[0], value) for value in values)
+    if len(values) != len(kinds):
+        raise ValueError(len(values))
+    return tuple(map(read, kinds, values))
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:  # True is an int, too
+        raise ValueError(value)
+    return value
+
+
+def _one_of(names: Collection[str], name: str) -> str:
+    if name not in names:
+        raise ValueError(name)
+    return name
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind, include_extras=True)

@@ -1,0 +1,139 @@
+"""What the log says of ranks that make no progress: findings in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.text.words import join_and_count, lasted, plural
+from launcher.watch.progress import Group, Rank
+from launcher.watch.waits import Absent, Circle, Finding, Incomplete, Reported, Reports, Wait
+
+_MOST_NAMED = 4  # ranks
+_LONGEST_RANKS = 40  # characters
+# Of these each rank's input has the same size; a root's, or a share's, may have another.
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
+
+
+def stall(finding: Finding, now: float) -> str:
+    """Return a stall, and how long it has lasted."""
+    return f"no progress for {lasted(now - finding.since)}: {reason(finding)}."
+
+
+def progress(finding: Finding, at: float) -> str:
+    """Return that a stall is over since a time."""
+    return f"progress again after {lasted(at - finding.since)}."
+
+
+def runs_on(ranks: Mapping[int, Rank]) -> str:
+    """Return in what ranks run on whose script has ended: one of them, and how many there are."""
+    number, more = min(ranks), len(ranks) - 1
+    what = f"rank {number}'s main thread has returned, but its process runs on"
+    others = f"; the same is true of {plural(more, 'more rank')}" if more else ""
+    return f"{what}: {ranks[number].runs_on}{others}."
+
+
+def reason(finding: Finding) -> str:
+    """Return why ranks wait."""
+    if isinstance(finding.reason, Absent):
+        return _absent(finding.reason, finding.ranks)
+    if isinstance(finding.reason, Incomplete):
+        return _incomplete(finding.reason.wait, finding.ranks)
+    return _circle(finding.reason)
+
+
+def _absent(reason: Absent, ranks: Reports) -> str:
+    wait, root = reason.wait, [ranks[rank] for rank in reason.root]
+    if wait.group.is_counted and root[0].state.trouble:
+        last = f"in {_name(wait.group)} nobody has begun a collective after #{wait.group.waits}"
+        return f"{_named(root)} {_trouble(root)}; {last}"
+    what, waiting = _collective(wait.group), plural(len(wait.waiting), "rank")
+    if wait.group.is_counted:
+        others = f"which {waiting} {_verb(wait.waiting, 'has', 'have')}"
+        return f"{_named(root)} {_verb(root, 'has', 'have')} not begun {what}, {others}{_at(root)}"
+    others = f"where {waiting} {_verb(wait.waiting, 'waits', 'wait')}"
+    return f"{_named(root)} {_verb(root, 'is', 'are')} absent from {what}, {others}{_at(root)}"
+
+
+def _named(root: Sequence[Reported]) -> str:
+    some = [
+        f"{one.host}, rank {one.state.rank} (local rank {one.state.local_rank})"
+        for one in root[:_MOST_NAMED]
+    ]
+    return join_and_count(some, len(root) - len(some))
+
+
+def _trouble(root: Sequence[Reported]) -> str:
+    """Return why ranks begin nothing any more: of several the first one's trouble."""
+    first = root[0].state
+    return (
+        first.trouble if len(root) == 1 else f"say nothing more: rank {first.rank} {first.trouble}"
+    )
+
+
+def _at(root: Sequence[Reported]) -> str:
+    """Return a rank's place or trouble as the end of a sentence: of several the first one's."""
+    first = root[0].state
+    state = first.trouble or (f"is in {first.place}" if first.place else "")
+    who = "it" if len(root) == 1 else f"rank {first.rank}"
+    return f"; {who} {state}" if state else ""
+
+
+def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
+    return of_one if len(subjects) == 1 else of_more
+
+
+def _incomplete(wait: Wait, ranks: Reports) -> str:
+    group, waiting, size = wait.group, len(wait.waiting), len(wait.group.members)
+    what = f"{_collective(group)}, which does not complete"
+    if group.is_counted:
+        some = "" if waiting == size else f" on {waiting} of them"
+        return f"all {size} ranks have begun {what}{some}"
+    calls = _calls(wait, ranks)
+    if len(calls) > 1:
+        return f"{_different(calls, group)} of {_name(group)}: they must call the same"
+    if waiting == size:
+        return f"all {size} ranks are in {what}"
+    return f"{plural(waiting, 'rank')} of {size} {_verb(wait.waiting, 'is', 'are')} in {what}"
+
+
+def _calls(wait: Wait, ranks: Reports) -> Mapping[tuple[str, str], list[int]]:
+    """Return which operation, of which size where that must agree, each waiting rank is in."""
+    calls: dict[tuple[str, str], list[int]] = {}
+    for rank in wait.waiting:
+        for view in ranks[rank].state.groups:
+            if (view.key, view.waits) == (wait.group.key, wait.group.waits):
+                size = view.size if view.op in _SAME_SIZE else ""
+                calls.setdefault((view.op, size), []).append(rank)
+    return calls
+
+
+def _different(calls: Mapping[tuple[str, str], list[int]], group: Group) -> str:
+    parts = []
+    fewest_first = sorted(calls.items(), key=lambda one: (len(one[1]), one[1]))
+    for (op, size), ranks in fewest_first[:_MOST_NAMED]:
+        who = f"rank {ranks[0]} is" if len(ranks) == 1 else f"{len(ranks)} ranks are"
+        parts.append(f"{who} in {op} #{group.waits}" + (f" ({size})" if size else ""))
+    return ", ".join(parts)
+
+
+def _circle(circle: Circle) -> str:
+    pairs = list(zip(circle.root, circle.waits))[:_MOST_NAMED]
+    where = [f"rank {rank} in {_collective(wait.group)}" for rank, wait in pairs]
+    more = len(circle.root) - len(where)
+    return f"ranks wait for each other: {join_and_count(where, more)}"
+
+
+def _collective(group: Group) -> str:
+    return f"{group.op or 'collective'} #{group.waits} of {_name(group)}"
+
+
+def _name(group: Group) -> str:
+    if group.name == "default_pg":
+        return "the default group"
+    is_long = len(group.ranks) > _LONGEST_RANKS
+    ranks = f"{group.ranks[: _LONGEST_RANKS - 3]}..." if is_long else group.ranks
+    if group.name:
+        return f"group {group.name} (ranks {ranks})"
+    if group.order:
+        return f"group {group.order + 1} of ranks {ranks}"
+    return f"the group of ranks {ranks}"
