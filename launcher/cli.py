@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             ending = _has_failed(error, environ)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
-        presence.ends(ending)
+        presence.report(ending)
         return ending.exit_code
 
 
