@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import signal
 import sys
@@ -20,12 +19,11 @@ from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.job import arguments
 from launcher.job.cluster import ALONE
+from launcher.job.job import LaunchPlan
 from launcher.job.options import ARGUMENTS
-from launcher.job.plan import LaunchPlan
-from launcher.job.prepare import Prepared, prepare
+from launcher.job.plan import command
+from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
-from launcher.job.torchrun import max_restarts
-from launcher.peers.messages import Job
 from launcher.result.causes import NO_RESTART, of_launcher
 from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
@@ -125,11 +123,11 @@ def _run_tool(
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
     below = ARGUMENTS in environ
     environ = {name: value for name, value in environ.items() if name != ARGUMENTS}
-    prepared = prepare(argv, environ, signals)
-    if prepared is None:
+    job = prepare(argv, environ, signals)
+    if job is None:
         return Ending(0)
-    plan = prepared.plan
-    if isinstance(plan, LaunchPlan) and plan.compiles and not prepared.options.dry_run:
+    plan = job.plan
+    if isinstance(plan, LaunchPlan) and plan.compiles and not job.options.dry_run:
         if below:
             tie_to_parent()  # what is above it ends it no more gently
         else:
@@ -139,14 +137,16 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
         if isinstance(plan, LaunchPlan):
             for line in plan.lines():
                 log(line)
-            if prepared.options.dry_run:
-                show(plan.command())
+            if job.options.dry_run:
+                show(command(plan))
                 return Ending(0)
-        elif not prepared.has_peers:
+        elif not job.has_peers:
             raise plan
-    elif prepared.options.dry_run:
+    elif job.options.dry_run:
         return Ending(128 + signals.stop(), was_stopped=True)
-    return _report(_run(prepared, environ, signals), environ)
+    with System(signals) as system:
+        end = supervisor.run(job, environ, system)
+    return _report(end, environ)
 
 
 def _compile(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> None:
@@ -163,38 +163,12 @@ def _compile(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
-def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> State:
-    """Start when all hosts do, and end as all do."""
-    cluster, chosen, plan = prepared
-    planned = plan if isinstance(plan, LaunchPlan) else None
-    job = Job(
-        current_host=cluster.current_host,
-        hosts=cluster.hosts,
-        name=cluster.job_name,
-        endpoint=planned.rdzv_endpoint if planned else "",
-        max_restarts=max_restarts(chosen, environ),
-        grace=planned.grace if planned else chosen.grace,
-        failure_grace=chosen.failure_grace,
-        start_timeout=chosen.start_timeout,
-        peer_port=chosen.peer_port if prepared.has_peers else 0,
-        fingerprint=planned.fingerprint if planned else {},
-        addresses=cluster.addresses,
-        verbose=chosen.verbose,
-        watch=chosen.watch,
-        hang_notify=chosen.hang_notify,
-        hang_timeout=chosen.hang_timeout or math.inf,
-        host_timeout=chosen.host_timeout,
-    )
-    with System(signals) as system:
-        return supervisor.run(job, plan, environ, system)
-
-
 def _report(end: State, environ: Mapping[str, str]) -> Ending:
     """Say how the job ended, for people and for SageMaker, and how long its parts took."""
     host, result = end.job.current_host, end.result
     assert result
     took = end.times.took(
-        time.monotonic(), joins=bool(end.job.peer_port), has_stopped=bool(result.stop_signal)
+        time.monotonic(), joins=end.job.has_peers, has_stopped=bool(result.stop_signal)
     )
     if result.exit_code == 0:
         log(f"{host}: every rank succeeded; {took}.")

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import EXIT_NOT_FOUND, LaunchError
-from launcher.job.cluster import Cluster
+from launcher.job.job import Cluster
 from launcher.job.options import ARGUMENTS
 from launcher.text.words import plural
 
