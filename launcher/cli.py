@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.container.presence import Ending, InitClient
+from launcher.container.presence import InitClient
 from launcher.errors import STOPS, LaunchError
 from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.host.processes import tie_to_parent
@@ -24,7 +24,14 @@ from launcher.job.options import ARGUMENTS
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
-from launcher.result.causes import NO_RESTART, of_launcher
+from launcher.result.causes import (
+    NO_RESTART,
+    SUCCESS,
+    Result,
+    of_error,
+    of_launcher,
+    stopped,
+)
 from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
@@ -43,7 +50,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         argv = json.loads(environ[ARGUMENTS])
     # What looks at a job from beside it says nothing for the container.
     is_beside = argv[:1] in (["doctor"], ["stacks"])
-    run: Callable[[Sequence[str], Mapping[str, str], Signals], Ending] = _launch
+    run: Callable[[Sequence[str], Mapping[str, str], Signals], Result] = _launch
     if argv[:1] == ["init"]:
         argv = argv[1:]
         # A container's arguments that begin with a dash are the launcher's own.
@@ -68,36 +75,37 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     # From here on a stop is noted, even before there is anything to stop.
     with Signals() as signals, InitClient({} if is_beside else environ) as presence:
         try:
-            ending = run(argv, environ, signals)
+            result = run(argv, environ, signals)
         except LaunchError as error:
-            ending = _cannot_run(error, environ)
+            result = _cannot_run(error, environ)
         except Exception as error:
-            ending = _has_failed(error, environ)
+            result = _has_failed(error, environ)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
-        presence.ends(ending)
-        return ending.exit_code
+        presence.ends(result)
+        return result.exit_code
 
 
-def _cannot_run(error: LaunchError, environ: Mapping[str, str]) -> Ending:
+def _cannot_run(error: LaunchError, environ: Mapping[str, str]) -> Result:
     log(str(error))
-    write_failure(f"launcher: {error}\n", environ, quiet=True)
-    return Ending(error.exit_code)
+    failure = of_error(error)
+    write_failure(failure.text, environ, quiet=True)
+    return failure.result
 
 
-def _has_failed(error: Exception, environ: Mapping[str, str]) -> Ending:
+def _has_failed(error: Exception, environ: Mapping[str, str]) -> Result:
     """Say that the launcher itself has failed, before or after all that the job was."""
     for line in traceback_of(error):
         log(line)
     host = environ.get("SM_CURRENT_HOST") or ALONE
     failure = of_launcher(host, error)
     write_failure(failure.text, environ, quiet=True)
-    return Ending(failure.exit_code)
+    return failure.result
 
 
 def _run_tool(
     name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals
-) -> Ending:
+) -> Result:
     """Run a tool of launcher_tools, which lies beside this package and which a job does not need.
 
     It is not looked for in sys.path, where there may be another one. Raises LaunchError if it is
@@ -116,16 +124,16 @@ def _run_tool(
         ) from None
     finally:
         sys.path[:] = others
-    tool: Callable[..., Ending] = importlib.import_module(f"launcher_tools.{name}").run
+    tool: Callable[..., Result] = importlib.import_module(f"launcher_tools.{name}").run
     return tool(argv, environ, signals)
 
 
-def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     below = ARGUMENTS in environ
     environ = {name: value for name, value in environ.items() if name != ARGUMENTS}
     job = prepare(argv, environ, signals)
     if job is None:
-        return Ending(0)
+        return SUCCESS
     plan = job.plan
     if isinstance(plan, LaunchPlan) and plan.compiles and not job.options.dry_run:
         if below:
@@ -139,11 +147,11 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
                 log(line)
             if job.options.dry_run:
                 show(command(plan))
-                return Ending(0)
+                return SUCCESS
         elif not job.has_peers:
             raise plan
     elif job.options.dry_run:
-        return Ending(128 + signals.stop(), was_stopped=True)
+        return stopped(signals.stop())
     with System(signals) as system:
         end = supervisor.run(job, environ, system)
     return _report(end, environ)
@@ -163,7 +171,7 @@ def _compile(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
-def _report(end: State, environ: Mapping[str, str]) -> Ending:
+def _report(end: State, environ: Mapping[str, str]) -> Result:
     """Say how the job ended, for people and for SageMaker, and how long its parts took."""
     host, result = end.job.current_host, end.result
     assert result
@@ -184,4 +192,4 @@ def _report(end: State, environ: Mapping[str, str]) -> Ending:
     left = earlier_failure(environ)
     if left and (result.exit_code == 0 or result.stop_signal):
         log(f"{left} is of an earlier run; left as it is, since this one has not failed.")
-    return Ending(result.exit_code, was_stopped=bool(result.stop_signal))
+    return result

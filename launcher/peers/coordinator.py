@@ -93,7 +93,16 @@ from launcher.peers.state import (
     Step,
 )
 from launcher.result import causes
-from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
+from launcher.result.causes import (
+    SUCCESS,
+    Cause,
+    Failure,
+    Result,
+    first_of,
+    of_host,
+    of_lost_host,
+    stopped,
+)
 from launcher.text.words import (
     Log,
     flag,
@@ -384,7 +393,7 @@ def host_succeeded(state: State, host: str, message: Succeeded, now: float) -> S
     succeeded = phase.succeeded | {host}
     has_failed = isinstance(phase, Failing) and phase.failures
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
-        return _end(state, Result(0))
+        return _end(state, SUCCESS)
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
 
 

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Generator, Mapping
 from typing import Any, Callable
 
-from launcher.errors import EXIT_SOFTWARE, STOPS, WARNINGS, Disposition, LaunchError
+from launcher.errors import STOPS, WARNINGS, Disposition, LaunchError
 from launcher.host.child import Question
 from launcher.host.run_dir import IN_RANK, unpacked
 from launcher.host.signals import left_alone
@@ -40,7 +40,7 @@ from launcher.peers.messages import (
     ProgressReport,
     StacksRequest,
 )
-from launcher.result.causes import Failure, of_host, of_launcher
+from launcher.result.causes import Failure, of_error, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
@@ -440,10 +440,8 @@ class Supervisor:
     def _cannot_start(self, error: Exception) -> None:
         job = self.state.job
         if isinstance(error, LaunchError):
-            text = f"launcher: {job.current_host}: {error}" if job.members else f"launcher: {error}"
-            # At a restart what was to be run is right, and something of it was started.
-            code = error.exit_code if self.state.attempt <= 1 else EXIT_SOFTWARE
-            failure = of_host(text, code)
+            host = job.current_host if job.members else ""
+            failure = of_error(error, host, attempt=self.state.attempt)
         else:
             self._log_traceback(error)
             failure = self._own_failure(error)
