@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.job.options import OPTIONS
+from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.text.log import flush
 
@@ -566,7 +567,7 @@ def nodes_planned(argv, environ):
         return None
     plan = prepared.plan
     assert all(isinstance(word, str) for word in plan.argv)
-    os.fsencode(plan.command())
+    os.fsencode(command(plan))
     return plan.cluster.nnodes
 
 

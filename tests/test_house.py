@@ -63,6 +63,7 @@ ALLOWED_IN_PURE = {
     "math",
     "operator",
     "re",
+    "shlex",  # splits a text; an option needs it
     "signal",  # for the numbers
     "typing",
 }

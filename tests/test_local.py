@@ -395,7 +395,7 @@ def test_the_exit_code_is_a_failed_launchers_before_a_killed_ones():
         hosts = [Host(number, frozenset(), "", {}) for number, _ in enumerate(returncodes, 1)]
         for host, returncode in zip(hosts, returncodes):
             host.process = SimpleNamespace(returncode=returncode)
-        return tool.exit_code(hosts)
+        return tool.result_of(hosts).exit_code
 
     assert code(0, 0) == 0
     assert code(-9, 69, 0) == 69

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, Disposition, LaunchError
+from launcher.errors import CannotExecuteError, Disposition, LaunchError, NotFoundError
 
 try:
     import psutil
@@ -60,11 +60,9 @@ def start(
 
         if shutil.which(name, path=environ.get("PATH")):
             problem = f"cannot execute {name}: its `#!` interpreter does not exist"
-        raise LaunchError(f"{problem}.", exit_code=EXIT_NOT_FOUND) from None
+        raise NotFoundError(f"{problem}.") from None
     except OSError as error:
-        raise LaunchError(
-            f"cannot execute {name}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
-        ) from None
+        raise CannotExecuteError(f"cannot execute {name}: {error.strerror}.") from None
 
 
 def tie_to_this_process() -> Callable[[], None]:

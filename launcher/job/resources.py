@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.errors import EXIT_NOT_FOUND, LaunchError
+from launcher.errors import LaunchError, NotFoundError
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
 from launcher.host.network import look_up
@@ -84,10 +84,9 @@ def torch_version() -> tuple[int, int]:
         problem = "torch is not installed"
         if folder:
             problem = f"torch in {folder} has no torch.distributed.run"
-        raise LaunchError(
+        raise NotFoundError(
             f"{problem} for {sys.executable}; install torch 2.4 or later there, "
             "or run the launcher with the Python that has it.",
-            exit_code=EXIT_NOT_FOUND,
         )
     version = read_text(os.path.join(folder, "version.py"))
     match = re.search(r"__version__ = '(\d+)\.(\d+)", version)
