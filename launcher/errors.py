@@ -14,9 +14,9 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # What else may be sent to a launcher, and would end it without a word. Not those of crashes
 # (SIGTRAP, SIGSYS), nor what ends nothing by default; Python ignores SIGPIPE and SIGXFSZ.
 OTHERS: tuple[int, ...] = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
-OTHERS += (signal.SIGXCPU, signal.SIGIO, getattr(signal, "SIGPWR", signal.SIGIO))
+OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
-OTHERS += tuple(range(getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1) + 1))
+OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # Every other exit code is the script's (docs/options.md, "Exit codes"). Which of them a job ends with
 # is decided in result/causes.py alone.
 EXIT_USAGE = 2

@@ -43,7 +43,6 @@ ACTS = {
 PURE = [
     "launcher.text.words",
     "launcher.errors",
-    "launcher.text.decisions",
     "launcher.run.machine",
     "launcher.run.state",
     "launcher.run.ranks",

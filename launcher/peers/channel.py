@@ -45,7 +45,7 @@ from launcher.peers.messages import (
     to_wire,
 )
 from launcher.result.causes import Failure
-from launcher.text.decisions import described
+from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 from launcher.watch import progress, stacks

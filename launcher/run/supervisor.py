@@ -45,8 +45,7 @@ from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State, Why
-from launcher.text.decisions import described
-from launcher.text.log import traceback_of
+from launcher.text.log import described, traceback_of
 from launcher.text.words import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch
@@ -326,7 +325,7 @@ class Supervisor:
 
     def _signal_processes(self, action: events.SignalProcesses) -> None:
         for pid in action.pids:
-            self._system.send_found(pid, action.number)
+            self._system.send_leftover(pid, action.number)
 
     def _request_places(self, action: events.RequestPlaces) -> None:
         self._places_request = self._request_calls(may_signal=True)
@@ -431,11 +430,11 @@ class Supervisor:
 
     def _leftovers(self) -> list[int]:
         try:
-            return self._system.look(self._child)
+            return self._system.leftovers(self._child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
                 self._reports.hang_up()
-            return self._system.look(self._child)
+            return self._system.leftovers(self._child)
 
     def _cannot_start(self, error: Exception) -> None:
         job = self.state.job
