@@ -17,7 +17,7 @@ OTHERS: tuple[int, ...] = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
-# Every other exit code is the script's (docs/options.md, "Exit codes"). Which of them a job ends with
+# Every other exit code is the script's (docs/options.md, "Exit codes"). Which one a job ends with
 # is decided in result/causes.py alone.
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69

@@ -15,21 +15,14 @@ import selectors
 import socket
 import struct
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from launcher.host.processes import status
 from launcher.job.options import INIT
+from launcher.result.causes import Result
 from launcher.text.log import log
 
 _TO_ANSWER = 2  # s that an init has to take a connection, or what is said on it
 _BACKLOG = 128  # connections that wait to be accepted
-
-
-class Ending(NamedTuple):
-    """How a launcher ends; `was_stopped`: by a stop on any host, not by a failure."""
-
-    exit_code: int
-    was_stopped: bool = False
 
 
 class InitClient:
@@ -62,10 +55,10 @@ class InitClient:
         if self._socket:
             self._socket.close()
 
-    def ends(self, ending: Ending) -> None:
+    def ends(self, result: Result) -> None:
         """Say how this launcher is about to end."""
         if self._socket:
-            message = f"{ending.exit_code} stopped" if ending.was_stopped else str(ending.exit_code)
+            message = f"{result.exit_code} stopped" if result.stop_signal else str(result.exit_code)
             with contextlib.suppress(OSError):
                 self._socket.sendall(message.encode())
 
@@ -78,7 +71,7 @@ class LauncherRegistry:
     """
 
     def __init__(self, selector: selectors.BaseSelector, command: str) -> None:
-        self.said: Ending | None = None
+        self.said: Result | None = None
         self._command = command
         self._pids: dict[socket.socket, int] = {}
         self._refused: set[int] = set()  # uids
@@ -150,10 +143,13 @@ class LauncherRegistry:
         del self._pids[connection]
 
 
-def understood(message: bytes) -> Ending | None:
+def understood(message: bytes) -> Result | None:
     """Return what a launcher said with `ends`; None if the message is invalid."""
     match = re.fullmatch(rb"(\d{1,3})( stopped)?", message)
-    return Ending(int(match[1]), bool(match[2])) if match else None
+    if match is None:
+        return None
+    code = int(match[1])
+    return Result(code, stop_signal=max(0, code - 128) if match[2] else 0)
 
 
 def is_trusted(pid: int, uid: int, command: int, launchers: Collection[int]) -> bool:
