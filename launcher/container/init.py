@@ -43,14 +43,14 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from launcher.container.presence import Ending, LauncherRegistry
+from launcher.container.presence import LauncherRegistry
 from launcher.errors import STOPS, WARNINGS, Disposition
 from launcher.host.processes import reap, response, send, start
 from launcher.host.signals import Signals, left_alone
 from launcher.job import toolkit
 from launcher.job.cluster import ALONE
 from launcher.job.options import ARGUMENTS, INIT
-from launcher.result.causes import of_torchrun
+from launcher.result.causes import Result, of_container, of_torchrun, stopped
 from launcher.result.failure import version_of, write_failure
 from launcher.text.log import log
 from launcher.text.words import signal_name
@@ -60,7 +60,7 @@ _TRAIN = "train"  # the toolkit's program, with which SageMaker starts every ima
 _FINISH_SECONDS = 10
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Run a command as PID 1 does; return the container's exit code, and how the job ended.
 
     Raises LaunchError if the command cannot be started (exit code 126 or 127), and before the
@@ -71,11 +71,11 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
         toolkit.read_config({**environ, toolkit.BASE_DIR_VARIABLE: toolkit.base_dir(environ)})
     with selectors.DefaultSelector() as ready, LauncherRegistry(ready, command[0]) as registry:
         init, began = _Init(command, signals, ready, registry, environ), time.monotonic()
-        ending = init.run(environ)
+        result = init.run(environ)
         if init.compiles and init.stop_signal:
-            return Ending(128 + init.stop_signal, was_stopped=True)
-        if not init.compiles or not ending.exit_code:
-            return ending
+            return stopped(init.stop_signal)
+        if not init.compiles or not result.exit_code:
+            return result
         # What a launcher says of ranks is written already, and stays.
         host, code = environ.get("SM_CURRENT_HOST") or ALONE, init.returncode
         error = "" if code else "it did not run torchrun to its end"
@@ -83,8 +83,8 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
         failure = of_torchrun(code, error, (host,), host, "", seconds, command[0])
         if write_failure(failure.text, environ, quiet=True):
             log(failure.headline)
-            return Ending(failure.exit_code)
-        return ending
+            return failure.result
+        return result
 
 
 # What is decided: from values to values, without effects.
@@ -115,26 +115,6 @@ def signal_for(command: Sequence[str], stop_signal: int) -> int:
     """Return the signal with which a stop ends the command."""
     # The toolkit reports success after SIGINT, or just goes on (retrying.py, in its wait).
     return signal.SIGTERM if is_train(command) else stop_signal
-
-
-def container_ending(
-    returncode: int, reported: Ending | None, stop_signal: int, *, hides_failure: bool = False
-) -> Ending:
-    """Return how the container ends, and whether the job was stopped.
-
-    `returncode` is the command's, negative for a signal; `reported` is the last launcher's;
-    `hides_failure`: it is the toolkit's, which has not said that the job succeeded.
-    """
-    code = returncode if returncode >= 0 else 128 - returncode
-    reported = reported or Ending(0)
-    if code == 0 and hides_failure and not stop_signal:
-        code = 1
-    # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too.
-    if reported.exit_code and (code == 1 or (code == 0 and stop_signal)):
-        code = reported.exit_code
-    elif code == 128 + signal.SIGTERM and stop_signal:
-        code = 128 + stop_signal  # `train` gets SIGTERM for any stop: signal_for
-    return Ending(code, reported.was_stopped)
 
 
 def is_train(command: Sequence[str]) -> bool:
@@ -171,7 +151,7 @@ class _Init:
         """How the command has ended, negative for a signal."""
         return int(self._process.returncode)
 
-    def run(self, environ: Mapping[str, str]) -> Ending:
+    def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
         output = os.path.join(toolkit.base_dir(environ), "output")
         failure_file = os.path.join(output, "failure")
@@ -197,7 +177,7 @@ class _Init:
                 self._finish_deadline = None
                 self._end_command()
         reported = self._launchers.reported
-        if reported and reported.was_stopped and version_of(failure_file) != before:
+        if reported and reported.stop_signal and version_of(failure_file) != before:
             _remove_failure(failure_file, reported.exit_code)
         # The toolkit writes `success`, or `failure`. What it raises because it cannot write that is
         # lost, and it ends with 0 (trainer.py): SageMaker would take the job for completed.
@@ -206,7 +186,7 @@ class _Init:
         if self.compiles:
             hides_failure = reported is None or bool(reported.exit_code)
         code, stop = self._process.returncode, self.stop_signal
-        return container_ending(code, reported, stop, hides_failure=hides_failure)
+        return of_container(code, reported, stop, hides_failure=hides_failure)
 
     def _accept(self) -> None:
         command = self._process.pid if self._process.returncode is None else 0

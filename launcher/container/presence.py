@@ -15,21 +15,14 @@ import selectors
 import socket
 import struct
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from launcher.host.processes import status
 from launcher.job.options import INIT
+from launcher.result.causes import Result
 from launcher.text.log import log
 
 _INIT_SECONDS = 2  # that an init has to take a connection, or what is sent on it
 _BACKLOG = 128  # pending connections
-
-
-class Ending(NamedTuple):
-    """How a launcher ends; `was_stopped`: by a stop on any host, not by a failure."""
-
-    exit_code: int
-    was_stopped: bool = False
 
 
 class InitClient:
@@ -62,10 +55,10 @@ class InitClient:
         if self._socket:
             self._socket.close()
 
-    def report(self, ending: Ending) -> None:
+    def report(self, result: Result) -> None:
         """Report how this launcher is about to end."""
         if self._socket:
-            message = f"{ending.exit_code} stopped" if ending.was_stopped else str(ending.exit_code)
+            message = f"{result.exit_code} stopped" if result.stop_signal else str(result.exit_code)
             with contextlib.suppress(OSError):
                 self._socket.sendall(message.encode())
 
@@ -78,7 +71,7 @@ class LauncherRegistry:
     """
 
     def __init__(self, selector: selectors.BaseSelector, command: str) -> None:
-        self.reported: Ending | None = None
+        self.reported: Result | None = None
         self._command = command
         self._pids: dict[socket.socket, int] = {}
         self._refused: set[int] = set()  # uids
@@ -143,17 +136,20 @@ class LauncherRegistry:
         with contextlib.suppress(OSError):
             message = connection.recv(64)
         if message:
-            self.reported = reported_ending(message) or self.reported
+            self.reported = reported_result(message) or self.reported
             return
         self._selector.unregister(connection)
         connection.close()
         del self._pids[connection]
 
 
-def reported_ending(message: bytes) -> Ending | None:
-    """Return the ending that a launcher has reported; None if the message is invalid."""
+def reported_result(message: bytes) -> Result | None:
+    """Return the result that a launcher has reported; None if the message is invalid."""
     match = re.fullmatch(rb"(\d{1,3})( stopped)?", message)
-    return Ending(int(match[1]), bool(match[2])) if match else None
+    if match is None:
+        return None
+    code = int(match[1])
+    return Result(code, stop_signal=max(0, code - 128) if match[2] else 0)
 
 
 def is_trusted(pid: int, uid: int, command: int, launchers: Collection[int]) -> bool:

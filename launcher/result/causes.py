@@ -177,6 +177,26 @@ def stopped(number: int) -> Result:
     return Result(exit_code_of(-number), "", number)
 
 
+def of_container(
+    returncode: int, reported: Result | None, stop_signal: int, *, hides_failure: bool = False
+) -> Result:
+    """Return how a container ends whose command has ended, below an init.
+
+    `returncode` is the command's, negative for a signal; `reported` is the last launcher's result;
+    `hides_failure`: the command is the toolkit's, which has not said that the job succeeded.
+    """
+    code = exit_code_of(returncode)
+    reported = reported or SUCCESS
+    if code == 0 and hides_failure and not stop_signal:
+        code = 1
+    # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too.
+    if reported.exit_code and (code == 1 or (code == 0 and stop_signal)):
+        code = reported.exit_code
+    elif code == exit_code_of(-signal.SIGTERM) and stop_signal:
+        code = exit_code_of(-stop_signal)  # the toolkit's `train` gets SIGTERM for any stop
+    return Result(code, stop_signal=reported.stop_signal)
+
+
 def headline(failure: RankFailure, host: str) -> str:
     """Return one line that says which rank of a host failed, and with what."""
     how, see = raised.headline(failure.chain), ""
