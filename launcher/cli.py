@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             result = _has_failed(error, environ)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
-        presence.ends(result)
+        presence.report(result)
         return result.exit_code
 
 

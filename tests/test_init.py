@@ -36,7 +36,7 @@ with Signals() as signals, InitClient(os.environ) as presence:
         os.write(1, b"heard %d\\n" % signals.take()[0])  # in one piece, beside others' lines
         time.sleep(0.5)  # time to save
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 143
-    presence.ends(Result(code, "", 15 * ("stopped" in sys.argv or len(sys.argv) < 2)))
+    presence.report(Result(code, "", 15 * ("stopped" in sys.argv or len(sys.argv) < 2)))
 sys.exit(code)
 """
 
@@ -139,7 +139,7 @@ TRAIN = ("sh", "/usr/bin/train")
 
 
 @pytest.mark.parametrize(
-    ("command", "told", "said", "finishing", "receiver"),
+    ("command", "running", "reported", "finishing", "receiver"),
     [
         (["sh"], True, False, False, Receiver.LAUNCHERS),
         (TRAIN, True, False, False, Receiver.LAUNCHERS),
@@ -151,8 +151,9 @@ TRAIN = ("sh", "/usr/bin/train")
         (TRAIN, False, True, True, Receiver.COMMAND),  # a second stop while it finishes
     ],
 )
-def test_who_gets_a_stop(command, told, said, finishing, receiver):
-    assert pid1.receiver(command, told=told, said=said, finishing=finishing) == receiver
+def test_who_gets_a_stop(command, running, reported, finishing, receiver):
+    to = pid1.receiver(command, running=running, reported=reported, finishing=finishing)
+    assert to == receiver
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,7 @@ def test_a_command_that_becomes_another_user(init, stand_in, command):
 RANK = f"""
     if os.fork() == 0:
         os.setuid({NOBODY})
-        InitClient(os.environ).ends(Result(7))
+        InitClient(os.environ).report(Result(7))
         os._exit(0)
     os.wait()
 """
@@ -477,7 +478,7 @@ def test_an_init_that_stands_still_holds_up_no_launcher(logged):
                 one.connect(name)
         before = time.monotonic()
         with InitClient({"LAUNCHER_INIT": name[1:].decode()}) as client:
-            client.ends(Result(3))
+            client.report(Result(3))
         assert 1 < time.monotonic() - before < 10
     assert "has not answered for 2 s: it passes no stop on to this launcher" in logged()
 

@@ -17,6 +17,18 @@ the command: each launcher connects to its Unix socket (presence.py), and says h
 - A launcher that neuron_parallel_compile is to run becomes such an init, not as PID 1 (neuron.py).
   The program passes no stop on, and works after the launcher: when the last one has ended, a stop
   ends it, with its group. If it fails by itself, the failure file says so.
+
+How a SIGTERM to PID 1 reaches each rank of its host:
+
+1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`, where each
+   has connected from cli.py's `main`, by `InitClient` (presence.py), once its `Signals` note stops.
+2. run/supervisor.py: `Supervisor._on_signals` makes it the event `Signal`.
+3. run/machine.py: `signalled` and `_stop` begin the phase `Ending` with `Why.STOP`.
+4. run/ending.py: `_signal_ranks`, a part of `advance`, gives the action `SignalRanks`, once a rank.
+5. run/supervisor.py: `Supervisor._signal_ranks` carries it out by `System.send` (host/system.py).
+
+In step 3 `Report(Stop)` also goes to the coordinator, whose `End` is to other hosts what `Signal`
+is here.
 """
 
 from __future__ import annotations
@@ -45,7 +57,7 @@ from launcher.text.words import signal_name
 
 _TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
 # Seconds that `train` has to finish, an upload for example, when a stop comes after the job's end.
-_TO_FINISH = 10
+_FINISH_SECONDS = 10
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
@@ -86,15 +98,15 @@ class Receiver(enum.Enum):
     COMMAND = "the command"
 
 
-def receiver(command: Sequence[str], *, told: bool, said: bool, finishing: bool) -> Receiver:
+def receiver(command: Sequence[str], *, running: bool, reported: bool, finishing: bool) -> Receiver:
     """Return who gets a stop.
 
-    `told`: a launcher runs and has it already; `said`: none runs, and the last one has said how it
-    ended; `finishing`: `train` has been given its time to finish already.
+    `running`: a launcher runs and has it already; `reported`: none runs, and the last one has
+    reported how it ends; `finishing`: `train` has been given its time to finish already.
     """
-    if told:
+    if running:
         return Receiver.LAUNCHERS
-    if said and is_train(command) and not finishing:
+    if reported and is_train(command) and not finishing:
         return Receiver.NOBODY
     return Receiver.COMMAND
 
@@ -132,7 +144,7 @@ class _Init:
         self._launchers = launchers
         self._process: subprocess.Popen[bytes]
         self.stop_signal = 0  # the first one
-        self._finish_by: float | None = None  # `train`: the job has ended, and a stop came
+        self._finish_deadline: float | None = None  # `train`: the job has ended, and a stop came
 
     @property
     def returncode(self) -> int:
@@ -155,26 +167,26 @@ class _Init:
         self._selector.register(self._launchers, selectors.EVENT_READ, self._accept)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         while self._process.returncode is None or self._launchers.pids:
-            timeout = self._finish_by and max(0.0, self._finish_by - time.monotonic())
+            timeout = self._finish_deadline and max(0.0, self._finish_deadline - time.monotonic())
             for key, _ in self._selector.select(timeout):
                 key.data()
             stops = self.compiles and self.stop_signal and not self._is_ended
             if stops and not self._launchers.pids:
                 self._end_command()
-            if self._finish_by and time.monotonic() >= self._finish_by:
-                self._finish_by = None
+            if self._finish_deadline and time.monotonic() >= self._finish_deadline:
+                self._finish_deadline = None
                 self._end_command()
-        said = self._launchers.said
-        if said and said.stop_signal and version_of(failure_file) != before:
-            _remove_failure(failure_file, said.exit_code)
+        reported = self._launchers.reported
+        if reported and reported.stop_signal and version_of(failure_file) != before:
+            _remove_failure(failure_file, reported.exit_code)
         # The toolkit writes `success`, or `failure`. What it raises because it cannot write that is
         # lost, and it ends with 0 (trainer.py): SageMaker would take the job for completed.
         is_toolkit = is_train(self._command) and "SAGEMAKER_TRAINING_MODULE" in environ
         hides_failure = is_toolkit and not os.path.exists(os.path.join(output, "success"))
         if self.compiles:
-            hides_failure = said is None or bool(said.exit_code)
+            hides_failure = reported is None or bool(reported.exit_code)
         code, stop = self._process.returncode, self.stop_signal
-        return of_container(code, said, stop, hides_failure=hides_failure)
+        return of_container(code, reported, stop, hides_failure=hides_failure)
 
     def _accept(self) -> None:
         command = self._process.pid if self._process.returncode is None else 0
@@ -210,12 +222,17 @@ class _Init:
 
     def _stop(self, number: int) -> None:
         self.stop_signal = self.stop_signal or number
-        told = [send(pid, number) for pid in self._launchers.pids]
-        said, finishing = self._launchers.said is not None, self._finish_by is not None
-        to = receiver(self._command, told=any(told), said=said, finishing=finishing)
+        sent = [send(pid, number) for pid in self._launchers.pids]
+        to = receiver(
+            self._command,
+            running=any(sent),
+            reported=self._launchers.reported is not None,
+            finishing=self._finish_deadline is not None,
+        )
         if to == Receiver.NOBODY:
-            log(f"{signal_name(number)}: the job has ended; {_TRAIN} has {_TO_FINISH} s to finish.")
-            self._finish_by = time.monotonic() + _TO_FINISH
+            name, seconds = signal_name(number), _FINISH_SECONDS
+            log(f"{name}: the job has ended; {_TRAIN} has {seconds} s to finish.")
+            self._finish_deadline = time.monotonic() + _FINISH_SECONDS
         elif to == Receiver.COMMAND:
             self._end_command()
 
@@ -228,7 +245,7 @@ class _Init:
                 return
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL if self._is_ended else number)
-            self._is_ended, self._finish_by = True, time.monotonic() + _TO_FINISH
+            self._is_ended, self._finish_deadline = True, time.monotonic() + _FINISH_SECONDS
 
 
 def _remove_failure(path: str, exit_code: int) -> None:

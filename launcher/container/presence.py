@@ -1,4 +1,4 @@
-"""A launcher tells the init above it (init.py) that it runs, and how it ends.
+"""A launcher reports to the init above it (init.py) that it runs, and how it ends.
 
 It connects to the Unix socket that LAUNCHER_INIT names as soon as it handles stops, and stays
 connected until it ends. Before that it sends its exit code and whether it was stopped: `143
@@ -21,8 +21,8 @@ from launcher.job.options import INIT
 from launcher.result.causes import Result
 from launcher.text.log import log
 
-_TO_ANSWER = 2  # s that an init has to take a connection, or what is said on it
-_BACKLOG = 128  # connections that wait to be accepted
+_INIT_SECONDS = 2  # that an init has to take a connection, or what is sent on it
+_BACKLOG = 128  # pending connections
 
 
 class InitClient:
@@ -35,7 +35,7 @@ class InitClient:
             with contextlib.suppress(OSError):
                 self._socket = socket.socket(socket.AF_UNIX)
                 # An init that stands still must not hold up a launcher (socket(7)).
-                limit = struct.pack("ll", _TO_ANSWER, 0)
+                limit = struct.pack("ll", _INIT_SECONDS, 0)
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 self._connect(self._socket, "\0" + environ[INIT])
 
@@ -44,8 +44,8 @@ class InitClient:
             connection.connect(name)
         except BlockingIOError:
             log(
-                f"the init above has not answered for {_TO_ANSWER} s: it passes no stop on to this "
-                "launcher, and does not hear how it ends."
+                f"the init above has not answered for {_INIT_SECONDS} s: it passes no stop on to "
+                "this launcher, and does not hear how it ends."
             )
 
     def __enter__(self) -> InitClient:
@@ -55,8 +55,8 @@ class InitClient:
         if self._socket:
             self._socket.close()
 
-    def ends(self, result: Result) -> None:
-        """Say how this launcher is about to end."""
+    def report(self, result: Result) -> None:
+        """Report how this launcher is about to end."""
         if self._socket:
             message = f"{result.exit_code} stopped" if result.stop_signal else str(result.exit_code)
             with contextlib.suppress(OSError):
@@ -66,12 +66,12 @@ class InitClient:
 class LauncherRegistry:
     """The init's end: the launchers that run below its command.
 
-    Attributes: `name`, of the socket, for LAUNCHER_INIT; `said`, how the last launcher ended, None
-    while another one runs.
+    Attributes: `name`, of the socket, for LAUNCHER_INIT; `reported`, how the last launcher ends,
+    None while another one runs.
     """
 
     def __init__(self, selector: selectors.BaseSelector, command: str) -> None:
-        self.said: Result | None = None
+        self.reported: Result | None = None
         self._command = command
         self._pids: dict[socket.socket, int] = {}
         self._refused: set[int] = set()  # uids
@@ -119,7 +119,7 @@ class LauncherRegistry:
     def _add(self, connection: socket.socket, pid: int) -> None:
         connection.setblocking(False)
         self._pids[connection] = pid
-        self.said = None  # by an earlier one
+        self.reported = None  # by an earlier one
         act = functools.partial(self._read, connection)
         self._selector.register(connection, selectors.EVENT_READ, act)
 
@@ -136,15 +136,15 @@ class LauncherRegistry:
         with contextlib.suppress(OSError):
             message = connection.recv(64)
         if message:
-            self.said = understood(message) or self.said
+            self.reported = reported_result(message) or self.reported
             return
         self._selector.unregister(connection)
         connection.close()
         del self._pids[connection]
 
 
-def understood(message: bytes) -> Result | None:
-    """Return what a launcher said with `ends`; None if the message is invalid."""
+def reported_result(message: bytes) -> Result | None:
+    """Return the result that a launcher has reported; None if the message is invalid."""
     match = re.fullmatch(rb"(\d{1,3})( stopped)?", message)
     if match is None:
         return None

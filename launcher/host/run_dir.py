@@ -15,7 +15,8 @@ from launcher.text.log import log
 # What torchrun and the ranks execute.
 _IN_CHILDREN = ("agent.py", "rank.py", "describe.py", "unseen.py")
 _EXECUTED = [os.path.join(PACKAGE, "run", name) for name in _IN_CHILDREN]
-_MOST_OF_A_CRASH = 1 << 16  # bytes
+_CRASH_BYTES = 1 << 16  # the end of what a rank has written that crashed
+_PARENT_BYTES = 60  # of the path of the folder above: a socket's has at most 107 (unix(7))
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 
 
@@ -27,16 +28,17 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     """
     parent = _parent(environ)
     length, too_long = len(os.fsencode(parent)), ""
-    if length > 60:  # a socket's path has at most 107 bytes (unix(7))
+    if length > _PARENT_BYTES:
         parent = "/tmp"
-        too_long = f"TMPDIR is too long for a socket in it ({length} bytes; expected at most 60)"
+        expected = f"expected at most {_PARENT_BYTES}"
+        too_long = f"TMPDIR is too long for a socket in it ({length} bytes; {expected})"
         log(f"{too_long}: {parent} is used instead.")
     folder = os.path.join(parent, f"{_prefix(os.getpid())}{time.time_ns():x}")
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
         what = f"cannot make a folder in {parent} ({error.strerror})"
-        fix = "set TMPDIR to a writable folder whose path has at most 60 bytes"
+        fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
         raise LaunchError(f"{too_long and too_long + '; '}{what}; {fix}.") from None
     try:
         yield folder
@@ -74,8 +76,8 @@ def crash(folder: str, pid: int) -> str:
         try:
             seen = os.fstat(file)
             if stat.S_ISREG(seen.st_mode):
-                start = max(0, seen.st_size - _MOST_OF_A_CRASH)
-                return os.pread(file, _MOST_OF_A_CRASH, start).decode(errors="replace")
+                start = max(0, seen.st_size - _CRASH_BYTES)
+                return os.pread(file, _CRASH_BYTES, start).decode(errors="replace")
         finally:
             os.close(file)
     return ""

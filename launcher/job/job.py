@@ -54,14 +54,14 @@ class LaunchPlan(NamedTuple):
     cluster: Cluster
     nproc_per_node: str
     rdzv_endpoint: str
-    remarks: tuple[str, ...]  # two lines for the log at most: what was set, and why
+    remarks: tuple[str, ...]  # lines for the log: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     compiles: bool = False  # below neuron_parallel_compile (neuron.py)
     peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
     folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
 
     def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan, five lines at most."""
+        """Return what the log says of the plan, a few lines."""
         return (*self.summary(), *self.remarks)
 
     def summary(self) -> tuple[str, ...]:

@@ -18,9 +18,9 @@ from typing import Any
 
 from launcher.text.words import Log, printable, short, shortened
 
-_WAITING = 1000  # lines that may wait for a reader
-_TO_READ = 1.0  # seconds that a reader has at the end
-_VALUE = 80  # characters of a value that --launcher-verbose shows
+_WAITING_LINES = 1000  # that may wait for a reader
+_END_SECONDS = 1.0  # that a reader has at the end
+_VALUE_CHARACTERS = 80  # of a value that --launcher-verbose shows
 
 
 class _Writer:
@@ -34,10 +34,10 @@ class _Writer:
 
     def add(self, line: bytes) -> None:
         with self._changed:
-            if len(self._lines) >= _WAITING:
+            if len(self._lines) >= _WAITING_LINES:
                 self._lost += 1
                 return
-            self._say_lost()
+            self._log_lost()
             self._lines.append(line)
             self._changed.notify_all()
             if self._thread is None:
@@ -77,10 +77,10 @@ class _Writer:
             with self._changed:
                 self._lines.popleft()
                 if not self._lines:
-                    self._say_lost()
+                    self._log_lost()
                 self._changed.notify_all()
 
-    def _say_lost(self) -> None:
+    def _log_lost(self) -> None:
         if self._lost:
             lost = f"{self._lost} lines of this log were not written: nobody read it."
             self._lines.append(_encoded(lost))
@@ -113,7 +113,7 @@ def kept() -> Iterator[list[str]]:
 
 def flush() -> None:
     """Wait until all lines are written, but no longer than a second; Python does so at its end."""
-    _WRITER.flush(_TO_READ)
+    _WRITER.flush(_END_SECONDS)
 
 
 def show(text: str) -> None:
@@ -178,5 +178,5 @@ def _written(value: Any) -> str:
     if hasattr(value, "_fields"):
         fields = zip(value._fields, value)
         named = ", ".join(f"{name}={_written(part)}" for name, part in fields)
-        return shortened(f"{type(value).__name__}({named})", _VALUE * 4)
-    return short(list(value) if isinstance(value, Mapping) else value, _VALUE)
+        return shortened(f"{type(value).__name__}({named})", _VALUE_CHARACTERS * 4)
+    return short(list(value) if isinstance(value, Mapping) else value, _VALUE_CHARACTERS)
