@@ -13,6 +13,7 @@ from launcher.job.job import Cluster
 from launcher.job.plan import AGENT, RANK, at_address, command, for_attempt, make_plan
 from launcher.job.resources import Resources
 from launcher.job.torchrun import with_own_variables
+from launcher.result.causes import of_error
 
 RESOURCES = Resources(
     python=sys.executable,
@@ -171,7 +172,7 @@ def test_more_processes_than_neuron_cores(gpus, argv, environ, says):
         return
     with pytest.raises(LaunchError, match=says) as caught:
         plan(*argv, cluster=cluster, environ=environ)
-    assert caught.value.exit_code == 2
+    assert of_error(caught.value).exit_code == 2
 
 
 def test_neuron_parallel_compile_runs_torchrun(tmp_path):
@@ -190,7 +191,7 @@ def test_neuron_parallel_compile_is_not_installed(tmp_path):
     environ = {"PATH": str(tmp_path), "RUN_NEURON_PARALLEL_COMPILE": "1"}
     with pytest.raises(LaunchError, match="neuron_parallel_compile is not in PATH") as caught:
         plan(environ=environ)
-    assert caught.value.exit_code == 127
+    assert of_error(caught.value).exit_code == 127
 
 
 def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
