@@ -28,9 +28,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.job.plan import LaunchPlan
+from launcher.job.job import LaunchPlan
 from launcher.job.prepare import prepare
-from launcher.peers.messages import Hello, Job, hello, to_wire
+from launcher.peers.messages import Hello, hello, to_wire
 from launcher.text.protocol import encoded
 
 SCRIPT = "import sys, time; sys.stdout.write('runs\\n'); sys.stdout.flush(); time.sleep(3600)"
@@ -166,7 +166,6 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
     arguments, common = job_of(names, port, folder)
     prepared = prepare(arguments, {**common, "SM_CURRENT_HOST": names[-1]})
     assert prepared and isinstance(prepared.plan, LaunchPlan)
-    cluster, fingerprint = prepared.cluster, prepared.plan.fingerprint
     with open(folder / "log", "wb") as out:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "launcher", *arguments],
@@ -182,8 +181,7 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
                 break
             if launcher.poll() is not None:
                 sys.exit((folder / "log").read_text())
-        who = (cluster.current_host, cluster.hosts, cluster.job_name)
-        said = hello(Job(*who, peer_port=port + 1, fingerprint=fingerprint))
+        said = hello(prepared)
         others = Crowd(names[1:], (names[0], port + 1), said)
         others.wait()
         while not has_child(Path("/proc", str(launcher.pid))):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.container.presence import Ending, InitClient
+from launcher.container.presence import InitClient
 from launcher.errors import STOPS, LaunchError
 from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.host.processes import tie_to_parent
@@ -20,13 +19,19 @@ from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.job import arguments
 from launcher.job.cluster import ALONE
+from launcher.job.job import LaunchPlan
 from launcher.job.options import ARGUMENTS
-from launcher.job.plan import LaunchPlan
-from launcher.job.prepare import Prepared, prepare
+from launcher.job.plan import command
+from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
-from launcher.job.torchrun import max_restarts
-from launcher.peers.messages import Job
-from launcher.result.causes import NO_RESTART, of_launcher
+from launcher.result.causes import (
+    NO_RESTART,
+    SUCCESS,
+    Result,
+    of_error,
+    of_launcher,
+    stopped,
+)
 from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         argv = json.loads(environ[ARGUMENTS])
     # What looks at a job from beside it says nothing for the container.
     is_beside = argv[:1] in (["doctor"], ["stacks"])
-    run: Callable[[Sequence[str], Mapping[str, str], Signals], Ending] = _launch
+    run: Callable[[Sequence[str], Mapping[str, str], Signals], Result] = _launch
     if argv[:1] == ["init"]:
         argv = argv[1:]
         # A container's arguments that begin with a dash are the launcher's own.
@@ -70,36 +75,37 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     # From here on a stop is noted, even before there is anything to stop.
     with Signals() as signals, InitClient({} if is_beside else environ) as presence:
         try:
-            ending = run(argv, environ, signals)
+            result = run(argv, environ, signals)
         except LaunchError as error:
-            ending = _cannot_run(error, environ)
+            result = _cannot_run(error, environ)
         except Exception as error:
-            ending = _has_failed(error, environ)
+            result = _has_failed(error, environ)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
-        presence.ends(ending)
-        return ending.exit_code
+        presence.report(result)
+        return result.exit_code
 
 
-def _cannot_run(error: LaunchError, environ: Mapping[str, str]) -> Ending:
+def _cannot_run(error: LaunchError, environ: Mapping[str, str]) -> Result:
     log(str(error))
-    write_failure(f"launcher: {error}\n", environ, quiet=True)
-    return Ending(error.exit_code)
+    failure = of_error(error)
+    write_failure(failure.text, environ, quiet=True)
+    return failure.result
 
 
-def _has_failed(error: Exception, environ: Mapping[str, str]) -> Ending:
+def _has_failed(error: Exception, environ: Mapping[str, str]) -> Result:
     """Say that the launcher itself has failed, before or after all that the job was."""
     for line in traceback_of(error):
         log(line)
     host = environ.get("SM_CURRENT_HOST") or ALONE
     failure = of_launcher(host, error)
     write_failure(failure.text, environ, quiet=True)
-    return Ending(failure.exit_code)
+    return failure.result
 
 
 def _run_tool(
     name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals
-) -> Ending:
+) -> Result:
     """Run a tool of launcher_tools, which lies beside this package and which a job does not need.
 
     It is not looked for in sys.path, where there may be another one. Raises LaunchError if it is
@@ -118,18 +124,18 @@ def _run_tool(
         ) from None
     finally:
         sys.path[:] = others
-    tool: Callable[..., Ending] = importlib.import_module(f"launcher_tools.{name}").run
+    tool: Callable[..., Result] = importlib.import_module(f"launcher_tools.{name}").run
     return tool(argv, environ, signals)
 
 
-def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     below = ARGUMENTS in environ
     environ = {name: value for name, value in environ.items() if name != ARGUMENTS}
-    prepared = prepare(argv, environ, signals)
-    if prepared is None:
-        return Ending(0)
-    plan = prepared.plan
-    if isinstance(plan, LaunchPlan) and plan.compiles and not prepared.options.dry_run:
+    job = prepare(argv, environ, signals)
+    if job is None:
+        return SUCCESS
+    plan = job.plan
+    if isinstance(plan, LaunchPlan) and plan.compiles and not job.options.dry_run:
         if below:
             tie_to_parent()  # what is above it ends it no more gently
         else:
@@ -139,14 +145,16 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
         if isinstance(plan, LaunchPlan):
             for line in plan.lines():
                 log(line)
-            if prepared.options.dry_run:
-                show(plan.command())
-                return Ending(0)
-        elif not prepared.has_peers:
+            if job.options.dry_run:
+                show(command(plan))
+                return SUCCESS
+        elif not job.has_peers:
             raise plan
-    elif prepared.options.dry_run:
-        return Ending(128 + signals.stop(), was_stopped=True)
-    return _report(_run(prepared, environ, signals), environ)
+    elif job.options.dry_run:
+        return stopped(signals.stop())
+    with System(signals) as system:
+        end = supervisor.run(job, environ, system)
+    return _report(end, environ)
 
 
 def _compile(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> None:
@@ -163,38 +171,12 @@ def _compile(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
-def _run(prepared: Prepared, environ: Mapping[str, str], signals: Signals) -> State:
-    """Start when all hosts do, and end as all do."""
-    cluster, chosen, plan = prepared
-    planned = plan if isinstance(plan, LaunchPlan) else None
-    job = Job(
-        current_host=cluster.current_host,
-        hosts=cluster.hosts,
-        name=cluster.job_name,
-        endpoint=planned.rdzv_endpoint if planned else "",
-        max_restarts=max_restarts(chosen, environ),
-        grace=planned.grace if planned else chosen.grace,
-        failure_grace=chosen.failure_grace,
-        start_timeout=chosen.start_timeout,
-        peer_port=chosen.peer_port if prepared.has_peers else 0,
-        fingerprint=planned.fingerprint if planned else {},
-        addresses=cluster.addresses,
-        verbose=chosen.verbose,
-        watch=chosen.watch,
-        hang_notify=chosen.hang_notify,
-        hang_timeout=chosen.hang_timeout or math.inf,
-        host_timeout=chosen.host_timeout,
-    )
-    with System(signals) as system:
-        return supervisor.run(job, plan, environ, system)
-
-
-def _report(end: State, environ: Mapping[str, str]) -> Ending:
+def _report(end: State, environ: Mapping[str, str]) -> Result:
     """Say how the job ended, for people and for SageMaker, and how long its parts took."""
     host, result = end.job.current_host, end.result
     assert result
     took = end.times.took(
-        time.monotonic(), joins=bool(end.job.peer_port), has_stopped=bool(result.stop_signal)
+        time.monotonic(), joins=end.job.has_peers, has_stopped=bool(result.stop_signal)
     )
     if result.exit_code == 0:
         log(f"{host}: every rank succeeded; {took}.")
@@ -210,4 +192,4 @@ def _report(end: State, environ: Mapping[str, str]) -> Ending:
     left = earlier_failure(environ)
     if left and (result.exit_code == 0 or result.stop_signal):
         log(f"{left} is of an earlier run; left as it is, since this one has not failed.")
-    return Ending(result.exit_code, was_stopped=bool(result.stop_signal))
+    return result

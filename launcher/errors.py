@@ -1,4 +1,4 @@
-"""The one exception that people see, the launcher's own exit codes, and what signals mean. Pure."""
+"""The errors that people see, the launcher's own exit codes, and what signals mean. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import signal
 
 from launcher.text.words import printable
 
-# What stops a job; the launcher's exit code is then 128 + the signal.
+# What stops a job.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # A scheduler's early warning: it goes to the ranks that handle it.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # What else may be sent to a launcher, and would end it without a word. Not those of crashes
 # (SIGTRAP, SIGSYS), nor what ends nothing by default; Python ignores SIGPIPE and SIGXFSZ.
 OTHERS: tuple[int, ...] = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
-OTHERS += (signal.SIGXCPU, signal.SIGIO, getattr(signal, "SIGPWR", signal.SIGIO))
+OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
-OTHERS += tuple(range(getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1) + 1))
-# Every other exit code is the script's (docs/options.md, "Exit codes").
+OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+# Every other exit code is the script's (docs/options.md, "Exit codes"). Which one a job ends with
+# is decided in result/causes.py alone.
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself
@@ -37,9 +38,16 @@ class Disposition(enum.Enum):
 class LaunchError(Exception):
     """An error that a person can fix: what was seen, what was expected, how to fix it.
 
-    It is shown as one line, without a traceback, and ends the launcher with its exit code.
+    It is shown as one line, without a traceback; with which exit code, result/causes.py says.
     """
 
-    def __init__(self, message: str, *, exit_code: int = EXIT_USAGE) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(printable(message))
-        self.exit_code = exit_code
+
+
+class CannotExecuteError(LaunchError):
+    """What is to be started is there, but cannot be executed."""
+
+
+class NotFoundError(LaunchError):
+    """What is to be started is not there, or not installed."""

@@ -20,11 +20,11 @@ from concurrent.futures import Future
 from typing import Any, Callable, TypeVar
 
 from launcher import __version__
-from launcher.container.presence import Ending
-from launcher.errors import EXIT_USAGE, STOPS
+from launcher.errors import STOPS
 from launcher.host.child import Answer, Child
 from launcher.host.signals import Signals
 from launcher.job import arguments
+from launcher.result.causes import PROBLEMS, SUCCESS, Result, stopped
 from launcher.result.failure import write_failure
 from launcher.text.log import kept, log, show
 from launcher.text.words import plural, printable, signal_name
@@ -62,23 +62,23 @@ module it checks the host alone. Nothing of the job is started.
 Exit codes: 0 a job would run, warnings or not; 2 it would fail."""
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Look at this host, and report; return 2 as the exit code if a job would fail."""
     if arguments.wants_help(argv):
         show(_HELP)
-        return Ending(0)
+        return SUCCESS
     is_json = argv[:1] == ["--json"]
     try:
         with kept() as said:  # a job would log it; here it is in the report
             job, findings = _check(argv[1:] if is_json else argv, environ, signals, said)
     except Stopped as stop:
         log(f"{signal_name(stop.number)}: doctor stops.")
-        return Ending(128 + stop.number, was_stopped=True)
+        return stopped(stop.number)
     show((as_json if is_json else as_text)(job, findings))
     if not _problems(findings):
-        return Ending(0)
+        return SUCCESS
     write_failure(as_failure(findings), environ, quiet=True)
-    return Ending(EXIT_USAGE)
+    return PROBLEMS
 
 
 def _check(

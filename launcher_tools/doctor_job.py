@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job import arguments, resources, toolkit
-from launcher.job.cluster import Cluster
+from launcher.job.job import Cluster, LaunchPlan
 from launcher.job.options import Options
-from launcher.job.plan import AGENT, LaunchPlan
+from launcher.job.plan import AGENT
 from launcher.job.prepare import prepare
 from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import flag
@@ -152,7 +152,7 @@ def times(job: Job) -> Iterator[Finding]:
     """Say how long the job waits, and whether SageMaker waits as long after a stop."""
     if not job.cluster.hosts:
         return
-    options, grace = job.options, job.plan.grace if job.plan else job.options.grace
+    options, grace = job.options, job.options.grace
     seen = f"{grace} s to save after a stop, {options.failure_grace} s after a failure elsewhere"
     if job.cluster.nnodes > 1:
         seen += f"; hosts may be missing for {options.start_timeout} s"

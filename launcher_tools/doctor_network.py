@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, NamedTuple
 
-from launcher.host.names import look_up
-from launcher.host.system import listen, own_addresses
+from launcher.host.network import listen, look_up, own_addresses
 from launcher.job import resources
 from launcher.text.words import flag, is_loopback, join_and_count, some_of
 from launcher_tools.doctor_job import OK, PROBLEM, WARNING, Finding, Job, ok, problem, warning

@@ -9,11 +9,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from launcher.container.presence import Ending
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import resources
 from launcher.job.options import HOST_ADDRESSES
+from launcher.result.causes import SUCCESS, Result, exit_code_of, of_error, stopped
 from launcher.text.log import log, show
 from launcher.text.words import join_and_count, plural, printable, short, signal_name
 from launcher_tools import local_options, local_setup
@@ -26,11 +26,11 @@ _LOOPBACK = "lo"
 _NAMED = 8  # files of a folder
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Run a job on this machine; return how it ended. A person's mistake is one line in the log."""
     if local_options.wants_help(argv):
         show(local_options.help_text())
-        return Ending(0)
+        return SUCCESS
     try:
         chosen = local_options.parse(argv, environ)
         if chosen.doctor and not chosen.run_dir:
@@ -40,15 +40,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> En
     except LaunchError as error:
         # Not for a failure file: this is no host of a job.
         log(str(error))
-        return Ending(error.exit_code)
+        return of_error(error).result
 
 
-def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Ending:
+def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Result:
     interfaces = resources.read_resources().interfaces
     shares = local_setup.shares(len(chosen.hosts), environ, signals)
     if number := signals.stop():  # while the driver was asked for GPUs
         log(f"{signal_name(number)}: nothing was started.")
-        return Ending(128 + number, was_stopped=True)
+        return stopped(number)
     ports = local_setup.free_ports(2)
     passed, refused = local_setup.as_hyperparameters(chosen.script_args)
     name = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -83,7 +83,7 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Endin
             printer.show(_end_of_doctors(hosts))
         else:
             printer.show(_end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
-    return Ending(exit_code(hosts), was_stopped=loop.was_stopped)
+    return result_of(hosts)
 
 
 # What is said
@@ -124,15 +124,15 @@ def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str
     return []
 
 
-def exit_code(hosts: Sequence[Host]) -> int:
-    """Return the job's exit code: that of a launcher that failed, before one that was killed."""
+def result_of(hosts: Sequence[Host]) -> Result:
+    """Return how the job ended: as a launcher that failed, before one that was killed."""
     codes = [host.process.returncode for host in hosts if host.process]
     # One that SIGKILL has not ended yet (the loop waits for 10 s) counts as killed.
     codes = [-signal.SIGKILL if code is None else code for code in codes]
     for code in sorted(codes, key=lambda code: code < 0):
         if code:
-            return code if code > 0 else 128 - code
-    return 0 if codes else 128 + signal.SIGTERM  # stopped before any host started
+            return Result(exit_code_of(code))
+    return SUCCESS if codes else stopped(signal.SIGTERM)  # before any host started
 
 
 def _end_of_doctors(hosts: Sequence[Host]) -> str:
@@ -157,7 +157,7 @@ def _end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bo
         if reason:
             lines.append(f"  {os.path.join(host.name, local_setup.FAILURE)}")
             reasons.setdefault(reason, []).append(host.name)
-    code, how = exit_code(hosts), "succeeded"
+    code, how = result_of(hosts).exit_code, "succeeded"
     if code:
         word = "was stopped" if was_stopped and not reasons else "failed"
         how = f"{word}, with exit code {code},"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Callable
 
-from launcher.errors import EXIT_CANNOT_EXECUTE, STOPS, WARNINGS, LaunchError
+from launcher.errors import STOPS, WARNINGS, CannotExecuteError
 from launcher.host import run_dir
 from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.host.processes import Processes, reap, send, tie_to_this_process, tree
@@ -79,9 +79,8 @@ class Host:
                     preexec_fn=tie_to_this_process(),
                 )
         except OSError as error:
-            raise LaunchError(
-                f"cannot start the launcher of {self.name}: {error.strerror}.",
-                exit_code=EXIT_CANNOT_EXECUTE,
+            raise CannotExecuteError(
+                f"cannot start the launcher of {self.name}: {error.strerror}."
             ) from None
 
     def _drain(self, stream: int) -> IO[bytes]:

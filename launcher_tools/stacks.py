@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.container.presence import Ending
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import arguments
 from launcher.job.options import RUN_DIR
+from launcher.result.causes import SUCCESS, Result, of_error, stopped
 from launcher.text.log import log, show
 from launcher.text.protocol import Lines, decoded, encoded
 from launcher.text.words import printable
@@ -36,19 +36,19 @@ Python's lock gets a signal, at which a sleep() or poll() of its in C ends early
 Exit codes: 0; 2 if no job runs here that this user may see."""
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Print the stacks, or say why not; the failure file is the job's, and left to it."""
     if arguments.wants_help(argv):
         show(_HELP)
-        return Ending(0)
+        return SUCCESS
     try:
         return _show(argv, signals)
     except LaunchError as error:
         log(str(error))
-        return Ending(error.exit_code)
+        return of_error(error).result
 
 
-def _show(argv: Sequence[str], signals: Signals) -> Ending:
+def _show(argv: Sequence[str], signals: Signals) -> Result:
     if argv:
         raise LaunchError(f"sm-launch stacks takes no argument, but got {argv[0]!r}.")
     answers: dict[Any, Sequence[str]] = {}
@@ -57,7 +57,7 @@ def _show(argv: Sequence[str], signals: Signals) -> Ending:
         answer = _answer(folder, signals)
         is_silent = is_silent or answer == {}
         if signals.stop():
-            return Ending(128 + signals.stop(), was_stopped=True)
+            return stopped(signals.stop())
         if answer:  # launchers of one job's hosts, on one machine, say the same
             key = answer["uid"], str(answer.get("job")), str(answer.get("key"))
             answers.setdefault(key, answer["lines"])
@@ -76,7 +76,7 @@ def _show(argv: Sequence[str], signals: Signals) -> Ending:
             show(f"job {printable(job)}:")
         for line in lines:
             show(printable(str(line)))
-    return Ending(0)
+    return SUCCESS
 
 
 def _folders() -> Iterator[str]:

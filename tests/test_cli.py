@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.job.options import OPTIONS
+from launcher.job.plan import command
 from launcher.job.prepare import prepare
+from launcher.result.causes import of_error
 from launcher.text.log import flush
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
@@ -168,7 +170,7 @@ WRONG = [
 @pytest.mark.parametrize(("environ", "args", "says"), WRONG)
 def test_what_is_wrong_is_said_in_one_line(environ, args, says):
     error = planned(args, **environ)
-    assert says in str(error) and "\n" not in str(error) and error.exit_code == 2
+    assert says in str(error) and "\n" not in str(error) and of_error(error).exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["__main__.py", "__main__.pyc"])
@@ -487,7 +489,7 @@ def test_config_files_with_unusable_hosts_are_named(bare_image, tmp_path):
     path = tmp_path / "ml" / "input" / "config" / "resourceconfig.json"
     path.write_text('{"current_host": "algo-1", "hosts": "algo-1"}')
     error = planned([], **bare_image)
-    assert f"made from {path.parent}" in str(error) and error.exit_code == 2
+    assert f"made from {path.parent}" in str(error) and of_error(error).exit_code == 2
 
 
 # Random environments and argument lists: a plan or one line, never a traceback, never a hang.
@@ -566,7 +568,7 @@ def nodes_planned(argv, environ):
         return None
     plan = prepared.plan
     assert all(isinstance(word, str) for word in plan.argv)
-    os.fsencode(plan.command())
+    os.fsencode(command(plan))
     return plan.cluster.nnodes
 
 

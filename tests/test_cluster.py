@@ -7,6 +7,7 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.job.cluster import read_cluster
+from launcher.result.causes import of_error
 
 TWO = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "0"}
 GROUPS = {
@@ -24,7 +25,7 @@ GROUPS = {
 def refusal(environ, groups=()):
     with pytest.raises(LaunchError) as caught:
         read_cluster(environ, groups)
-    assert caught.value.exit_code == 2
+    assert of_error(caught.value).exit_code == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

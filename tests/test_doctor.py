@@ -18,7 +18,7 @@ from conftest import LAUNCHER, REPO, completed, free_port, poll
 
 from launcher.host.child import Answer, Child
 from launcher.host.signals import Signals
-from launcher.job.cluster import Cluster
+from launcher.job.job import Cluster
 from launcher.job.options import Options
 from launcher_tools import doctor, doctor_job, doctor_machine, doctor_network, doctor_stop
 from launcher_tools.doctor_job import Job, ok, plan_job, problem, warning

@@ -43,7 +43,6 @@ ACTS = {
 PURE = [
     "launcher.text.words",
     "launcher.errors",
-    "launcher.text.decisions",
     "launcher.run.machine",
     "launcher.run.state",
     "launcher.run.ranks",
@@ -64,6 +63,7 @@ ALLOWED_IN_PURE = {
     "math",
     "operator",
     "re",
+    "shlex",  # splits a text; an option needs it
     "signal",  # for the numbers
     "typing",
 }
@@ -227,3 +227,12 @@ def test_nothing_but_the_standard_library_and_psutil_is_imported():
         ("launcher.container.training", "sagemaker_training"),
         ("launcher_tools.doctor_probe", "torch"),
     }
+
+
+CODES = re.compile(r"\bEXIT_(USAGE|HOST_LOST|SOFTWARE|HUNG|CANNOT_EXECUTE|NOT_FOUND)\b")
+
+
+def test_causes_alone_chooses_exit_codes():
+    """The numbers stand in launcher/errors.py, and the table of --launcher-help names them."""
+    use_them = {module for module, path in MODULES.items() if CODES.search(path.read_text())}
+    assert use_them == {"launcher.errors", "launcher.result.causes", "launcher.job.help"}

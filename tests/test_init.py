@@ -14,7 +14,8 @@ from conftest import LAUNCHER, ended_by, poll
 
 from launcher.container import init as pid1
 from launcher.container.init import Receiver
-from launcher.container.presence import Ending, InitClient, is_trusted
+from launcher.container.presence import InitClient, is_trusted
+from launcher.result.causes import Result, of_container, stopped
 
 STOPPED = 143
 NOBODY = 65534  # a uid of no other process here
@@ -23,7 +24,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 STAND_IN = f"""
 import os, select, signal, sys, time
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})
-from launcher.container.presence import Ending, InitClient
+from launcher.container.presence import InitClient
+from launcher.result.causes import Result
 from launcher.host.signals import Signals
 if "RUNS_AS" in os.environ:
     os.setuid(int(os.environ["RUNS_AS"]))
@@ -34,7 +36,7 @@ with Signals() as signals, InitClient(os.environ) as presence:
         os.write(1, b"heard %d\\n" % signals.take()[0])  # in one piece, beside others' lines
         time.sleep(0.5)  # time to save
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 143
-    presence.ends(Ending(code, was_stopped="stopped" in sys.argv or len(sys.argv) < 2))
+    presence.report(Result(code, "", 15 * ("stopped" in sys.argv or len(sys.argv) < 2)))
 sys.exit(code)
 """
 
@@ -137,7 +139,7 @@ TRAIN = ("sh", "/usr/bin/train")
 
 
 @pytest.mark.parametrize(
-    ("command", "told", "said", "finishing", "receiver"),
+    ("command", "running", "reported", "finishing", "receiver"),
     [
         (["sh"], True, False, False, Receiver.LAUNCHERS),
         (TRAIN, True, False, False, Receiver.LAUNCHERS),
@@ -149,8 +151,9 @@ TRAIN = ("sh", "/usr/bin/train")
         (TRAIN, False, True, True, Receiver.COMMAND),  # a second stop while it finishes
     ],
 )
-def test_who_gets_a_stop(command, told, said, finishing, receiver):
-    assert pid1.receiver(command, told=told, said=said, finishing=finishing) == receiver
+def test_who_gets_a_stop(command, running, reported, finishing, receiver):
+    to = pid1.receiver(command, running=running, reported=reported, finishing=finishing)
+    assert to == receiver
 
 
 @pytest.mark.parametrize(
@@ -165,43 +168,43 @@ def test_the_signal_that_ends_the_command(command, stop, number):
     ("returncode", "said", "stop", "ending"),
     [
         # no launcher ran
-        (0, None, 0, Ending(0)),
-        (1, None, 0, Ending(1)),
-        (-9, None, 0, Ending(137)),
-        (-15, None, 15, Ending(143)),
-        (-15, None, 2, Ending(130)),  # `train` gets SIGTERM for Ctrl-C
-        (143, None, 2, Ending(130)),
-        (-15, None, 0, Ending(143)),
-        (7, None, 15, Ending(7)),
+        (0, None, 0, Result(0)),
+        (1, None, 0, Result(1)),
+        (-9, None, 0, Result(137)),
+        (-15, None, 15, Result(143)),
+        (-15, None, 2, Result(130)),  # `train` gets SIGTERM for Ctrl-C
+        (143, None, 2, Result(130)),
+        (-15, None, 0, Result(143)),
+        (7, None, 15, Result(7)),
         # the toolkit makes 1 of any failure
-        (1, Ending(3), 0, Ending(3)),
-        (7, Ending(3), 0, Ending(7)),
-        (0, Ending(3), 0, Ending(0)),
-        (1, Ending(0), 0, Ending(1)),  # the toolkit itself failed, after the job
+        (1, Result(3), 0, Result(3)),
+        (7, Result(3), 0, Result(7)),
+        (0, Result(3), 0, Result(0)),
+        (1, Result(0), 0, Result(1)),  # the toolkit itself failed, after the job
         # stops: of this host, and of another one
-        (1, Ending(143, True), 15, Ending(143, True)),
-        (1, Ending(143, True), 0, Ending(143, True)),
-        (0, Ending(130, True), 2, Ending(130, True)),  # a toolkit that handled Ctrl-C itself
-        (0, Ending(130, True), 0, Ending(0, True)),
-        (0, Ending(0), 15, Ending(0)),  # a stop after success
+        (1, stopped(15), 15, stopped(15)),
+        (1, stopped(15), 0, stopped(15)),
+        (0, stopped(2), 2, stopped(2)),  # a toolkit that handled Ctrl-C itself
+        (0, stopped(2), 0, Result(0, "", 2)),
+        (0, Result(0), 15, Result(0)),  # a stop after success
     ],
 )
 def test_how_the_container_ends(returncode, said, stop, ending):
-    assert pid1.container_ending(returncode, said, stop) == ending
+    assert of_container(returncode, said, stop) == ending
 
 
 @pytest.mark.parametrize(
     ("said", "stop", "ending"),
     [
-        (None, 0, Ending(1)),  # before the launcher: it could not copy the source folder, say
-        (Ending(0), 0, Ending(1)),
-        (Ending(3), 0, Ending(3)),
-        (Ending(143, True), 0, Ending(143, True)),
-        (None, 2, Ending(0)),  # Ctrl-C
+        (None, 0, Result(1)),  # before the launcher: it could not copy the source folder, say
+        (Result(0), 0, Result(1)),
+        (Result(3), 0, Result(3)),
+        (stopped(15), 0, stopped(15)),
+        (None, 2, Result(0)),  # Ctrl-C
     ],
 )
 def test_a_failure_that_the_toolkit_hides(said, stop, ending):
-    assert pid1.container_ending(0, said, stop, hides_failure=True) == ending
+    assert of_container(0, said, stop, hides_failure=True) == ending
 
 
 def test_signals_that_nohup_ignores_are_not_stops(start):
@@ -416,7 +419,7 @@ def test_a_command_that_becomes_another_user(init, stand_in, command):
 RANK = f"""
     if os.fork() == 0:
         os.setuid({NOBODY})
-        InitClient(os.environ).ends(Ending(7))
+        InitClient(os.environ).report(Result(7))
         os._exit(0)
     os.wait()
 """
@@ -475,7 +478,7 @@ def test_an_init_that_stands_still_holds_up_no_launcher(logged):
                 one.connect(name)
         before = time.monotonic()
         with InitClient({"LAUNCHER_INIT": name[1:].decode()}) as client:
-            client.ends(Ending(3))
+            client.report(Result(3))
         assert 1 < time.monotonic() - before < 10
     assert "has not answered for 2 s: it passes no stop on to this launcher" in logged()
 

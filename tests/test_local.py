@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from launcher.errors import LaunchError
 from launcher.host import run_dir as job_dir
 from launcher.job import resources, toolkit
+from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
@@ -520,7 +521,7 @@ def test_the_exit_code_is_a_failed_launchers_before_a_killed_ones():
         hosts = [Host(number, frozenset(), "", {}) for number, _ in enumerate(returncodes, 1)]
         for host, returncode in zip(hosts, returncodes):
             host.process = SimpleNamespace(returncode=returncode)
-        return tool.exit_code(hosts)
+        return tool.result_of(hosts).exit_code
 
     assert code(0, 0) == 0
     assert code(-9, 69, 0) == 69
@@ -535,7 +536,7 @@ def test_bad_input_is_one_line(script, argv, says):
     with pytest.raises(LaunchError) as error:
         local_options.parse(argv, {})
     assert says in str(error.value)
-    assert error.value.exit_code == 2
+    assert of_error(error.value).exit_code == 2
 
 
 def test_a_mistake_is_one_line_in_the_log_and_leaves_nothing(tmp_path, pretend_torch):

@@ -9,6 +9,7 @@ from launcher.job import options
 from launcher.job.arguments import parse, split, wants_help
 from launcher.job.help import help_text
 from launcher.job.options import OPTIONS
+from launcher.result.causes import of_error
 from launcher.text.words import flag
 
 RUN = ["--train-script", "t.py"]
@@ -17,7 +18,7 @@ RUN = ["--train-script", "t.py"]
 def refusal(argv, environ=None):
     with pytest.raises(LaunchError) as caught:
         parse(argv, environ or {})
-    assert caught.value.exit_code == 2
+    assert of_error(caught.value).exit_code == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -7,6 +7,7 @@ import json
 import math
 
 import pytest
+from jobs import job_of
 
 from launcher.peers import coordinator, member
 from launcher.peers.connection import LINE_LIMIT
@@ -39,7 +40,6 @@ from launcher.peers.messages import (
     End,
     Failed,
     HostStacks,
-    Job,
     Later,
     Missing,
     NoRanksAnywhere,
@@ -73,8 +73,8 @@ DIED = "its launcher died"
 
 
 def job(host, hosts=HOSTS, **more):
-    values = {"name": "job", "start_timeout": 100, "peer_port": 29401, "fingerprint": SAME}
-    return Job(host, tuple(hosts), **{**values, **more})
+    values = {"start_timeout": 100, "peer_port": 29401, "fingerprint": SAME}
+    return job_of(host, hosts, **{**values, **more})
 
 
 def failed(text="loss is nan\n", attempt=1, code=1, cause=Cause.OWN, of_rank=True):
@@ -101,7 +101,7 @@ class Host:
         return self.step(Received(host, message), now)
 
     def hears_hello(self, host, now=0, **more):
-        said = hello(job(host, **{"hosts": self.job.hosts, **more}))
+        said = hello(job(host, **{"hosts": self.job.cluster.hosts, **more}))
         return self.step(Arrived(7, "10.0.0.2", said), now)
 
     def waits_until(self, due):
@@ -633,7 +633,7 @@ def test_no_ranks_are_left_when_the_last_host_that_is_here_has_none():
 
 
 def test_a_host_alone_coordinates_itself():
-    alone = Host(FIRST, (FIRST,), peer_port=0, max_restarts=1)
+    alone = Host(FIRST, (FIRST,), max_restarts=1)
     assert alone.began == (Command(Start(1)),)
     alone.hears(FIRST, failed(), 9.7)
     line = "attempt 1 of 2 failed after 10 s: loss is nan; restarting all ranks."

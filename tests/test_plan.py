@@ -9,10 +9,11 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.job import arguments
-from launcher.job.cluster import Cluster
-from launcher.job.plan import AGENT, RANK, at_address, for_attempt, make_plan
+from launcher.job.job import Cluster
+from launcher.job.plan import AGENT, RANK, at_address, command, for_attempt, make_plan
 from launcher.job.resources import Resources
-from launcher.job.torchrun import max_restarts
+from launcher.job.torchrun import with_own_variables
+from launcher.result.causes import of_error
 
 RESOURCES = Resources(
     python=sys.executable,
@@ -25,9 +26,15 @@ ONE = Cluster(("algo-1",), "algo-1", "job", 0, 0, "eth0")
 TWO = ONE._replace(hosts=("algo-1", "algo-2"), current_host="algo-2")
 
 
-def plan(*argv, cluster=TWO, resources=RESOURCES, environ=None, added=None):
+def options(*argv, environ=None):
     chosen = arguments.parse(["--train-script", "t.py", *argv], environ or {})
-    return make_plan(chosen, cluster, resources, environ or {}, added=added or {})
+    return with_own_variables(chosen, environ or {})
+
+
+def plan(*argv, cluster=TWO, resources=RESOURCES, environ=None, added=None):
+    return make_plan(
+        options(*argv, environ=environ), cluster, resources, environ or {}, added=added or {}
+    )
 
 
 def flags(argv):
@@ -165,7 +172,7 @@ def test_more_processes_than_neuron_cores(gpus, argv, environ, says):
         return
     with pytest.raises(LaunchError, match=says) as caught:
         plan(*argv, cluster=cluster, environ=environ)
-    assert caught.value.exit_code == 2
+    assert of_error(caught.value).exit_code == 2
 
 
 def test_neuron_parallel_compile_runs_torchrun(tmp_path):
@@ -184,7 +191,7 @@ def test_neuron_parallel_compile_is_not_installed(tmp_path):
     environ = {"PATH": str(tmp_path), "RUN_NEURON_PARALLEL_COMPILE": "1"}
     with pytest.raises(LaunchError, match="neuron_parallel_compile is not in PATH") as caught:
         plan(environ=environ)
-    assert caught.value.exit_code == 127
+    assert of_error(caught.value).exit_code == 127
 
 
 def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
@@ -301,9 +308,9 @@ def test_several_hosts_do_not_meet_by_a_static_rendezvous():
 
 
 def test_a_variable_that_an_option_replaces_may_be_anything():
-    options = ("--launcher-max-restarts", "1", "--launcher-grace", "9")
+    given = ("--launcher-max-restarts", "1", "--launcher-grace", "9")
     environ = {"PET_MAX_RESTARTS": "x", "PET_SHUTDOWN_TIMEOUT": "y"}
-    assert plan(*options, environ=environ).grace == 9
+    assert plan(*given, environ=environ) and options(*given, environ=environ).grace == 9
 
 
 TAKES = """
@@ -347,14 +354,23 @@ def test_torch_itself_agrees():
 def test_the_grace_goes_to_a_torchrun_that_knows_it(version, flag):
     made = plan("--launcher-grace", "60", resources=RESOURCES._replace(torch_version=version))
     assert flags(made.argv).get("--shutdown-timeout") == flag
-    assert made.grace == 60
 
 
 @pytest.mark.parametrize("variable", ["PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
 def test_a_grace_given_to_torchrun_is_the_launchers_too(variable):
-    assert plan(environ={variable: "7"}).grace == 7
+    assert options(environ={variable: "7"}).grace == 7
+    assert options("--launcher-grace", "8", environ={variable: "7"}).grace == 8
     made = plan("--launcher-grace", "8", environ={variable: "7"})
-    assert (made.grace, flags(made.argv)["--shutdown-timeout"]) == (8, "8")
+    assert flags(made.argv)["--shutdown-timeout"] == "8"
+
+
+@pytest.mark.parametrize("environ", [{"LAUNCHER_MAX_RESTARTS": "2"}, {"PET_MAX_RESTARTS": "2"}])
+def test_hosts_that_are_not_connected_cannot_restart_together(environ):
+    with pytest.raises(
+        LaunchError, match=r"is 2, but --launcher-peers is false, .* no restarts\.$"
+    ):
+        plan("--launcher-peers", "false", environ=environ)
+    assert plan("--launcher-peers", "false", cluster=ONE, environ=environ)
 
 
 def test_environment_for_speed():
@@ -458,8 +474,7 @@ def test_each_attempt_has_a_rendezvous_of_its_own():
     ],
 )
 def test_how_often_ranks_start_again(argv, environ, expected):
-    options = arguments.parse(["--train-script", "train.py", *argv], environ)
-    assert max_restarts(options, environ) == expected
+    assert options(*argv, environ=environ).max_restarts == expected
 
 
 def test_dollars_are_escaped_for_torchruns_substitution():
@@ -469,7 +484,7 @@ def test_dollars_are_escaped_for_torchruns_substitution():
 def test_the_printed_command_can_be_pasted(script):
     show = script("import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['SM_HP_A']]))")
     made = plan("a b", "'", "$HOME", "\n", added={"SM_HP_A": "it's $HOME"})
-    text = made.command().replace(AGENT, str(show))
+    text = command(made).replace(AGENT, str(show))
     done = subprocess.run(["sh", "-c", text], capture_output=True, check=True)
     assert json.loads(done.stdout) == [list(made.argv[2:]), "it's $HOME"]
 

@@ -10,6 +10,7 @@ from conftest import poll
 from launcher.errors import LaunchError
 from launcher.host import cgroups
 from launcher.job import resources
+from launcher.result.causes import of_error
 
 
 @pytest.fixture
@@ -235,4 +236,4 @@ def test_torch_without_torchrun(pretend_torch, tmp_path):
     (tmp_path / "site" / "torch" / "distributed" / "run.py").unlink()
     with pytest.raises(LaunchError, match=r"has no torch.distributed.run") as caught:
         resources.torch_version()
-    assert caught.value.exit_code == 127
+    assert of_error(caught.value).exit_code == 127

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.job.arguments import parse
-from launcher.job.cluster import Cluster
+from launcher.job.job import Cluster
 from launcher.job.plan import RANK, make_plan
 from launcher.job.resources import Resources
 from launcher.run import agent

@@ -7,13 +7,13 @@ import math
 import signal
 
 import pytest
+from jobs import job_of
 
 from launcher.errors import Disposition
 from launcher.peers.messages import (
     Cleared,
     End,
     Failed,
-    Job,
     NoRanksAnywhere,
     NoRanksHere,
     RanksSucceeded,
@@ -65,7 +65,7 @@ class Host:
 
     def __init__(self, **job):
         job = {"grace": 20, "failure_grace": 10, "peer_port": 29401, **job}
-        self.state = machine.begin(Job("algo-1", ("algo-1", "algo-2"), **job), 0.0)
+        self.state = machine.begin(job_of("algo-1", ("algo-1", "algo-2"), **job), 0.0)
         self.done = []
 
     def at(self, now, *events):

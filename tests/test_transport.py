@@ -21,6 +21,7 @@ import psutil
 import pytest
 from channel_end import End
 from conftest import free_port, poll
+from jobs import job_of
 from network import Network
 
 from launcher.peers import channel, member, messages
@@ -45,7 +46,7 @@ class Job:
 
     def join(self, *hosts, **more):
         for host in hosts or self.hosts:
-            self.ends[host] = End(job_of(host, self.hosts, peer_port=self.port, **more))
+            self.ends[host] = End(job_at(host, self.hosts, peer_port=self.port, **more))
         return [self.ends[host] for host in hosts or self.hosts]
 
     def wait(self, condition, timeout=20):
@@ -89,13 +90,13 @@ def job():
         end.close()
 
 
-def job_of(host, hosts=HOSTS, **more):
-    values = {"name": "job", "start_timeout": 60, "peer_port": 1, "fingerprint": SAME}
-    return messages.Job(host, tuple(hosts), **{**values, **more})
+def job_at(host, hosts=HOSTS, **more):
+    values = {"start_timeout": 60, "peer_port": 1, "fingerprint": SAME}
+    return job_of(host, hosts, **{**values, **more})
 
 
 def hello(host, hosts=HOSTS):
-    return encoded(messages.to_wire(messages.hello(job_of(host, hosts))))
+    return encoded(messages.to_wire(messages.hello(job_at(host, hosts))))
 
 
 def test_all_join_fail_together_and_leave(job):
@@ -271,13 +272,13 @@ def test_hosts_by_the_hundred_arrive_at_once():
 FIRST = """
 import json, os, resource, sys, time
 from channel_end import End
-from launcher.peers.messages import Job
+from jobs import job_of
 
 port, *limits = map(int, sys.argv[1:])
 hosts = tuple(json.load(sys.stdin))
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(limits))
 same = {"version of torch": "2.13", "script": "script train.py"}
-first = End(Job(hosts[0], hosts, "job", start_timeout=60, peer_port=port, fingerprint=same))
+first = End(job_of(hosts[0], hosts, start_timeout=60, peer_port=port, fingerprint=same))
 print("listens", flush=True)
 while not first.has_joined and not first.result:
     first.act()
@@ -462,15 +463,15 @@ def test_the_first_host_listens_on_its_own_address_alone(job):
 SLOW = """
 import socket, threading, time
 from channel_end import End
+from jobs import job_of
 from launcher.peers import coordinator, member
-from launcher.peers.messages import Job
 
 coordinator.LOG_MISSING_SECONDS = member.LOG_MISSING_SECONDS = 2.5
 nameserver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 nameserver.bind(("127.0.0.1", 53))
 first, slow = "127.0.0.1", tuple(f"slow-{number}" for number in range(40))
 ends = [
-    End(Job(host, hosts, "job", peer_port=port, fingerprint={"script": "x"}))
+    End(job_of(host, hosts, peer_port=port))
     for host, hosts, port in (
         (first, (first, *slow), 20001),
         ("slow-1", slow[:2], 20002),

@@ -101,7 +101,7 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script, what, 
         last = host.err.splitlines()[-2:]
         assert last[0] == f"launcher: {cause}"
         assert last[1].startswith(f"launcher: {times}; {host.name}: joining ")
-        assert re.search(r"^launcher: \S+ s: run Joining to Running on start", host.err, re.M)
+        assert re.search(r"^launcher: \S+ s: run Joining to Running on Start", host.err, re.M)
     assert hosts[0].failure == hosts[1].failure
     assert hosts[0].out == "saved after 1\n"
     assert "ranks still run at the end of their grace" in hosts[0].err

@@ -17,6 +17,18 @@ the command: each launcher connects to its Unix socket (presence.py), and says h
 - A launcher that neuron_parallel_compile is to run becomes such an init, not as PID 1 (neuron.py).
   The program passes no stop on, and works after the launcher: when the last one has ended, a stop
   ends it, with its group. If it fails by itself, the failure file says so.
+
+How a SIGTERM to PID 1 reaches each rank of its host:
+
+1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`, where each
+   has connected from cli.py's `main`, by `InitClient` (presence.py), once its `Signals` note stops.
+2. run/supervisor.py: `Supervisor._on_signals` makes it the event `Signal`.
+3. run/machine.py: `signalled` and `_stop` begin the phase `Ending` with `Why.STOP`.
+4. run/ending.py: `_signal_ranks`, a part of `advance`, gives the action `SignalRanks`, once a rank.
+5. run/supervisor.py: `Supervisor._signal_ranks` carries it out by `System.send` (host/system.py).
+
+In step 3 `Report(Stop)` also goes to the coordinator, whose `End` is to other hosts what `Signal`
+is here.
 """
 
 from __future__ import annotations
@@ -31,24 +43,24 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from launcher.container.presence import Ending, LauncherRegistry
+from launcher.container.presence import LauncherRegistry
 from launcher.errors import STOPS, WARNINGS, Disposition
 from launcher.host.processes import reap, response, send, start
 from launcher.host.signals import Signals, left_alone
 from launcher.job import toolkit
 from launcher.job.cluster import ALONE
 from launcher.job.options import ARGUMENTS, INIT
-from launcher.result.causes import of_torchrun
+from launcher.result.causes import Result, of_container, of_torchrun, stopped
 from launcher.result.failure import version_of, write_failure
 from launcher.text.log import log
 from launcher.text.words import signal_name
 
 _TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
 # Seconds that `train` has to finish, an upload for example, when a stop comes after the job's end.
-_TO_FINISH = 10
+_FINISH_SECONDS = 10
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Ending:
+def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Run a command as PID 1 does; return the container's exit code, and how the job ended.
 
     Raises LaunchError if the command cannot be started (exit code 126 or 127), and before the
@@ -59,11 +71,11 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
         toolkit.read_config({**environ, toolkit.BASE_DIR_VARIABLE: toolkit.base_dir(environ)})
     with selectors.DefaultSelector() as ready, LauncherRegistry(ready, command[0]) as registry:
         init, began = _Init(command, signals, ready, registry, environ), time.monotonic()
-        ending = init.run(environ)
+        result = init.run(environ)
         if init.compiles and init.stop_signal:
-            return Ending(128 + init.stop_signal, was_stopped=True)
-        if not init.compiles or not ending.exit_code:
-            return ending
+            return stopped(init.stop_signal)
+        if not init.compiles or not result.exit_code:
+            return result
         # What a launcher says of ranks is written already, and stays.
         host, code = environ.get("SM_CURRENT_HOST") or ALONE, init.returncode
         error = "" if code else "it did not run torchrun to its end"
@@ -71,8 +83,8 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
         failure = of_torchrun(code, error, (host,), host, "", seconds, command[0])
         if write_failure(failure.text, environ, quiet=True):
             log(failure.headline)
-            return Ending(failure.exit_code)
-        return ending
+            return failure.result
+        return result
 
 
 # What is decided: from values to values, without effects.
@@ -86,15 +98,15 @@ class Receiver(enum.Enum):
     COMMAND = "the command"
 
 
-def receiver(command: Sequence[str], *, told: bool, said: bool, finishing: bool) -> Receiver:
+def receiver(command: Sequence[str], *, running: bool, reported: bool, finishing: bool) -> Receiver:
     """Return who gets a stop.
 
-    `told`: a launcher runs and has it already; `said`: none runs, and the last one has said how it
-    ended; `finishing`: `train` has been given its time to finish already.
+    `running`: a launcher runs and has it already; `reported`: none runs, and the last one has
+    reported how it ends; `finishing`: `train` has been given its time to finish already.
     """
-    if told:
+    if running:
         return Receiver.LAUNCHERS
-    if said and is_train(command) and not finishing:
+    if reported and is_train(command) and not finishing:
         return Receiver.NOBODY
     return Receiver.COMMAND
 
@@ -103,26 +115,6 @@ def signal_for(command: Sequence[str], stop_signal: int) -> int:
     """Return the signal with which a stop ends the command."""
     # The toolkit reports success after SIGINT, or just goes on (retrying.py, in its wait).
     return signal.SIGTERM if is_train(command) else stop_signal
-
-
-def container_ending(
-    returncode: int, said: Ending | None, stop_signal: int, *, hides_failure: bool = False
-) -> Ending:
-    """Return how the container ends, and whether the job was stopped.
-
-    `returncode` is the command's, negative for a signal; `said` is what the last launcher said;
-    `hides_failure`: it is the toolkit's, which has not said that the job succeeded.
-    """
-    code = returncode if returncode >= 0 else 128 - returncode
-    said = said or Ending(0)
-    if code == 0 and hides_failure and not stop_signal:
-        code = 1
-    # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too.
-    if said.exit_code and (code == 1 or (code == 0 and stop_signal)):
-        code = said.exit_code
-    elif code == 128 + signal.SIGTERM and stop_signal:
-        code = 128 + stop_signal  # `train` gets SIGTERM for any stop: signal_for
-    return Ending(code, said.was_stopped)
 
 
 def is_train(command: Sequence[str]) -> bool:
@@ -152,14 +144,14 @@ class _Init:
         self._launchers = launchers
         self._process: subprocess.Popen[bytes]
         self.stop_signal = 0  # the first one
-        self._finish_by: float | None = None  # `train`: the job has ended, and a stop came
+        self._finish_deadline: float | None = None  # `train`: the job has ended, and a stop came
 
     @property
     def returncode(self) -> int:
         """How the command has ended, negative for a signal."""
         return int(self._process.returncode)
 
-    def run(self, environ: Mapping[str, str]) -> Ending:
+    def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
         output = os.path.join(toolkit.base_dir(environ), "output")
         failure_file = os.path.join(output, "failure")
@@ -175,26 +167,26 @@ class _Init:
         self._selector.register(self._launchers, selectors.EVENT_READ, self._accept)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         while self._process.returncode is None or self._launchers.pids:
-            timeout = self._finish_by and max(0.0, self._finish_by - time.monotonic())
+            timeout = self._finish_deadline and max(0.0, self._finish_deadline - time.monotonic())
             for key, _ in self._selector.select(timeout):
                 key.data()
             stops = self.compiles and self.stop_signal and not self._is_ended
             if stops and not self._launchers.pids:
                 self._end_command()
-            if self._finish_by and time.monotonic() >= self._finish_by:
-                self._finish_by = None
+            if self._finish_deadline and time.monotonic() >= self._finish_deadline:
+                self._finish_deadline = None
                 self._end_command()
-        said = self._launchers.said
-        if said and said.was_stopped and version_of(failure_file) != before:
-            _remove_failure(failure_file, said.exit_code)
+        reported = self._launchers.reported
+        if reported and reported.stop_signal and version_of(failure_file) != before:
+            _remove_failure(failure_file, reported.exit_code)
         # The toolkit writes `success`, or `failure`. What it raises because it cannot write that is
         # lost, and it ends with 0 (trainer.py): SageMaker would take the job for completed.
         is_toolkit = is_train(self._command) and "SAGEMAKER_TRAINING_MODULE" in environ
         hides_failure = is_toolkit and not os.path.exists(os.path.join(output, "success"))
         if self.compiles:
-            hides_failure = said is None or bool(said.exit_code)
+            hides_failure = reported is None or bool(reported.exit_code)
         code, stop = self._process.returncode, self.stop_signal
-        return container_ending(code, said, stop, hides_failure=hides_failure)
+        return of_container(code, reported, stop, hides_failure=hides_failure)
 
     def _accept(self) -> None:
         command = self._process.pid if self._process.returncode is None else 0
@@ -230,12 +222,17 @@ class _Init:
 
     def _stop(self, number: int) -> None:
         self.stop_signal = self.stop_signal or number
-        told = [send(pid, number) for pid in self._launchers.pids]
-        said, finishing = self._launchers.said is not None, self._finish_by is not None
-        to = receiver(self._command, told=any(told), said=said, finishing=finishing)
+        sent = [send(pid, number) for pid in self._launchers.pids]
+        to = receiver(
+            self._command,
+            running=any(sent),
+            reported=self._launchers.reported is not None,
+            finishing=self._finish_deadline is not None,
+        )
         if to == Receiver.NOBODY:
-            log(f"{signal_name(number)}: the job has ended; {_TRAIN} has {_TO_FINISH} s to finish.")
-            self._finish_by = time.monotonic() + _TO_FINISH
+            name, seconds = signal_name(number), _FINISH_SECONDS
+            log(f"{name}: the job has ended; {_TRAIN} has {seconds} s to finish.")
+            self._finish_deadline = time.monotonic() + _FINISH_SECONDS
         elif to == Receiver.COMMAND:
             self._end_command()
 
@@ -248,7 +245,7 @@ class _Init:
                 return
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL if self._is_ended else number)
-            self._is_ended, self._finish_by = True, time.monotonic() + _TO_FINISH
+            self._is_ended, self._finish_deadline = True, time.monotonic() + _FINISH_SECONDS
 
 
 def _remove_failure(path: str, exit_code: int) -> None:

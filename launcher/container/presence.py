@@ -1,4 +1,4 @@
-"""A launcher tells the init above it (init.py) that it runs, and how it ends.
+"""A launcher reports to the init above it (init.py) that it runs, and how it ends.
 
 It connects to the Unix socket that LAUNCHER_INIT names as soon as it handles stops, and stays
 connected until it ends. Before that it sends its exit code and whether it was stopped: `143
@@ -15,21 +15,14 @@ import selectors
 import socket
 import struct
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from launcher.host.processes import status
 from launcher.job.options import INIT
+from launcher.result.causes import Result
 from launcher.text.log import log
 
-_TO_ANSWER = 2  # s that an init has to take a connection, or what is said on it
-_BACKLOG = 128  # connections that wait to be accepted
-
-
-class Ending(NamedTuple):
-    """How a launcher ends; `was_stopped`: by a stop on any host, not by a failure."""
-
-    exit_code: int
-    was_stopped: bool = False
+_INIT_SECONDS = 2  # that an init has to take a connection, or what is sent on it
+_BACKLOG = 128  # pending connections
 
 
 class InitClient:
@@ -42,7 +35,7 @@ class InitClient:
             with contextlib.suppress(OSError):
                 self._socket = socket.socket(socket.AF_UNIX)
                 # An init that stands still must not hold up a launcher (socket(7)).
-                limit = struct.pack("ll", _TO_ANSWER, 0)
+                limit = struct.pack("ll", _INIT_SECONDS, 0)
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 self._connect(self._socket, "\0" + environ[INIT])
 
@@ -51,8 +44,8 @@ class InitClient:
             connection.connect(name)
         except BlockingIOError:
             log(
-                f"the init above has not answered for {_TO_ANSWER} s: it passes no stop on to this "
-                "launcher, and does not hear how it ends."
+                f"the init above has not answered for {_INIT_SECONDS} s: it passes no stop on to "
+                "this launcher, and does not hear how it ends."
             )
 
     def __enter__(self) -> InitClient:
@@ -62,10 +55,10 @@ class InitClient:
         if self._socket:
             self._socket.close()
 
-    def ends(self, ending: Ending) -> None:
-        """Say how this launcher is about to end."""
+    def report(self, result: Result) -> None:
+        """Report how this launcher is about to end."""
         if self._socket:
-            message = f"{ending.exit_code} stopped" if ending.was_stopped else str(ending.exit_code)
+            message = f"{result.exit_code} stopped" if result.stop_signal else str(result.exit_code)
             with contextlib.suppress(OSError):
                 self._socket.sendall(message.encode())
 
@@ -73,12 +66,12 @@ class InitClient:
 class LauncherRegistry:
     """The init's end: the launchers that run below its command.
 
-    Attributes: `name`, of the socket, for LAUNCHER_INIT; `said`, how the last launcher ended, None
-    while another one runs.
+    Attributes: `name`, of the socket, for LAUNCHER_INIT; `reported`, how the last launcher ends,
+    None while another one runs.
     """
 
     def __init__(self, selector: selectors.BaseSelector, command: str) -> None:
-        self.said: Ending | None = None
+        self.reported: Result | None = None
         self._command = command
         self._pids: dict[socket.socket, int] = {}
         self._refused: set[int] = set()  # uids
@@ -126,7 +119,7 @@ class LauncherRegistry:
     def _add(self, connection: socket.socket, pid: int) -> None:
         connection.setblocking(False)
         self._pids[connection] = pid
-        self.said = None  # by an earlier one
+        self.reported = None  # by an earlier one
         act = functools.partial(self._read, connection)
         self._selector.register(connection, selectors.EVENT_READ, act)
 
@@ -143,17 +136,20 @@ class LauncherRegistry:
         with contextlib.suppress(OSError):
             message = connection.recv(64)
         if message:
-            self.said = understood(message) or self.said
+            self.reported = reported_result(message) or self.reported
             return
         self._selector.unregister(connection)
         connection.close()
         del self._pids[connection]
 
 
-def understood(message: bytes) -> Ending | None:
-    """Return what a launcher said with `ends`; None if the message is invalid."""
+def reported_result(message: bytes) -> Result | None:
+    """Return the result that a launcher has reported; None if the message is invalid."""
     match = re.fullmatch(rb"(\d{1,3})( stopped)?", message)
-    return Ending(int(match[1]), bool(match[2])) if match else None
+    if match is None:
+        return None
+    code = int(match[1])
+    return Result(code, stop_signal=max(0, code - 128) if match[2] else 0)
 
 
 def is_trusted(pid: int, uid: int, command: int, launchers: Collection[int]) -> bool:

@@ -14,9 +14,9 @@ from typing import Callable, NamedTuple
 from launcher.host.processes import tie_to_this_process
 from launcher.host.signals import Signals
 
-_TO_DIE = 1  # seconds
-_LOOK = 0.1  # seconds, until somebody who wants us to stop is heard
-_MOST = 1 << 22  # bytes of an answer that nobody waits for; `nvidia-smi -q` says 10 KiB of each GPU
+_KILL_SECONDS = 1  # that a killed command has to end
+_POLL_SECONDS = 0.1  # of stops
+_REPLY_BYTES = 1 << 22  # of a Question, at most; `nvidia-smi -q` says 10 KiB of each GPU
 
 
 class Answer(NamedTuple):
@@ -50,17 +50,18 @@ class Child:
         if self._process is None:
             problem = f"{self._path} cannot be started ({self._error})"
             return Answer("", "", problem, was_started=False)
-        by = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
             try:
-                left = by - time.monotonic()
-                out, err = self._process.communicate(timeout=min(left, _LOOK) if signals else left)
+                timeout = deadline - time.monotonic()
+                timeout = min(timeout, _POLL_SECONDS) if signals else timeout
+                out, err = self._process.communicate(timeout=timeout)
                 break
             except subprocess.TimeoutExpired as error:
                 if signals and signals.stop():
                     self.kill()
                     return Answer("", "", "a stop came", was_stopped=True)
-                if time.monotonic() >= by:
+                if time.monotonic() >= deadline:
                     self.kill()
                     late = f"it did not end within {seconds:.0f} s"
                     return Answer(_text(error.output), _text(error.stderr), late, is_late=True)
@@ -78,7 +79,7 @@ class Child:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_TO_DIE)
+                process.wait(_KILL_SECONDS)
 
 
 class Question:
@@ -100,19 +101,19 @@ class Question:
         assert process.stdout
         self._leader, self._out = process.pid, process.stdout
         self._selector, self._then = selector, then
-        self._said = bytearray()
+        self._received = bytearray()
         os.set_blocking(self._out.fileno(), False)
         selector.register(self._out, selectors.EVENT_READ, self._read)
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._out.fileno(), 1 << 16)
-            self._said += data
-            if len(self._said) > _MOST:
-                data, self._said = b"", bytearray()
+            self._received += data
+            if len(self._received) > _REPLY_BYTES:
+                data, self._received = b"", bytearray()
             if not data:
                 self.close()
-                self._then(_text(self._said))
+                self._then(_text(self._received))
 
     def close(self) -> None:
         """Kill the command and what it started, without a wait: `then` is not called any more."""

@@ -1,7 +1,7 @@
 """The processes of a job: start, find, signal and reap them.
 
-The launcher is a subreaper: what the job's processes leave behind becomes its child, beside what an
-entry point had started before it executed the launcher.
+The launcher is a subreaper: the job's leftover processes become its children, beside what an entry
+point had started before it executed the launcher.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, Disposition, LaunchError
+from launcher.errors import CannotExecuteError, Disposition, LaunchError, NotFoundError
 
 try:
     import psutil
@@ -60,17 +60,13 @@ def start(
 
         if shutil.which(name, path=environ.get("PATH")):
             problem = f"cannot execute {name}: its `#!` interpreter does not exist"
-        raise LaunchError(f"{problem}.", exit_code=EXIT_NOT_FOUND) from None
+        raise NotFoundError(f"{problem}.") from None
     except OSError as error:
-        raise LaunchError(
-            f"cannot execute {name}: {error.strerror}.", exit_code=EXIT_CANNOT_EXECUTE
-        ) from None
+        raise CannotExecuteError(f"cannot execute {name}: {error.strerror}.") from None
 
 
-def tie_to_this_process() -> Callable[[], None] | None:
+def tie_to_this_process() -> Callable[[], None]:
     """Return what a child has to run (preexec_fn) for the kernel to stop it if we are killed."""
-    if sys.platform != "linux":
-        return None
     import ctypes  # only for a child that is tied
 
     prctl = ctypes.CDLL(None).prctl
@@ -86,39 +82,35 @@ def tie_to_this_process() -> Callable[[], None] | None:
 
 def tie_to_parent() -> None:
     """Have the kernel stop this process if its parent ends."""
-    if sys.platform == "linux":
-        import ctypes  # as above
+    import ctypes  # as above
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def reaped() -> tuple[list[tuple[int, int]], bool]:
-    """Reap all children that have ended, adopted ones too.
-
-    Return their pids with their exit codes, and whether any children are left.
-    """
+def reaped() -> list[tuple[int, int]]:
+    """Reap all children that have ended, adopted ones too; return their pids and exit codes."""
     ended: list[tuple[int, int]] = []
-    while True:
-        try:
+    with contextlib.suppress(ChildProcessError):
+        while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended, False
-        if pid == 0:
-            return ended, True
-        ended.append((pid, os.waitstatus_to_exitcode(status)))
+            if pid == 0:
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
 
 
 def reap(*started: subprocess.Popen[bytes]) -> bool:
-    """Reap all children that have ended; return whether any are left.
+    """Reap all children that have ended; return whether others remain.
 
     Sets `returncode` of those that `start` returned; Popen itself no longer can.
     """
-    ended, are_left = reaped()
-    for pid, returncode in ended:
-        for child in started:
-            if child.pid == pid:
-                child.returncode = returncode
-    return are_left
+    ended = dict(reaped())
+    for child in started:
+        child.returncode = ended.get(child.pid, child.returncode)
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False
 
 
 def send(process: psutil.Process | int, number: int) -> bool:
@@ -168,8 +160,8 @@ def _children() -> dict[int, list[psutil.Process]]:
 class Processes:
     """The processes of a job, among all below this one.
 
-    Those are the job's that descend from torchrun whenever one looks, that are in its session or a
-    rank's, or that have the job's mark in their environment from birth; and what descends from
+    Those are the job's that descend from torchrun when they are inspected, that are in its session
+    or a rank's, or that have the job's mark in their environment from birth; and what descends from
     them. What an entry point started before it executed the launcher has none of these.
 
     `mark` is that variable's name and value.
@@ -179,10 +171,9 @@ class Processes:
         self._mark = mark
         self._known: set[psutil.Process] = set()
         self._sessions: set[int] = set()
-        if sys.platform == "linux":
-            import ctypes
+        import ctypes
 
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def add(self, *leaders: int) -> None:
         """Take the sessions that these lead, torchrun's and ranks', for the job's."""
@@ -209,7 +200,7 @@ class Processes:
             return bool(process.environ().get(name) == value)
         return False  # it is gone, or another user's
 
-    def left_behind(self, torchrun: int) -> list[psutil.Process]:
+    def leftovers(self, torchrun: int) -> list[psutil.Process]:
         """Return what ranks that have ended have started: what is neither torchrun nor below it.
 
         Zombies are not among them: they have ended.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,7 +15,8 @@ from launcher.text.log import log
 # What torchrun and the ranks execute.
 _IN_CHILDREN = ("agent.py", "rank.py", "describe.py", "unseen.py")
 _EXECUTED = [os.path.join(PACKAGE, "run", name) for name in _IN_CHILDREN]
-_MOST_OF_A_CRASH = 1 << 16  # bytes
+_CRASH_BYTES = 1 << 16  # the end of what a rank has written that crashed
+_PARENT_BYTES = 60  # of the path of the folder above: a socket's has at most 107 (unix(7))
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 
 
@@ -28,16 +28,17 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     """
     parent = _parent(environ)
     length, too_long = len(os.fsencode(parent)), ""
-    if length > 60:  # a socket's path has at most 107 bytes (unix(7))
+    if length > _PARENT_BYTES:
         parent = "/tmp"
-        too_long = f"TMPDIR is too long for a socket in it ({length} bytes; expected at most 60)"
+        expected = f"expected at most {_PARENT_BYTES}"
+        too_long = f"TMPDIR is too long for a socket in it ({length} bytes; {expected})"
         log(f"{too_long}: {parent} is used instead.")
     folder = os.path.join(parent, f"{_prefix(os.getpid())}{time.time_ns():x}")
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
         what = f"cannot make a folder in {parent} ({error.strerror})"
-        fix = "set TMPDIR to a writable folder whose path has at most 60 bytes"
+        fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
         raise LaunchError(f"{too_long and too_long + '; '}{what}; {fix}.") from None
     try:
         yield folder
@@ -75,8 +76,8 @@ def crash(folder: str, pid: int) -> str:
         try:
             seen = os.fstat(file)
             if stat.S_ISREG(seen.st_mode):
-                start = max(0, seen.st_size - _MOST_OF_A_CRASH)
-                return os.pread(file, _MOST_OF_A_CRASH, start).decode(errors="replace")
+                start = max(0, seen.st_size - _CRASH_BYTES)
+                return os.pread(file, _CRASH_BYTES, start).decode(errors="replace")
         finally:
             os.close(file)
     return ""
@@ -102,29 +103,12 @@ def _prefix(pid: int) -> str:
 def _remove(folder: str) -> None:
     """Remove a folder of this user's with all that is in it, as far as that can be.
 
-    In /tmp anybody can make an entry of that name, and replace it by a link at any time; so what is
-    removed is what has been looked at, and that nobody else may write to. It takes two descriptors,
-    since a launcher may have few left; shutil.rmtree takes one for each level.
+    In /tmp anybody can make an entry of that name, also a link. Once it is known to be ours nobody
+    else can replace it there; and what it contains shutil removes without following links
+    (rmtree.avoids_symlink_attacks, as on every Linux since Python 3.3).
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    import shutil  # at the end: it takes 2 ms
+
     with contextlib.suppress(OSError):
-        top = os.open(folder, flags)
-        try:
-            seen = os.fstat(top)
-            if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
-                return
-            _empty(f"/proc/self/fd/{top}" if sys.platform == "linux" else folder)
-        finally:
-            os.close(top)
-        os.rmdir(folder)
-
-
-def _empty(folder: str) -> None:
-    for parent, folders, files in os.walk(folder, topdown=False):
-        for name in (*files, *folders):
-            path = os.path.join(parent, name)
-            with contextlib.suppress(OSError):
-                if os.path.isdir(path) and not os.path.islink(path):
-                    os.rmdir(path)
-                else:
-                    os.remove(path)
+        if os.lstat(folder).st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)

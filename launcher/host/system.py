@@ -1,7 +1,7 @@
 """What the loop of a launcher stands on: a clock, a selector and its connections, processes.
 
-The supervisor and the channel use nothing else of the machine. tests/simulation has another System,
-under which the same loop runs.
+What the supervisor, the channel and the reports wait for, start and signal, they do by it; under
+the System of tests/simulation the same loop runs. This one needs Linux (proc, prctl, prlimit).
 """
 
 from __future__ import annotations
@@ -15,40 +15,38 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from launcher.errors import Disposition, LaunchError
+from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills
 from launcher.host.child import Question
-from launcher.host.names import is_literal, look_up
+from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import crash, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
-from launcher.text.words import is_loopback
 
-_TO_CONNECT = 4  # s for an address to take a connection
-_OWN_NAME = 0.2  # s for a look-up of this host's own name, which seldom takes any longer
-_POLL = 0.05  # s between two looks at ranks, where the loop has failed
-_BACKLOG = 1 << 12  # the kernel makes it net.core.somaxconn at most (listen(2))
-_LIMIT = resource.RLIMIT_NOFILE
+_POLL_SECONDS = 0.05  # of ranks, where the loop has failed
+_OPEN_FILES = resource.RLIMIT_NOFILE
 
 
 class System:
-    """This machine; `ended(pid, exit_code)` is called for each process that is watched.
+    """This machine. Use it as a context manager: it closes what it has opened.
 
-    Use it as a context manager: it closes what it has opened.
+    What other modules have as functions, and a simulation in another way, is named here first.
     """
 
     now = staticmethod(time.monotonic)
     log = staticmethod(log)
     folder = staticmethod(run_dir)
     oom_kills = staticmethod(oom_kills)
+    send = staticmethod(processes.send)
+    reap = staticmethod(processes.reaped)
+    response = staticmethod(processes.response)
     exit_state = staticmethod(processes.exit_state)
     state_of = staticmethod(processes.state_of)
     crash = staticmethod(crash)
@@ -61,7 +59,7 @@ class System:
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
         self.selector: selectors.BaseSelector = selectors.DefaultSelector()
-        self._files = resource.getrlimit(_LIMIT)  # what children get
+        self._files = resource.getrlimit(_OPEN_FILES)  # what children get
         self._over = threading.Event()
         self._news: deque[Callable[[], None]] = deque()  # of threads; the bell rings for them
         self._bell, self._button = socket.socketpair()
@@ -70,7 +68,7 @@ class System:
         self.selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
         self._pidfds: set[int] = set()
         self._processes: processes.Processes | None = None
-        self._found: dict[int, Any] = {}  # processes that were looked for last, by pid
+        self._leftovers: dict[int, Any] = {}  # processes that were found last, by pid
 
     def __enter__(self) -> System:
         return self
@@ -91,7 +89,7 @@ class System:
         soft, hard = (wanted + used if n == resource.RLIM_INFINITY else n for n in self._files)
         files = min(wanted + used, hard)
         if files > soft:
-            resource.setrlimit(_LIMIT, (files, self._files[1]))
+            resource.setrlimit(_OPEN_FILES, (files, self._files[1]))
         return max(files, soft), used
 
     def listen(self, host: str, port: int) -> tuple[list[socket.socket], bool]:
@@ -120,7 +118,7 @@ class System:
         def run() -> None:
             if self._over.wait(wait):
                 return
-            what = _reached(host, port)
+            what = connected(host, port)
             if not self._over.is_set():
                 self._news.append(functools.partial(then, what))
                 with contextlib.suppress(OSError):  # it has rung already, or all is over
@@ -176,12 +174,8 @@ class System:
         child.returncode = 0  # Popen is not to wait for it: reap() does
         self._processes.add(child.pid)
         with contextlib.suppress(OSError):  # it has ended
-            resource.prlimit(child.pid, _LIMIT, self._files)
+            resource.prlimit(child.pid, _OPEN_FILES, self._files)
         return child.pid
-
-    def reap(self) -> list[tuple[int, int]]:
-        """Reap all children that have ended, adopted ones too; return their pids and exit codes."""
-        return processes.reaped()[0]
 
     def watch(self, pid: int, ended: Callable[[int], None]) -> bool:
         """Have ended(pid) called when a process has ended; tell whether that can be.
@@ -190,10 +184,8 @@ class System:
         """
         if self._processes is None:
             raise ValueError(pid)
-        self._processes.add(pid)  # what is left in its session is the job's
+        self._processes.add(pid)  # its session is the job's, also after it
         try:
-            if sys.platform != "linux":
-                return False
             pidfd = os.pidfd_open(pid)
         except (AttributeError, OSError):  # an old kernel, a sandbox that does not know it; or gone
             return False
@@ -208,10 +200,6 @@ class System:
         self.selector.register(pidfd, selectors.EVENT_READ, act)
         return True
 
-    def send(self, pid: int, number: int) -> None:
-        """Send a signal to a process, which may be gone."""
-        processes.send(pid, number)
-
     def send_group(self, leader: int, number: int) -> None:
         """Send a signal to a process group, which may be gone."""
         with contextlib.suppress(OSError):
@@ -223,28 +211,25 @@ class System:
         for process in self._processes.of_group(leader):
             processes.send(process, number)
 
-    def response(self, pid: int, number: int) -> Disposition:
-        """Return what a process does at a signal, as far as /proc tells."""
-        return processes.response(pid, number)
-
-    def look(self, child: int) -> list[int]:
+    def leftovers(self, child: int) -> list[int]:
         """Return the pids of the job's processes that are neither a child nor below it."""
         assert self._processes
-        left = self._processes.left_behind(child)
-        self._found = {process.pid: process for process in left}
-        return list(self._found)
+        found = self._processes.leftovers(child)
+        self._leftovers = {process.pid: process for process in found}
+        return list(self._leftovers)
 
-    def send_found(self, pid: int, number: int) -> None:
-        """Send a signal to a process that `look` has found, unless its pid is another's by now."""
-        processes.send(self._found.get(pid, pid), number)
+    def send_leftover(self, pid: int, number: int) -> None:
+        """Send a signal to one of the last `leftovers`, unless its pid is another's by now."""
+        if pid in self._leftovers:
+            processes.send(self._leftovers[pid], number)
 
     def end_all(self, pids: Sequence[int], seconds: float) -> None:
         """End the ranks with SIGTERM, and after some seconds all processes of the job."""
         for pid in pids:
             processes.send(pid, signal.SIGTERM)
-        by = time.monotonic() + seconds
-        while time.monotonic() < by and not all(processes.exit_state(pid)[0] for pid in pids):
-            time.sleep(_POLL)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not all(processes.exit_state(pid)[0] for pid in pids):
+            time.sleep(_POLL_SECONDS)
         if self._processes:
             for process in self._processes.all():
                 processes.send(process, signal.SIGKILL)
@@ -257,83 +242,3 @@ class System:
             return Question(argv, environ, self.selector, then)
         except (OSError, subprocess.SubprocessError):  # not there; no process, no descriptor left
             return None
-
-
-def own_addresses(host: str) -> tuple[list[str], bool]:
-    """Return what to listen on, [] for all addresses, and whether the host's name has an address.
-
-    A host's own name may lead nobody else to it, as Debian's 127.0.1.1 in /etc/hosts, or have no
-    address on this host alone.
-    """
-    if is_literal(host):
-        return [host], True
-    own = _look_up_within(host, _OWN_NAME)
-    return [] if any(map(is_loopback, own)) else own, bool(own)
-
-
-def _look_up_within(host: str, seconds: float) -> list[str]:
-    """Return the addresses of a name, none if that takes longer."""
-    found: list[str] = []
-
-    def run() -> None:
-        found.extend(str(address[0]) for _, address in look_up(host))
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads in this container
-        return []
-    thread.join(seconds)
-    return list(found)
-
-
-def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on those of some addresses that this host has, or on all of its own ([]).
-
-    Raises OSError: EADDRINUSE if the port is taken at one of them.
-    """
-    if not addresses:
-        return [_listen_on_all(port)]
-    listeners: list[socket.socket] = []
-    none = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for address in addresses:
-        for family, to in look_up(address, port):
-            try:
-                listeners.append(socket.create_server(to, family=family, backlog=_BACKLOG))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    for listener in listeners:
-                        listener.close()
-                    raise
-                none = error  # DNS may know an IPv6 address, and the host have none
-    if not listeners:
-        raise none
-    return listeners
-
-
-def _listen_on_all(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-            )
-        except OSError:
-            pass  # IPv6 may be switched off; and a port that is taken is for both
-    return socket.create_server(("", port), backlog=_BACKLOG)
-
-
-def _reached(host: str, port: int) -> socket.socket | str:
-    """Return a connection, or why there is none."""
-    why = f"the name {host} does not resolve"
-    for family, address in look_up(host, port):
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(_TO_CONNECT)
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            refused = isinstance(error, ConnectionRefusedError)
-            why = "nothing listens there" if refused else "it does not answer"
-        else:
-            return connection
-    return why

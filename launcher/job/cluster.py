@@ -11,48 +11,16 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import resources
+from launcher.job.job import Cluster
 from launcher.job.options import HOST_ADDRESSES
 from launcher.text.words import short
 
 ALONE = "localhost"
-
-
-class Cluster(NamedTuple):
-    """The hosts of one job, seen from one of them."""
-
-    hosts: tuple[str, ...]  # sorted as strings on all hosts: the order of node ranks
-    current_host: str
-    job_name: str  # the same on every host, never empty
-    num_gpus: int  # of this host, without those that CUDA_VISIBLE_DEVICES hides
-    num_neurons: int  # Neuron cores of this host
-    network_interface_name: str  # "" if SageMaker names none
-    addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
-    # GPUs and MIG slices, if there are any slices: of all these CUDA shows a process one slice.
-    mig: int = 0
-
-    @property
-    def nnodes(self) -> int:
-        """The number of hosts."""
-        return len(self.hosts)
-
-    @property
-    def node_rank(self) -> int:
-        """This host's place in the sorted list."""
-        return self.hosts.index(self.current_host)
-
-    def address(self, host: str) -> str:
-        """Return what a host is looked up by: its name, as a rule."""
-        return self.addresses.get(host, host)
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this host is in one of the chosen instance groups."""
-        return self.current_host in self.hosts
 
 
 def read_cluster(

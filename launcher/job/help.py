@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 from launcher.errors import (
@@ -37,7 +38,9 @@ EXIT_CODES = {
 def default_of(name: str) -> str:
     """Return an option's default as a person would type it; "" if there is nothing to type."""
     default = Options._field_defaults[name]
-    return "auto" if default is None else "" if default in ((), "") else str(default).lower()
+    if default in (None, math.inf):
+        return "auto" if default is None else "0"
+    return "" if default in ((), "") else str(default).lower()
 
 
 def help_text() -> str:

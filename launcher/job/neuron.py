@@ -6,8 +6,8 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 
-from launcher.errors import EXIT_NOT_FOUND, LaunchError
-from launcher.job.cluster import Cluster
+from launcher.errors import LaunchError, NotFoundError
+from launcher.job.job import Cluster
 from launcher.job.options import ARGUMENTS
 from launcher.text.words import plural
 
@@ -37,10 +37,9 @@ def compiles(environ: Mapping[str, str]) -> bool:
     if environ.get(VARIABLE) != "1":
         return False
     if shutil.which(COMPILE, path=environ.get("PATH")) is None:
-        raise LaunchError(
+        raise NotFoundError(
             f"{VARIABLE} is 1, but {COMPILE} is not in PATH; install torch-neuronx, which brings "
             f"it, or unset {VARIABLE}.",
-            exit_code=EXIT_NOT_FOUND,
         )
     return True
 

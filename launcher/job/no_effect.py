@@ -12,8 +12,8 @@ from launcher.text.words import PREFIX, flag
 _NPROC = "nproc-per-node"
 
 
-def without_effect(chosen: Options, grace: int, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines for the log; `grace` is the plan's."""
+def without_effect(chosen: Options, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines for the log."""
     for variable in chosen.unknown_twins:
         twin = variable.upper().replace("-", "_")
         known = twin.removeprefix("LAUNCHER_").lower() in OPTIONS
@@ -28,9 +28,9 @@ def without_effect(chosen: Options, grace: int, environ: Mapping[str, str]) -> I
     if chosen.script_dir and not os.path.isdir(chosen.script_dir):
         yield f"warning: {flag('script_dir')}: there is no folder {chosen.script_dir}."
     # SageMaker sets it, and so does `sm-launch local`.
-    if grace > SAGEMAKER_KILLS_AFTER and environ.get("TRAINING_JOB_ARN"):
+    if chosen.grace > SAGEMAKER_KILLS_AFTER and environ.get("TRAINING_JOB_ARN"):
         yield (
-            f"warning: the grace is {grace} s, but SageMaker kills everything "
+            f"warning: the grace is {chosen.grace} s, but SageMaker kills everything "
             f"{SAGEMAKER_KILLS_AFTER} s after a stop."
         )
 

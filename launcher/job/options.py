@@ -6,6 +6,7 @@ Every `--launcher-NAME` has a twin `LAUNCHER_NAME` in the environment, for an es
 
 # Without `from __future__ import annotations`: the table is read from the annotations.
 
+import math
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from launcher.text.words import PREFIX
@@ -44,6 +45,10 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
         raise ValueError(f"a whole number from {minimum} to {maximum}")
 
     return parse
+
+
+def _or_never(text: str) -> float:
+    return _SECONDS(text) or math.inf
 
 
 def _nproc(text: str) -> Optional[int]:
@@ -217,15 +222,15 @@ class Options(NamedTuple):
         ),
     ] = 60
     hang_timeout: Annotated[
-        int,
+        float,  # infinite: never
         Option(
             _HANG,
             "SECONDS",
-            _SECONDS,
+            _or_never,
             "without progress, until the job ends two looks later; longer than any evaluation "
             "or save; 0: never",
         ),
-    ] = 0
+    ] = math.inf
     bools: Annotated[
         str,
         Option(

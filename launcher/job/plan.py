@@ -10,11 +10,11 @@ from launcher import __version__
 from launcher.errors import LaunchError
 from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.job import torchrun
-from launcher.job.cluster import Cluster
+from launcher.job.job import Cluster, LaunchPlan
 from launcher.job.options import ATTEMPT, MASTER_ADDR, Options, names
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
-from launcher.text.words import flag, join_and_count, plural, some_of
+from launcher.text.words import flag
 
 AGENT = os.path.join(PACKAGE, "run", "agent.py")
 RANK = os.path.join(PACKAGE, "run", "rank.py")
@@ -29,57 +29,14 @@ class _Extra(NamedTuple):
     fingerprint: Mapping[str, Any]
 
 
-class LaunchPlan(NamedTuple):
-    """One host's share of the job, ready to be started.
+def command(plan: LaunchPlan) -> str:
+    """Return the command with the environment it adds, to be pasted into a shell."""
+    import shlex  # only people need it
 
-    `nproc_per_node` is as torchrun takes it ("2", or what PET_NPROC_PER_NODE says);
-    `environment` holds only what is added to the launcher's own.
-    """
-
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    cluster: Cluster
-    nproc_per_node: str
-    rdzv_endpoint: str
-    grace: int  # seconds from a stop to SIGKILL
-    remarks: tuple[str, ...]  # two lines for the log at most: what was set, and why
-    fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
-    compiles: bool = False  # below neuron_parallel_compile (neuron.py)
-    peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
-    folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
-
-    def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan, five lines at most."""
-        return (*self.summary(), *self.remarks)
-
-    def summary(self) -> tuple[str, ...]:
-        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
-        cluster, nproc = self.cluster, self.nproc_per_node
-        ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
-        devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
-        if cluster.mig:
-            devices = plural(cluster.num_gpus, "MIG slice")
-        if cluster.num_neurons and not cluster.num_gpus:
-            devices = plural(cluster.num_neurons, "Neuron core")
-        lines = [
-            f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
-            f"in job {cluster.job_name}: {ranks} on {devices}."
-        ]
-        if cluster.nnodes > 1:
-            named = some_of(cluster.hosts)
-            hosts = join_and_count(named, cluster.nnodes - len(named))
-            also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
-            lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
-        return tuple(lines)
-
-    def command(self) -> str:
-        """Return the command with the environment it adds, to be pasted into a shell."""
-        import shlex  # only people need it
-
-        words = [shlex.quote(f"{name}={value}") for name, value in self.environment.items()]
-        argv = _plain(self.argv) if ARCHIVE else self.argv
-        begin = f"cd {shlex.quote(self.folder)} && env" if self.folder else "env"
-        return " \\\n    ".join([begin, *words, shlex.join(argv)])
+    words = [shlex.quote(f"{name}={value}") for name, value in plan.environment.items()]
+    argv = _plain(plan.argv) if ARCHIVE else plan.argv
+    begin = f"cd {shlex.quote(plan.folder)} && env" if plan.folder else "env"
+    return " \\\n    ".join([begin, *words, shlex.join(argv)])
 
 
 def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -108,7 +65,6 @@ def make_plan(
     torchrun.refuse_conflicts(options, cluster, environ)
     endpoint = torchrun.endpoint_of(cluster, options)
     nproc = torchrun.nproc_per_node(options, cluster, environ)
-    grace = torchrun.grace(options, environ)
     flags, replaced = torchrun.flags(options, cluster, resources, environ)
     extra = _extra(options, {**environ, **added})
     script = ("script", options.train_script)
@@ -125,7 +81,6 @@ def make_plan(
         cluster=cluster,
         nproc_per_node=str(nproc),
         rdzv_endpoint=endpoint,
-        grace=grace,
         remarks=tuple(filter(None, [*reasons, " ".join(filter(None, others))])),
         fingerprint={
             "version of the launcher": __version__,

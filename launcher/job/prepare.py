@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
-from launcher.job import arguments, target, toolkit
-from launcher.job.cluster import Cluster, read_cluster
+from launcher.job import arguments, target, toolkit, torchrun
+from launcher.job.cluster import read_cluster
+from launcher.job.job import Cluster, Job, LaunchPlan, have_peers
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
-from launcher.job.plan import LaunchPlan, at_address, make_plan
+from launcher.job.plan import at_address, make_plan
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
 from launcher.text.words import port_is_taken
 
 
-class Prepared(NamedTuple):
-    """What this host is to run: `plan`, or the error that prevents it."""
-
-    cluster: Cluster
-    options: Options
-    plan: LaunchPlan | Exception
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether the launchers of several hosts talk."""
-        return _has_peers(self.cluster, self.options)
-
-
 def prepare(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
-) -> Prepared | None:
-    """Return what to start and how; None if this host takes no part in the job.
+) -> Job | None:
+    """Return the job, what this host is to start included; None if it takes no part in it.
 
     If a stop is among the signals it is not waited for drivers that hang: nothing will be started.
     Raises LaunchError if it is not even clear which hosts the job has.
@@ -53,7 +41,7 @@ def prepare(
     argv, made = _from_config(config, argv, environ, signals)
     left_out = toolkit.too_long(made)
     made = {name: value for name, value in made.items() if name not in left_out}
-    chosen = arguments.parse(argv, environ)
+    chosen = torchrun.with_own_variables(arguments.parse(argv, environ), environ)
     seen = _with_groups({**made, **environ}, chosen, environ)
     try:
         cluster = read_cluster(seen, chosen.instance_groups, signals)
@@ -71,19 +59,19 @@ def prepare(
         others = {name: value for name, value in made.items() if name not in environ}
         added = {**others, **_surroundings(chosen, home, environ)}
         plan = _planned(chosen, cluster, environ, added)
-        if _has_peers(cluster, chosen) and cluster.node_rank == 0:
+        if have_peers(cluster, chosen) and cluster.node_rank == 0:
             _require_port(plan.rdzv_endpoint)
     except Exception as error:  # which the other hosts are told, too
-        return Prepared(cluster, chosen, error)
+        return Job(cluster, chosen, error)
     # Logged only now, so that an error is the only line.
-    for line in without_effect(chosen, plan.grace, environ):
+    for line in without_effect(chosen, environ):
         log(line)
     if left_out:
         names = ", ".join(left_out)
         log(f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them.")
     if "SM_HOSTS" not in seen:
         log("neither SM_HOSTS nor SageMaker's config files exist: this host is alone.")
-    return Prepared(cluster, chosen, plan)
+    return Job(cluster, chosen, plan)
 
 
 def reached_at(
@@ -161,14 +149,10 @@ def _holds_something(folder: str) -> bool:
         return False
 
 
-def _has_peers(cluster: Cluster, chosen: Options) -> bool:
-    return cluster.nnodes > 1 and chosen.peers and not chosen.dry_run
-
-
 def _planned(
     chosen: Options, cluster: Cluster, environ: Mapping[str, str], added: Mapping[str, str]
 ) -> LaunchPlan:
-    if chosen.hang_timeout and not chosen.watch:
+    if chosen.hang_timeout < math.inf and not chosen.watch:
         raise LaunchError(
             "--launcher-hang-timeout needs looks at the ranks, which --launcher-watch 0 turns off; "
             "leave one of them out."
@@ -185,7 +169,7 @@ def _planned(
     resources = read_resources()
     unknown = cluster.network_interface_name not in resources.interfaces
     # The channel finds out by itself, and does not have to wait for an answer from DNS.
-    alone = cluster.nnodes == 1 or _has_peers(cluster, chosen)
+    alone = cluster.nnodes == 1 or have_peers(cluster, chosen)
     if unknown and not alone and "GLOO_SOCKET_IFNAME" not in environ:
         resources = resources._replace(
             own_interface=interface_of(cluster.address(cluster.current_host))

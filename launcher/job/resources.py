@@ -15,10 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.errors import EXIT_NOT_FOUND, LaunchError
+from launcher.errors import LaunchError, NotFoundError
 from launcher.host import cgroups
 from launcher.host.cgroups import read_text
-from launcher.host.names import look_up
+from launcher.host.network import look_up
 from launcher.host.processes import require_psutil
 from launcher.host.signals import Signals
 from launcher.text.log import log
@@ -84,10 +84,9 @@ def torch_version() -> tuple[int, int]:
         problem = "torch is not installed"
         if folder:
             problem = f"torch in {folder} has no torch.distributed.run"
-        raise LaunchError(
+        raise NotFoundError(
             f"{problem} for {sys.executable}; install torch 2.4 or later there, "
             "or run the launcher with the Python that has it.",
-            exit_code=EXIT_NOT_FOUND,
         )
     version = read_text(os.path.join(folder, "version.py"))
     match = re.search(r"__version__ = '(\d+)\.(\d+)", version)
@@ -207,18 +206,16 @@ def _ask(
 
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use, at least 1."""
-    return len(physical_cores()) or os.cpu_count() or 1
+    return len(physical_cores())
 
 
 def physical_cores() -> list[set[int]]:
-    """Return the CPUs of each core that this process may use; none if the system does not say.
+    """Return the CPUs of each core that this process may use.
 
     The affinity mask and the cgroup's CPU quota limit them: in a container that may use 4 of 96
     cores, 96 threads in each process would starve each other. Hyper-threads of one core have the
     same list of siblings (kernel, Documentation/admin-guide/cputopology.rst).
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return []
     cores: dict[object, set[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         siblings = read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -6,14 +6,15 @@ The comments say what goes wrong without an option, as seen in torchrun's source
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
-from typing import Callable
+from typing import Any, Callable
 
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
-from launcher.job.options import Options, names, whole
+from launcher.job.job import Cluster
+from launcher.job.options import OPTIONS, Options, names, whole
 from launcher.job.resources import Resources
 from launcher.text.words import flag, short
 
@@ -69,6 +70,12 @@ def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, s
             "expected two different ports."
         )
     _refuse_elastic(options, cluster, environ)
+    if cluster.nnodes > 1 and not options.peers and options.max_restarts:
+        raise LaunchError(
+            f"{flag('max_restarts')} (or PET_MAX_RESTARTS) is {options.max_restarts}, but "
+            f"{flag('peers')} is false, and only launchers that are connected restart their ranks "
+            f"together; expected {flag('peers')} true, or no restarts."
+        )
 
 
 def _refuse_values(options: Options, environ: Mapping[str, str]) -> None:
@@ -132,6 +139,8 @@ def flags(
         # An option on the command line would win over the user's PET_ variable for it.
         variable = "PET_" + name.upper().replace("-", "_")
         if environ.get(variable) and field not in options.given:
+            if field == "max_restarts":  # where the option is what the variable says
+                value = str(Options._field_defaults[field])
             if environ[variable] != value:
                 replaced.append(f"{variable}={environ[variable]} is used in place of {value}.")
         else:
@@ -160,7 +169,7 @@ def _values(
         values["tee"] = ("3", "")  # without it torchrun writes no log there
     if resources.torch_version >= (2, 12):
         # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
-        values["shutdown-timeout"] = (str(grace(options, environ)), "grace")
+        values["shutdown-timeout"] = (str(options.grace), "grace")
     return values
 
 
@@ -246,18 +255,18 @@ def of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
     return ""
 
 
-def max_restarts(options: Options, environ: Mapping[str, str]) -> int:
-    """Return how often ranks may be started again; torchrun's own variable counts too."""
-    text = environ.get("PET_MAX_RESTARTS", "")
-    return int(text) if text and "max_restarts" not in options.given else options.max_restarts
+def with_own_variables(options: Options, environ: Mapping[str, str]) -> Options:
+    """Return the options as they count: what is not given, torchrun's own variables may say.
 
-
-def grace(options: Options, environ: Mapping[str, str]) -> int:
-    """Return the seconds between a stop and SIGKILL; torchrun's own variables count too."""
-    if "grace" not in options.given:
-        for variable in ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
-            try:
-                return whole(0, 86400)(environ[variable])
-            except (KeyError, ValueError):
-                pass  # not set, or not what torchrun uses
-    return options.grace
+    A text that is no value is left to refuse_conflicts(), or torchrun does not use it either.
+    """
+    counts: dict[str, Any] = {}
+    for variable, field, parse in (
+        ("PET_MAX_RESTARTS", "max_restarts", int),
+        ("PET_SHUTDOWN_TIMEOUT", "grace", OPTIONS["grace"].parse),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "grace", OPTIONS["grace"].parse),
+    ):
+        if environ.get(variable) and field not in {*options.given, *counts}:
+            with contextlib.suppress(ValueError):
+                counts[field] = parse(environ[variable])
+    return options._replace(**counts)

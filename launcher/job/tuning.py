@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from launcher.job.cluster import Cluster
+from launcher.job.job import Cluster
 from launcher.job.resources import Resources
 
 

@@ -25,6 +25,7 @@ from selectors import EVENT_READ
 from typing import Any, Callable, NoReturn, Union
 
 from launcher.host.system import System
+from launcher.job.job import Job
 from launcher.peers import coordinator, events, member, state
 from launcher.peers.connection import Connection
 from launcher.peers.events import Action, Lost, Received, Time
@@ -36,7 +37,6 @@ from launcher.peers.messages import (
     FromMember,
     Hello,
     HostStacks,
-    Job,
     Message,
     ProgressReport,
     Welcome,
@@ -45,7 +45,7 @@ from launcher.peers.messages import (
     to_wire,
 )
 from launcher.result.causes import Failure
-from launcher.text.decisions import described
+from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 from launcher.watch import progress, stacks
@@ -68,7 +68,7 @@ class Channel:
         self._connections: dict[str, Connection] = {}  # by host
         self._arrived: dict[int, Connection] = {}  # whose hello has just come
         self._listener: Listener | None = None
-        self._silence = max(_SILENCE_SECONDS, _SILENCE_TIMEOUTS * job.host_timeout)
+        self._silence = max(_SILENCE_SECONDS, _SILENCE_TIMEOUTS * job.options.host_timeout)
         self._send_alive_at = self._check_at = math.inf
         self._events = collections.deque[Any]()
         self._is_acting = False
@@ -132,7 +132,7 @@ class Channel:
         before, now = self.state, self._system.now()
         actions: tuple[Action, ...]
         self.state, actions = self._machine.step(before, event, now)
-        if self._job.verbose:
+        if self._job.options.verbose:
             line = described("hosts", before, event, self.state, actions, now - self._began)
             if line:
                 self._system.log(line)
@@ -205,8 +205,8 @@ class Channel:
             if self._listener:
                 self._listener.close()
         elif isinstance(action, events.Connect):
-            address = self._job.address(self._job.coordinator)
-            port, then = self._job.peer_port, self._connected
+            address = self._job.cluster.address(self._job.coordinator)
+            port, then = self._job.options.peer_port, self._connected
             self._system.connect(address, port, action.seconds, then)
         elif isinstance(action, events.HangUp):
             self._drop(action.host)
@@ -250,7 +250,7 @@ class Channel:
 
     def _connected(self, what: socket.socket | str) -> None:
         try:
-            timeout = self._job.host_timeout
+            timeout = self._job.options.host_timeout
             connection = Connection(what, timeout) if not isinstance(what, str) else None
         except OSError:
             assert not isinstance(what, str)
@@ -281,7 +281,7 @@ class Channel:
                 if self._coordinates:
                     received: Any = from_member(message)
                 else:
-                    received = from_coordinator(message, self._job.hosts)
+                    received = from_coordinator(message, self._job.cluster.hosts)
             except ValueError:
                 continue  # what is not valid is ignored
             if isinstance(received, Welcome):

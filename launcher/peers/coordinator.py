@@ -38,6 +38,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
+from launcher.job.job import Job
 from launcher.peers import ends
 from launcher.peers.events import (
     Action,
@@ -66,7 +67,6 @@ from launcher.peers.messages import (
     FromCoordinator,
     Hello,
     HostStacks,
-    Job,
     Missing,
     NoRanksAnywhere,
     NoRanksHere,
@@ -93,7 +93,16 @@ from launcher.peers.state import (
     Step,
 )
 from launcher.result import causes
-from launcher.result.causes import Cause, Failure, Result, first_of, of_host, of_lost_host, stopped
+from launcher.result.causes import (
+    SUCCESS,
+    Cause,
+    Failure,
+    Result,
+    first_of,
+    of_host,
+    of_lost_host,
+    stopped,
+)
 from launcher.text.words import (
     Log,
     flag,
@@ -112,7 +121,9 @@ _MOST_REFUSALS_LOGGED = 20
 
 def begin(job: Job, now: float) -> Step:
     """Return the state at the launcher's start, and the actions to carry out."""
-    state = State(job, Joining(now + job.start_timeout, now + LOG_MISSING_SECONDS), hello(job))
+    state = State(
+        job, Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS), hello(job)
+    )
     if not job.members:
         return _start(state, 1, now)
     if not job.fingerprint:
@@ -154,7 +165,9 @@ def host_arrived(state: State, event: Arrived, now: float) -> Step:
     why = _reason_to_refuse(state, other)
     if why:
         state = state._replace(refused=state.refused + 1)
-        line = f"refused a connection from {event.address} to port {job.peer_port}: {why[1]}."
+        line = (
+            f"refused a connection from {event.address} to port {job.options.peer_port}: {why[1]}."
+        )
         refuse = Refuse(event.conn, Refused(why[0]))
         return state, (Log(line), refuse) if state.refused <= _MOST_REFUSALS_LOGGED else (refuse,)
     state = state._replace(arrived=state.arrived | {other.host})
@@ -179,8 +192,11 @@ def host_arrived(state: State, event: Arrived, now: float) -> Step:
 def _reason_to_refuse(state: State, other: Hello) -> tuple[Refusal, str] | None:
     """Return why a host is refused, and that in words for this host's own log; None: it is not."""
     job, host = state.job, other.host
-    if other.job != job.name:
-        return Refusal.ANOTHER_JOB, f"this is job {job.name}, not {short(other.job, 60)}"
+    if other.job != job.cluster.job_name:
+        return (
+            Refusal.ANOTHER_JOB,
+            f"this is job {job.cluster.job_name}, not {short(other.job, 60)}",
+        )
     if host not in job.members:
         return Refusal.NO_HOST, f"{short(host, 60)} is not another host of this job"
     if host in state.members:
@@ -211,9 +227,9 @@ def cannot_listen(state: State, event: CannotListen, now: float) -> Step:
     if isinstance(state.phase, Ended):
         return state, ()
     text = (
-        f"{state.job.current_host} cannot listen on port {state.job.peer_port} for the launchers "
-        f"of the other hosts ({event.why}); choose another with {flag('peer_port')}, the same one "
-        "on every host."
+        f"{state.job.current_host} cannot listen on port {state.job.options.peer_port} for the "
+        f"launchers of the other hosts ({event.why}); choose another with {flag('peer_port')}, the "
+        "same one on every host."
     )
     state = _note(state, of_host(f"launcher: {text}"), now)
     assert isinstance(state.phase, Failing)
@@ -227,8 +243,8 @@ def too_few_files(state: State, event: TooFewFiles, now: float) -> Step:
         return state, ()
     text = (
         f"launcher: {state.job.current_host} can have {event.files} files open (ulimit -n), but "
-        f"the connections of {len(state.job.hosts)} hosts need {event.needs}; raise that limit, or "
-        f"do without these connections with {flag('peers')} false."
+        f"the connections of {state.job.cluster.nnodes} hosts need {event.needs}; raise that "
+        f"limit, or do without these connections with {flag('peers')} false."
     )
     return _end(state, of_host(text).result)
 
@@ -243,7 +259,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if isinstance(phase, Restarting) and now >= phase.deadline:
         # The coordinator keeps the store for ranks of others: that is not what is waited for.
         done = phase.cleared | state.no_ranks
-        is_clear = done.issuperset(job.hosts)
+        is_clear = done.issuperset(job.cluster.hosts)
         return _takes_too_long(state, phase.cleared if is_clear else done, "clear")
     if isinstance(phase, Running):
         if now >= phase.rendezvous_deadline:
@@ -255,7 +271,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     named = tuple(some_of(absent))
     missing = Missing(named, len(absent) - len(named))
     if now >= phase.deadline:
-        how = f"did not arrive within {job.start_timeout:g} s"
+        how = f"did not arrive within {job.options.start_timeout:g} s"
         return _end(state, of_lost_host(missing.words, how).result)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (Log(f"waiting for {missing.words}."), Send(tuple(state.members), missing))
@@ -337,20 +353,24 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
         return _end(state, failure.result)
     if failing.broken:
         return _end(state, causes.not_restarted(failure, failing.broken).result)
-    attempt, most, took = state.attempt, state.job.max_restarts + 1, now - state.attempt_began
+    attempt, most, took = (
+        state.attempt,
+        state.job.options.max_restarts + 1,
+        now - state.attempt_began,
+    )
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
     own = failing.failure.kind
     before = state.kinds.count(own)
     if before:
         why += f", for the {ordinal(before + 1)} time, {lasted(took)} after its start"
-    deadline = now + state.job.start_timeout if state.job.members else math.inf
+    deadline = now + state.job.options.start_timeout if state.job.members else math.inf
     state = state._replace(phase=Restarting(failure, deadline), kinds=(*state.kinds, own))
     return _command_all(state, Restart(attempt, f"{why}; restarting all ranks."))
 
 
 def _may_restart(state: State, failing: Failing) -> bool:
     job = state.job
-    remains = 1 <= state.attempt <= job.max_restarts
+    remains = 1 <= state.attempt <= job.options.max_restarts
     return failing.may_restart and remains
 
 
@@ -373,7 +393,7 @@ def host_succeeded(state: State, host: str, message: Succeeded, now: float) -> S
     succeeded = phase.succeeded | {host}
     has_failed = isinstance(phase, Failing) and phase.failures
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
-        return _end(state, Result(0))
+        return _end(state, SUCCESS)
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
 
 
@@ -390,9 +410,9 @@ def at_rendezvous(state: State, host: str, message: AtRendezvous, now: float) ->
 def _takes_too_long(state: State, done: Collection[str], what: str) -> Step:
     """End the job since a restart does not come to its end; name the hosts that are behind."""
     job, attempt = state.job, state.attempt
-    behind = [host for host in job.hosts if host not in done] or list(job.hosts)
+    behind = [host for host in job.cluster.hosts if host not in done] or list(job.cluster.hosts)
     named = some_of(behind)
-    how = f"did not {what} attempt {attempt} within {job.start_timeout:g} s of the restart"
+    how = f"did not {what} attempt {attempt} within {job.options.start_timeout:g} s of the restart"
     result = of_lost_host(join_and_count(named, len(behind) - len(named)), how).result
     before = shortened(f"what was restarted had failed: {state.kinds[-1]}", 300)
     return _end(state, result._replace(text=f"{result.text}{before}\n"))
@@ -429,7 +449,7 @@ def _gather_stacks(state: State, host: str, now: float) -> Step:
 
     For the log alone no rank gets a signal, unless the user has this stall end the job anyway.
     """
-    may_signal = bool(host) or state.job.hang_timeout < math.inf
+    may_signal = bool(host) or state.job.options.hang_timeout < math.inf
     gathering = stacks.requested(state.gathering, host, now, may_signal=may_signal)
     before, state = state.gathering.number, state._replace(gathering=gathering)
     if gathering.number == before:
@@ -497,7 +517,12 @@ def _start(
         attempt_began=now,
         no_ranks=frozenset(),
         ends=ends.NONE,
-        watch=judge.State(job.hang_notify, job.hang_timeout, job.watch, busy=frozenset(job.hosts)),
+        watch=judge.State(
+            job.options.hang_notify,
+            job.options.hang_timeout,
+            job.options.watch,
+            busy=frozenset(job.cluster.hosts),
+        ),
         gathering=stacks.Gathering(state.gathering.number),  # a restart cuts off who requested it
     )
     return _command_all(state, Start(attempt))

@@ -16,9 +16,10 @@ from selectors import EVENT_READ
 from typing import Any, Callable
 
 from launcher.host.system import System
+from launcher.job.job import Job
 from launcher.peers.connection import Connection
 from launcher.peers.events import CannotListen, TooFewFiles
-from launcher.peers.messages import Hello, Job, Later, from_stranger, to_wire
+from launcher.peers.messages import Hello, Later, from_stranger, to_wire
 from launcher.text.protocol import encoded
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
@@ -55,7 +56,7 @@ class Listener:
         files, used = system.make_room(needs + PENDING)
         self._room = max(1, files - used - _DESCRIPTORS)
         self._shortage = TooFewFiles(files, used + needs) if files < used + needs else None
-        self._listen_deadline = system.now() + min(_LISTEN_SECONDS, job.start_timeout)
+        self._listen_deadline = system.now() + min(_LISTEN_SECONDS, job.options.start_timeout)
         self._listen_at = system.now()
         self._resume_at = math.inf
 
@@ -88,8 +89,10 @@ class Listener:
         job = self._job
         self._listen_at = math.inf
         try:
-            address = job.address(job.current_host)
-            self._sockets, self.own_name_resolves = self._system.listen(address, job.peer_port)
+            address = job.cluster.address(job.current_host)
+            self._sockets, self.own_name_resolves = self._system.listen(
+                address, job.options.peer_port
+            )
         except OSError as error:
             self._listen_at = now + _RETRY_SECONDS
             if error.errno != errno.EADDRINUSE or now >= self._listen_deadline:
@@ -129,7 +132,7 @@ class Listener:
                     break
                 return  # none remain, or one that has ended already (accept(2))
             try:
-                connection = Connection(accepted, self._job.host_timeout)
+                connection = Connection(accepted, self._job.options.host_timeout)
             except OSError:
                 accepted.close()
                 continue

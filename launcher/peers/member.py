@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Union
 
+from launcher.job.job import Job
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.peers.events import (
     HUNG_UP,
@@ -41,7 +42,6 @@ from launcher.peers.messages import (
     End,
     Failed,
     FromMember,
-    Job,
     Later,
     Missing,
     NoRanksAnywhere,
@@ -114,7 +114,7 @@ def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while ranks run."""
     if not isinstance(state.phase, (Connecting, Greeting)):
         return math.inf  # once welcome, only the coordinator's timeouts count
-    start_deadline = state.began + state.job.start_timeout
+    start_deadline = state.began + state.job.options.start_timeout
     reply_deadline = state.phase.deadline if isinstance(state.phase, Greeting) else math.inf
     return min(state.log_missing_at, start_deadline, reply_deadline)
 
@@ -185,8 +185,8 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if isinstance(phase, Greeting) and now >= phase.deadline:
         return _no_reply(state, "", WELCOME_SECONDS)
     trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
-    if now >= state.began + job.start_timeout:
-        how = f"did not arrive within {job.start_timeout:g} s ({trouble})"
+    if now >= state.began + job.options.start_timeout:
+        how = f"did not arrive within {job.options.start_timeout:g} s ({trouble})"
         return _end(state, of_lost_host(job.coordinator, how).result)
     line = Log(f"waiting for {job.coordinator} ({trouble}).")
     return state._replace(log_missing_at=now + LOG_MISSING_SECONDS), (line,)
@@ -194,7 +194,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
 
 def _no_reply(state: State, why: str, seconds: float) -> Step:
     """End: something else listens there, or the coordinator has ended; one more try tells which."""
-    where = f"on port {state.job.peer_port} of {state.job.coordinator}"
+    where = f"on port {state.job.options.peer_port} of {state.job.coordinator}"
     if why == NO_MESSAGE:
         seen = f"what answers {where} is not this job's launcher"
     elif seconds >= AT_ONCE_SECONDS:

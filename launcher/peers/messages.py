@@ -31,11 +31,11 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, NamedTuple, Union, get_args
 
 from launcher.errors import STOPS
+from launcher.job.job import Job
 from launcher.result.causes import Failure, Result, as_received, failure_text
 from launcher.text import wire
 from launcher.text.wire import Among, Count, Length, Line, Seconds
@@ -53,51 +53,6 @@ def _comparable(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
         if not all(isinstance(v, str) for v in (value if isinstance(value, list) else [value])):
             raise ValueError(value)
     return fingerprint
-
-
-class Job(NamedTuple):
-    """What does not change: the job, and which of its hosts this one is. Times in seconds.
-
-    `fingerprint` maps what must agree between hosts, in words for a message, to its values here: a
-    text or a list of texts. It is empty if this host cannot start. `peer_port` is the coordinator's
-    port, 0 if this host's launcher talks to no other: it is alone, or is to be.
-    """
-
-    current_host: str
-    hosts: tuple[str, ...]
-    name: str = ""
-    endpoint: str = ""  # where torchruns meet
-    max_restarts: int = 0
-    grace: float = 100  # that a stop leaves the ranks
-    failure_grace: float = 10  # that a failure, or a restart, leaves them
-    start_timeout: float = 900
-    peer_port: int = 0
-    fingerprint: Mapping[str, Any] = {}
-    addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
-    verbose: bool = False
-    watch: float = 0  # between two looks at how far ranks are; 0: none
-    hang_notify: float = 60
-    hang_timeout: float = math.inf
-    host_timeout: int = 14  # for which the network may lose a host's packets
-
-    @property
-    def coordinator(self) -> str:
-        """The host that decides for all."""
-        return self.hosts[0] if self.peer_port else self.current_host
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The other hosts that talk to the coordinator."""
-        return self.hosts[1:] if self.peer_port else ()
-
-    @property
-    def torchrun_restarts(self) -> bool:
-        """Whether restarts are torchrun's: the launchers of several hosts do not talk."""
-        return len(self.hosts) > 1 and not self.peer_port
-
-    def address(self, host: str) -> str:
-        """Return what a host is looked up by: its name, as a rule."""
-        return self.addresses.get(host, host)
 
 
 # Of a member.
@@ -288,8 +243,12 @@ Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
 def hello(job: Job) -> Hello:
     """Return what a host sends first."""
-    values = {"list of hosts": list(job.hosts), **job.fingerprint} if job.fingerprint else {}
-    return Hello(job.name, job.current_host, {what: _bounded(v) for what, v in values.items()})
+    values = (
+        {"list of hosts": list(job.cluster.hosts), **job.fingerprint} if job.fingerprint else {}
+    )
+    return Hello(
+        job.cluster.job_name, job.current_host, {what: _bounded(v) for what, v in values.items()}
+    )
 
 
 def _bounded(value: Any) -> Any:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
+from launcher.job.job import Job
 from launcher.peers import ends
 from launcher.peers.events import Action
-from launcher.peers.messages import Hello, Job
+from launcher.peers.messages import Hello
 from launcher.result.causes import Failure, Result
 from launcher.watch import judge, stacks
 

@@ -13,7 +13,18 @@ import signal
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-from launcher.errors import EXIT_HOST_LOST, EXIT_HUNG, EXIT_SOFTWARE, EXIT_USAGE, STOPS
+from launcher.errors import (
+    EXIT_CANNOT_EXECUTE,
+    EXIT_HOST_LOST,
+    EXIT_HUNG,
+    EXIT_NOT_FOUND,
+    EXIT_SOFTWARE,
+    EXIT_USAGE,
+    STOPS,
+    CannotExecuteError,
+    LaunchError,
+    NotFoundError,
+)
 from launcher.result import raised
 from launcher.text.wire import Among, Line
 from launcher.text.words import flag, lasted, port_is_taken, printable, shortened, signal_name
@@ -50,9 +61,12 @@ class Result(NamedTuple):
 
     exit_code: Annotated[int, Among(range(256))]
     text: str = ""
-    stop_signal: Annotated[int, Among((0, *STOPS))] = (
-        0  # what a person or the platform stopped the job with
-    )
+    # With which a person or the platform stopped the job.
+    stop_signal: Annotated[int, Among((0, *STOPS))] = 0
+
+
+SUCCESS = Result(0)
+PROBLEMS = Result(EXIT_USAGE)  # that `sm-launch doctor` has found
 
 
 def failure_text(text: str) -> str:
@@ -69,7 +83,7 @@ def as_received(result: Result) -> Result:
     That of a success, and of a stop, is all in its number.
     """
     if result.exit_code == 0:
-        return Result(0)
+        return SUCCESS
     if result.stop_signal:
         return stopped(result.stop_signal)
     return result._replace(text=failure_text(result.text))
@@ -153,9 +167,34 @@ class RankFailure(NamedTuple):
         return not self.killed and raised.is_secondary(self.chain)
 
 
+def exit_code_of(returncode: int) -> int:
+    """Return the exit code by which a process is known that has ended; negative: by a signal."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 def stopped(number: int) -> Result:
     """Return the result of a job that was stopped by a signal."""
-    return Result(128 + number, "", number)
+    return Result(exit_code_of(-number), "", number)
+
+
+def of_container(
+    returncode: int, reported: Result | None, stop_signal: int, *, hides_failure: bool = False
+) -> Result:
+    """Return how a container ends whose command has ended, below an init.
+
+    `returncode` is the command's, negative for a signal; `reported` is the last launcher's result;
+    `hides_failure`: the command is the toolkit's, which has not said that the job succeeded.
+    """
+    code = exit_code_of(returncode)
+    reported = reported or SUCCESS
+    if code == 0 and hides_failure and not stop_signal:
+        code = 1
+    # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too.
+    if reported.exit_code and (code == 1 or (code == 0 and stop_signal)):
+        code = reported.exit_code
+    elif code == exit_code_of(-signal.SIGTERM) and stop_signal:
+        code = exit_code_of(-stop_signal)  # the toolkit's `train` gets SIGTERM for any stop
+    return Result(code, stop_signal=reported.stop_signal)
 
 
 def headline(failure: RankFailure, host: str) -> str:
@@ -194,7 +233,7 @@ def _named(failure: RankFailure, host: str) -> str:
 
 def of_rank(failure: RankFailure, host: str) -> Failure:
     """Return why the job fails if a rank of a host is the cause."""
-    code = failure.exit_code if failure.exit_code >= 0 else 128 - failure.exit_code
+    code = exit_code_of(failure.exit_code)
     code = code if 0 < code < 256 else 1  # a failure is never a success
     text = f"{shortened(headline(failure, host), _FIRST_LINE)}\n"
     text += f"exit code {code}, {failure.time:.0f} s after start\n"
@@ -277,6 +316,22 @@ def of_hang(what: str, *, may_restart: bool = True) -> Failure:
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
     """Return the failure of a host that cannot start, or does not agree with the others."""
     return Failure(cause, exit_code, f"{text}\n")
+
+
+def of_error(error: LaunchError, host: str = "", *, attempt: int = 0) -> Failure:
+    """Return the failure of a launcher that meets an error that a person can fix.
+
+    It names the `host` where others are told, too. At a restart, from `attempt` 2 on, what was to
+    be run is right, and something of it was started: then the launcher itself has failed.
+    """
+    exit_code = EXIT_USAGE
+    if attempt > 1:
+        exit_code = EXIT_SOFTWARE
+    elif isinstance(error, NotFoundError):
+        exit_code = EXIT_NOT_FOUND
+    elif isinstance(error, CannotExecuteError):
+        exit_code = EXIT_CANNOT_EXECUTE
+    return of_host(f"launcher: {host}: {error}" if host else f"launcher: {error}", exit_code)
 
 
 def of_launcher(host: str, error: Exception) -> Failure:

@@ -332,8 +332,7 @@ def main() -> int:
     if (run_dir := os.environ.get("LAUNCHER_RUN_DIR")) is None:
         return run(None)
     # A launcher that is killed cannot end its torchrun: then the kernel stops it (prctl(2)).
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
     try:
         launcher = Launcher(run_dir)
     except OSError:

@@ -69,7 +69,7 @@ def of_torchrun_here(
 ) -> Failure:
     """Return why this host has failed if its torchrun has."""
     job, seconds = state.job, now - state.times.attempt
-    where = (job.hosts, job.current_host, job.endpoint)
+    where = (job.cluster.hosts, job.current_host, job.endpoint)
     return of_torchrun(returncode, error, *where, seconds, oom=oom)
 
 

@@ -36,12 +36,12 @@ import math
 import signal
 from typing import Any, Callable
 
+from launcher.job.job import Job
 from launcher.peers.events import AllKnow
 from launcher.peers.messages import (
     AtRendezvous,
     End,
     Failed,
-    Job,
     NoRanksAnywhere,
     NoRanksHere,
     Restart,

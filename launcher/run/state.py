@@ -10,7 +10,7 @@ import math
 import signal
 from typing import NamedTuple, Union
 
-from launcher.peers.messages import Job
+from launcher.job.job import Job
 from launcher.result.causes import Failure, Result
 from launcher.run.events import Actions
 from launcher.run.ranks import NONE, Rank, Ranks
@@ -205,12 +205,12 @@ class State(NamedTuple):
 
     def grace(self, why: Why) -> float:
         """Return how many seconds a process has to end for this reason."""
-        return self.job.grace if why is Why.STOP else self.job.failure_grace
+        return self.job.options.grace if why is Why.STOP else self.job.options.failure_grace
 
     @property
     def others_are_unheard(self) -> bool:
         """Whether the launchers of several hosts do not talk, but for their torchruns."""
-        return len(self.job.hosts) > 1 and not self.job.peer_port
+        return self.job.cluster.nnodes > 1 and not self.job.has_peers
 
     @property
     def has_succeeded(self) -> bool:

@@ -22,31 +22,30 @@ from collections import deque
 from collections.abc import Generator, Mapping
 from typing import Any, Callable
 
-from launcher.errors import EXIT_SOFTWARE, STOPS, WARNINGS, Disposition, LaunchError
+from launcher.errors import STOPS, WARNINGS, Disposition, LaunchError
 from launcher.host.child import Question
 from launcher.host.run_dir import IN_RANK, unpacked
 from launcher.host.signals import left_alone
 from launcher.host.system import System
 from launcher.job import gpu_health
+from launcher.job.job import Job, LaunchPlan
 from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
-from launcher.job.plan import LaunchPlan, for_attempt
+from launcher.job.plan import for_attempt
 from launcher.job.prepare import reached_at
 from launcher.peers.channel import Channel
 from launcher.peers.messages import (
     AllStacks,
     CollectStacks,
     HostStacks,
-    Job,
     ProgressReport,
     StacksRequest,
 )
-from launcher.result.causes import Failure, of_host, of_launcher
+from launcher.result.causes import Failure, of_error, of_launcher
 from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State, Why
-from launcher.text.decisions import described
-from launcher.text.log import traceback_of
+from launcher.text.log import described, traceback_of
 from launcher.text.words import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch
@@ -61,14 +60,9 @@ _END_IN_ORDER_SECONDS = (
 Ready = list[tuple[selectors.SelectorKey, int]]
 
 
-def run(
-    job: Job, plan: LaunchPlan | Exception, environ: Mapping[str, str], system: System
-) -> State:
-    """Run this host's share of the job to its end; return the state at the end, with its result.
-
-    `plan` is what to start, or why it cannot be started, which is reported.
-    """
-    supervisor = Supervisor(job, plan, environ, system)
+def run(job: Job, environ: Mapping[str, str], system: System) -> State:
+    """Run this host's share of the job to its end; return the state at the end, with its result."""
+    supervisor = Supervisor(job, environ, system)
     turns = supervisor.turns()
     with contextlib.suppress(StopIteration):
         timeout = next(turns)
@@ -89,14 +83,8 @@ def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
 class Supervisor:
     """The effects: what is open and running. What is known and decided is in `state`."""
 
-    def __init__(
-        self,
-        job: Job,
-        plan: LaunchPlan | Exception,
-        environ: Mapping[str, str],
-        system: System,
-    ) -> None:
-        self._plan, self._environ, self._system = plan, environ, system
+    def __init__(self, job: Job, environ: Mapping[str, str], system: System) -> None:
+        self._environ, self._system = environ, system
         self._stack = contextlib.ExitStack()
         self._folder = self._mark = ""
         self._reports: Reports | None = None
@@ -111,11 +99,11 @@ class Supervisor:
         self._is_stepping = False
         self._give_up_at = math.inf  # where they go on, or an end is still waited for
         self._watch = _watch(job)
-        if isinstance(plan, LaunchPlan):
+        if isinstance(job.plan, LaunchPlan):
             try:
                 self._begin_attempt(job)
             except Exception as error:  # before any host starts anything
-                self._plan, job = error, job._replace(fingerprint={})
+                job = job._replace(plan=error)
         self.state = machine.begin(job, system.now())
         self._channel = Channel(job, system, self._receive)
 
@@ -214,8 +202,8 @@ class Supervisor:
         self._on_signals()  # a stop that came before anything was started
         if not isinstance(self.state.phase, Done):
             self._channel.begin()
-        if isinstance(self._plan, Exception):
-            self._cannot_start(self._plan)
+        if isinstance(self.state.job.plan, Exception):
+            self._cannot_start(self.state.job.plan)
 
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
@@ -234,8 +222,8 @@ class Supervisor:
         elif isinstance(event, AllStacks):
             job, lines = self.state.job, list(event.lines)
             # The same on all hosts whose launchers talk, and another job's is not.
-            key = job.endpoint if job.peer_port else self._mark
-            message = {"job": job.name, "key": key, "lines": lines}
+            key = job.endpoint if job.has_peers else self._mark
+            message = {"job": job.cluster.job_name, "key": key, "lines": lines}
             if self._reports:
                 self._reports.reply_stacks(message)
         else:
@@ -263,7 +251,7 @@ class Supervisor:
     def _decide(self, event: Any) -> events.Actions:
         before, now = self.state, self._system.now()
         self.state, actions = machine.step(before, event, now)
-        if before.job.verbose:
+        if before.job.options.verbose:
             began = before.times.began
             line = described("run", before, event, self.state, actions, now - began)
             if line:
@@ -337,7 +325,7 @@ class Supervisor:
 
     def _signal_processes(self, action: events.SignalProcesses) -> None:
         for pid in action.pids:
-            self._system.send_found(pid, action.number)
+            self._system.send_leftover(pid, action.number)
 
     def _request_places(self, action: events.RequestPlaces) -> None:
         self._places_request = self._request_calls(may_signal=True)
@@ -346,7 +334,8 @@ class Supervisor:
         self._step(events.LeftoversFound(tuple(self._leftovers())))
 
     def _start_torchrun(self, attempt: int) -> None:
-        plan = self._plan
+        job = self.state.job
+        plan = job.plan
         if isinstance(plan, Exception):
             return  # which is about to be reported
         environment = {**self._environ, **plan.environment}
@@ -354,7 +343,6 @@ class Supervisor:
             resolves = self._channel.own_name_resolves
             plan = reached_at(plan, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
-        job = self.state.job
         if attempt > 1:
             self._begin_attempt(job)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
@@ -365,7 +353,7 @@ class Supervisor:
         if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
         *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)
-        if job.watch:
+        if job.options.watch:
             environment[WATCHER] = watcher
         self._child = self._system.start(argv, environment, (JOB_MARK, mark), folder=plan.folder)
 
@@ -391,7 +379,7 @@ class Supervisor:
         report = self._watch.report(succeeded, self._system.state_of, now, running)
         if report:
             self._channel.report(ProgressReport(self.state.attempt, report.ranks, report.others))
-        is_to_say = self.state.job.verbose or self.state.job.hang_timeout < math.inf
+        is_to_say = self.state.job.options.verbose or self.state.job.options.hang_timeout < math.inf
         if is_to_say and self._watch.error not in self._logged:
             self._logged.add(self._watch.error)
             self._system.log(self._watch.error)
@@ -442,19 +430,17 @@ class Supervisor:
 
     def _leftovers(self) -> list[int]:
         try:
-            return self._system.look(self._child)
+            return self._system.leftovers(self._child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
                 self._reports.hang_up()
-            return self._system.look(self._child)
+            return self._system.leftovers(self._child)
 
     def _cannot_start(self, error: Exception) -> None:
         job = self.state.job
         if isinstance(error, LaunchError):
-            text = f"launcher: {job.current_host}: {error}" if job.members else f"launcher: {error}"
-            # At a restart what was to be run is right, and something of it was started.
-            code = error.exit_code if self.state.attempt <= 1 else EXIT_SOFTWARE
-            failure = of_host(text, code)
+            host = job.current_host if job.members else ""
+            failure = of_error(error, host, attempt=self.state.attempt)
         else:
             self._log_traceback(error)
             failure = self._own_failure(error)
@@ -470,7 +456,7 @@ class Supervisor:
 
 
 def _watch(job: Job) -> Watch:
-    return Watch(job.watch, min(job.hang_notify, job.hang_timeout))
+    return Watch(job.options.watch, min(job.options.hang_notify, job.options.hang_timeout))
 
 
 ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {

@@ -13,12 +13,14 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from launcher.text.words import printable
+from launcher.text.words import Log, printable, short, shortened
 
-_WAITING = 1000  # lines that may wait for a reader
-_TO_READ = 1.0  # seconds that a reader has at the end
+_WAITING_LINES = 1000  # that may wait for a reader
+_END_SECONDS = 1.0  # that a reader has at the end
+_VALUE_CHARACTERS = 80  # of a value that --launcher-verbose shows
 
 
 class _Writer:
@@ -32,10 +34,10 @@ class _Writer:
 
     def add(self, line: bytes) -> None:
         with self._changed:
-            if len(self._lines) >= _WAITING:
+            if len(self._lines) >= _WAITING_LINES:
                 self._lost += 1
                 return
-            self._say_lost()
+            self._log_lost()
             self._lines.append(line)
             self._changed.notify_all()
             if self._thread is None:
@@ -75,10 +77,10 @@ class _Writer:
             with self._changed:
                 self._lines.popleft()
                 if not self._lines:
-                    self._say_lost()
+                    self._log_lost()
                 self._changed.notify_all()
 
-    def _say_lost(self) -> None:
+    def _log_lost(self) -> None:
         if self._lost:
             lost = f"{self._lost} lines of this log were not written: nobody read it."
             self._lines.append(_encoded(lost))
@@ -111,7 +113,7 @@ def kept() -> Iterator[list[str]]:
 
 def flush() -> None:
     """Wait until all lines are written, but no longer than a second; Python does so at its end."""
-    _WRITER.flush(_TO_READ)
+    _WRITER.flush(_END_SECONDS)
 
 
 def show(text: str) -> None:
@@ -149,3 +151,32 @@ def traceback_of(error: BaseException) -> list[str]:
 
     texts = traceback.format_exception(type(error), error, error.__traceback__)
     return "".join(texts).splitlines()
+
+
+def described(
+    machine: str, before: Any, event: Any, after: Any, actions: Any, seconds: float
+) -> str:
+    """Return what --launcher-verbose logs of a step of a state machine; "" if it changed nothing.
+
+    "3.214 s: run Running to Failing on RankEnded(pid=71, exit_code=1, ...): Tell(...)", where
+    `seconds` have passed since the launcher's start.
+    """
+    was, now = type(before.phase).__name__, type(after.phase).__name__
+    if not actions and (after == before or (was == now and type(event).__name__ == "Time")):
+        return ""  # at most, what is due next has changed
+    to = "" if was == now else f" to {now}"
+    done = ", ".join(_written(action) for action in actions if not isinstance(action, Log))
+    return f"{seconds:.3f} s: {machine} {was}{to} on {_written(event)}" + (done and f": {done}")
+
+
+def _written(value: Any) -> str:
+    """Return an event, an action or one of its values as Python writes it, but for what is long.
+
+    And but for a mapping's values: among those that hosts compare are the script's arguments,
+    which may be secret.
+    """
+    if hasattr(value, "_fields"):
+        fields = zip(value._fields, value)
+        named = ", ".join(f"{name}={_written(part)}" for name, part in fields)
+        return shortened(f"{type(value).__name__}({named})", _VALUE_CHARACTERS * 4)
+    return short(list(value) if isinstance(value, Mapping) else value, _VALUE_CHARACTERS)

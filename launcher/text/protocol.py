@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import socket
 
-_DIGITS = 18  # of a number: Python takes its time for long ones
+_DIGITS = 18  # of a number, at most: Python takes its time for long ones
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
@@ -37,12 +37,12 @@ class Lines:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._rest = b""
+        self._incomplete = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that are complete now. Raises ValueError beyond the limit."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > self._limit:
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
+        if len(self._incomplete) > self._limit:
             raise ValueError("a line is too long")
         return lines
 

@@ -407,7 +407,7 @@ def _write_at_signal(launcher: Any) -> int:
 
     A real-time signal near the end, of which the script is unlikely to have a use of its own.
     """
-    if sys.platform != "linux" or signal.getsignal(signal.SIGRTMAX - 3) != signal.SIG_DFL:
+    if signal.getsignal(signal.SIGRTMAX - 3) != signal.SIG_DFL:
         return 0
     number = int(signal.SIGRTMAX - 3)
     faulthandler.register(number, file=launcher.fileno(), all_threads=False)

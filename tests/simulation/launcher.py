@@ -7,9 +7,9 @@ import signal
 from typing import TYPE_CHECKING
 
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
-from launcher.job.plan import LaunchPlan
-from launcher.peers.messages import Job as HostsJob
+from launcher.job.job import Cluster, LaunchPlan
+from launcher.job.job import Job as HostsJob
+from launcher.job.options import Options
 from launcher.result.causes import Result
 from launcher.run.state import State
 from launcher.run.supervisor import Supervisor
@@ -26,24 +26,19 @@ FINGERPRINT = {"script's arguments": ["--lr", "0.1"]}
 _TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that never stops
 
 
-def job_of(job: Job, name: str, fingerprint: dict[str, list[str]]) -> HostsJob:
+def job_of(job: Job, name: str, plan: LaunchPlan | Exception) -> HostsJob:
     """Return the job as a host sees it."""
-    plan = job.plan
-    return HostsJob(
-        name,
-        job.names,
-        "job",
-        f"{job.names[0]}:29400",
-        plan.max_restarts,
-        plan.grace,
-        plan.failure_grace,
-        plan.start_timeout,
-        PORT if len(job.names) > 1 else 0,
-        fingerprint,
-        watch=plan.watch,
+    options = Options(
+        max_restarts=job.plan.max_restarts,
+        grace=job.plan.grace,
+        failure_grace=job.plan.failure_grace,
+        start_timeout=job.plan.start_timeout,
+        peer_port=PORT,
+        watch=job.plan.watch,
         hang_notify=HANG_NOTIFY,
-        hang_timeout=plan.hang_timeout or math.inf,
+        hang_timeout=job.plan.hang_timeout or math.inf,
     )
+    return HostsJob(Cluster(job.names, name, "job", 0, 0, ""), options, plan)
 
 
 class Launcher:
@@ -67,15 +62,14 @@ class Launcher:
         self.system = System(job, machine, self._wake)
         cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
         other = {"script's arguments": ["--seed", str(machine.number)]}
-        fingerprint = {} if cannot else other if differs else FINGERPRINT
-        mine = job_of(job, machine.name, fingerprint)
         cluster = Cluster(job.names, machine.name, "job", 0, 0, "")
         argv = ("python", "agent.py", "--rdzv-id=job", "--", "rank.py")
+        agree = other if differs else FINGERPRINT
         plan: LaunchPlan | LaunchError
-        plan = LaunchPlan(argv, {}, cluster, "1", mine.endpoint, int(job.plan.grace), ())
+        plan = LaunchPlan(argv, {}, cluster, "1", f"{job.names[0]}:29400", (), agree)
         if cannot:
             plan = LaunchError("--train-script: there is none")
-        self.supervisor = Supervisor(mine, plan, {}, self.system)  # type: ignore[arg-type]
+        self.supervisor = Supervisor(job_of(job, machine.name, plan), {}, self.system)  # type: ignore[arg-type]
         self._turns = self.supervisor.turns()
 
     @property

@@ -18,7 +18,7 @@ from launcher.run.state import Ending, Restarting, Running, Why
 from launcher.text import wire
 from launcher.watch import stacks
 from simulation import mistakes_at_restarts
-from simulation.planting import MISTAKES, Planter, in_part, mistake, without
+from simulation.planting import MISTAKES, Planter, in_part, mistake, with_options, without
 
 __all__ = ["MISTAKES", "mistakes_at_restarts"]
 
@@ -149,8 +149,9 @@ def _(plant: Planter) -> None:
 @mistake("torchrun starts with one host missing")
 def _(plant: Planter) -> None:
     def early(plain: Any, state: Any, event: Any, now: float) -> Any:
-        hosts = state.job.hosts
-        fewer = state.job._replace(hosts=hosts[:-1] if len(hosts) > 2 else hosts)
+        hosts = state.job.cluster.hosts
+        cluster = state.job.cluster._replace(hosts=hosts[:-1] if len(hosts) > 2 else hosts)
+        fewer = state.job._replace(cluster=cluster)
         after, actions = plain(state._replace(job=fewer), event, now)
         return after._replace(job=state.job), actions
 
@@ -203,7 +204,7 @@ def _(plant: Planter) -> None:
 @mistake("the next attempt starts when one host has cleared this one")
 def _(plant: Planter) -> None:
     def early(plain: Any, state: Any, host: str, event: Any, now: float) -> Any:
-        all_hosts = frozenset((*state.job.hosts,)) - {host}
+        all_hosts = frozenset((*state.job.cluster.hosts,)) - {host}
         if isinstance(state.phase, coordinator.Restarting) and event.attempt == state.attempt:
             state = state._replace(phase=state.phase._replace(cleared=all_hosts))
         return plain(state, host, event, now)
@@ -307,7 +308,7 @@ def _(plant: Planter) -> None:
 @mistake("(!) a stop leaves the failure grace, not its own")
 def _(plant: Planter) -> None:
     def short(plain: Any, state: Any, number: int, now: float) -> Any:
-        job = state.job._replace(grace=state.job.failure_grace)
+        job = with_options(state.job, grace=state.job.options.failure_grace)
         after, actions = plain(state._replace(job=job), number, now)
         return after._replace(job=state.job), actions
 
@@ -336,7 +337,7 @@ def _(plant: Planter) -> None:
 @mistake("(!) a rank that starts after a stop has no time to save")
 def _(plant: Planter) -> None:
     def none(plain: Any, state: Any, given: Any) -> Any:
-        return plain(state._replace(job=state.job._replace(grace=0.0)), given)
+        return plain(state._replace(job=with_options(state.job, grace=0)), given)
 
     in_part(plant, "_signal_ranks", none)
 
@@ -402,7 +403,7 @@ def _(plant: Planter) -> None:
 @mistake("the ranks of a failed one have no time")
 def _(plant: Planter) -> None:
     def none(plain: Any, state: Any, why: Any, now: float) -> Any:
-        job = state.job._replace(failure_grace=0.0)
+        job = with_options(state.job, failure_grace=0)
         after, actions = plain(state._replace(job=job), why, now)
         return after._replace(job=state.job), actions
 

@@ -10,7 +10,7 @@ from launcher.result.causes import Result, stopped
 from launcher.run import ending, machine
 from launcher.run.events import Report
 from launcher.run.state import Done, Ending, Restarting, Waiting, Why
-from simulation.planting import Planter, in_part, mistake, without
+from simulation.planting import Planter, in_part, mistake, with_options, without
 
 # What survives SIGKILL.
 
@@ -212,7 +212,7 @@ def _(plant: Planter) -> None:
 
 @mistake("the store goes when all hosts but one have no ranks")
 def _(plant: Planter) -> None:
-    thinks(plant, lambda state: set(sorted({*state.job.hosts} - state.no_ranks)[:1]))
+    thinks(plant, lambda state: set(sorted({*state.job.cluster.hosts} - state.no_ranks)[:1]))
 
 
 @mistake("the store goes when a host has ended, whatever the others have")
@@ -242,7 +242,7 @@ def _(plant: Planter) -> None:
         sooner = plain(state._replace(no_ranks_left=True), given)
         if part is None or sooner is None:
             return part
-        at = max(sooner.at, given.since + min(1.0, state.job.failure_grace))
+        at = max(sooner.at, given.since + min(1.0, state.job.options.failure_grace))
         return part._replace(at=min(part.at, at))
 
     plant.around(ending, "_end_torchrun", goes)
@@ -260,7 +260,7 @@ def _(plant: Planter) -> None:
 @mistake("the store does not wait for ranks that save longer than after a failure")
 def _(plant: Planter) -> None:
     def short(plain: Any, state: Any, given: Any) -> Any:
-        job = state.job._replace(grace=0.0)
+        job = with_options(state.job, grace=0)
         return plain(state._replace(job=job), given._replace(deadline=given.since))
 
     in_part(plant, "_end_torchrun", short)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from launcher.job.job import Job
 from launcher.run import ending
 
 Plant = Callable[["Planter"], None]
@@ -58,6 +59,11 @@ class Planter:
     def nothing(self, where: Any, name: str) -> None:
         """Have a function of a state machine do nothing."""
         self.set(where, name, lambda state, *_, **__: (state, ()))
+
+
+def with_options(job: Job, **options: Any) -> Job:
+    """Return a job that has other options."""
+    return job._replace(options=job.options._replace(**options))
 
 
 def in_part(plant: Planter, name: str, change: Callable[..., Any]) -> None:

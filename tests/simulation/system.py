@@ -387,7 +387,7 @@ class System:
         if process:
             process.signal(number)
 
-    send_found = send
+    send_leftover = send
 
     def send_group(self, leader: int, number: int) -> None:
         """Send a group a signal."""
@@ -406,7 +406,7 @@ class System:
         process = self.machine.processes.get(pid)
         return process.response(number) if process else Disposition.DEFAULT
 
-    def look(self, child: int) -> list[int]:
+    def leftovers(self, child: int) -> list[int]:
         """Return what is neither a child nor below it."""
         top = self.job.processes.get(child)
         return [

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from conftest import REPO
+from jobs import job_of
 
 from launcher.peers.channel import Channel
-from launcher.peers.messages import Job as HostsJob
 from launcher.peers.messages import Start
 from launcher.result.causes import Result
 from launcher.run import machine as run_machine
@@ -146,7 +146,7 @@ def test_all_actions_of_a_step_are_done_before_the_next(
 
 def test_what_no_row_has_breaks_a_promise() -> None:
     """A change of phase, an event, an action."""
-    host = state.State(HostsJob("a", ("a",)), state.Times(0.0))
+    host = state.State(job_of("a", ("a",)), state.Times(0.0))
     went = host._replace(phase=state.Running())
     for event, after, actions in (
         (Start(1), went, (object(),)),
@@ -218,7 +218,7 @@ def test_a_plan_gives_the_same_job_again() -> None:
 def test_a_verbose_job_says_every_step_and_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log has the phases of every machine, one after the other, to the end."""
     quiet = Job(FAILS_AND_STOPS, trace=True).run()
-    monkeypatch.setattr(launcher, "HostsJob", functools.partial(launcher.HostsJob, verbose=True))
+    monkeypatch.setattr(launcher, "Options", functools.partial(launcher.Options, verbose=True))
     verbose = Job(FAILS_AND_STOPS, trace=True).run()
     log = r"^ *\S+ +(\S+) .* log: \d+\.\d{3} s: "
     step = re.compile(log + r"(run|hosts) ([\w ()]+?)(?: to ([\w ()]+?))? on \w")

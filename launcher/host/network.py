@@ -1,0 +1,122 @@
+"""Names, addresses and connections of hosts, IPv4 and IPv6."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.text.words import is_loopback
+
+SocketAddress = tuple[Any, ...]  # as getaddrinfo gives it
+
+_CONNECT_SECONDS = 4  # for an address to take a connection
+_OWN_NAME_SECONDS = 0.2  # for a look-up of this host's own name, which seldom takes any longer
+_BACKLOG = 1 << 12  # connections to accept; the kernel allows net.core.somaxconn (listen(2))
+
+
+def look_up(host: str, port: int = 0) -> list[tuple[socket.AddressFamily, SocketAddress]]:
+    """Return the families and addresses of a name, none if it does not resolve.
+
+    May block for many seconds.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    # A line that is twice in /etc/hosts gives its address twice.
+    return list(dict.fromkeys((family, address) for family, *_, address in found))
+
+
+def is_literal(host: str) -> bool:
+    """Tell whether a host's name is an address."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host.partition("%")[0])
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def own_addresses(host: str) -> tuple[list[str], bool]:
+    """Return what to listen on, [] for all addresses, and whether the host's name has an address.
+
+    A host's own name may lead nobody else to it, as Debian's 127.0.1.1 in /etc/hosts, or have no
+    address on this host alone.
+    """
+    if is_literal(host):
+        return [host], True
+    own = _look_up_within(host, _OWN_NAME_SECONDS)
+    return [] if any(map(is_loopback, own)) else own, bool(own)
+
+
+def _look_up_within(host: str, seconds: float) -> list[str]:
+    """Return the addresses of a name, none if that takes longer."""
+    found: list[str] = []
+
+    def run() -> None:
+        found.extend(str(address[0]) for _, address in look_up(host))
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads in this container
+        return []
+    thread.join(seconds)
+    return list(found)
+
+
+def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    """Listen on those of some addresses that this host has, or on all of its own ([]).
+
+    Raises OSError: EADDRINUSE if the port is taken at one of them.
+    """
+    if not addresses:
+        return [_listen_on_all(port)]
+    listeners: list[socket.socket] = []
+    none = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for address in addresses:
+        for family, to in look_up(address, port):
+            try:
+                listeners.append(socket.create_server(to, family=family, backlog=_BACKLOG))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    for listener in listeners:
+                        listener.close()
+                    raise
+                none = error  # DNS may know an IPv6 address, and the host have none
+    if not listeners:
+        raise none
+    return listeners
+
+
+def _listen_on_all(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
+        except OSError:
+            pass  # IPv6 may be switched off; and a port that is taken is for both
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def connected(host: str, port: int) -> socket.socket | str:
+    """Return a connection, or why there is none. May block for many seconds."""
+    why = f"the name {host} does not resolve"
+    for family, address in look_up(host, port):
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_CONNECT_SECONDS)
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            refused = isinstance(error, ConnectionRefusedError)
+            why = "nothing listens there" if refused else "it does not answer"
+        else:
+            return connection
+    return why

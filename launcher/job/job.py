@@ -1,0 +1,134 @@
+"""One job, seen from one of its hosts: what does not change while it runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from launcher.job.options import Options
+from launcher.text.words import join_and_count, plural, some_of
+
+
+class Cluster(NamedTuple):
+    """The hosts of one job, seen from one of them."""
+
+    hosts: tuple[str, ...]  # sorted as strings on all hosts: the order of node ranks
+    current_host: str
+    job_name: str  # the same on every host, never empty
+    num_gpus: int  # of this host, without those that CUDA_VISIBLE_DEVICES hides
+    num_neurons: int  # Neuron cores of this host
+    network_interface_name: str  # "" if SageMaker names none
+    addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
+    # GPUs and MIG slices, if there are any slices: of all these CUDA shows a process one slice.
+    mig: int = 0
+
+    @property
+    def nnodes(self) -> int:
+        """The number of hosts."""
+        return len(self.hosts)
+
+    @property
+    def node_rank(self) -> int:
+        """This host's place in the sorted list."""
+        return self.hosts.index(self.current_host)
+
+    def address(self, host: str) -> str:
+        """Return what a host is looked up by: its name, as a rule."""
+        return self.addresses.get(host, host)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this host is in one of the chosen instance groups."""
+        return self.current_host in self.hosts
+
+
+class LaunchPlan(NamedTuple):
+    """One host's share of the job, ready to be started.
+
+    `nproc_per_node` is as torchrun takes it ("2", or what PET_NPROC_PER_NODE says);
+    `environment` holds only what is added to the launcher's own.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    cluster: Cluster
+    nproc_per_node: str
+    rdzv_endpoint: str
+    remarks: tuple[str, ...]  # lines for the log: what was set, and why
+    fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
+    compiles: bool = False  # below neuron_parallel_compile (neuron.py)
+    peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
+    folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what the log says of the plan, a few lines."""
+        return (*self.summary(), *self.remarks)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
+        cluster, nproc = self.cluster, self.nproc_per_node
+        ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
+        devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
+        if cluster.mig:
+            devices = plural(cluster.num_gpus, "MIG slice")
+        if cluster.num_neurons and not cluster.num_gpus:
+            devices = plural(cluster.num_neurons, "Neuron core")
+        lines = [
+            f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
+            f"in job {cluster.job_name}: {ranks} on {devices}."
+        ]
+        if cluster.nnodes > 1:
+            named = some_of(cluster.hosts)
+            hosts = join_and_count(named, cluster.nnodes - len(named))
+            also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
+            lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
+        return tuple(lines)
+
+
+def have_peers(cluster: Cluster, options: Options) -> bool:
+    """Tell whether the launchers of several hosts talk."""
+    return cluster.nnodes > 1 and options.peers and not options.dry_run
+
+
+class Job(NamedTuple):
+    """The hosts, the options as they count, and what this host is to start.
+
+    `plan` is the error that prevents it, if one does, which the other hosts are told.
+    """
+
+    cluster: Cluster
+    options: Options
+    plan: LaunchPlan | Exception
+
+    @property
+    def current_host(self) -> str:
+        """The name of this host."""
+        return self.cluster.current_host
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether the launchers of several hosts talk."""
+        return have_peers(self.cluster, self.options)
+
+    @property
+    def coordinator(self) -> str:
+        """The host that decides for all."""
+        return self.cluster.hosts[0] if self.has_peers else self.current_host
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The other hosts that talk to the coordinator."""
+        return self.cluster.hosts[1:] if self.has_peers else ()
+
+    @property
+    def endpoint(self) -> str:
+        """Where the torchruns of all hosts find each other."""
+        return self.plan.rdzv_endpoint if isinstance(self.plan, LaunchPlan) else ""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """What must agree between hosts: in words for a message, a text or a list of texts.
+
+        It is empty if this host cannot start.
+        """
+        return self.plan.fingerprint if isinstance(self.plan, LaunchPlan) else {}

@@ -1,0 +1,28 @@
+"""A job as one of its hosts sees it, for tests that plan none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.job.job import Cluster, Job, LaunchPlan
+from launcher.job.options import Options
+
+ENDPOINT = "algo-1:29400"
+
+
+def job_of(
+    current_host: str,
+    hosts: Sequence[str],
+    *,
+    name: str = "job",
+    fingerprint: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Job:
+    """Return it: `fingerprint` is {} if this host cannot start; `options` are Options' fields."""
+    cluster = Cluster(tuple(hosts), current_host, name, 0, 0, "")
+    plan: LaunchPlan | Exception = ValueError("this host cannot start")
+    if fingerprint != {}:
+        agree = fingerprint or {"script": "script train.py"}
+        plan = LaunchPlan(("torchrun",), {}, cluster, "2", ENDPOINT, (), agree)
+    return Job(cluster, Options(**options), plan)
