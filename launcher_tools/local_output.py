@@ -1,10 +1,12 @@
-"""What the hosts print: whole lines, each behind its host's name, and one progress bar.
+"""What the hosts print: whole lines, each behind its host's name, and progress bars.
 
-It is read from their logs in a thread: only that waits for a slow reader.
+It is read from their logs in a thread: only that waits for a slow reader. On a terminal one bar
+stands below the lines; elsewhere a bar's state is a line now and then.
 """
 
 from __future__ import annotations
 
+import codecs
 import collections
 import functools
 import itertools
@@ -28,8 +30,19 @@ _COLOURS = (36, 33, 32, 35, 34, 31)
 _CLEAR = b"\r\x1b[K"
 _MOST = 64 * 1024  # bytes that may wait for the end of their line
 _READ = 64 * 1024  # bytes
-_PATIENCE = 5  # seconds
-_POLL = 0.02  # seconds; a look at all logs of two hosts takes 10 microseconds
+_PATIENCE_SECONDS = 5
+_POLL_SECONDS = 0.02  # to poll all logs of two hosts takes 10 microseconds
+_STATE_SECONDS = 5  # in which a bar's state is at most one line of a file
+_CONTROL = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+_UP = b"\x1b[A"  # tqdm writes it behind a bar that it has written below another one
+_WRITTEN_AT_ONCE_SECONDS = 0.01
+_WHOLE_LINE = re.compile(rb"[^\r\n]+\r?\n")
+# What is never a part of the bar before it, even if both were written before one of them was read:
+# whatever is behind one of tqdm's bars, or one that it has cleared, and these two.
+_GLUED = re.compile(
+    rb"(.+?\[(?:\d+:)+\d\d[<,][^\]]{0,200}\] *(?=[^\s\x1b])| {8,}(?=[^ ])"
+    rb"|.+?(?=launcher: |Traceback \(most recent call last\):))(.+)"
+)
 
 
 class Lines:
@@ -38,15 +51,18 @@ class Lines:
     def __init__(self) -> None:
         self._tail = b""
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take what was read; return the lines that have ended, without their newlines."""
-        *lines, tail = (self._tail + data).split(b"\n")
-        lines = [_last(line) for line in lines]
+    def feed(self, data: bytes, now: float = 0) -> list[bytes]:
+        """Take what was read at a time; return the lines that have ended, without newlines."""
+        return [_last(line) for line in self._split(self._tail + data)]
+
+    def _split(self, text: bytes) -> list[bytes]:
+        """Keep what has no newline; return the lines, with what `\\r` overwrites."""
+        *lines, tail = text.split(b"\n")
         if b"\r" in tail:
             # A newline may follow at once: then the last \r is a part of the line's end.
             tail = b"\r" + _last(tail) + (b"\r" if tail.endswith(b"\r") else b"")
         while len(tail) > _MOST:
-            lines.append(_last(tail[:_MOST]))
+            lines.append(tail[:_MOST])
             tail = tail[_MOST:]
         self._tail = tail
         return lines
@@ -56,15 +72,110 @@ class Lines:
         """The progress bar: what is there of a line that was begun anew with `\\r`."""
         return _last(self._tail) if b"\r" in self._tail else b""
 
+    def poll(self, now: float) -> list[bytes]:
+        """Return the lines that are due without more data."""
+        return []
+
     def end(self) -> list[bytes]:
         """Return the line that has no newline, if there is one."""
         tail, self._tail = _last(self._tail), b""
         return [tail] if tail else []
 
 
+class LinesOfFile(Lines):
+    """The same for what is no terminal: a bar's state is a line, at most one in 5 s.
+
+    Nothing is glued to it: a whole line that comes later than a bar, and does not begin with `\\r`,
+    is another process's. Bars one below the other count as one: so do those of several ranks, which
+    cannot be told apart.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed = b""  # state of this bar
+        self._cut_off = b""  # state of a bar that a line was written behind, not printed yet
+        self._next = -math.inf  # when a state may be printed
+        self._fed_at = -math.inf
+        self._has_lower_bars = False
+
+    def feed(self, data: bytes, now: float = 0) -> list[bytes]:
+        """Take what was read at a time; return the lines that have ended, without newlines."""
+        lines = self._cut(now) if self._is_of_another(data, now) else []
+        self._fed_at = now
+        text = self._tail + data
+        if _UP in text:
+            self._has_lower_bars = True
+            text = text.replace(_UP, b"")
+        for line in self._split(text):
+            lines += self._shown(line)
+        if self.bar:
+            self._cut_off = b""
+        return lines
+
+    def _is_of_another(self, data: bytes, now: float) -> bool:
+        """Tell whether data begins with a line that is no part of the bar before it."""
+        if b"\r" not in self._tail or self._tail.endswith(b"\r"):
+            return False
+        if now < self._fed_at + _WRITTEN_AT_ONCE_SECONDS or not _WHOLE_LINE.match(data):
+            return False
+        return _whole(self._tail) == self._tail
+
+    def _cut(self, now: float) -> list[bytes]:
+        lines = self.poll(now)
+        self._cut_off = self.bar if self.bar != self._printed else b""
+        self._tail = b""
+        return lines
+
+    def _shown(self, line: bytes) -> list[bytes]:
+        """Return what is to be printed of a line that has ended."""
+        before, is_bar, shown = line.rstrip(b"\r").rpartition(b"\r")
+        if not is_bar or (before.endswith(b" ") and not _last(before).strip()):  # bar was cleared
+            return self._line(shown)
+        match = _GLUED.fullmatch(shown)
+        bar, *others = match.groups() if match else (shown,)
+        if self._has_lower_bars:  # it ends in order to reach the row below
+            self._cut_off = bar
+            return others
+        is_new = bar != self._printed and not (others and bar.isspace())
+        self._printed = self._cut_off = b""
+        return [bar, *others] if is_new else others
+
+    def _line(self, line: bytes) -> list[bytes]:
+        """Return a line that is no bar, behind one that has ended if it tells how the job ends."""
+        if not line and self._has_lower_bars:
+            return []
+        state = self._cut_off
+        if not line.startswith(b"launcher: ") or state == self._printed or not state.strip():
+            return [line]
+        self._printed, self._cut_off = state, b""
+        return [state, line]
+
+    def poll(self, now: float) -> list[bytes]:
+        """Return the lines that are due without more data."""
+        if now < self._next:
+            return []
+        state, self._cut_off = _whole(self.bar or self._cut_off), b""
+        if state == self._printed or not _CONTROL.sub(b"", state).strip():
+            return []
+        self._printed, self._next = state, now + _STATE_SECONDS
+        return [state]
+
+    def end(self) -> list[bytes]:
+        """Return what has no newline, and has not been printed."""
+        rest, self._cut_off = [self._cut_off, *super().end()], b""
+        return [state for state in rest if state.strip() and state != self._printed]
+
+
 def _last(line: bytes) -> bytes:
     """Return what a terminal would show of a line; lines may end with `\\r\\n`."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _whole(state: bytes) -> bytes:
+    """Cut off a character of which only the beginning has been read."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(state)
+    return state[: len(state) - len(decoder.getstate()[0])]
 
 
 class Output:
@@ -81,10 +192,19 @@ class Output:
 
     def feed(self, number: int, fd: int, data: bytes) -> None:
         """Take what host algo-NUMBER has written to a descriptor; b"" if it has closed it."""
-        stream = self._streams.setdefault((number, fd), Lines())
-        lines = stream.feed(data) if data else stream.end()
-        prefix = self._prefix(number, fd)
-        self._write(fd, b"".join(prefix + line + b"\n" for line in lines))
+        stream = self._streams.get((number, fd))
+        if stream is None:
+            stream = Lines() if fd in self._terminals else LinesOfFile()
+            self._streams[number, fd] = stream
+        lines = stream.feed(data, time.monotonic()) if data else stream.end()
+        self._write_lines(number, fd, lines)
+
+    def poll(self) -> None:
+        """Write what is due of bars, where that is no terminal."""
+        now = time.monotonic()
+        for (number, fd), stream in self._streams.items():
+            if lines := stream.poll(now):
+                self._write_lines(number, fd, lines)
 
     def say(self, text: str) -> None:
         """Write a line of our own to stderr."""
@@ -94,6 +214,10 @@ class Output:
     def show(self, text: str) -> None:
         """Write a text of our own to stdout, its lines as they are."""
         self._write(STDOUT, os.fsencode(text))
+
+    def _write_lines(self, number: int, fd: int, lines: Sequence[bytes]) -> None:
+        prefix = self._prefix(number, fd)
+        self._write(fd, b"".join(prefix + line + b"\n" for line in lines))
 
     def _prefix(self, number: int, fd: int) -> bytes:
         name = b"algo-%d | " % number
@@ -134,7 +258,7 @@ def _cut(bar: bytes, width: int) -> bytes:
     text = bar.decode("utf-8", "surrogateescape")
     if len(text) <= width:
         return bar
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    text = _CONTROL.sub(b"", bar).decode("utf-8", "surrogateescape")
     return text[: max(0, width)].encode("utf-8", "surrogateescape")
 
 
@@ -147,11 +271,6 @@ def write(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
         except OSError:
             return
-
-
-_READ = 64 * 1024
-_PATIENCE = 5  # seconds
-_POLL = 0.02  # seconds; a look at all logs of two hosts takes 10 microseconds
 
 
 class _Log:
@@ -215,13 +334,13 @@ class Printer:
         while self._thread.is_alive() and time.monotonic() < since + self._patience:
             if printed != (now := sum(log.printed for log in self._logs)):
                 printed, since = now, time.monotonic()
-            self._thread.join(_POLL)
+            self._thread.join(_POLL_SECONDS)
             if any(number in STOPS for number in self._signals.take()):
                 return
 
     def hurry(self) -> None:
         """Wait no more for whoever has read nothing for 5 s: the job was stopped."""
-        self._patience = _PATIENCE
+        self._patience = _PATIENCE_SECONDS
 
     def follow(self, number: int, logs: Mapping[int, str], is_over: Callable[[], bool]) -> None:
         """Print from now on what host algo-NUMBER writes into its logs."""
@@ -245,7 +364,7 @@ class Printer:
     def _run(self) -> None:
         is_over = False
         while not is_over:
-            is_over = self._is_over.wait(_POLL)
+            is_over = self._is_over.wait(_POLL_SECONDS)
             while self._ours:
                 sizes, act = self._ours.popleft()
                 for log, size in sizes:
@@ -254,3 +373,4 @@ class Printer:
             # What was written last comes last, as nearly as the kernel's clock tells.
             for log in sorted(self._logs, key=_Log.changed):
                 log.print_all()
+            self._output.poll()

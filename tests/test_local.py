@@ -28,7 +28,7 @@ from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
-from launcher_tools.local_output import Lines, Output
+from launcher_tools.local_output import Lines, LinesOfFile, Output
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 # A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
@@ -100,6 +100,34 @@ def test_nothing_is_lost_of_a_script_that_opens_its_stdout_by_name(script, tmp_p
     lines = [line for line in done.stdout.splitlines() if line.startswith("algo-1 | ")]
     assert lines == ["algo-1 | before", "algo-1 | between", "algo-1 | after"]
     assert Path("runs/named/algo-1/stdout.log").read_text() == "before\nbetween\nafter\n"
+
+
+@torch
+def test_a_bar_is_seen_in_a_file_while_it_runs(start, script):
+    """Of two ranks, one of which ends in the middle of its bar."""
+    text = """
+        import os, sys, time
+        rank, steps = os.environ["RANK"], (1, 2)
+        stream = (sys.stderr, sys.stdout)[int(rank)]
+        for step in steps:
+            stream.write(f"\\rrank {rank}: {step}/9")
+            stream.flush()
+            while not os.path.exists(f"seen-{step}-{rank}"):
+                time.sleep(0.05)
+            print(f"rank {rank} logs", file=sys.stderr, flush=True)
+        os._exit(0)
+    """
+    path = script(textwrap.dedent(text))
+    host = start("--hosts", "1", "--nproc-per-node", 2, "--", path, command=LOCAL)
+    poll(lambda: "algo-1 | rank 0: 1/9\n" in host.err and "algo-1 | rank 1: 1/9\n" in host.out)
+    Path("seen-1-1").touch()
+    poll(lambda: "algo-1 | rank 1 logs\n" in host.err and "algo-1 | rank 1: 2/9\n" in host.out)
+    Path("seen-1-0").touch()
+    poll(lambda: "algo-1 | rank 0: 2/9\n" in host.err)
+    Path("seen-2-0").touch()
+    Path("seen-2-1").touch()
+    assert host.wait() == 0, host.log()
+    assert lines_of(host.out, "algo-1").count("rank 1: 2/9") == 1, host.log()
 
 
 # What is decided
@@ -203,11 +231,108 @@ def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
         ([b"\r" + b"%06d" % n for n in range(20000)], [], [b"019999"]),
     ],
 )
-def test_lines_and_bars(pieces, lines, rest):
-    stream = Lines()
+@pytest.mark.parametrize("kind", [Lines, LinesOfFile])
+def test_lines_and_bars(kind, pieces, lines, rest):
+    stream = kind()
     assert [line for piece in pieces for line in stream.feed(piece)] == lines
     assert stream.end() == rest
     assert stream.bar == b""
+
+
+# Bytes, what is read 20 ms later; seconds that pass; a list: what has been printed by then.
+BARS_IN_A_FILE = {
+    "at once, and after 5 s": (
+        [b"\r1/9", [b"1/9"], b"\r2/9", 4, [], b"\r3/9", 2, [b"3/9"], 9, [], b"\n", []]
+    ),
+    "once a minute": [b"\r1/9", [b"1/9"], 60, [], b"\r2/9", [b"2/9"], 60, []],
+    "its last state": [b"\r1/9", [b"1/9"], b"\r9/9", [], b"\n", [b"9/9"]],
+    "a log line of another process": [b"\r1/9", [b"1/9"], b"loss 3\n", [b"loss 3"], 6, []],
+    "one after each state": (
+        [b"\r1/9", [b"1/9"], b"\r2/9", [], b"a\n", [b"a"], b"\r3/9", b"b\n", [b"b"], 5, [b"3/9"]]
+    ),
+    "after 5 s": [b"\r1/9", [b"1/9"], 6, b"\r2/9", b"a\n", [b"2/9", b"a"]],
+    "continued by its own process": [
+        b"\r1/9",
+        [b"1/9"],
+        b" x",
+        6,
+        [b"1/9 x"],
+        b"\r2/9 y\n",
+        [b"2/9 y"],
+    ],
+    "the launcher's own line": (
+        [b"\r1/9", [b"1/9"], b"\r2/9launcher: rank 0\n", [b"2/9", b"launcher: rank 0"]]
+    ),
+    "an exception": (
+        [
+            b"\r1/9Traceback (most recent call last):\n",
+            [b"1/9", b"Traceback (most recent call last):"],
+        ]
+    ),
+    "behind one of tqdm's": (
+        [b"\r9%|# | 1/9 [00:01<00:08, 1.0s/it]", [b"9%|# | 1/9 [00:01<00:08, 1.0s/it]"]]  # noqa: RUF005
+        + [b"\r9it [00:02, 1it/s] loss 3\n", [b"9it [00:02, 1it/s] ", b"loss 3"]]
+    ),
+    "cleared": [b"\r1/9", [b"1/9"], b"\r   \r", 6, [], b"loss 3\n", [b"loss 3"]],
+    "of two ranks": [b"\ra 1/9\rb 1/9\ra 2/9", [b"a 2/9"], b"\rb 2/9", 4, [], 2, [b"b 2/9"]],
+    "half a character": ([b"\r1|\xe2\x96", [b"1|"], b"\x88", 6, ["1|\u2588".encode()], b"\n", []]),
+    "not UTF-8": [b"\r1|\xff\xe2", [b"1|\xff"]],
+    "wider than what may wait": (
+        [b"\r" + b"x" * 70000, [b"x" * 65535], b"y\n", [b"x" * 4465 + b"y"]]
+    ),
+    "lines for Windows": [b"a\r", [b"a"], b"\nb\r", [], b"\nc\r\n\r\n", [b"b", b"c", b""]],
+    "erased": [b"\x1b[2K\r1/9", [b"1/9"], b"\r\x1b[2K", 6, []],
+    "below another": (
+        [b"\ra 1/3\n\rb 1/9\x1b[A", [b"b 1/9"], b"\n\rb 2/9\x1b[A", [], 6, [b"b 2/9"]]  # noqa: RUF005
+        + [b"\n", b"\rb 9/9", b"\x1b[A", [], b"\n\r     \x1b[A", b"\ra 3/3\n", 5, [b"a 3/3"]]
+    ),
+    "below another, with lines": (
+        [b"\ra\n\rb\x1b[A", [b"b"], b"\n\r    \r\x1b[A\r    \rloss 3\n\ra\n", [b"loss 3"]]  # noqa: RUF005
+        + [
+            b"\rb\x1b[A\n\r        \x1b[Aloss 4\n",
+            [b"loss 4"],
+            b"\n",
+            [],
+            b"\rc\nlauncher: d\n",
+            [b"c", b"launcher: d"],
+        ]
+    ),
+    "below each other, of two ranks": (
+        [b"\ra\ra\n\n\rb 1\rb 1\x1b[A\x1b[A", [b"b 1"]]  # noqa: RUF005
+        + [b"\n\rb 2\n\x1b[A\rb 2\x1b[A", [], 5, [b"b 2"]]
+    ),
+    "the next bar": [b"\r9/9\n\r0/9", 0.1, [b"9/9", b"0/9"]],
+}
+
+
+@pytest.mark.parametrize("steps", BARS_IN_A_FILE.values(), ids=BARS_IN_A_FILE)
+def test_a_bar_in_a_file(steps):
+    """Each of its states is a line, at most one in 5 s, and nothing is glued to one."""
+    stream, now, lines = LinesOfFile(), 100.0, []
+    for step in steps:
+        if isinstance(step, bytes):
+            now += 0.02
+            lines += stream.feed(step, now)
+        elif isinstance(step, list):
+            lines += stream.poll(now)
+            assert lines == step
+            lines = []
+        else:
+            now += step
+
+
+def test_a_bar_of_which_a_half_is_read():
+    stream = LinesOfFile()
+    assert [*stream.feed(b"\r1/", 0), *stream.feed(b"9\n", 0.001)] == [b"1/9"]
+
+
+def test_the_last_state_of_a_bar_that_nothing_ends():
+    stream = LinesOfFile()
+    stream.feed(b"\r1/9", 0)
+    assert stream.poll(0) == [b"1/9"] and stream.end() == []  # it has been printed
+    stream.feed(b"\r2/9", 1)
+    assert stream.feed(b"a\nb", 2) == [b"a"]
+    assert stream.end() == [b"2/9", b"b"]
 
 
 @pytest.mark.parametrize(
