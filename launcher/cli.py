@@ -1,4 +1,4 @@
-"""The whole of the launcher in one screen: from arguments and environment to an exit code."""
+"""The whole way of the launcher: from arguments and environment to an exit code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from launcher.text.words import signal_name
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run the launcher; return its exit code (docs/options.md lists them).
 
-    This is the one place that reads sys.argv and os.environ.
+    This is the one place in the launcher's process that reads sys.argv and os.environ.
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ

@@ -17,8 +17,8 @@ OTHERS: tuple[int, ...] = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
-# Every other exit code is the script's (docs/options.md, "Exit codes"). Which one a job ends with
-# is decided in result/causes.py alone.
+# The launcher's own (docs/options.md, "Exit codes"). result/causes.py alone makes results of them;
+# which of these counts is the coordinator's decision, and cli.py's where no job has begun.
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself

@@ -25,7 +25,7 @@ EXIT_CODES = {
         "the job was stopped by SIGTERM, SIGINT"
         f" ({128 + signal.SIGHUP}, {128 + signal.SIGQUIT}: SIGHUP, SIGQUIT)"
     ),
-    f"{EXIT_USAGE}": "the configuration is wrong; nothing was started",
+    f"{EXIT_USAGE}": "the configuration is wrong; no rank was started",
     f"{EXIT_HOST_LOST}": (
         "a host never arrived or was lost, the hosts could not meet, or torchrun was killed"
     ),

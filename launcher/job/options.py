@@ -51,13 +51,18 @@ def _or_never(text: str) -> float:
     return _SECONDS(text) or math.inf
 
 
-def _nproc(text: str) -> Optional[int]:
-    if text == "auto":
-        return None
-    try:
-        return whole(1, 1024)(text)
-    except ValueError as error:
-        raise ValueError(f"auto, or {error}") from None
+def _or_auto(parse: Callable[[str], int]) -> Callable[[str], Optional[int]]:
+    """Return a parser that takes the word for what the launcher works out, None, as well."""
+
+    def parse_or_auto(text: str) -> Optional[int]:
+        if text == "auto":
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ValueError(f"auto, or {error}") from None
+
+    return parse_or_auto
 
 
 def switch(text: str) -> bool:
@@ -143,7 +148,7 @@ class Options(NamedTuple):
     nproc_per_node: Annotated[
         Optional[int],  # None: auto
         Option(
-            _SIZE, "auto|N", _nproc, "processes per host; auto: its GPUs, else Neuron cores, else 1"
+            _SIZE, "auto|N", _or_auto(whole(1, 1024)), "processes per host; auto: its GPUs, else Neuron cores, else 1"
         ),
     ] = None
     instance_groups: Annotated[
@@ -180,8 +185,8 @@ class Options(NamedTuple):
         Option(
             _MEET,
             "SECONDS",
-            whole(1, 86400),
-            f"how long a restart may take until all hosts meet again; auto: {PREFIX}start-timeout",
+            _or_auto(whole(1, 86400)),
+            "how long a restart may take until all hosts meet again; auto: as long as the start",
         ),
     ] = None
     host_timeout: Annotated[

@@ -13,14 +13,14 @@ break, collectives are aborted, torchruns end. So a first failure is held (Faili
 better cause may still come, 0.3 s to 3 s by its own cause (causes.py); of two equally good ones the
 first counts. A lost host is one of these failures, and is found by its connection (channel.py).
 
-*A restart is all hosts'.* Only failures of ranks restart, while restarts remain and no hardware is
-broken. The next attempt starts when all hosts have cleared this one, so that nothing of two
+*A restart is all hosts'.* Only failures of ranks, and hangs, restart, while restarts remain and no
+hardware is broken. The next attempt starts when all hosts have cleared this one, so that nothing of two
 attempts runs at once; whoever is lost, or does not clear, ends the job.
 
 *What bounds each wait.* Joining: the start timeout. Running lasts as long as the job, but after a
 restart the torchruns have to complete their rendezvous by the same deadline that Restarting has,
-the start timeout after the failure. Failing: the patience with its cause. Ended: nothing; each host
-ends by itself.
+the restart timeout after the decision to restart. Failing: the patience with its cause. Ended:
+nothing; each host ends by itself.
 
 *What holds always.*
 - `Ended` is the last phase, with the result that every host gets: those that have joined at once,
@@ -121,9 +121,8 @@ _MOST_REFUSALS_LOGGED = 20
 
 def begin(job: Job, now: float) -> Step:
     """Return the state at the launcher's start, and the actions to carry out."""
-    state = State(
-        job, Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS), hello(job)
-    )
+    joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
+    state = State(job, joining, hello(job))
     if not job.members:
         return _start(state, 1, now)
     if not job.fingerprint:
@@ -138,9 +137,9 @@ def due(state: State) -> float:
         return min(phase.deadline, phase.log_missing_at, stacks_due)
     if isinstance(phase, Running):
         return min(judge.due(state.watch), phase.rendezvous_deadline, stacks_due)
-    return (
-        min(phase.deadline, stacks_due) if isinstance(phase, (Failing, Restarting)) else stacks_due
-    )
+    if isinstance(phase, (Failing, Restarting)):
+        return min(phase.deadline, stacks_due)
+    return stacks_due
 
 
 def step(state: State, event: Any, now: float) -> Step:
@@ -257,7 +256,8 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if isinstance(phase, Failing) and now >= phase.deadline:
         return _decide(state, phase, now)
     if isinstance(phase, Restarting) and now >= phase.deadline:
-        # The coordinator keeps the store for ranks of others: that is not what is waited for.
+        # The coordinator's torchrun may clear last, since it keeps the store: a host without ranks
+        # counts as done while another one still has some.
         done = phase.cleared | state.no_ranks
         is_clear = done.issuperset(job.cluster.hosts)
         return _takes_too_long(state, phase.cleared if is_clear else done, "clear")
@@ -291,7 +291,7 @@ def host_failed(state: State, host: str, message: Failed, now: float) -> Step:
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
         if message.failure.of_rank:
             return state, ()
-        # Of a launcher; or of this one, which was stopped so long that others have ended for it.
+        # Of a launcher: its own, or that it has lost the coordinator, which stood still (SIGSTOP).
         is_cause = message.failure.cause in (Cause.OWN, Cause.HOST_LOST)
         return _end(state, (checked(message.failure, host) if is_cause else phase.failure).result)
     return _note(state, checked(message.failure, host), now, message.age), ()
@@ -305,7 +305,7 @@ def ranks_succeeded(state: State, host: str, message: RanksSucceeded, now: float
 
 
 def host_lost(state: State, event: Lost, now: float) -> Step:
-    """Wait 0.5 s for a better cause than a lost host; without it there is no restart."""
+    """Wait 0.5 s for a better cause; a job that has lost a host does not restart, in any case."""
     members = {host: at for host, at in state.members.items() if host != event.host}
     state = state._replace(members=members)
     failure = of_lost_host(event.host, f"was lost: {event.why}")
@@ -345,19 +345,15 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     seen = judge.reason_of_wait(state.watch, failure.rank, now)
     if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
-    elif failure.cause is Cause.SECONDARY and (
-        departed := ends.named(state.ends, failing.failed_at)
-    ):
-        failure = causes.explained(failure, departed)
+    elif failure.cause is Cause.SECONDARY:
+        departed = ends.named(state.ends, failing.failed_at)
+        failure = causes.explained(failure, departed) if departed else failure
     if not _may_restart(state, failing):
         return _end(state, failure.result)
     if failing.broken:
         return _end(state, causes.not_restarted(failure, failing.broken).result)
-    attempt, most, took = (
-        state.attempt,
-        state.job.options.max_restarts + 1,
-        now - state.attempt_began,
-    )
+    attempt, most = state.attempt, state.job.options.max_restarts + 1
+    took = now - state.attempt_began
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
     own = failing.failure.kind
     before = state.kinds.count(own)

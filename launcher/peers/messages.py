@@ -301,7 +301,7 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
 
 
 def checked(failure: Failure, host: str) -> Failure:
-    """Return this host's own failure as other hosts take it: cut, and never a success."""
+    """Return a host's failure as all hosts take it: cut, and never a success."""
     exit_code = failure.exit_code if 0 < failure.exit_code < 256 else 1
     try:
         return failure._replace(exit_code=exit_code, text=failure_text(failure.text))

@@ -107,7 +107,7 @@ COORDINATOR = (
         (Running, Restarting),
         (Time,),
         (Ended,),
-        "a restart has taken longer than the start timeout: `End`, with 69",
+        "a restart has taken longer than the restart timeout: `End`, with 69",
     ),
     Row(_STARTED, (StacksRequest,), (), "`CollectStacks` to all hosts, and wait for 3 s"),
     Row(
@@ -142,7 +142,7 @@ COORDINATOR = (
         (Failing,),
         (Time,),
         (Restarting, Ended),
-        "`Restart` if only ranks have failed, none of broken hardware, and restarts are left; "
+        "`Restart` if only ranks have failed or hang, none of broken hardware, and restarts are left; "
         "else `End`",
     ),
     Row((Restarting,), (Lost,), (Ended,), "`End`, with 69"),

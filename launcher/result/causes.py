@@ -1,4 +1,4 @@
-"""Why a job ends: the failures, which of them is the cause, and every exit code but success. Pure.
+"""Why a job ends: the failures, which of them is the cause, and every exit code. Pure.
 
 The launcher's exit code is that of the process that is the cause, 128 + the number of a signal, or
 one of errors.py (docs/options.md, "Exit codes").

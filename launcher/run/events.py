@@ -3,8 +3,8 @@
 Events come from the supervisor, which carries the actions out; commands of the coordinator are
 events, too (peers/messages.py). An event of an attempt's processes is of the current one: the next
 is started when none is left on any host, and what is queued of one is forgotten with it
-(reports.py). What was searched for (LeftoversFound, GpusChecked, PlacesReported) may come late: it
-counts in the phase Ending alone.
+(reports.py). What was searched for (LeftoversFound, GpusChecked) may come late: it counts in the
+phase Ending alone.
 """
 
 from __future__ import annotations

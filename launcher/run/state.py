@@ -47,7 +47,7 @@ class Joining(NamedTuple):
 
 
 class Departing(NamedTuple):
-    """This host starts nothing; it reports why, for at most 3 s."""
+    """This host starts nothing, or nothing more; it reports why, for at most 3 s."""
 
     deadline: float
 

@@ -48,7 +48,10 @@ class Hang(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that is known of an attempt's ranks without progress; at its start all hosts are busy."""
+    """All that is known of an attempt's ranks without progress.
+
+    The coordinator begins it with all hosts in `busy`.
+    """
 
     notify: float = 60  # --launcher-hang-notify
     timeout: float = math.inf  # --launcher-hang-timeout
