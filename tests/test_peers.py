@@ -542,16 +542,17 @@ def test_times_within_a_line_do_not_make_another_failure_of_it(line):
         (HOSTS, HOSTS, "algo-1, algo-2, algo-3 did not complete the rendezvous of attempt 2"),
     ],
 )
-def test_a_restart_has_the_start_time_out_in_all(cleared, waiting, says):
-    first = ready(max_restarts=3)
+@pytest.mark.parametrize("given", [{}, {"start_timeout": 900, "restart_timeout": 100}])
+def test_a_restart_has_a_time_out_in_all(cleared, waiting, says, given):
+    """Of its own, or that of the start."""
+    first = ready(max_restarts=3, **given)
     first.hears(SECOND, failed(), 10)
     first.step(Time(), 10.3)
     for host in cleared:
         first.hears(host, Cleared(1, 0), 60)
     for host in waiting:
-        assert (
-            first.hears(host, AtRendezvous(1, has_met=True), 70) == ()
-        )  # too late, of the last one
+        late = AtRendezvous(1, has_met=True)
+        assert first.hears(host, late, 70) == ()  # of the last one
         assert first.hears(host, AtRendezvous(2, has_met=False), 70) == ()
     text = f"{says} within 100 s of the restart\nexit code 69\n"
     text += "what was restarted had failed: loss is nan\n"

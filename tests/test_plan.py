@@ -226,6 +226,11 @@ def test_a_users_rdzv_conf_is_added_to_ours():
     assert conf == "is_host=0,read_timeout=5,x=1,read_timeout=7,join_timeout=7"
 
 
+def test_torchrun_waits_as_long_as_a_restart_may():
+    conf = flags(plan("--launcher-restart-timeout", "1800").argv)["--rdzv-conf"]
+    assert conf == "is_host=0,read_timeout=1800,join_timeout=1800"
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "says"),
     [

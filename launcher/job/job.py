@@ -121,6 +121,11 @@ class Job(NamedTuple):
         return self.cluster.hosts[1:] if self.has_peers else ()
 
     @property
+    def restart_timeout(self) -> int:
+        """How many seconds a restart may wait for hosts to clear, and to meet again."""
+        return self.options.restart_timeout or self.options.start_timeout
+
+    @property
     def endpoint(self) -> str:
         """Where the torchruns of all hosts find each other."""
         return self.plan.rdzv_endpoint if isinstance(self.plan, LaunchPlan) else ""

@@ -175,6 +175,15 @@ class Options(NamedTuple):
             _MEET, "SECONDS", whole(1, 86400), "how long hosts may be missing before the job fails"
         ),
     ] = 900
+    restart_timeout: Annotated[
+        Optional[int],  # None: start_timeout
+        Option(
+            _MEET,
+            "SECONDS",
+            whole(1, 86400),
+            f"how long a restart may take until all hosts meet again; auto: {PREFIX}start-timeout",
+        ),
+    ] = None
     host_timeout: Annotated[
         int,
         Option(

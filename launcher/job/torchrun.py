@@ -180,8 +180,10 @@ def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
     if cluster.nnodes > 1:
         # If the first host is late, the others fail on read_timeout; if another one is late, on
         # join_timeout.
-        timeouts = [f"{name}_timeout={options.start_timeout}" for name in ("read", "join")]
-        (typed if "start_timeout" in options.given else pairs).extend(timeouts)
+        longest = max(options.start_timeout, options.restart_timeout or 0)
+        timeouts = [f"{name}_timeout={longest}" for name in ("read", "join")]
+        is_typed = {"start_timeout", "restart_timeout"} & options.given
+        (typed if is_typed else pairs).extend(timeouts)
         if "host_timeout" in options.given:  # torchrun's own are 3 of 5 s
             typed += [f"keep_alive_interval={-(-options.host_timeout // 3)}"]
             typed += ["keep_alive_max_attempt=3"]

@@ -363,7 +363,7 @@ def _decide(state: State, failing: Failing, now: float) -> Step:
     before = state.kinds.count(own)
     if before:
         why += f", for the {ordinal(before + 1)} time, {lasted(took)} after its start"
-    deadline = now + state.job.options.start_timeout if state.job.members else math.inf
+    deadline = now + state.job.restart_timeout if state.job.members else math.inf
     state = state._replace(phase=Restarting(failure, deadline), kinds=(*state.kinds, own))
     return _command_all(state, Restart(attempt, f"{why}; restarting all ranks."))
 
@@ -412,7 +412,7 @@ def _takes_too_long(state: State, done: Collection[str], what: str) -> Step:
     job, attempt = state.job, state.attempt
     behind = [host for host in job.cluster.hosts if host not in done] or list(job.cluster.hosts)
     named = some_of(behind)
-    how = f"did not {what} attempt {attempt} within {job.options.start_timeout:g} s of the restart"
+    how = f"did not {what} attempt {attempt} within {job.restart_timeout:g} s of the restart"
     result = of_lost_host(join_and_count(named, len(behind) - len(named)), how).result
     before = shortened(f"what was restarted had failed: {state.kinds[-1]}", 300)
     return _end(state, result._replace(text=f"{result.text}{before}\n"))

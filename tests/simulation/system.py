@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from launcher.errors import EXIT_NOT_FOUND, Disposition, LaunchError
+from launcher.errors import Disposition, LaunchError, NotFoundError
 from simulation.plan import What
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class System:
         attempt = int(environ.get("LAUNCHER_ATTEMPT", 1))
         child = self.job.start_torchrun(self.machine, attempt)
         if child is None:
-            raise LaunchError("cannot execute python: no such file.", exit_code=EXIT_NOT_FOUND)
+            raise NotFoundError("cannot execute python: no such file.")
         return child.pid
 
     def child_ended(self, pid: int, exit_code: int) -> None:
