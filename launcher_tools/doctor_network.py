@@ -196,39 +196,51 @@ def ports(job: Job, addresses: Sequence[str], environ: Mapping[str, str]) -> Ite
     options = job.options
     wanted = [("rdzv_port", options.rdzv_port)] if job.keeps_store(environ) else []
     wanted += [("peer_port", options.peer_port)] if options.peers else []
-    found: dict[str, list[tuple[str, int]]] = {}
     for name, port in wanted:
         if job.is_first:
             own = job.cluster.address(job.cluster.current_host)
-            state = listens(own_addresses(own)[0] if name == "peer_port" else (), port)
+            listened = own_addresses(own)[0] if name == "peer_port" else ()
+            yield from own_port(listened, port, flag(name))
         elif addresses:
-            state = answer(addresses, port)
-        else:
-            continue
-        found.setdefault(state, []).append((flag(name), port))
-    for state, same in found.items():
-        where = " and ".join(f"{port} ({option})" for option, port in same)
-        yield from _of_ports(state, where, " or ".join(option for option, _ in same), job)
+            yield from first_hosts_port(job.cluster.hosts[0], addresses, port, flag(name))
 
 
-def _of_ports(state: str, where: str, options: str, job: Job) -> Iterator[Finding]:
-    """Say what ports of one state mean; `options` are those that choose them."""
-    first = job.cluster.hosts[0]
-    if state == "free":
-        yield ok("ports", f"free on this host, where the others meet: {where}")
-    elif state == "taken":
-        yield problem(
-            "ports",
-            f"taken on this host: {where}",
-            "end what listens there (a job that runs here?), or choose another with "
-            f"{options}, the same on every host",
-        )
-    elif state == "denied":
-        to_do = f"choose a port of 1024 or above with {options}, the same on every host"
+def own_port(addresses: Sequence[str], port: int, option: str) -> Iterator[Finding]:
+    """Say whether this host can listen at a port, as a job does; `option` chooses it."""
+    where = f"{port} ({option})"
+    try:
+        for listener in listen(addresses, port):
+            listener.close()
+    except PermissionError:
+        to_do = f"choose a port of 1024 or above with {option}, the same on every host"
         yield problem("ports", f"this user may not listen on {where}", to_do)
-    elif state == "answers":
-        yield ok("ports", f"{first} answers at {where}")
-    elif state == "refuses":
+    except OSError:
+        if addresses:  # as a job does if the name leads elsewhere
+            yield from own_port((), port, option)
+            return
+        to_do = "end what listens there (a job that runs here?), or choose another with "
+        to_do += f"{option}, the same on every host"
+        yield problem("ports", f"taken on this host: {where}", to_do)
+    else:
+        yield ok("ports", f"free on this host, where the others meet: {where}")
+
+
+def first_hosts_port(
+    first: str, addresses: Sequence[str], port: int, option: str
+) -> Iterator[Finding]:
+    """Say whether the first host can be reached at a port. It is told nothing."""
+    where, is_reached = f"{port} ({option})", False
+    for address in addresses[:_AT_MOST]:
+        try:
+            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            is_reached = True
+        except OSError:
+            pass  # the next address may do
+        else:
+            yield ok("ports", f"{first} answers at {where}")
+            return
+    if is_reached:
         yield ok("ports", f"{first} can be reached; nothing listens yet at {where}")
     else:
         yield warning(
@@ -237,33 +249,6 @@ def _of_ports(state: str, where: str, options: str, job: Job) -> Iterator[Findin
             "if it has started, let hosts of the security group, or of the network, reach each "
             "other at all ports",
         )
-
-
-def listens(addresses: Sequence[str], port: int) -> str:
-    """Return whether this host can listen at a port, as a job does: `free`, `taken`, `denied`."""
-    try:
-        for listener in listen(addresses, port):
-            listener.close()
-    except PermissionError:
-        return "denied"
-    except OSError:
-        # As a job does if the name leads elsewhere.
-        return listens((), port) if addresses else "taken"
-    return "free"
-
-
-def answer(addresses: Sequence[str], port: int) -> str:
-    """Return what another host does: `answers`, `refuses`, `silent`. It is told nothing."""
-    state = "silent"
-    for address in addresses[:_AT_MOST]:
-        try:
-            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
-            return "answers"
-        except ConnectionRefusedError:
-            state = "refuses"
-        except OSError:
-            pass  # the next address may do
-    return state
 
 
 def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:

@@ -139,14 +139,14 @@ def test_the_ports_of_the_first_host():
     def seen(current, **environ):
         return doctor_network.ports(host(current, **chosen), ["127.0.0.1"], environ)
 
-    both = f"{first} (--launcher-rdzv-port) and {second} (--launcher-peer-port)"
-    says(seen("127.0.0.1"), f"ok free on this host, where the others meet: {both}")
-    says(seen("127.0.0.2"), f"ok 127.0.0.1 can be reached; nothing listens yet at {both}")
+    one, other = f"{first} (--launcher-rdzv-port)", f"{second} (--launcher-peer-port)"
+    free, silent = "ok free on this host, where the others meet: ", "ok 127.0.0.1 can be reached; n"
+    says(seen("127.0.0.1"), free + one, free + other)
+    says(seen("127.0.0.2"), silent, f"ok nothing listens yet at {other}")
     with socket.create_server(("127.0.0.1", first)):
-        taken = f"problem taken on this host: {first} (--launcher-rdzv-port)"
-        says(seen("127.0.0.1"), taken, f"ok free on this host, where the others meet: {second}")
-        says(seen("127.0.0.2"), f"ok 127.0.0.1 answers at {first}", f"ok yet at {second}")
-        says(seen("127.0.0.1", PET_RDZV_ENDPOINT="x:1"), "ok free on this host, w")
+        says(seen("127.0.0.1"), f"problem taken on this host: {one}", free + other)
+        says(seen("127.0.0.2"), f"ok 127.0.0.1 answers at {one}", silent)
+        says(seen("127.0.0.1", PET_RDZV_ENDPOINT="x:1"), free + other)
     says(doctor_network.ports(host("127.0.0.2", **chosen), [], {}))
 
 
@@ -155,12 +155,10 @@ def test_ports_that_cannot_be_had(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(doctor_network, "listen", refuse)
-    expected = "problem this user may not listen on 29400 (--launcher-rdzv-port) and 29401"
-    says(doctor_network.ports(host("algo-1"), [], {}), expected)
-    monkeypatch.setattr(doctor_network, "answer", lambda *_: "silent")
-    expected = "warning algo-1 did not answer at 29400"
-    says(doctor_network.ports(host(), ["10.0.0.1"], {}), expected)
-    assert doctor_network.answer([], 1) == "silent"
+    denied = "problem this user may not listen on "
+    says(doctor_network.ports(host("algo-1"), [], {}), f"{denied}29400", f"{denied}29401")
+    silent = "warning algo-1 did not answer at 1 (--x)"
+    says(doctor_network.first_hosts_port("algo-1", [], 1, "--x"), silent)
 
 
 def test_efa(tmp_path, monkeypatch):
@@ -359,7 +357,6 @@ def test_folders_on_disks(tmp_path, monkeypatch):
     [
         (host("algo-1"), 65536, -1, "ok 65536, unlimited (soft, hard)"),
         (host("algo-1"), 256, 65536, "warning 256, 65536 (soft, hard) -> start the container with"),
-        (host("algo-1"), 25, 65536, "problem torchrun needs 26"),
         (host("algo-1"), 32, 32, "problem the launcher of the first host needs 33 for 3 hosts"),
         (host("algo-2"), 32, 32, "warning 32, 32 (soft, hard)"),
     ],
