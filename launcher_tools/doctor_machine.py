@@ -19,6 +19,7 @@ from launcher.host.cgroups import read_text
 from launcher.host.child import Answer
 from launcher.host.run_dir import run_dir, unpacked
 from launcher.job import resources, toolkit
+from launcher.job.resources import FEWEST_FILES
 from launcher.result.failure import output_dir
 from launcher.text.words import flag, plural
 from launcher_tools.doctor_job import Finding, Job, ok, problem, warning
@@ -120,6 +121,8 @@ def open_files(job: Job) -> Iterator[Finding]:
             f"{seen}; the launcher of the first host needs {needs} for {nnodes} hosts",
             f"{raise_it}, or use {flag('peers')} false",
         )
+    elif _is_less(soft, FEWEST_FILES):
+        yield problem("open files", f"{seen}; torchrun needs {FEWEST_FILES}", raise_it)
     elif _is_less(soft, _FILES):
         yield warning("open files", seen, f"{raise_it}: data loaders open many files")
     else:

@@ -357,6 +357,7 @@ def test_folders_on_disks(tmp_path, monkeypatch):
     [
         (host("algo-1"), 65536, -1, "ok 65536, unlimited (soft, hard)"),
         (host("algo-1"), 256, 65536, "warning 256, 65536 (soft, hard) -> start the container with"),
+        (host("algo-1"), 25, 65536, "problem torchrun needs 26"),
         (host("algo-1"), 32, 32, "problem the launcher of the first host needs 33 for 3 hosts"),
         (host("algo-2"), 32, 32, "warning 32, 32 (soft, hard)"),
     ],
