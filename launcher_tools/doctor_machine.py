@@ -157,10 +157,8 @@ class Torch(NamedTuple):
     refused: str = ""  # why torchrun would not take the arguments that a user has for it
 
 
-def read_torch(answer: Answer | None) -> Torch:
+def read_torch(answer: Answer) -> Torch:
     """Return what doctor_probe.py has printed, a JSON object a line, and how it ended."""
-    if answer is None:
-        return Torch()
     seen: dict[str, Any] = {}
     for line in answer.out.splitlines():
         with contextlib.suppress(ValueError):
