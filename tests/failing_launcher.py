@@ -1,10 +1,10 @@
 """The real launcher with a mistake in it: failing_launcher.py WHAT ARGUMENT ...
 
-WHAT is `once`, `always`, `look`, `plan` or `begin`.
+WHAT is `once`, `always`, `leftovers`, `plan` or `begin`.
 
 The step of its run's state machine raises when the ranks are known: once, or from then on always.
-With `look` what raises is each look at what ranks have left, for which an end waits; with `plan`
-and `begin` it is what happens before the hosts join.
+With `leftovers` what raises is each search for leftover processes, for which an end waits; with
+`plan` and `begin` it is what happens before the hosts join.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def mistake(*_: object, **__: object) -> Any:
 
 if __name__ == "__main__":
     how = sys.argv.pop(1)
-    if how == "look":
+    if how == "leftovers":
         supervisor._END_IN_ORDER_SECONDS = 2.0
-        System.look = mistake  # type: ignore[method-assign]
+        System.leftovers = mistake  # type: ignore[method-assign]
     elif how == "plan":
         prepare._planned = mistake
     elif how == "begin":
