@@ -1,13 +1,12 @@
 """`sm-launch doctor`: what the launcher sees on this host, and whether a job would run.
 
 A check is a function that looks at one thing and yields what it finds; they are in
-doctor_network.py, doctor_machine.py, doctor_stop.py and doctor_job.py. Here are their order, the
-limits of time for what may hang, and the report.
+doctor_network.py, doctor_machine.py, doctor_stop.py and doctor_job.py. Here are their order and the
+report, and nothing that hangs can hold them up, or a stop.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import select
@@ -29,17 +28,24 @@ from launcher.result.failure import write_failure
 from launcher.text.log import kept, log, show
 from launcher.text.words import plural, printable, signal_name
 from launcher_tools import doctor_job, doctor_machine, doctor_network, doctor_stop
-from launcher_tools.doctor_job import PROBLEM, WARNING, Finding, Job, ok, warning
+from launcher_tools.doctor_job import (
+    DRIVER_SECONDS,
+    HOST_SECONDS,
+    PLAN_SECONDS,
+    PROBLEM,
+    TORCH_SECONDS,
+    WARNING,
+    Finding,
+    Job,
+    ok,
+    warning,
+)
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
-# Seconds. The first import of torch from a new disk can take most of a minute.
-_FOR_DEVICES, _FOR_JOB, _FOR_TORCH = 15, 20, 60
-# Twice: a thread that looks names up gives the names their whole time.
-_FOR_HOST = 2 * doctor_network.FOR_NAMES
-_POLL = 0.02
+_POLL_SECONDS = 0.02
 _QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
-_NO_PLAN = f"there was no plan after {_FOR_JOB} s: nvidia-smi or neuron-ls hangs"
+_NO_PLAN = f"there was no plan after {PLAN_SECONDS} s: nvidia-smi or neuron-ls hangs"
 _NO_NETWORK = warning(
     "names",
     "names and ports could not be looked at in time",
@@ -85,42 +91,38 @@ def _check(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals, said: Sequence[str]
 ) -> tuple[Job, list[Finding]]:
     """Return the job and all that is found, in the order of the report. Raises Stopped."""
-    with contextlib.ExitStack() as stack:
+    driver = None
+    nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if nvidia_smi:
+        driver = _ask((nvidia_smi, *_QUERY), environ, DRIVER_SECONDS, signals)
+    planned = in_thread(doctor_job.plan_job, argv, _for_plan(environ, driver))
+    job = result(planned, Job(error=_NO_PLAN), time.monotonic() + PLAN_SECONDS, signals)
+    if not job.takes_part:
+        return job, [ok("job", "this host is in none of the instance groups that take part")]
+    deadline = time.monotonic() + HOST_SECONDS
+    network = in_thread(doctor_network.check, job, environ)
+    machine = in_thread(doctor_machine.check, job, environ)
+    command = (sys.executable, "-c", _probe(), *job.words_for_torchrun())
+    torch = doctor_machine.read_torch(_ask(command, environ, TORCH_SECONDS, signals))
+    return job, [
+        *result(network, [_NO_NETWORK] if job.cluster.hosts else [], deadline, signals),
+        *doctor_machine.devices(job, driver, torch),
+        *doctor_machine.torch(job, torch),
+        *result(machine, [_NO_DISK], deadline, signals),
+        *doctor_stop.stop(environ),
+        *doctor_job.settings(job, environ, said),
+        *doctor_job.plan(job, torch.refused),
+    ]
 
-        def ask(seconds: float, *command: str) -> Future[Answer]:
-            child = Child(command, environ)
-            stack.callback(child.kill)  # if it has not ended
-            return in_thread(child.answer, seconds)
 
-        driver = None
-        nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
-        if nvidia_smi:
-            asked = ask(_FOR_DEVICES, nvidia_smi, *_QUERY)
-            wait(signals, _FOR_DEVICES + 2, asked)
-            driver = result(asked, None)
-        planned = in_thread(doctor_job.plan_job, argv, _for_plan(environ, driver))
-        wait(signals, _FOR_JOB, planned)
-        job = result(planned, Job(error=_NO_PLAN))
-        if not job.takes_part:
-            return job, [ok("job", "this host is in none of the instance groups that take part")]
-        asked = ask(_FOR_TORCH, sys.executable, "-c", _probe(), *job.words_for_torchrun())
-        network = in_thread(doctor_network.check, job, environ)
-        machine = in_thread(doctor_machine.check, job, environ)
-        wait(signals, _FOR_HOST, network, machine)
-        wait(signals, _FOR_TORCH, asked)
-        torch = doctor_machine.read_torch(result(asked, None))
-        return job, [
-            *doctor_network.hosts(job),
-            *result(network, [_NO_NETWORK] if job.cluster.hosts else []),
-            *doctor_machine.devices(job, driver, torch),
-            *doctor_machine.torch(job, torch),
-            *doctor_machine.versions(),
-            *result(machine, [_NO_DISK]),
-            *doctor_stop.stop(environ),
-            *doctor_job.times(job),
-            *doctor_job.settings(job, environ, said),
-            *doctor_job.plan(job, torch.refused),
-        ]
+def _ask(
+    command: Sequence[str], environ: Mapping[str, str], seconds: float, signals: Signals
+) -> Answer:
+    """Return what a command says; kill it at its limit, or at a stop. Raises Stopped."""
+    answer = Child(command, environ).answer(seconds, signals)
+    if answer.was_stopped:
+        raise Stopped(signals.stop())
+    return answer
 
 
 def _for_plan(environ: Mapping[str, str], driver: Answer | None) -> Mapping[str, str]:
@@ -135,9 +137,6 @@ def _probe() -> str:
     source: str = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
     # `-c` puts the current folder first, where a json.py of the user's may be.
     return f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
-
-
-# What may hang: none of it can hold up doctor, or a stop
 
 
 class Stopped(Exception):
@@ -165,18 +164,13 @@ def in_thread(function: Callable[..., _T], *args: Any) -> Future[_T]:
     return future
 
 
-def wait(signals: Signals, seconds: float, *futures: Future[Any]) -> None:
-    """Wait until these have ended, but no longer. Raises Stopped."""
-    deadline = time.monotonic() + seconds
-    while not all(future.done() for future in futures) and time.monotonic() < deadline:
-        select.select([signals], [], [], _POLL)
+def result(future: Future[_T], otherwise: _U, deadline: float, signals: Signals) -> _T | _U:
+    """Return what a function has returned by then, or else `otherwise`. Raises Stopped."""
+    while not future.done() and time.monotonic() < deadline:
+        select.select([signals], [], [], _POLL_SECONDS)
         for number in signals.take():
             if number in STOPS:
                 raise Stopped(number)
-
-
-def result(future: Future[_T], otherwise: _U) -> _T | _U:
-    """Return what a function returned by now, or something else if it has not; raise its error."""
     return future.result() if future.done() else otherwise
 
 

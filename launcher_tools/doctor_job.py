@@ -1,18 +1,20 @@
-"""What each check gets, a Job, and what it returns, Findings; the checks of the job itself.
+"""What each check gets, a Job, and what it yields, Findings; the checks of the job itself.
 
-Those are its times, its settings and its plan: what the launcher would run here.
+Those are its settings and its plan: what the launcher would run here. The limits of time for what
+may hang are here, too: for all checks.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.errors import LaunchError
+from launcher.host.child import Child
 from launcher.job import arguments, resources, toolkit
 from launcher.job.job import Cluster, LaunchPlan
 from launcher.job.options import Options
@@ -26,7 +28,12 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 # Stands for the script if none is named: a module of Python's own. It is never started.
 _ANY = ("--train-module", "site")
 _TARGETS = {"train-script", "train-module"}
-_TO_END = 10  # seconds that torchrun and the launcher need after the ranks
+_END_SECONDS = 10  # that torchrun and the launcher need after the ranks
+# How long each may take: nvidia-smi; the plan, which asks nvidia-smi and neuron-ls; the import of
+# torch, which can take most of a minute from a new disk; names; one connection; and all that is
+# found of the network and of file systems, which gives names their whole time.
+DRIVER_SECONDS, PLAN_SECONDS, TORCH_SECONDS, NAMES_SECONDS, CONNECT_SECONDS = 15, 20, 60, 10, 2
+HOST_SECONDS = 2 * NAMES_SECONDS
 
 
 class Finding(NamedTuple):
@@ -137,31 +144,11 @@ def _without_effects(
 def _cannot_be_passed(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
     """Return why the kernel takes no process with these arguments and variables, "" if it does."""
     command = (sys.executable, "-I", "-S", "-c", "", *plan.argv)
-    try:
-        subprocess.run(
-            command, env={**environ, **plan.environment}, check=False, capture_output=True
-        )
-    except OSError as error:
-        if error.errno == errno.E2BIG:
-            most = "one of at most 128 KiB, all of a few MiB (execve(2))"
-            return f"the arguments and variables of the job are too long; expected {most}."
+    answer = Child(command, {**environ, **plan.environment}).answer(PLAN_SECONDS)
+    if not answer.was_started and os.strerror(errno.E2BIG) in answer.problem:
+        most = "one of at most 128 KiB, all of a few MiB (execve(2))"
+        return f"the arguments and variables of the job are too long; expected {most}."
     return ""
-
-
-def times(job: Job) -> Iterator[Finding]:
-    """Say how long the job waits, and whether SageMaker waits as long after a stop."""
-    if not job.cluster.hosts:
-        return
-    options, grace = job.options, job.options.grace
-    seen = f"{grace} s to save after a stop, {options.failure_grace} s after a failure elsewhere"
-    if job.cluster.nnodes > 1:
-        seen += f"; hosts may be missing for {options.start_timeout} s"
-    most = SAGEMAKER_KILLS_AFTER - _TO_END
-    if grace > most:
-        seen += f"; SageMaker kills everything {SAGEMAKER_KILLS_AFTER} s after a stop"
-        yield warning("times", seen, f"use {flag('grace')} {most} at most")
-    else:
-        yield ok("times", seen)
 
 
 def settings(job: Job, environ: Mapping[str, str], said: Sequence[str]) -> Iterator[Finding]:
@@ -170,12 +157,18 @@ def settings(job: Job, environ: Mapping[str, str], said: Sequence[str]) -> Itera
     unknown = job.options.unknown_twins
     distribution = _distribution(environ)
     if distribution:
-        yield (problem if installed("sagemaker-training") else warning)(
+        how = problem if _is_installed("sagemaker-training") else warning
+        yield how(
             "settings",
             f"the estimator's distribution= is set ({', '.join(distribution)}): "
             "SageMaker's toolkit would start another launcher",
             "remove distribution= from the estimator",
         )
+    most = SAGEMAKER_KILLS_AFTER - _END_SECONDS
+    if job.options.grace > most:
+        seen = f"{job.options.grace} s to save, but SageMaker kills everything "
+        seen += f"{SAGEMAKER_KILLS_AFTER} s after a stop"
+        yield warning("settings", seen, f"use {flag('grace')} {most} at most")
     pet = sorted(name for name in environ if name.startswith("PET_") and environ[name])
     pet = [name for name in pet if not any(name in line for line in lines)]
     if pet:
@@ -188,14 +181,13 @@ def settings(job: Job, environ: Mapping[str, str], said: Sequence[str]) -> Itera
             yield ok("settings", line.rstrip("."))
 
 
-def installed(name: str) -> str:
-    """Return the version of a package that is installed, "" if it is not."""
+def _is_installed(name: str) -> bool:
     from importlib import metadata
 
     try:
-        return metadata.version(name)
+        return bool(metadata.version(name))
     except metadata.PackageNotFoundError:
-        return ""
+        return False
 
 
 def _distribution(environ: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What doctor finds of this machine: versions, memory, folders, limits, devices, and torch.
+"""What doctor finds of this machine: folders, open files, devices, and torch.
 
 `root` is in front of /proc, /sys and /dev, for tests.
 """
@@ -11,83 +11,36 @@ import glob
 import json
 import os
 import resource
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher import __version__
 from launcher.errors import LaunchError
-from launcher.host import cgroups
 from launcher.host.cgroups import read_text
 from launcher.host.child import Answer
-from launcher.host.processes import status
 from launcher.host.run_dir import run_dir, unpacked
 from launcher.job import resources, toolkit
 from launcher.job.resources import FEWEST_FILES
 from launcher.result.failure import output_dir
 from launcher.text.words import flag, plural
-from launcher_tools.doctor_job import Finding, Job, installed, ok, problem, warning
+from launcher_tools.doctor_job import Finding, Job, ok, problem, warning
 
-_SMALL_SHM = 512 << 20  # bytes; Docker's default is 64 MiB
-_LITTLE_DISK = 1 << 30
-_MEMORY = 512 << 20  # bytes that a rank needs, to import torch and a little more
+_SHM = "/dev/shm"
+_SHM_USE = "data loaders' workers and NCCL pass data through it"
+_LITTLE_SHM, _LITTLE_DISK = 512 << 20, 1 << 30  # bytes; Docker's default of the first is 64 MiB
 _DESCRIPTORS = 30  # that the first launcher needs besides one for each host
 _FILES = 1024
-_PROCESSES = 100  # processes and threads of a rank: OpenMP, data loaders, NCCL
 _OLDEST_TORCH = (2, 4)
 _REPLACE = "replace this host, or its driver"
-_FOLDERS = {  # what is to be done if one cannot be written to, by what it is for
+_FOLDERS = {  # what is to be done if one cannot be written to, or is too small, by what it is for
+    _SHM_USE: (warning, "start the container with --shm-size=2g or more (SageMaker does)"),
     flag("log_dir"): (problem, "name a folder that this user may write to"),
     "TMPDIR": (problem, ""),  # the launcher's own message says it
 }
 
 
 def check(job: Job, environ: Mapping[str, str]) -> list[Finding]:
-    """Return what is found of memory, folders and limits. A file system may hang for ever."""
-    return [
-        *memory(job.ranks),
-        *shm(),
-        *disk(environ, job.options.log_dir),
-        *open_files(job),
-        *processes(job.ranks),
-    ]
-
-
-def versions() -> Iterator[Finding]:
-    """Say which versions of the launcher and of what it needs there are."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    others = []
-    for name in ("psutil", "sagemaker-training"):
-        version = installed(name)
-        others.append(f"{name} {version}" if version else f"no {name}")
-    yield ok("versions", f"launcher {__version__}, Python {python}, {', '.join(others)}")
-
-
-def memory(ranks: int, root: str = "") -> Iterator[Finding]:
-    """Say how much memory a job has: the cgroup's or the machine's, whichever has less."""
-    found = []
-    fields = _fields(f"{root}/proc/meminfo")
-    if "MemTotal:" in fields:
-        most = fields["MemTotal:"]
-        free = fields.get("MemAvailable:", most)  # which Linux has since 3.14
-        found.append((free << 10, most << 10, "this machine"))
-    for folder in cgroups.folders("memory", root):
-        limit = _number(f"{folder}/memory.max", f"{folder}/memory.limit_in_bytes")
-        used = _number(f"{folder}/memory.current", f"{folder}/memory.usage_in_bytes") or 0
-        if limit is not None and limit < 1 << 60:  # v1 writes about 2**63 for no limit
-            stat = _fields(f"{folder}/memory.stat")
-            # Files that the cgroup would give back.
-            cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-            found.append((limit - max(0, used - cache), limit, "the memory cgroup"))
-    if found:
-        free, most, whose = min(found, key=lambda one: one[0])
-        seen = f"{size(free)} of {size(most)} free ({whose})"
-        if free < ranks * _MEMORY:
-            seen += f", for {plural(ranks, 'rank')}"
-            to_do = "use fewer processes, a larger instance, or docker run -m"
-            yield warning("memory", seen, to_do)
-        else:
-            yield ok("memory", seen)
+    """Return what is found of folders and open files. A file system may hang for ever."""
+    return [*disk(environ, job.options.log_dir), *open_files(job)]
 
 
 def size(number: float) -> str:
@@ -97,37 +50,6 @@ def size(number: float) -> str:
         return f"{number:.0f} MiB"
     number /= 1024
     return f"{number:.1f} GiB" if number < 10 else f"{number:.0f} GiB"
-
-
-def _fields(path: str) -> dict[str, int]:
-    """Return the numbers of a file with lines of a name and a number, by the names."""
-    lines = (line.split() for line in read_text(path).splitlines())
-    return {words[0]: int(words[1]) for words in lines if words[1:] and words[1].isdecimal()}
-
-
-def _number(*paths: str) -> int | None:
-    for path in paths:
-        text = read_text(path).strip()
-        if text.isdecimal():
-            return int(text)
-    return None
-
-
-def shm(root: str = "") -> Iterator[Finding]:
-    """Say how large /dev/shm is."""
-    to_do = "start the container with --shm-size=2g or more (SageMaker does)"
-    uses = "data loaders' workers and NCCL pass data through it"
-    try:
-        seen = _writable(f"{root}/dev/shm")
-    except OSError:
-        yield warning("/dev/shm", f"it is missing or read-only; {uses}", to_do)
-        return
-    free = seen.f_bavail * seen.f_frsize
-    shown = f"{size(free)} of {size(seen.f_blocks * seen.f_frsize)} free"
-    if free < _SMALL_SHM:
-        yield warning("/dev/shm", f"{shown}; {uses}", to_do)
-    else:
-        yield ok("/dev/shm", shown)
 
 
 def disk(environ: Mapping[str, str], log_dir: str = "") -> Iterator[Finding]:
@@ -145,11 +67,13 @@ def disk(environ: Mapping[str, str], log_dir: str = "") -> Iterator[Finding]:
             why = str(getattr(error, "strerror", error)).rstrip(".")
             yield how("disk", f"{where}: {why}", to_do)
             continue
+        little = _LITTLE_SHM
+        if use != _SHM_USE:
+            little, to_do = _LITTLE_DISK, "raise volume_size of the estimator, or remove files"
         free, has_no_inodes = seen.f_bavail * seen.f_frsize, seen.f_files and not seen.f_favail
-        if has_no_inodes or free < _LITTLE_DISK:
-            left = "no files" if has_no_inodes else size(free)
-            to_do = "raise volume_size of the estimator, or remove files"
-            yield warning("disk", f"{where}: {left} left", to_do)
+        if has_no_inodes or free < little:
+            remaining = "no files" if has_no_inodes else size(free)
+            yield warning("disk", f"{where}: {remaining} left", to_do)
         else:
             fine.setdefault(size(free), []).append(where)
     for free_size, places in fine.items():
@@ -171,6 +95,7 @@ def _folders(environ: Mapping[str, str], log_dir: str) -> Iterator[tuple[str, st
             there = os.path.dirname(there)  # the launcher makes the rest
         yield there, flag("log_dir")
     yield environ.get("TMPDIR") or "/tmp", "TMPDIR"
+    yield _SHM, _SHM_USE
 
 
 def _writable(folder: str) -> os.statvfs_result:
@@ -212,44 +137,6 @@ def _is_less(limit: int, number: int) -> bool:
     return limit != resource.RLIM_INFINITY and limit < number
 
 
-def processes(ranks: int, root: str = "") -> Iterator[Finding]:
-    """Say how many more processes and threads may run, by the tightest limit."""
-    limits = []
-    for folder in cgroups.folders("pids", root):
-        most = _number(f"{folder}/pids.max")
-        if most is not None:
-            limits.append((most - (_number(f"{folder}/pids.current") or 0), most))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # root has none
-        limits.append((soft - own_threads(), soft))
-    if not limits:
-        yield ok("processes", "no limit")
-        return
-    free, most = min(limits)
-    seen = f"{free} more processes and threads may run, of {most}"
-    to_do = "start the container with --pids-limit=-1, or --ulimit nproc=-1"
-    # torchrun, the launcher, and a few threads of torch in each rank.
-    if free < 10 + 4 * ranks:
-        yield problem("processes", f"{seen}, too few for {plural(ranks, 'rank')}", to_do)
-    elif free < _PROCESSES * (1 + ranks):
-        yield warning("processes", f"{seen}, for {plural(ranks, 'rank')}", to_do)
-    else:
-        yield ok("processes", seen)
-
-
-def own_threads() -> int:
-    """Return how many threads this user has beside doctor's, as far as they can be seen."""
-    uid, found = os.getuid(), 0
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError, KeyError):
-                fields = status(int(name))
-                is_ours = os.getpid() in (int(name), int(fields[b"PPid"]))
-                if int(fields[b"Uid"].split()[0]) == uid and not is_ours:
-                    found += int(fields[b"Threads"])
-    return found
-
-
 # Devices, and the torch that is to use them
 
 
@@ -270,10 +157,8 @@ class Torch(NamedTuple):
     refused: str = ""  # why torchrun would not take the arguments that a user has for it
 
 
-def read_torch(answer: Answer | None) -> Torch:
+def read_torch(answer: Answer) -> Torch:
     """Return what doctor_probe.py has printed, a JSON object a line, and how it ended."""
-    if answer is None:
-        return Torch()
     seen: dict[str, Any] = {}
     for line in answer.out.splitlines():
         with contextlib.suppress(ValueError):
@@ -296,7 +181,13 @@ def devices(job: Job, driver: Answer | None, torch: Torch, root: str = "") -> It
     rows = [line.rpartition(", ") for line in driver.out.splitlines()] if driver else []
     rows = [row for row in rows if row[1]]
     if driver and driver.problem:
-        yield _of_driver(driver, has_gpu=bool(gpus) or sees_gpu(root))
+        why = (driver.err or driver.out).strip().partition("\n")[0]
+        seen = f"nvidia-smi: {driver.problem}{why and f' ({why})'}"
+        if gpus or sees_gpu(root):
+            yield problem("devices", seen, _REPLACE)
+        else:
+            to_do = "a job would run on CPU; if this host has GPUs, replace it, or its driver"
+            yield warning("devices", f"{seen}; no GPU is seen here", to_do)
     elif not gpus and not rows:
         yield from _without_gpus(job)
     else:
@@ -306,15 +197,6 @@ def devices(job: Job, driver: Answer | None, torch: Torch, root: str = "") -> It
         yield ok("devices", f"{seen} for the job: {names}{version}")
         if gpus:
             yield from _with_gpus(job, torch)
-
-
-def _of_driver(driver: Answer, *, has_gpu: bool) -> Finding:
-    why = (driver.err or driver.out).strip().partition("\n")[0]
-    seen = f"nvidia-smi: {driver.problem}{why and f' ({why})'}"
-    if has_gpu:
-        return problem("devices", seen, _REPLACE)
-    to_do = "a job would run on CPU; if this host has GPUs, replace it, or its driver"
-    return warning("devices", f"{seen}; no GPU is seen here", to_do)
 
 
 def sees_gpu(root: str = "") -> bool:
@@ -365,7 +247,7 @@ def torch(job: Job, torch: Torch) -> Iterator[Finding]:
         if not job.error:  # or else that says so
             yield problem("torch", "torch is not installed", "install torch 2.4 or later")
     elif torch.problem:
-        yield _broken(job, torch)
+        yield from _broken(job, torch)
     elif torch.version and not torch.distributed:
         to_do = "install a build of torch with torch.distributed"
         yield problem("torch", f"torch {torch.version} has no torch.distributed", to_do)
@@ -375,32 +257,31 @@ def torch(job: Job, torch: Torch) -> Iterator[Finding]:
     elif torch.version:
         built = f"CUDA {torch.cuda}" if torch.cuda else "CPU"
         nccl = f", NCCL {torch.nccl}" if torch.nccl else ""
-        yield ok("torch", f"torch {torch.version} for {built}{nccl}")
-        yield _backends(job, torch)
+        backends = ", ".join(torch.backends) or "none"
+        yield ok("torch", f"torch {torch.version} for {built}{nccl}; backends: {backends}")
+        if job.cluster.num_gpus and "nccl" not in torch.backends:
+            to_do = "install a build of torch with NCCL, or have the script use another backend"
+            seen = f"no nccl, and this host has GPUs; torch has {backends}"
+            yield warning("torch", seen, to_do)
 
 
-def _broken(job: Job, torch: Torch) -> Finding:
+def _broken(job: Job, torch: Torch) -> Iterator[Finding]:
     if torch.version:
+        how = problem if job.cluster.num_gpus else warning
         seen = f"torch {torch.version}, asked for its backends and devices: {torch.problem}"
-        return (problem if job.cluster.num_gpus else warning)("torch", seen, _REPLACE)
+        yield how("torch", seen, _REPLACE)
+        return
     seen = f"torch cannot be imported: {torch.problem}"
     if torch.is_late:
         to_do = "run it again: the first import can take minutes on a new machine"
-        return warning("torch", seen, to_do)
-    to_do = "install torch anew in the image; a module of that name may hide it"
-    if not torch.was_started:
-        to_do = "let this user execute it, and see that more processes may run"
-    return problem("torch", seen, to_do)
-
-
-def _backends(job: Job, torch: Torch) -> Finding:
-    shown, has_gpus = ", ".join(torch.backends) or "none", job.cluster.num_gpus
-    if has_gpus and "nccl" not in torch.backends:
-        to_do = "install a build of torch with NCCL, or have the script use another backend"
-        seen = f"no nccl, and this host has GPUs; torch has {shown}"
-        return warning("backends", seen, to_do)
-    hint = "; nccl needs GPUs" if "nccl" in torch.backends and not has_gpus else ""
-    return ok("backends", shown + hint)
+        yield warning("torch", seen, to_do)
+    elif torch.was_started:
+        to_do = "install torch anew in the image; a module of that name may hide it"
+        yield problem("torch", seen, to_do)
+    else:
+        yield problem(
+            "torch", seen, "let this user execute it, and see that more processes may run"
+        )
 
 
 def _release(version: str) -> tuple[int, ...]:

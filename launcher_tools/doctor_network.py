@@ -16,11 +16,18 @@ from typing import Callable, NamedTuple
 from launcher.host.network import listen, look_up, own_addresses
 from launcher.job import resources
 from launcher.text.words import flag, is_loopback, join_and_count, some_of
-from launcher_tools.doctor_job import OK, PROBLEM, WARNING, Finding, Job, ok, problem, warning
+from launcher_tools.doctor_job import (
+    CONNECT_SECONDS,
+    NAMES_SECONDS,
+    Finding,
+    Job,
+    ok,
+    problem,
+    warning,
+)
 
-FOR_NAMES = 10  # seconds
 _THREADS = 32
-_TO_CONNECT, _AT_MOST = 2, 2  # seconds, addresses
+_AT_MOST = 2  # addresses that are tried
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _PLUGINS = (  # of aws-ofi-nccl: where AWS's installer and AWS's images put it
     "/opt/amazon/ofi-nccl/lib*",
@@ -50,25 +57,16 @@ def check(job: Job, environ: Mapping[str, str]) -> list[Finding]:
     if cluster.nnodes < 2:
         return [*efa(job, environ)]
     wanted = dict.fromkeys((cluster.hosts[0], cluster.current_host, *cluster.hosts))
-    found = look_up_all(list(wanted), cluster.address, FOR_NAMES)
+    found = look_up_all(list(wanted), cluster.address, NAMES_SECONDS)
     own = found[0 if job.is_first else 1]
+    # Without a channel torchrun needs this host's own name, too.
+    needed = [name for name in found if name is not own or not job.options.peers]
     return [
-        *names(job, [name for name in found if name is not own]),
-        *own_name(job, own, environ),
-        *interface(job, own, environ, interfaces()),
+        *names(job, needed),
+        *interface(job, environ, sorted(resources.network_interfaces())),
         *ports(job, found[0].addresses or (), environ),
         *efa(job, environ),
     ]
-
-
-def hosts(job: Job) -> Iterator[Finding]:
-    """Say which hosts there are, and which one this is."""
-    cluster = job.cluster
-    if cluster.nnodes == 1:
-        yield ok("hosts", f"{cluster.current_host} is alone")
-    elif cluster.hosts:
-        place = f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes}"
-        yield ok("hosts", f"{place}: {_listed(cluster.hosts)}")
 
 
 def look_up_all(
@@ -114,7 +112,7 @@ def names(job: Job, others: Sequence[Name]) -> Iterator[Finding]:
         wrong.append(warning("names", f"no address is known for {_listed(unknown)}", to_do))
     silent = [name.host for name in others if name.addresses is None]
     if silent:
-        seen = f"no answer within {FOR_NAMES} s for {_listed(silent)}"
+        seen = f"no answer within {NAMES_SECONDS} s for {_listed(silent)}"
         to_do = "look at this container's DNS (/etc/resolv.conf): each look-up of a job waits, too"
         wrong.append(warning("names", seen, to_do))
     wrong += _odd_addresses(known)
@@ -145,47 +143,9 @@ def _odd_addresses(known: Sequence[Name]) -> Iterator[Finding]:
             return
 
 
-def own_name(job: Job, own: Name, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Say where this host's own name leads, which only torchrun may need."""
-    if own.is_address:
-        return
-    seen = f"{own.host}, this host's own name, is {', '.join(own.addresses or ())}"
-    if not own.addresses:
-        seen = f"{own.host}, this host's own name, does not resolve"
-    elif all(map(is_loopback, own.addresses)):
-        seen += ", which leads nobody else here"
-    else:
-        yield ok("own name", seen)
-        return
-    if job.options.peers:
-        yield ok("own name", f"{seen}; the launcher does not need it")
-        return
-    # The first host's torchrun cannot even keep its store there; gloo and others may fail.
-    is_fatal = own.addresses == () and job.is_first and job.keeps_store(environ)
-    to_do = f"without {flag('peers')} torchrun needs it: let the launchers talk, or add the name "
-    to_do += "to /etc/hosts"
-    yield (problem if is_fatal else warning)("own name", seen, to_do)
-
-
-def interfaces() -> dict[str, tuple[str, ...]]:
-    """Return the addresses of each interface; none of them if psutil is not installed."""
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(resources.network_interfaces()), ())
-    try:
-        import psutil
-
-        for name, entries in psutil.net_if_addrs().items():
-            families = (socket.AF_INET, socket.AF_INET6)
-            found[name] = tuple(entry.address for entry in entries if entry.family in families)
-    except (ImportError, OSError):
-        pass
-    return found
-
-
-def interface(
-    job: Job, own: Name, environ: Mapping[str, str], have: Mapping[str, Sequence[str]]
-) -> Iterator[Finding]:
+def interface(job: Job, environ: Mapping[str, str], have: Sequence[str]) -> Iterator[Finding]:
     """Say which interface would be used and why. `have`: those of this host."""
-    shown = _listed(sorted(have)) or "none"
+    shown = _listed(have) or "none"
     named = job.cluster.network_interface_name
     if named and have and named not in have:
         seen = f"SageMaker names {named}, which does not exist here; it is not used"
@@ -194,7 +154,8 @@ def interface(
     for variable, value in users.items():
         if have and not _fits(variable, value, have):
             needed = "NCCL_" if job.cluster.num_gpus else "GLOO_"  # the job may not use the other
-            yield (problem if variable.startswith(needed) else warning)(
+            how = problem if variable.startswith(needed) else warning
+            yield how(
                 "interface",
                 f"{variable}={value}, but this host has {shown}",
                 f"unset {variable}: the launcher chooses; or name an interface that exists",
@@ -204,21 +165,15 @@ def interface(
     planned = job.plan.environment if job.plan else {}
     chosen = dict.fromkeys(planned[name] for name in _INTERFACES if name in planned)
     for name in chosen:
-        addresses = ", ".join(have.get(name, ())) or "no address seen"
-        yield ok("interface", f"{name} ({addresses}): SageMaker names it")
-    if users or chosen:
-        return
-    mine = {one for one in own.addresses or () if not is_loopback(one)}
-    for name, addresses_of in have.items():
-        if mine & set(addresses_of):
-            where = f"{name} ({', '.join(addresses_of)})"
-            yield ok("interface", f"{where}: it has the address of {own.host}")
-            return
-    at = "; gloo gets the one at which the other hosts find this one" if job.options.peers else ""
-    yield ok("interface", f"none is set; this host has {shown}{at}")
+        yield ok("interface", f"{name}: SageMaker names it")
+    if not users and not chosen:
+        at = "; gloo gets the one at which the other hosts find this one"
+        yield ok(
+            "interface", f"none is set; this host has {shown}{at if job.options.peers else ''}"
+        )
 
 
-def _fits(variable: str, value: str, have: Mapping[str, object]) -> bool:
+def _fits(variable: str, value: str, have: Sequence[str]) -> bool:
     """Tell whether a *_SOCKET_IFNAME of the user's fits an interface.
 
     Both take the beginning of a name. gloo needs all of a list; for NCCL ^ excludes, = is exact.
@@ -233,31 +188,6 @@ def _fits(variable: str, value: str, have: Mapping[str, object]) -> bool:
     return any(name.startswith(tuple(parts)) for name in have)
 
 
-# What is found of some ports: how bad it is, what is seen, what to do. HOST is the first host.
-_PORTS: dict[str, tuple[str, str, str]] = {
-    "free": (OK, "free on this host, where the others meet: {where}", ""),
-    "taken": (
-        PROBLEM,
-        "taken on this host: {where}",
-        "end what listens there (a job that runs here?), or choose another with {options}, "
-        "the same on every host",
-    ),
-    "denied": (
-        PROBLEM,
-        "this user may not listen on {where}",
-        "choose a port of 1024 or above with {options}, the same on every host",
-    ),
-    "answers": (OK, "{first} answers at {where}", ""),
-    "refuses": (OK, "{first} can be reached; nothing listens yet at {where}", ""),
-    "silent": (
-        WARNING,
-        "{first} did not answer at {where}",
-        "if it has started, let hosts of the security group, or of the network, reach each other "
-        "at all ports",
-    ),
-}
-
-
 def ports(job: Job, addresses: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Say on the first host whether its ports are free, on another whether it can be reached.
 
@@ -266,51 +196,59 @@ def ports(job: Job, addresses: Sequence[str], environ: Mapping[str, str]) -> Ite
     options = job.options
     wanted = [("rdzv_port", options.rdzv_port)] if job.keeps_store(environ) else []
     wanted += [("peer_port", options.peer_port)] if options.peers else []
-    found: dict[str, list[tuple[str, int]]] = {}
     for name, port in wanted:
         if job.is_first:
             own = job.cluster.address(job.cluster.current_host)
-            state = listens(own_addresses(own)[0] if name == "peer_port" else (), port)
+            listened = own_addresses(own)[0] if name == "peer_port" else ()
+            yield from own_port(listened, port, flag(name))
         elif addresses:
-            state = answer(addresses, port)
-        else:
-            continue
-        found.setdefault(state, []).append((flag(name), port))
-    for state, same in found.items():
-        level, seen, to_do = _PORTS[state]
-        words = {
-            "first": job.cluster.hosts[0],
-            "where": " and ".join(f"{port} ({option})" for option, port in same),
-            "options": " or ".join(option for option, _ in same),
-        }
-        yield Finding("ports", level, seen.format(**words), to_do.format(**words))
+            yield from first_hosts_port(job.cluster.hosts[0], addresses, port, flag(name))
 
 
-def listens(addresses: Sequence[str], port: int) -> str:
-    """Return whether this host can listen at a port, as a job does: `free`, `taken`, `denied`."""
+def own_port(addresses: Sequence[str], port: int, option: str) -> Iterator[Finding]:
+    """Say whether this host can listen at a port, as a job does; `option` chooses it."""
+    where = f"{port} ({option})"
     try:
         for listener in listen(addresses, port):
             listener.close()
     except PermissionError:
-        return "denied"
+        to_do = f"choose a port of 1024 or above with {option}, the same on every host"
+        yield problem("ports", f"this user may not listen on {where}", to_do)
     except OSError:
-        # As a job does if the name leads elsewhere.
-        return listens((), port) if addresses else "taken"
-    return "free"
+        if addresses:  # as a job does if the name leads elsewhere
+            yield from own_port((), port, option)
+            return
+        to_do = "end what listens there (a job that runs here?), or choose another with "
+        to_do += f"{option}, the same on every host"
+        yield problem("ports", f"taken on this host: {where}", to_do)
+    else:
+        yield ok("ports", f"free on this host, where the others meet: {where}")
 
 
-def answer(addresses: Sequence[str], port: int) -> str:
-    """Return what another host does: `answers`, `refuses`, `silent`. It is told nothing."""
-    state = "silent"
+def first_hosts_port(
+    first: str, addresses: Sequence[str], port: int, option: str
+) -> Iterator[Finding]:
+    """Say whether the first host can be reached at a port. It is told nothing."""
+    where, is_reached = f"{port} ({option})", False
     for address in addresses[:_AT_MOST]:
         try:
-            socket.create_connection((address, port), timeout=_TO_CONNECT).close()
-            return "answers"
+            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
         except ConnectionRefusedError:
-            state = "refuses"
+            is_reached = True
         except OSError:
             pass  # the next address may do
-    return state
+        else:
+            yield ok("ports", f"{first} answers at {where}")
+            return
+    if is_reached:
+        yield ok("ports", f"{first} can be reached; nothing listens yet at {where}")
+    else:
+        yield warning(
+            "ports",
+            f"{first} did not answer at {where}",
+            "if it has started, let hosts of the security group, or of the network, reach each "
+            "other at all ports",
+        )
 
 
 def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:

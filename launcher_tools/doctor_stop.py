@@ -38,31 +38,33 @@ def stop(environ: Mapping[str, str], root: str = "", pid: int = 0) -> Iterator[F
     elif not words:
         yield ok("stop", "PID 1 cannot be seen: stop the launcher itself (SIGTERM)")
     else:
-        yield _from_pid_1(words, list(above))
+        yield from _from_pid_1(words, list(above))
 
 
-def _from_pid_1(words: Sequence[str], above: Sequence[int]) -> Finding:
-    """Return the finding for a PID 1 with these arguments that is no init of the launcher's."""
+def _from_pid_1(words: Sequence[str], above: Sequence[int]) -> Iterator[Finding]:
+    """Say what becomes of a stop at a PID 1 with these arguments, no init of the launcher's."""
     name = _base(words[0])
     shown = shortened(" ".join(words), 80)
     if _is_launcher(words):
-        return ok("stop", f"PID 1 is a launcher, `{shown}`: a stop reaches its ranks")
-    if any("start_with_right_hostname" in word for word in words):
-        return warning("stop", "PID 1 is AWS's start script: a stop reaches no rank", _PUT_INIT)
-    if _runs(words, "train"):
+        yield ok("stop", f"PID 1 is a launcher, `{shown}`: a stop reaches its ranks")
+    elif any("start_with_right_hostname" in word for word in words):
+        yield warning("stop", "PID 1 is AWS's start script: a stop reaches no rank", _PUT_INIT)
+    elif _runs(words, "train"):
         seen = "PID 1 is SageMaker's toolkit, which ignores stops: none reaches a rank"
-        return warning("stop", seen, _PUT_INIT)
-    if name in _SHELLS:
+        yield warning("stop", seen, _PUT_INIT)
+    elif name in _SHELLS:
         seen = f"PID 1 is a shell (`{shown}`), which by itself passes no stop on"
-        return warning("stop", seen, _EXEC_FORM + _SEE)
-    if name in _INITS:
-        if above[:1] == [1]:
-            return ok("stop", f"{name} is PID 1 and passes a stop on to the launcher")
+        yield warning("stop", seen, _EXEC_FORM + _SEE)
+    elif name in _INITS and above[:1] == [1]:
+        yield ok("stop", f"{name} is PID 1 and passes a stop on to the launcher")
+    elif name in _INITS:
         seen = f"{name} is PID 1 and passes a stop on to its own child alone"
-        return warning("stop", seen, f"{_EXEC_FORM}in place of {name} {_SEE}")
-    if name in _SYSTEMS or 1 not in above:
-        return ok("stop", "no container's PID 1 is above: stop the launcher itself (SIGTERM)")
-    return ok("stop", f"PID 1 is `{shown}`: a stop works if it passes SIGTERM on to the launcher")
+        yield warning("stop", seen, f"{_EXEC_FORM}in place of {name} {_SEE}")
+    elif name in _SYSTEMS or 1 not in above:
+        yield ok("stop", "no container's PID 1 is above: stop the launcher itself (SIGTERM)")
+    else:
+        seen = f"PID 1 is `{shown}`: a stop works if it passes SIGTERM on to the launcher"
+        yield ok("stop", seen)
 
 
 def _above(root: str, pid: int) -> dict[int, list[str]]:

@@ -39,8 +39,9 @@ _WRITTEN_AT_ONCE_SECONDS = 0.01
 _WHOLE_LINE = re.compile(rb"[^\r\n]+\r?\n")
 # What is never a part of the bar before it, even if both were written before one of them was read:
 # whatever is behind one of tqdm's bars, or one that it has cleared, and these two.
+_TQDM = rb".+?\[(?:\d+:)+\d\d[<,][^\]]{0,200}\] *"
 _GLUED = re.compile(
-    rb"(.+?\[(?:\d+:)+\d\d[<,][^\]]{0,200}\] *(?=[^\s\x1b])| {8,}(?=[^ ])"
+    rb"(" + _TQDM + rb"(?=[^\s\x1b])| {8,}(?=[^ ])"
     rb"|.+?(?=launcher: |Traceback \(most recent call last\):))(.+)"
 )
 
@@ -108,7 +109,7 @@ class LinesOfFile(Lines):
             text = text.replace(_UP, b"")
         for line in self._split(text):
             lines += self._shown(line)
-        if self.bar:
+        if self.bar.strip():
             self._cut_off = b""
         return lines
 
@@ -129,12 +130,13 @@ class LinesOfFile(Lines):
     def _shown(self, line: bytes) -> list[bytes]:
         """Return what is to be printed of a line that has ended."""
         before, is_bar, shown = line.rstrip(b"\r").rpartition(b"\r")
-        if not is_bar or (before.endswith(b" ") and not _last(before).strip()):  # bar was cleared
+        was_cleared = before.endswith(b" ") and not _last(before).strip()
+        if not is_bar or (was_cleared and not re.fullmatch(_TQDM, shown)):
             return self._line(shown)
         match = _GLUED.fullmatch(shown)
         bar, *others = match.groups() if match else (shown,)
         if self._has_lower_bars:  # it ends in order to reach the row below
-            self._cut_off = bar
+            self._cut_off = bar if bar.strip() else self._cut_off
             return others
         is_new = bar != self._printed and not (others and bar.isspace())
         self._printed = self._cut_off = b""
@@ -154,7 +156,7 @@ class LinesOfFile(Lines):
         """Return the lines that are due without more data."""
         if now < self._next:
             return []
-        state, self._cut_off = _whole(self.bar or self._cut_off), b""
+        state, self._cut_off = _whole(self.bar if self.bar.strip() else self._cut_off), b""
         if state == self._printed or not _CONTROL.sub(b"", state).strip():
             return []
         self._printed, self._next = state, now + _STATE_SECONDS

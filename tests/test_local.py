@@ -284,7 +284,16 @@ BARS_IN_A_FILE = {
     "erased": [b"\x1b[2K\r1/9", [b"1/9"], b"\r\x1b[2K", 6, []],
     "below another": (
         [b"\ra 1/3\n\rb 1/9\x1b[A", [b"b 1/9"], b"\n\rb 2/9\x1b[A", [], 6, [b"b 2/9"]]  # noqa: RUF005
-        + [b"\n", b"\rb 9/9", b"\x1b[A", [], b"\n\r     \x1b[A", b"\ra 3/3\n", 5, [b"a 3/3"]]
+        + [
+            b"\n",
+            b"\rb 9/9",
+            b"\x1b[A",
+            [],
+            b"\n\r     \x1b[A",
+            b"\ra 3/3\n",
+            5,
+            [b"a 3/3", b"b 9/9"],
+        ]
     ),
     "below another, with lines": (
         [b"\ra\n\rb\x1b[A", [b"b"], b"\n\r    \r\x1b[A\r    \rloss 3\n\ra\n", [b"loss 3"]]  # noqa: RUF005
@@ -300,6 +309,10 @@ BARS_IN_A_FILE = {
     "below each other, of two ranks": (
         [b"\ra\ra\n\n\rb 1\rb 1\x1b[A\x1b[A", [b"b 1"]]  # noqa: RUF005
         + [b"\n\rb 2\n\x1b[A\rb 2\x1b[A", [], 5, [b"b 2"]]
+    ),
+    "ended, and the one below cleared": (
+        [b"\ra\n\rb\x1b[A", [b"b"], b"\ra 3/3\n", b"\r     \n\r     ", 5, [b"a 3/3"]]  # noqa: RUF005
+        + [b"\ra| 3/3 [00:01<00:00, 1it/s]\n", [], 5, [b"a| 3/3 [00:01<00:00, 1it/s]"]]
     ),
     "the next bar": [b"\r9/9\n\r0/9", 0.1, [b"9/9", b"0/9"]],
 }

@@ -211,7 +211,7 @@ def test_doctor_as_the_entry_point(train, script, tmp_path):
     run = {"sagemaker_program": "script.sh", "epochs": 3}
     first = train(HOSTS[0], script(f"{line}\n", "script.sh"), **run, **{"train-script": "no.py"})
     assert first.wait() == 1, first.log()
-    assert "127.0.0.1 is node 0 of 2" in first.out
+    assert "A job would fail on 127.0.0.1: 1 problem" in first.out
     assert failure_of(first, tmp_path).startswith(
         "launcher: doctor: a job would fail\njob: --train-script no.py"
     )
