@@ -148,7 +148,10 @@ class Options(NamedTuple):
     nproc_per_node: Annotated[
         Optional[int],  # None: auto
         Option(
-            _SIZE, "auto|N", _or_auto(whole(1, 1024)), "processes per host; auto: its GPUs, else Neuron cores, else 1"
+            _SIZE,
+            "auto|N",
+            _or_auto(whole(1, 1024)),
+            "processes per host; auto: its GPUs, else Neuron cores, else 1",
         ),
     ] = None
     instance_groups: Annotated[

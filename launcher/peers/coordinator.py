@@ -14,8 +14,8 @@ better cause may still come, 0.3 s to 3 s by its own cause (causes.py); of two e
 first counts. A lost host is one of these failures, and is found by its connection (channel.py).
 
 *A restart is all hosts'.* Only failures of ranks, and hangs, restart, while restarts remain and no
-hardware is broken. The next attempt starts when all hosts have cleared this one, so that nothing of two
-attempts runs at once; whoever is lost, or does not clear, ends the job.
+hardware is broken. The next attempt starts when all hosts have cleared this one, so that nothing of
+two attempts runs at once; whoever is lost, or does not clear, ends the job.
 
 *What bounds each wait.* Joining: the start timeout. Running lasts as long as the job, but after a
 restart the torchruns have to complete their rendezvous by the same deadline that Restarting has,

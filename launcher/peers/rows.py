@@ -142,8 +142,8 @@ COORDINATOR = (
         (Failing,),
         (Time,),
         (Restarting, Ended),
-        "`Restart` if only ranks have failed or hang, none of broken hardware, and restarts are left; "
-        "else `End`",
+        "`Restart` if only ranks have failed or hang, none of broken hardware, and restarts are "
+        "left; else `End`",
     ),
     Row((Restarting,), (Lost,), (Ended,), "`End`, with 69"),
     Row(

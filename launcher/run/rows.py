@@ -162,7 +162,12 @@ ROWS = (
         may_stay=True,
     ),
     Row((Ending,), (Signal,), (), "after this host's success: tell `Stop`"),
-    Row((Ending,), (Signal,), (), "else the log says it; unless it is known how the job ends, tell `Stop`"),
+    Row(
+        (Ending,),
+        (Signal,),
+        (),
+        "else the log says it; unless it is known how the job ends, tell `Stop`",
+    ),
     Row(
         (Ending,),
         (End, Restart),
