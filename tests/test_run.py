@@ -90,12 +90,21 @@ def test_arguments_that_torchrun_does_not_take(monkeypatch, arguments, says):
         agent.arguments(run, Refuses())
 
 
-def test_torchruns_help_is_no_job(start, script):
-    options = ("--train-script", script("print('ran')"), "--launcher-torchrun-args=--help")
-    host = start(*options)
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        (
+            {"LAUNCHER_TORCHRUN_ARGS": "--help"},
+            "its arguments ask for its help, not for a job",
+        ),
+        ({"PET_NODE_RANK": "x"}, "argument --node-rank/--node_rank: invalid int value: 'x'"),
+        ({"PET_MASTER_PORT": ""}, "argument --master-port/--master_port: invalid int value: ''"),
+    ],
+)
+def test_what_torchrun_refuses_is_one_line_and_exit_2(start, script, environ, says):
+    host = start("--train-script", script("print('ran')"), **environ)
     assert host.wait() == 2, host.log()
-    says = "localhost: torchrun failed: its arguments ask for its help, not for a job"
-    assert host.failure.startswith(says)
+    assert host.failure.splitlines()[0] == f"localhost: torchrun failed: {says}"
     assert "usage" not in host.err and host.out == ""
 
 

@@ -36,18 +36,17 @@ def _is_interval(text: str) -> bool:
     return 0 < float(text) < math.inf
 
 
-# What torchrun would end with, a second after its start and mostly with a traceback: variable,
-# what tells that it takes a value (or raises ValueError), what was expected.
+# What torchrun would show a traceback for, a second after its start, and what the launcher reads:
+# variable, what tells that it takes a value (or raises ValueError), what was expected. What it
+# refuses in one line, such as PET_NODE_RANK=x, is left to it: the job ends with 2 as well.
 _CHECKS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "LOGLEVEL": (_LEVELS.__contains__, f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}, in capitals"),
     "PET_LOCAL_RANKS_FILTER": (
         re.compile(" *([0-9]+ *(, *[0-9]+ *)*)?").fullmatch,
         "ranks of a host with commas between, such as 0,1",
     ),
-    "PET_MASTER_PORT": (_is_whole, "a whole number"),
     "PET_MAX_RESTARTS": (_is_count, "a whole number"),
     "PET_MONITOR_INTERVAL": (_is_interval, "seconds above 0, such as 0.5"),
-    "PET_NODE_RANK": (_is_whole, "a whole number"),
     "PET_RDZV_ID": (lambda text: "/" not in text, "a name without a slash: it names a folder"),
     "PET_REDIRECTS": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
     "PET_SHUTDOWN_TIMEOUT": (_is_whole, "a whole number of seconds"),
