@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from launcher.container.presence import InitClient
-from launcher.errors import STOPS, LaunchError
-from launcher.host.archive import ARCHIVE, PACKAGE
-from launcher.host.processes import tie_to_parent
+from launcher.errors import LaunchError
+from launcher.host.archive import PACKAGE
 from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.job import arguments
 from launcher.job.cluster import ALONE
 from launcher.job.job import LaunchPlan
-from launcher.job.options import ARGUMENTS
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
@@ -35,7 +31,7 @@ from launcher.result.causes import (
 from launcher.result.failure import earlier_failure, note_earlier, write_failure
 from launcher.run import supervisor
 from launcher.run.state import State
-from launcher.text.log import flush, log, show, traceback_of
+from launcher.text.log import log, show, traceback_of
 from launcher.text.words import signal_name
 
 
@@ -46,12 +42,6 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
-    if not argv and ARGUMENTS in environ:
-        try:
-            argv = list(map(str, json.loads(environ[ARGUMENTS])))
-        except (TypeError, ValueError):
-            error = LaunchError(f"{ARGUMENTS} is a variable of the launcher's own; unset it.")
-            return _cannot_run(error, environ).exit_code
     # What looks at a job from beside it says nothing for the container.
     is_beside = argv[:1] in (["doctor"], ["stacks"])
     run: Callable[[Sequence[str], Mapping[str, str], Signals], Result] = _launch
@@ -133,17 +123,10 @@ def _run_tool(
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    below = ARGUMENTS in environ
-    environ = {name: value for name, value in environ.items() if name != ARGUMENTS}
     job = prepare(argv, environ, signals)
     if job is None:
         return SUCCESS
     plan = job.plan
-    if isinstance(plan, LaunchPlan) and plan.compiles and not job.options.dry_run:
-        if below:
-            tie_to_parent()  # what is above it ends it no more gently
-        else:
-            _compile(argv, environ, signals)
     # After a stop nothing will be started of what was planned, perhaps without devices.
     if not signals.stop():
         if isinstance(plan, LaunchPlan):
@@ -159,20 +142,6 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     with System(signals) as system:
         end = supervisor.run(job, environ, system)
     return _report(end, environ)
-
-
-def _compile(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> None:
-    """Become the init that has neuron_parallel_compile run this launcher; return after a stop."""
-    from launcher.job import neuron  # which few jobs need
-
-    # A stop that comes from here on waits for the init, which has the same pid (execve(2)).
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    if not signals.stop():
-        launcher = [sys.executable, ARCHIVE or os.path.join(PACKAGE, "__main__.py")]
-        words, environ = neuron.command(launcher, argv, environ)
-        flush()
-        os.execve(words[0], words, environ)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def _report(end: State, environ: Mapping[str, str]) -> Result:

@@ -17,6 +17,7 @@ def job_of(
     *,
     name: str = "job",
     fingerprint: Mapping[str, Any] | None = None,
+    runner: str = "",
     **options: Any,
 ) -> Job:
     """Return it: `fingerprint` is {} if this host cannot start; `options` are Options' fields."""
@@ -24,5 +25,5 @@ def job_of(
     plan: LaunchPlan | Exception = ValueError("this host cannot start")
     if fingerprint != {}:
         agree = fingerprint or {"script": "script train.py"}
-        plan = LaunchPlan(("torchrun",), {}, cluster, "2", ENDPOINT, (), agree)
+        plan = LaunchPlan(("torchrun",), {}, cluster, "2", ENDPOINT, (), agree, runner)
     return Job(cluster, Options(**options), plan)

@@ -180,11 +180,13 @@ def test_neuron_parallel_compile_runs_torchrun(tmp_path):
     program.touch(0o755)
     environ = {"PATH": str(tmp_path), "RUN_NEURON_PARALLEL_COMPILE": "1"}
     made, plain = plan(environ=environ), plan()
-    assert made.argv == plain.argv and made.compiles and not plain.compiles
+    assert made.argv == ("neuron_parallel_compile", *plain.argv)
+    assert command(made).splitlines()[-1].split()[:3] == [program.name, sys.executable, AGENT]
     assert any("neuron_parallel_compile runs torchrun" in line for line in made.remarks)
+    assert (made.runner, plain.runner) == ("neuron_parallel_compile", "")
     assert made.fingerprint != plain.fingerprint  # it is on all hosts or on none
     for other in ("0", "", "true"):  # the toolkit takes 1 alone
-        assert not plan(environ={**environ, "RUN_NEURON_PARALLEL_COMPILE": other}).compiles
+        assert plan(environ={**environ, "RUN_NEURON_PARALLEL_COMPILE": other}).runner == ""
 
 
 def test_neuron_parallel_compile_is_not_installed(tmp_path):

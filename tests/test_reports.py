@@ -15,20 +15,23 @@ from launcher.host.system import System
 from launcher.peers.messages import StacksRequest
 from launcher.result.raised import Link
 from launcher.run.events import (
+    ChildEnded,
     CloseRequested,
     RankEnded,
     RankExits,
     RankRuns,
     RanksStarted,
-    ReachedRendezvous,
     Reply,
     StartRequested,
     ThreadRaised,
     TorchrunEnded,
+    TorchrunRuns,
 )
 from launcher.run.reports import Reports
 from launcher.watch.host import Watch
 from launcher.watch.stacks import Call
+
+RUNNER = "neuron_parallel_compile"
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def reports():
     with Signals() as signals, System(signals) as system:
         told = []
         # The job has a child, or else there are no processes to know.
-        system.start(["true"], {}, ("MARK", "1"))
+        system.start(["true"], {}, ("MARK", "1"), tied=False)
         reports = Reports(os.environ["TMPDIR"], system, told.append, Watch(0, 60))
 
         def act_until(condition):
@@ -108,8 +111,12 @@ def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
             {"ends": {"0": 42}, "tees": True, "request": 2},
         ):
             torchrun.sendall(json.dumps(message).encode() + b"\n")
-        reports.act_until(lambda: len(reports.told) == 4)
-        assert reports.told[:2] == [StartRequested(), RanksStarted([(pid, 7, 0)], True, 8)]
+        reports.act_until(lambda: len(reports.told) == 5)
+        assert reports.told[:3] == [
+            TorchrunRuns(),
+            StartRequested(),
+            RanksStarted([(pid, 7, 0)], True, 8),
+        ]
         assert reports.told[-2:] == [RankEnded(pid, 42), CloseRequested(0, "", True)]
         reports.note_signalled([pid])
         reports.reply(Reply(depart=True))
@@ -162,19 +169,32 @@ def test_invalid_messages_change_nothing(reports, message, logged):
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
 
 
-def test_torchrun_ends_as_its_process_does(reports):
+def test_torchrun_below_a_program_ends_as_it_says(reports):
+    reports._runner = RUNNER
+    connect({"torchrun_pid": os.getpid()}, {"exit_code": 2, "error": "no such option"}).close()
+    reports.act_until(lambda: TorchrunEnded(2, "no such option") in reports.told)
+
+
+def test_a_torchrun_below_a_program_that_ends_without_a_word(reports):
+    reports._runner = RUNNER
+    connect({"torchrun_pid": os.getpid()}).close()
+    without = TorchrunEnded(None, "it ended without an exit code")
+    reports.act_until(lambda: without in reports.told)
+
+
+def test_torchrun_by_itself_ends_as_its_process_does(reports):
     connect({"torchrun_pid": os.getpid()}, {"exit_code": 1, "error": "what it raised"}).close()
     reports.child_ended(TorchrunEnded(1))  # its last word may not have been read yet
-    reports.act_until(lambda: reports.told)
-    assert reports.told == [TorchrunEnded(1, "what it raised")]
+    reports.act_until(lambda: len(reports.told) == 2)
+    assert reports.told == [TorchrunRuns(), TorchrunEnded(1, "what it raised")]
 
 
 def test_somebody_told_torchrun_to_end(reports):
     connect({"torchrun_pid": os.getpid()}, {"exit_code": 1, "signal": 15}).close()
     reports.child_ended(TorchrunEnded(1))
-    reports.act_until(lambda: reports.told)
+    reports.act_until(lambda: len(reports.told) == 2)
     told = "it was sent SIGTERM (signal 15), not by the launcher"
-    assert reports.told == [TorchrunEnded(None, told)]
+    assert reports.told == [TorchrunRuns(), TorchrunEnded(None, told)]
 
 
 GROUP = "the memory cgroup"
@@ -242,13 +262,14 @@ def test_counters_are_read_at_the_end_of_a_rank(reports, code, with_kill, withou
         assert reports.told[-1] == RankEnded(7, code, oom)
 
 
-def test_a_torchrun_that_is_killed_for_memory(reports):
+@pytest.mark.parametrize("kind", [TorchrunEnded, ChildEnded])
+def test_a_torchrun_that_is_killed_for_memory(reports, kind):
     for kills, code, oom in ((0, -9, ""), (1, -9, OOM), (1, -15, ""), (1, 1, "")):
         counts(reports, kills)
         reports.told.clear()
-        reports.child_ended(TorchrunEnded(code))
+        reports.child_ended(kind(code))
         reports.act_until(lambda: reports.told)
-        assert reports.told == [TorchrunEnded(code, oom=oom)]
+        assert reports.told == [kind(code)._replace(oom=oom)]
 
 
 def test_a_crash_comes_with_its_place_and_time(reports):
@@ -278,10 +299,9 @@ def test_what_is_queued_of_an_attempt_is_not_told_once_the_next_has_begun(report
 
 def test_what_one_connection_has_said_behind_the_end_of_its_attempt_is_not_told(reports):
     reports._take = lambda event: (reports.told.append(event), reports.close())
-    more = ({"at_rendezvous": True}, {"starts": True, "request": 1})
-    with connect({"torchrun_pid": os.getpid()}, *more):
+    with connect({"torchrun_pid": os.getpid()}, {"starts": True, "request": 1}):
         reports.act_until(lambda: reports.told)
-    assert reports.told == [ReachedRendezvous()]
+    assert reports.told == [TorchrunRuns()]
 
 
 def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
@@ -304,13 +324,14 @@ def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(reports):
 def test_no_rank_has_a_pid_that_means_other_processes(reports, pid):
     """As kill(2) takes 0 and -1 for all that there are."""
     with (
+        connect({"torchrun_pid": pid}),
         rank(0, pid),
         connect(
             {"torchrun_pid": os.getpid()}, {"ranks": [[pid, 0, 0]], "keeps_store": True, "world": 1}
         ),
     ):
-        reports.act_until(lambda: reports._ignored == 2)
-    assert reports.told == [] and not reports._local
+        reports.act_until(lambda: TorchrunRuns() in reports.told)
+    assert reports.told == [TorchrunRuns()] and not reports._local
 
 
 def test_many_invalid_messages_are_few_lines_of_the_log(reports, logged):

@@ -28,6 +28,7 @@ from launcher.run import machine
 from launcher.run.events import (
     CancelGpuCheck,
     CheckGpus,
+    ChildEnded,
     CloseRequested,
     GpusChecked,
     KillRanks,
@@ -43,6 +44,7 @@ from launcher.run.events import (
     RequestPlaces,
     ScriptEnded,
     Signal,
+    SignalChild,
     SignalGroup,
     Signalled,
     SignalProcesses,
@@ -51,6 +53,7 @@ from launcher.run.events import (
     ThreadRaised,
     Time,
     TorchrunEnded,
+    TorchrunRuns,
 )
 from launcher.run.state import Done, Ending, Failing, Restarting, Running, Waiting, Why
 from launcher.text.words import Log
@@ -63,9 +66,11 @@ RANKS = ((71, 0, 0), (72, 1, 1))
 class Host:
     """A host that takes events in; `done` are the actions of the last one."""
 
-    def __init__(self, **job):
+    def __init__(self, runner="", **job):
         job = {"grace": 20, "failure_grace": 10, "peer_port": 29401, **job}
-        self.state = machine.begin(job_of("algo-1", ("algo-1", "algo-2"), **job), 0.0)
+        self.state = machine.begin(
+            job_of("algo-1", ("algo-1", "algo-2"), runner=runner, **job), 0.0
+        )
         self.done = []
 
     def at(self, now, *events):
@@ -100,7 +105,7 @@ class Host:
 
 def running(**job):
     """Return a host whose two ranks run since 2 s."""
-    host = Host(**job).at(0.0, Start(1)).at(1.0, StartRequested())
+    host = Host(**job).at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
     assert host.done == [Reply()]
     host.at(2.0, RanksStarted(RANKS, False), *(RankRuns(*rank) for rank in RANKS))
     assert machine.due(host.state) == math.inf
@@ -158,6 +163,10 @@ def test_of_a_killed_torchrun_the_reason_is_told():
     oom = "out of memory: the machine counted a kill (oom_kill)"
     (failed,) = running().at(5.0, TorchrunEnded(-9, oom=oom)).told()
     assert failed.failure.headline.endswith(f"was killed by SIGKILL (signal 9); {oom}")
+    host = running(runner="neuron_parallel_compile").at(5.0, ChildEnded(-9, oom))
+    assert f"neuron_parallel_compile was killed by SIGKILL (signal 9); {oom}" in (
+        host.told()[0].failure.text
+    )
 
 
 def test_a_rank_that_ends_with_0_has_not_failed():
@@ -285,7 +294,7 @@ def test_a_rank_that_said_what_it_raised_is_not_told():
 
 
 def test_a_rank_that_starts_after_the_others_has_its_whole_grace():
-    host = Host().at(0.0, Start(1)).at(1.0, StartRequested())
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
     host.at(2.0, RankRuns(71, 0, 0)).at(3.0, Signal(TERM))
     assert SignalRanks((71,), TERM) in host.done
     host.at(4.0, RanksStarted(RANKS, False))
@@ -293,13 +302,14 @@ def test_a_rank_that_starts_after_the_others_has_its_whole_grace():
     assert host.due(22.0).due(24.0).done == [KillRanks((71, 72))]
 
 
-def test_without_permission_torchrun_is_killed_at_once():
-    host = Host().at(0.0, Start(1)).at(1.0, Signal(TERM))
+@pytest.mark.parametrize("connected", [False, True])
+def test_without_leave_torchrun_is_killed_at_once(connected):
+    host = Host().at(0.0, Start(1)).at(1.0, *[TorchrunRuns()] * connected, Signal(TERM))
     assert host.kills_torchrun
 
 
 def test_a_torchrun_that_does_not_say_its_ranks_is_killed():
-    host = Host().at(0.0, Start(1)).at(1.0, StartRequested()).at(2.0, Signal(TERM))
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested()).at(2.0, Signal(TERM))
     assert not host.kills_torchrun
     assert host.due(7.0).kills_torchrun
 
@@ -333,7 +343,7 @@ def test_a_torchrun_that_does_not_ask_is_killed():
 
 
 def test_the_torchrun_that_keeps_the_store_goes_last():
-    host = Host().at(0.0, Start(1)).at(1.0, StartRequested())
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
     host.at(2.0, RanksStarted(RANKS, True)).at(5.0, End(FAILED))
     host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, LeftoversFound(()))
     assert host.told() == []  # another host's torchrun may still sign in at this one's store
@@ -346,7 +356,7 @@ def test_a_restart_clears_the_attempt_and_waits_for_the_word():
     assert host.lines == ["attempt 1 of 2 failed"] and host.why is Why.RESTART
     host.at(5.3, GpusChecked("")).at(5.5, CloseRequested())
     ended(host, 6.0)
-    host.at(6.5, TorchrunEnded(1))
+    host.at(6.5, TorchrunEnded(1), ChildEnded(1))
     assert host.phase is Ending
     host.at(6.5, LeftoversFound(()))
     assert host.phase is Restarting and host.told() == [Cleared(1, 0)]
@@ -359,7 +369,7 @@ def restarted(host):
     assert CheckGpus() in host.at(5.0, Restart(1, "")).done
     host.at(5.5, CloseRequested())
     ended(host, 6.0)
-    return host.at(6.0, TorchrunEnded(1)).at(6.0, LeftoversFound(()))
+    return host.at(6.0, TorchrunEnded(1), ChildEnded(1)).at(6.0, LeftoversFound(()))
 
 
 def test_a_restart_waits_for_the_driver_of_the_gpus_and_no_longer_than_5_s():
@@ -381,13 +391,13 @@ def test_a_rank_that_says_so_while_ranks_are_ended_counts_as_well():
     lost = Link("NVMLError_GpuIsLost", "GPU is lost")
     host.at(5.6, RankExits(72, 1, (Link("RuntimeError", "no batch"), lost)))
     ended(host, 6.0, code=1)
-    host.at(6.5, TorchrunEnded(1)).at(6.5, LeftoversFound(()))
+    host.at(6.5, TorchrunEnded(1), ChildEnded(1)).at(6.5, LeftoversFound(()))
     assert host.told() == [Cleared(1, 0, "algo-1, rank 1 (local rank 1) reports a lost GPU")]
 
 
 def test_a_host_whose_ranks_had_succeeded_asks_as_well():
     host = running().at(5.0, RankEnded(71, 0), RankEnded(72, 0), CloseRequested())
-    host.at(5.5, TorchrunEnded(0)).at(5.5, LeftoversFound(()))
+    host.at(5.5, TorchrunEnded(0), ChildEnded(0)).at(5.5, LeftoversFound(()))
     assert host.phase is Waiting
     assert CheckGpus() in host.at(6.0, Restart(1, "")).done and NoRanksHere(1) in host.told()
     host.at(6.0, LeftoversFound(()))
@@ -409,7 +419,7 @@ def test_what_survives_sigkill_is_said():
     host = running().at(5.0, Restart(1, ""), GpusChecked(""))
     host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.0, LeftoversFound((99,)))
     assert host.done == [SignalProcesses((99,), TERM)]
-    host.at(7.0, TorchrunEnded(1)).at(7.0, LeftoversFound((99,)))
+    host.at(7.0, TorchrunEnded(1), ChildEnded(1)).at(7.0, LeftoversFound((99,)))
     assert SignalProcesses((99,), KILL) in host.due(15.0).done
     for now in (16.0, 17.0, 18.0, 19.0, 20.0):
         host.at(now, Time())
@@ -423,7 +433,7 @@ def test_what_survives_sigkill_is_counted_though_torchrun_ends_late():
     assert KillTorchrun() in host.at(17.0, Time()).done
     for now in (17.0, 18.0, 19.0):
         host.at(now, LeftoversFound((99,))).at(now + 1, Time())
-    host.at(20.5, TorchrunEnded(-9)).at(20.5)
+    host.at(20.5, TorchrunEnded(-9)).at(20.5, ChildEnded(-9))
     assert host.told() == []  # until it is known what is left, now that torchrun is gone
     assert host.at(20.5, LeftoversFound((99,))).told() == [Cleared(1, 1)]
 
@@ -477,10 +487,38 @@ def test_torchrun_is_killed_above_its_ranks():
     assert host.at(6.0, End(FAILED)).done == [SignalRanks((71, 72), TERM)]
 
 
+def test_a_program_that_runs_torchrun_is_told_before_that_and_after():
+    host = Host(runner="compile").at(0.0, Start(1)).at(5.0, Signal(TERM))
+    assert SignalChild(TERM) in host.done and not host.kills_torchrun
+    host.at(5.0, LeftoversFound(()))
+    assert SignalChild(KILL) in host.due(25.0).done
+    host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
+    host.at(2.0, RanksStarted(RANKS, False)).at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
+    assert host.told() == []  # it works on
+    host.at(9.1, TorchrunEnded(0)).at(9.1, LeftoversFound(())).at(20.0, ChildEnded(0))
+    assert host.told() == [Succeeded(1)]
+
+
+def test_it_may_run_torchrun_again():
+    host = running(runner="compile").at(5.0, RankEnded(71, 0))
+    assert host.told() == []  # these leave nobody
+    host.at(5.0, RankEnded(72, 0), CloseRequested())
+    host.at(6.0, TorchrunEnded(0)).at(7.0, TorchrunRuns(), StartRequested())
+    assert host.done == [Reply()] and host.phase is Running
+    host.at(8.0, RanksStarted(((81, 0, 0),), True), RankEnded(81, 3))
+    assert host.phase is Failing and host.told()[0].failure.exit_code == 3
+
+
+def test_its_failure_is_the_hosts():
+    host = Host(runner="compile").at(0.0, Start(1)).at(5.0, ChildEnded(3))
+    (failed,) = host.told()
+    assert failed.failure.text.startswith("algo-1: compile failed") and not failed.failure.of_rank
+
+
 def test_the_third_interrupt_kills_all():
     host = running().at(5.0, Signal(2)).at(5.5, Signal(2)).at(6.0, Signal(2))
     assert host.kills_torchrun and KillRanks((71, 72)) in host.done
-    host.at(6.1, RankEnded(71, -9), RankEnded(72, -9), TorchrunEnded(-9))
+    host.at(6.1, RankEnded(71, -9), RankEnded(72, -9), TorchrunEnded(-9), ChildEnded(-9))
     assert host.at(6.1, LeftoversFound(())).phase is Done and host.state.result == stopped(2)
 
 
@@ -498,7 +536,7 @@ def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
     host = running().at(5.0, Signal(TERM)).at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0))
     host.at(6.0, CloseRequested()).at(6.0, LeftoversFound((99,)))
     assert host.lines == ["1 processes that ranks left behind have 19 s to end."]
-    host.at(6.1, TorchrunEnded(1)).at(6.1, LeftoversFound((99,)))
+    host.at(6.1, TorchrunEnded(1), ChildEnded(1)).at(6.1, LeftoversFound((99,)))
     assert host.due(20.0).done == [SignalProcesses((99,), TERM)]
     assert SignalProcesses((99,), KILL) in host.due(25.0).done
 
@@ -506,28 +544,42 @@ def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
 def test_a_host_waits_for_the_others_when_nothing_is_left_on_it():
     host = running().at(5.0, RankEnded(71, 3)).due(10.3)
     host.at(11.0, RankEnded(72, 0)).at(11.0, LeftoversFound(())).at(11.1, CloseRequested())
-    host.at(11.2, TorchrunEnded(1)).at(11.2, LeftoversFound(()))
+    host.at(11.2, TorchrunEnded(1), ChildEnded(1)).at(11.2, LeftoversFound(()))
     assert host.phase is Waiting
     assert host.at(12.0, End(FAILED)).phase is Done
 
 
 def test_a_rank_that_survives_sigkill_is_left_though_torchrun_is_gone():
-    host = running().at(5.0, TorchrunEnded(-9)).at(5.5, End(FAILED))
+    host = running().at(5.0, TorchrunEnded(-9), ChildEnded(-9)).at(5.5, End(FAILED))
     host.at(15.5, Time()).at(16.5, Time()).at(16.5, LeftoversFound(())).at(20.5, Time())
     assert host.phase is Done and "survived SIGKILL" in host.lines[-1]
 
 
 def test_a_torchrun_that_survives_sigkill_before_its_ranks_are_known_is_left():
-    host = Host().at(0.0, Start(1)).at(1.0, StartRequested()).at(2.0, End(FAILED))
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested()).at(2.0, End(FAILED))
     assert host.due(7.0).kills_torchrun
     host.due(12.0).at(12.0, LeftoversFound(()))
     assert host.phase is Done
 
 
+def test_what_is_left_later_is_killed_though_ranks_have_been():
+    host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED)).due(13.0).due(15.0)
+    host.at(15.1, RankEnded(71, -9), RankEnded(72, -9)).at(15.1, LeftoversFound(()))
+    host.at(25.0, ChildEnded(-9)).at(25.0, LeftoversFound((99,)))
+    assert host.done[0] == SignalProcesses((99,), KILL)
+
+
+def test_a_program_is_killed_whose_torchrun_survives_sigkill():
+    host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED))
+    ended(host, 6.0)
+    assert host.due(8.0).kills_torchrun
+    assert any(isinstance(one, SignalChild) for one in host.due(13.0).done)
+
+
 @pytest.mark.parametrize("why", [Why.SUCCESS, Why.FAILURE])
 def test_a_stop_is_told_while_no_result_is_known(why):
     port = 0 if why is Why.SUCCESS else 29401
-    host = running(peer_port=port)
+    host = running(runner="neuron_parallel_compile", peer_port=port)
     if why is Why.SUCCESS:  # and the program goes on
         host.at(9.0, RankEnded(71, 0), RankEnded(72, 0))
     else:  # and the coordinator says nothing

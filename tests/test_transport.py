@@ -283,7 +283,7 @@ print("listens", flush=True)
 while not first.has_joined and not first.result:
     first.act()
     time.sleep(0.002)
-child = first.system.start(["sleep", "60"], os.environ, ("LAUNCHER_JOB_MARK", "x"))
+child = first.system.start(["sleep", "60"], os.environ, ("LAUNCHER_JOB_MARK", "x"), tied=False)
 childs = resource.prlimit(child, resource.RLIMIT_NOFILE)
 first.system.send(child, 9)
 os.waitpid(child, 0)

@@ -14,9 +14,6 @@ the command: each launcher connects to its Unix socket (presence.py), and says h
 - A failure file that the toolkit wrote because a launcher was stopped is removed: the toolkit takes
   every exit code but 0 for a failure. A host that is stopped because another one was gets no signal
   here; its launcher says that it was stopped.
-- A launcher that neuron_parallel_compile is to run becomes such an init, not as PID 1 (neuron.py).
-  The program passes no stop on, and works after the launcher: when the last one has ended, a stop
-  ends it, with its group. If it fails by itself, the failure file says so.
 
 How a SIGTERM to PID 1 reaches each rank of its host:
 
@@ -48,10 +45,9 @@ from launcher.errors import STOPS, WARNINGS, Disposition
 from launcher.host.processes import reap, response, send, start
 from launcher.host.signals import Signals, left_alone
 from launcher.job import toolkit
-from launcher.job.cluster import ALONE
-from launcher.job.options import ARGUMENTS, INIT
-from launcher.result.causes import Result, of_container, of_torchrun, stopped
-from launcher.result.failure import version_of, write_failure
+from launcher.job.options import INIT
+from launcher.result.causes import Result, of_container
+from launcher.result.failure import version_of
 from launcher.text.log import log
 from launcher.text.words import signal_name
 
@@ -70,21 +66,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
         # The toolkit would say so with a traceback, and end with 1.
         toolkit.read_config({**environ, toolkit.BASE_DIR_VARIABLE: toolkit.base_dir(environ)})
     with selectors.DefaultSelector() as ready, LauncherRegistry(ready, command[0]) as registry:
-        init, began = _Init(command, signals, ready, registry, environ), time.monotonic()
-        result = init.run(environ)
-        if init.compiles and init.stop_signal:
-            return stopped(init.stop_signal)
-        if not init.compiles or not result.exit_code:
-            return result
-        # What a launcher says of ranks is written already, and stays.
-        host, code = environ.get("SM_CURRENT_HOST") or ALONE, init.returncode
-        error = "" if code else "it did not run torchrun to its end"
-        seconds = time.monotonic() - began
-        failure = of_torchrun(code, error, (host,), host, "", seconds, command[0])
-        if write_failure(failure.text, environ, quiet=True):
-            log(failure.headline)
-            return failure.result
-        return result
+        return _Init(command, signals, ready, registry).run(environ)
 
 
 # What is decided: from values to values, without effects.
@@ -133,23 +115,14 @@ class _Init:
         signals: Signals,
         selector: selectors.BaseSelector,
         launchers: LauncherRegistry,
-        environ: Mapping[str, str],
     ) -> None:
-        # neuron_parallel_compile runs the launcher, passes no signal on, and works after it.
-        self.compiles = ARGUMENTS in environ
-        self._is_ended = False  # by a stop
         self._command = command
         self._signals = signals
         self._selector = selector
         self._launchers = launchers
         self._process: subprocess.Popen[bytes]
-        self.stop_signal = 0  # the first one
+        self._stop_signal = 0  # the first one
         self._finish_deadline: float | None = None  # `train`: the job has ended, and a stop came
-
-    @property
-    def returncode(self) -> int:
-        """How the command has ended, negative for a signal."""
-        return int(self._process.returncode)
 
     def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
@@ -161,8 +134,6 @@ class _Init:
             self._command,
             {**environ, INIT: self._launchers.name},
             hint=hint if self._command[0] == _TRAIN else "",
-            new_session=self.compiles,
-            tied=self.compiles,
         )
         self._selector.register(self._launchers, selectors.EVENT_READ, self._accept)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
@@ -170,9 +141,6 @@ class _Init:
             timeout = self._finish_deadline and max(0.0, self._finish_deadline - time.monotonic())
             for key, _ in self._selector.select(timeout):
                 key.data()
-            stops = self.compiles and self.stop_signal and not self._is_ended
-            if stops and not self._launchers.pids:
-                self._end_command()
             if self._finish_deadline and time.monotonic() >= self._finish_deadline:
                 self._finish_deadline = None
                 self._end_command()
@@ -183,16 +151,14 @@ class _Init:
         # lost, and it ends with 0 (trainer.py): SageMaker would take the job for completed.
         is_toolkit = is_train(self._command) and "SAGEMAKER_TRAINING_MODULE" in environ
         hides_failure = is_toolkit and not os.path.exists(os.path.join(output, "success"))
-        if self.compiles:
-            hides_failure = reported is None or bool(reported.exit_code)
-        code, stop = self._process.returncode, self.stop_signal
+        code, stop = self._process.returncode, self._stop_signal
         return of_container(code, reported, stop, hides_failure=hides_failure)
 
     def _accept(self) -> None:
         command = self._process.pid if self._process.returncode is None else 0
         for pid in self._launchers.accept(command):
-            if self.stop_signal:
-                send(pid, self.stop_signal)  # the launcher has come too late to train
+            if self._stop_signal:
+                send(pid, self._stop_signal)  # the launcher has come too late to train
 
     def _on_signals(self) -> None:
         self._accept()  # a launcher that has just come counts; its command may be reaped next
@@ -221,7 +187,7 @@ class _Init:
                 log(f"{signal.Signals(number).name}: no launcher runs{to}.")
 
     def _stop(self, number: int) -> None:
-        self.stop_signal = self.stop_signal or number
+        self._stop_signal = self._stop_signal or number
         sent = [send(pid, number) for pid in self._launchers.pids]
         to = receiver(
             self._command,
@@ -238,14 +204,8 @@ class _Init:
 
     def _end_command(self) -> None:
         if self._process.returncode is None:
-            log(f"{signal_name(self.stop_signal)}: no launcher runs; ending {self._command[0]}.")
-            number = signal_for(self._command, self.stop_signal)
-            if not self.compiles:
-                send(self._process.pid, number)
-                return
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL if self._is_ended else number)
-            self._is_ended, self._finish_deadline = True, time.monotonic() + _FINISH_SECONDS
+            log(f"{signal_name(self._stop_signal)}: no launcher runs; ending {self._command[0]}.")
+            send(self._process.pid, signal_for(self._command, self._stop_signal))
 
 
 def _remove_failure(path: str, exit_code: int) -> None:

@@ -80,13 +80,6 @@ def tie_to_this_process() -> Callable[[], None]:
     return tie
 
 
-def tie_to_parent() -> None:
-    """Have the kernel stop this process if its parent ends."""
-    import ctypes  # as above
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 def reaped() -> list[tuple[int, int]]:
     """Reap all children that have ended, adopted ones too; return their pids and exit codes."""
     ended: list[tuple[int, int]] = []

@@ -159,9 +159,11 @@ class System:
         argv: Sequence[str],
         environ: Mapping[str, str],
         mark: tuple[str, str],
+        *,
+        tied: bool,
         folder: str = "",
     ) -> int:
-        """Start torchrun in a session of its own; return its pid.
+        """Start torchrun, or what runs it, in a session of its own; return its pid.
 
         `mark` is a variable of its environment, which what it starts inherits; `folder` is its
         current one, "" for this process's. Raises LaunchError.
@@ -169,7 +171,7 @@ class System:
         if self._processes is None:
             self._processes = processes.Processes(mark)
         child: subprocess.Popen[bytes] = processes.start(
-            argv, environ, new_session=True, folder=folder
+            argv, environ, new_session=True, tied=tied, folder=folder
         )
         child.returncode = 0  # Popen is not to wait for it: reap() does
         self._processes.add(child.pid)

@@ -56,7 +56,7 @@ class LaunchPlan(NamedTuple):
     rdzv_endpoint: str
     remarks: tuple[str, ...]  # lines for the log: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
-    compiles: bool = False  # below neuron_parallel_compile (neuron.py)
+    runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
     folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
 
@@ -119,6 +119,11 @@ class Job(NamedTuple):
     def members(self) -> tuple[str, ...]:
         """The other hosts that talk to the coordinator."""
         return self.cluster.hosts[1:] if self.has_peers else ()
+
+    @property
+    def runner(self) -> str:
+        """The program that runs torchrun, if one does."""
+        return self.plan.runner if isinstance(self.plan, LaunchPlan) else ""
 
     @property
     def restart_timeout(self) -> int:

@@ -24,10 +24,7 @@ WATCHER = "LAUNCHER_WATCHER"
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-# From a launcher to itself below neuron_parallel_compile (neuron.py): its arguments, as JSON.
-ARGUMENTS = "LAUNCHER_ARGUMENTS"
-OF_TORCHRUN = (RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER)
-INTERNAL = (*OF_TORCHRUN, INIT, HOST_ADDRESSES, ARGUMENTS)
+INTERNAL = (RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER, INIT, HOST_ADDRESSES)
 SWITCHES = {"true": True, "false": False}
 
 

@@ -23,7 +23,7 @@ RANK = os.path.join(PACKAGE, "run", "rank.py")
 class _Extra(NamedTuple):
     """What few jobs ask for: see smddp.py and neuron.py."""
 
-    compiles: bool  # as in LaunchPlan
+    runner: str  # as in LaunchPlan
     environment: Mapping[str, str]
     remarks: tuple[str, ...]
     fingerprint: Mapping[str, Any]
@@ -76,7 +76,7 @@ def make_plan(
     others = [*replaced, torchrun.of_slices(nproc, options, cluster), *extra.remarks]
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-        argv=(resources.python, AGENT, *flags, "--", RANK, *words),
+        argv=(*filter(None, [extra.runner]), resources.python, AGENT, *flags, "--", RANK, *words),
         environment={**added, **for_speed, **extra.environment},
         cluster=cluster,
         nproc_per_node=str(nproc),
@@ -90,7 +90,7 @@ def make_plan(
             "script's arguments": list(options.script_args),
             **extra.fingerprint,
         },
-        compiles=extra.compiles,
+        runner=extra.runner,
         peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
         folder=options.folder,
     )
@@ -99,17 +99,17 @@ def make_plan(
 
 
 def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
-    compiles, library = False, "none"
+    runner, library = "", "none"
     environment: dict[str, str] = {}
     remarks = []
     # Modules that most jobs need not import.
     if "RUN_NEURON_PARALLEL_COMPILE" in environ:
         from launcher.job import neuron
 
-        compiles = neuron.compiles(environ)
-        if compiles:
+        runner = neuron.runner(environ)
+        if runner:
             remarks.append(
-                f"{neuron.COMPILE} runs torchrun: the job compiles its graphs and trains nothing."
+                f"{runner} runs torchrun: the job compiles its graphs and trains nothing."
             )
     if options.smddp_compat:
         from launcher.job import smddp
@@ -117,10 +117,10 @@ def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
         library, environment, remark = smddp.chosen(environ)
         remarks.append(remark)
     fingerprint = {
-        "program that runs torchrun": neuron.COMPILE if compiles else "none",
+        "program that runs torchrun": runner or "none",
         f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
     }
-    return _Extra(compiles, environment, tuple(remarks), fingerprint)
+    return _Extra(runner, environment, tuple(remarks), fingerprint)
 
 
 def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:

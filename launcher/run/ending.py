@@ -1,4 +1,4 @@
-"""How processes are ended: ranks, leftover processes and torchrun. Pure.
+"""How processes are ended: ranks, leftover processes, torchrun, and what runs it. Pure.
 
 There is one way for all reasons, and it looks at the state alone, not at what has changed. Each of
 PARTS is one thing that is to be done, and says when it is due by what is known now: at once, at a
@@ -30,6 +30,7 @@ from launcher.run.events import (
     Reply,
     Report,
     RequestPlaces,
+    SignalChild,
     SignalGroup,
     Signalled,
     SignalProcesses,
@@ -263,7 +264,7 @@ def _report_no_ranks(state: State, ending: Ending) -> Part | None:
         return None
     torchrun, at = state.torchrun, _no_ranks_at(state)
     uses_store = torchrun.has_permission and not (torchrun.requests_close or torchrun.in_barrier)
-    if uses_store and not (torchrun.has_ended or torchrun.was_killed):
+    if uses_store and not (torchrun.has_ended or torchrun.child_has_ended or torchrun.was_killed):
         at = max(at, ending.no_ranks_since + CLOSE_REQUEST_SECONDS)
 
     def act(now: float) -> Step:
@@ -347,7 +348,7 @@ def leftovers_found(state: State, event: LeftoversFound, now: float) -> Step:
 
 def _end_torchrun(state: State, ending: Ending) -> Part | None:
     torchrun, kill = state.torchrun, functools.partial(_kill_torchrun, state)
-    if torchrun.has_ended or torchrun.was_killed:
+    if torchrun.has_ended or torchrun.was_killed or (state.program.name and not torchrun.runs):
         return None
     if ending.why is Why.SUCCESS:
         return _pass_barrier(state)
@@ -401,6 +402,32 @@ def _kill_torchrun(state: State, now: float, line: str = "") -> Step:
     return state, (*((Log(line),) if line else ()), KillTorchrun())
 
 
+# The program that runs torchrun, if one does: it may work before torchrun runs, and after it.
+
+
+def _end_program(state: State, ending: Ending) -> Part | None:
+    """If this end has ended torchrun, the program has the failure grace to end by itself."""
+    torchrun, program = state.torchrun, state.program
+    is_over = torchrun.child_has_ended or program.killed_at < math.inf
+    if not program.name or is_over or ending.why is Why.SUCCESS:
+        return None
+    works_at = NOW if torchrun.has_ended or not torchrun.runs else torchrun.stuck_at
+    ends_itself = torchrun.has_ended and torchrun.ended_at >= ending.since
+    at = max(ending.deadline, torchrun.ended_at + state.grace(Why.FAILURE) if ends_itself else NOW)
+    if ending.why is Why.INTERRUPT:
+        at = NOW
+
+    def act(now: float) -> Step:
+        if now >= at:
+            killed = program._replace(killed_at=now)
+            return state._replace(program=killed), (SignalChild(signal.SIGKILL),)
+        after = state._replace(program=program._replace(signalled=True))
+        return after, (SignalChild(ending.number),)
+
+    is_told = program.signalled or ends_itself
+    return Part(max(works_at, at) if is_told else works_at, act)
+
+
 # The driver of the GPUs, before a restart: which of them are broken.
 
 
@@ -445,14 +472,15 @@ def _conclude(state: State, ending: Ending) -> Part | None:
     """What survives SIGKILL for 5 s is given up."""
     if ending.leftovers.pids is None or ending.gpus.is_open:
         return None
-    at = NOW if state.torchrun.has_ended else state.torchrun.stuck_at
+    killed_at = state.program.killed_at if state.program.name else state.torchrun.killed_at
+    at = NOW if state.torchrun.child_has_ended else killed_at + MARGIN_SECONDS
     survivors = len({rank.pid for rank in state.alive} | set(ending.leftovers.pids))
     if survivors:
         at = max(at, ending.kill.began + MARGIN_SECONDS)
 
     def act(now: float) -> Step:
-        torchrun = not state.torchrun.has_ended
-        return _nothing_is_left(state, ending, survivors + torchrun, now)
+        child = not state.torchrun.child_has_ended
+        return _nothing_is_left(state, ending, survivors + child, now)
 
     return Part(at, act)
 
@@ -488,6 +516,7 @@ PARTS: tuple[Callable[[State, Ending], Part | None], ...] = (
     _kill_leftovers,
     _note_killed,
     _end_torchrun,
+    _end_program,
     _check_gpus,
     _conclude,
 )

@@ -39,6 +39,10 @@ class Signal(NamedTuple):
     number: int
 
 
+class TorchrunRuns(NamedTuple):
+    """Torchrun runs, and can be sent replies; below another program it may run later."""
+
+
 class ReachedRendezvous(NamedTuple):
     """Torchrun has imported torch, and waits for those of the other hosts."""
 
@@ -72,10 +76,17 @@ class CloseRequested(NamedTuple):
 
 
 class TorchrunEnded(NamedTuple):
-    """Torchrun has ended; all that it and its ranks reported is known."""
+    """Torchrun has ended, whoever runs it; all that it and its ranks reported is known."""
 
     returncode: int | None  # negative: by this signal; None: not known
     error: str = ""  # what it raised
+    oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
+
+
+class ChildEnded(NamedTuple):
+    """The launcher's child has ended: torchrun (after TorchrunEnded), or what runs it."""
+
+    returncode: int
     oom: str = ""  # that an out-of-memory kill was recorded, after a SIGKILL
 
 
@@ -187,6 +198,12 @@ class SignalGroup(NamedTuple):
     """Send a signal to what a rank has started in its process group, not to the rank."""
 
     pid: int
+    number: int
+
+
+class SignalChild(NamedTuple):
+    """Send the program that runs torchrun, and what it has started in its group, a signal."""
+
     number: int
 
 

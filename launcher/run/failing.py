@@ -40,8 +40,10 @@ def report_ends(state: State, now: float, *, only_first: bool = False) -> Action
     """Report which ranks have ended with 0: that may break others' collective.
 
     With `only_first` nothing is if others have before, or if all have, which is reported with this
-    host's success.
+    host's success. Where torchrun may run again in this attempt, only what belongs to a failure is.
     """
+    if only_first and state.program.name:
+        return ()
     ends = ranks.ended_well(state.ranks, state.attempt, now - state.times.attempt)
     is_known = only_first and (state.has_succeeded or any(len(one.ages) > 1 for one in ends))
     return () if is_known else tuple(map(Report, ends))
@@ -65,12 +67,13 @@ def of_torchrun_here(
     returncode: int | None,
     error: str,
     now: float,
+    program: str = "torchrun",
     oom: str = "",
 ) -> Failure:
-    """Return why this host has failed if its torchrun has."""
+    """Return why this host has failed if its torchrun has, or the program that runs it."""
     job, seconds = state.job, now - state.times.attempt
     where = (job.cluster.hosts, job.current_host, job.endpoint)
-    return of_torchrun(returncode, error, *where, seconds, oom=oom)
+    return of_torchrun(returncode, error, *where, seconds, program, oom)
 
 
 def stopped_by_others(state: State, running: Running, now: float) -> Failure:

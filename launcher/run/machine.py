@@ -64,6 +64,7 @@ from launcher.run.ending import (
 from launcher.run.events import (
     Actions,
     CannotStart,
+    ChildEnded,
     CloseRequested,
     FindLeftovers,
     GpusChecked,
@@ -86,6 +87,7 @@ from launcher.run.events import (
     ThreadRaised,
     Time,
     TorchrunEnded,
+    TorchrunRuns,
 )
 from launcher.run.failing import count, fail, of_torchrun_here, report_ends, stopped_by_others
 from launcher.run.state import (
@@ -99,6 +101,7 @@ from launcher.run.state import (
     Ending,
     Failing,
     Joining,
+    Program,
     Restarting,
     Running,
     State,
@@ -113,7 +116,7 @@ from launcher.text.words import Log, signal_name
 
 def begin(job: Job, now: float) -> State:
     """Return the state at the launcher's start."""
-    return State(job, Times(now))
+    return State(job, Times(now), Program(job.runner))
 
 
 def due(state: State) -> float:
@@ -149,6 +152,7 @@ def started(state: State, event: Start, now: float) -> Step:
         times=times,
         ranks={},
         torchrun=Torchrun(),
+        program=Program(state.program.name),
         no_ranks_left=False,
     )
     return state, (StartTorchrun(event.attempt),)
@@ -300,6 +304,16 @@ def _stop(state: State, number: int, now: float) -> Step:
 # Torchrun.
 
 
+def torchrun_runs(state: State, event: TorchrunRuns, now: float) -> Step:
+    """Note that torchrun runs; a program that runs it may do so again after a success."""
+    torchrun, phase = state.torchrun, state.phase
+    if torchrun.has_ended:
+        torchrun = Torchrun(child_has_ended=torchrun.child_has_ended)
+        if isinstance(phase, Ending) and phase.why is Why.SUCCESS:
+            state = state._replace(phase=Running(), ranks={})
+    return _go_on(state._replace(torchrun=torchrun._replace(runs=True)), now)
+
+
 def reached_rendezvous(state: State, event: ReachedRendezvous, now: float) -> Step:
     """Report it after a restart: the coordinator bounds how long torchruns wait for each other."""
     return state, _at_rendezvous(state, is_over=False)
@@ -347,22 +361,48 @@ def close_requested(state: State, event: CloseRequested, now: float) -> Step:
 
 
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
-    """Fail if torchrun ended before it was to; else find out what still runs."""
+    """Fail if torchrun ended before it was to."""
     torchrun = state.torchrun._replace(requests_close=False, ended_at=now)
     state, counted = count(state._replace(torchrun=torchrun), now, everything=True)
-    phase, has_failed = state.phase, event.returncode != 0 or not state.has_succeeded
-    if isinstance(phase, Ending) and not (phase.why is Why.SUCCESS and state.result is None):
-        has_failed = False  # it was to end
-    if has_failed and isinstance(phase, (Running, Ending)):
-        failure = of_torchrun_here(state, event.returncode, event.error, now, event.oom)
+    has_failed = event.returncode != 0 or not state.has_succeeded
+    if has_failed and _is_to_go_on(state):
+        failure = of_torchrun_here(state, event.returncode, event.error, now, oom=event.oom)
         state, actions = fail(state, failure, now)
-    elif isinstance(phase, Ending):
-        leftovers = phase.leftovers._replace(pids=None)
-        state, actions = advance(state, phase._replace(leftovers=leftovers), now)
-        actions += (FindLeftovers(),)
     else:
         state, actions = _go_on(state, now)
     return state, counted + actions
+
+
+def child_ended(state: State, event: ChildEnded, now: float) -> Step:
+    """Go on if that was torchrun; a program that runs it may fail by itself."""
+    state = state._replace(torchrun=state.torchrun._replace(child_has_ended=True))
+    code = event.returncode
+    if not state.program.name or not _is_to_go_on(state):
+        return _find_leftovers(state, now)
+    if code == 0 and state.torchrun.has_ended and state.has_succeeded:
+        state, actions = _find_leftovers(state, now)
+        return state, (Report(Succeeded(state.attempt)), *actions)
+    error = "" if code else "it did not run torchrun to its end"
+    return fail(
+        state, of_torchrun_here(state, code, error, now, state.program.name, event.oom), now
+    )
+
+
+def _is_to_go_on(state: State) -> bool:
+    """Tell whether torchrun, or what runs it, fails this host by ending in any way but well."""
+    phase = state.phase
+    if not isinstance(phase, Ending):
+        return isinstance(phase, Running)
+    return state.result is None and phase.why is Why.SUCCESS
+
+
+def _find_leftovers(state: State, now: float) -> Step:
+    """Find out what runs, now that torchrun is gone."""
+    if not isinstance(state.phase, Ending):
+        return state, ()
+    leftovers = state.phase.leftovers._replace(pids=None)
+    state, actions = advance(state, state.phase._replace(leftovers=leftovers), now)
+    return state, (*actions, FindLeftovers())
 
 
 def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
@@ -431,7 +471,9 @@ def _go_on(state: State, now: float) -> Step:
         return advance(state, state.phase, now)
     if isinstance(state.phase, Running) and state.has_succeeded:
         state, actions = _end(state, Why.SUCCESS, now)
-        return state, (*report_ends(state, now), Report(Succeeded(state.attempt)), *actions)
+        if not state.program.name:
+            actions = (*report_ends(state, now), Report(Succeeded(state.attempt)), *actions)
+        return state, actions
     return state, ()
 
 
@@ -446,11 +488,13 @@ EVENTS: dict[type, Callable[[State, Any, float], Step]] = {
     CannotStart: cannot_start,
     LauncherFailed: launcher_failed,
     Signal: signalled,
+    TorchrunRuns: torchrun_runs,
     ReachedRendezvous: reached_rendezvous,
     StartRequested: start_requested,
     RanksStarted: ranks_started,
     CloseRequested: close_requested,
     TorchrunEnded: torchrun_ended,
+    ChildEnded: child_ended,
     RankRuns: rank_reports,
     RankExits: rank_reports,
     ThreadRaised: rank_reports,

@@ -3,7 +3,8 @@
 Each of them connects to a Unix socket in the attempt's folder and sends lines of JSON. A rank
 (rank.py) reports who it is before its script runs, and what ended it if that was an exception or
 sys.exit; else that its script has ended. torchrun (agent.py) requests the start of ranks, reports
-their pids, requests the close before it would end them, and reports what it raised.
+their pids, requests the close before it would end them, and reports what it raised. Its pid and
+exit code are needed where another program runs it, which may pass on neither signals nor codes.
 `sm-launch stacks` requests here where all ranks are.
 """
 
@@ -25,6 +26,7 @@ from launcher.peers.messages import StacksRequest
 from launcher.result.causes import told_to_end
 from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
+    ChildEnded,
     CloseRequested,
     RankEnded,
     RankExits,
@@ -36,12 +38,14 @@ from launcher.run.events import (
     StartRequested,
     ThreadRaised,
     TorchrunEnded,
+    TorchrunRuns,
 )
 from launcher.text.protocol import Lines, decoded, encoded, send
 from launcher.text.words import printable, signal_name
 from launcher.watch.host import Watch
 from launcher.watch.stacks import CRASHES, crash_in
 
+WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 _KILLED = 400  # characters of what it says of a process of its own
 _MOST_IGNORED = 20  # invalid messages that the log shows
@@ -55,7 +59,8 @@ _OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 class Reports:
     """The receiving end of one attempt; calls take(event) for all that they report (events.py).
 
-    Raises LaunchError if there can be no socket in folder.
+    `runner` is the program that runs torchrun, if it does not run by itself; `torchrun` is
+    torchrun's pid, 0 while it does not run. Raises LaunchError if there can be no socket in folder.
     """
 
     def __init__(
@@ -64,8 +69,10 @@ class Reports:
         system: System,
         take: Callable[[Any], None],
         watch: Watch,
+        runner: str = "",
     ) -> None:
-        self._system, self._take, self._watch = system, take, watch
+        self.torchrun = 0
+        self._system, self._take, self._watch, self._runner = system, take, watch, runner
         self._folder = folder
         self._answering: dict[socket.socket, int] = {}  # pids of ranks that report their progress
         self._stacks_requests: set[socket.socket] = set()
@@ -130,6 +137,7 @@ class Reports:
             event = self._ends.popleft()
             if isinstance(event, TorchrunEnded):
                 event = self._with_last_report(event)
+            if isinstance(event, (TorchrunEnded, ChildEnded)):
                 is_killed = event.returncode == -signal.SIGKILL
                 event = event._replace(oom=self._oom() if is_killed else "")
             self._take(event)
@@ -231,6 +239,21 @@ class Reports:
             self._poll_at = self._system.now() + _FIRST_POLL_SECONDS
         if connection is self._torchrun_at:
             self._torchrun_at = None
+            self._torchrun_gone()
+
+    def _torchrun_gone(self) -> None:
+        pid, self.torchrun = self.torchrun, 0
+        if not self._runner:
+            return  # its process is ours: we see how it ends
+        code, error = self._last_report
+        if code is None and not error:
+            code = self._system.exit_state(pid)[1]  # if what runs it has not reaped it yet
+            if not code:
+                code, error = None, WITHOUT_A_CODE
+        # What runs it waits for its end, which we may see later; unless that was killed itself.
+        last = self._ends[-1] if self._ends else None
+        is_before = isinstance(last, ChildEnded) and last.returncode >= 0
+        self._ends.insert(len(self._ends) - is_before, TorchrunEnded(code, error))
 
     def _with_last_report(self, event: TorchrunEnded) -> TorchrunEnded:
         """Return how torchrun ended, with what it raised, or that somebody told it to end."""
@@ -283,8 +306,9 @@ class Reports:
             raised = ThreadRaised(self._pids[connection], str(message["thread"]), chain, oom)
             return raised if chain else None
         if "torchrun_pid" in message:
+            self.torchrun = _pid(message["torchrun_pid"])
             self._torchrun_at, self._last_report = connection, (None, "")
-            return None
+            return TorchrunRuns()
         return self._event_of_torchrun(message) if connection is self._torchrun_at else None
 
     def _event_of_torchrun(self, message: Mapping[str, Any]) -> Any:

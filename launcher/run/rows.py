@@ -10,6 +10,7 @@ from launcher.peers.events import AllKnow
 from launcher.peers.messages import End, NoRanksAnywhere, Restart, Start
 from launcher.run.events import (
     CannotStart,
+    ChildEnded,
     CloseRequested,
     GpusChecked,
     LauncherFailed,
@@ -28,6 +29,7 @@ from launcher.run.events import (
     ThreadRaised,
     Time,
     TorchrunEnded,
+    TorchrunRuns,
 )
 from launcher.run.state import (
     Departing,
@@ -75,6 +77,7 @@ ROWS = (
         (),
         "let torchrun start the ranks; after a restart, tell `AtRendezvous`",
     ),
+    Row((Running,), (TorchrunRuns,), (), "note it"),
     Row(
         (Running,),
         (RanksStarted, *OF_A_RANK),
@@ -99,7 +102,9 @@ ROWS = (
         "have torchrun wait; tell `Failed` if it ends for a reason of its own",
         may_stay=True,
     ),
-    Row((Running,), (TorchrunEnded,), (Failing,), "it was not to end yet: tell `Failed`"),
+    Row(
+        (Running,), (TorchrunEnded, ChildEnded), (Failing,), "it was not to end yet: tell `Failed`"
+    ),
     Row((Running,), (Signal,), (Ending,), "tell `Stop`, and stop the ranks"),
     Row(
         (Running, Failing),
@@ -119,7 +124,7 @@ ROWS = (
         (),
         "tell `Failed` of what counts now: it may be a better cause; tell `RanksSucceeded`",
     ),
-    Row((Failing,), (RanksStarted, CloseRequested), (), "note it"),
+    Row((Failing,), (TorchrunRuns, RanksStarted, CloseRequested, ChildEnded), (), "note it"),
     Row((Failing,), (Signal,), (), "tell `Stop`: it counts if ranks are to be restarted"),
     Row(
         (Failing,),
@@ -142,7 +147,9 @@ ROWS = (
             *OF_A_RANK,
             Signalled,
             CloseRequested,
+            TorchrunRuns,
             TorchrunEnded,
+            ChildEnded,
             OrphanEnded,
             NoRanksAnywhere,
             LeftoversFound,
@@ -152,6 +159,12 @@ ROWS = (
         (Restarting, Waiting, Done),
         "do what can be done now (below); once nothing is left, go on",
         may_stay=True,
+    ),
+    Row(
+        (Ending,),
+        (TorchrunRuns,),
+        (Running,),
+        "a program that runs torchrun does so again after a success",
     ),
     Row((Ending,), (PlacesReported,), (), "note where ranks are, for the log when they are killed"),
     Row(
@@ -178,9 +191,9 @@ ROWS = (
     ),
     Row(
         (Ending,),
-        (TorchrunEnded,),
+        (TorchrunEnded, ChildEnded),
         (Failing,),
-        "this host had succeeded, but it failed: tell `Failed`",
+        "this host had succeeded, but they failed: tell `Failed`",
     ),
     Row(
         (Restarting,),
@@ -198,7 +211,12 @@ ROWS = (
     ),
     Row((Waiting,), (Signal,), (), "this host has succeeded and others go on: tell `Stop`"),
     Row((Done,), (Signal,), (), "only the log says it"),
-    Row((Restarting, Waiting), (TorchrunEnded,), (), "note it: it had survived SIGKILL"),
+    Row(
+        (Restarting, Waiting, Done),
+        (TorchrunEnded, ChildEnded),
+        (),
+        "note it: it had survived SIGKILL, or what ran it was killed before",
+    ),
     Row(
         (Restarting, Waiting, Done),
         (NoRanksAnywhere,),

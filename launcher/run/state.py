@@ -92,7 +92,7 @@ class GpuCheck(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Processes are being ended: ranks, leftover processes and torchrun."""
+    """Processes are being ended: ranks, leftover processes, torchrun, and what runs it."""
 
     why: Why
     since: float
@@ -125,6 +125,7 @@ Phase = Union[Joining, Departing, Running, Failing, Ending, Restarting, Waiting,
 class Torchrun(NamedTuple):
     """This attempt's torchrun."""
 
+    runs: bool = False
     has_permission: bool = False  # to start ranks, which it may have started already
     has_started_ranks: bool = False
     keeps_store: bool = False
@@ -135,10 +136,11 @@ class Torchrun(NamedTuple):
     barrier_deadline: float = math.inf  # once all hosts have succeeded
     killed_at: float = math.inf
     ended_at: float = math.inf
+    child_has_ended: bool = False  # torchrun's process, or that of the program which runs it
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone."""
+        """Whether it is gone, whoever runs it."""
         return self.ended_at < math.inf
 
     @property
@@ -155,6 +157,14 @@ class Torchrun(NamedTuple):
     def may_have_ranks(self) -> bool:
         """Whether it may have started ranks that nobody knows of yet."""
         return self.has_permission and not (self.has_started_ranks or self.has_ended)
+
+
+class Program(NamedTuple):
+    """The program that runs torchrun, where one does."""
+
+    name: str = ""  # "" where torchrun is the launcher's own child
+    signalled: bool = False
+    killed_at: float = math.inf
 
 
 class Times(NamedTuple):
@@ -188,6 +198,7 @@ class State(NamedTuple):
 
     job: Job
     times: Times
+    program: Program = Program()
     phase: Phase = Joining()
     attempt: int = 0
     ranks: Ranks = NONE  # of this attempt

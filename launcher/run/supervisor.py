@@ -191,7 +191,7 @@ class Supervisor:
         try:
             self._system.end_all(pids, self.state.grace(Why.FAILURE))
         except Exception:  # /proc cannot be read
-            child = () if self.state.torchrun.has_ended else (self._child,)
+            child = () if self.state.torchrun.child_has_ended else (self._child,)
             for leader in filter(None, (*pids, *child)):
                 self._system.send_group(leader, signal.SIGKILL)
         result = self.state.result or failure.result
@@ -286,7 +286,9 @@ class Supervisor:
             reports.ended(pid, exit_code)
             reports.child_ended(events.OrphanEnded())
             return
-        reports.child_ended(events.TorchrunEnded(exit_code))
+        if not self.state.job.runner:
+            reports.child_ended(events.TorchrunEnded(exit_code))
+        reports.child_ended(events.ChildEnded(exit_code))
 
     # What is done.
 
@@ -316,8 +318,13 @@ class Supervisor:
     def _signal_group(self, action: events.SignalGroup) -> None:
         self._system.send_members(action.pid, action.number)
 
+    def _signal_child(self, action: events.SignalChild) -> None:
+        self._system.send_group(self._child, action.number)
+
     def _kill_torchrun(self, action: events.KillTorchrun) -> None:
-        self._system.send(self._child, signal.SIGKILL)
+        # Where a program runs torchrun, that is our child.
+        torchrun = self._reports.torchrun if self._reports and self.state.job.runner else 0
+        self._system.send(torchrun or self._child, signal.SIGKILL)
 
     def _kill_ranks(self, action: events.KillRanks) -> None:
         for pid in action.pids:
@@ -355,14 +362,16 @@ class Supervisor:
         *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)
         if job.options.watch:
             environment[WATCHER] = watcher
-        self._child = self._system.start(argv, environment, (JOB_MARK, mark), folder=plan.folder)
+        self._child = self._system.start(
+            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
+        )
 
     def _begin_attempt(self, job: Job) -> None:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
         self._watch, self._stacks_requests, self._places_request = _watch(job), {}, 0
-        self._reports = Reports(self._folder, self._system, self._receive, self._watch)
+        self._reports = Reports(self._folder, self._system, self._receive, self._watch, job.runner)
 
     def _end_attempt(self) -> None:
         if self._reports:
@@ -466,6 +475,7 @@ ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
     events.Reply: Supervisor._reply,
     events.SignalRanks: Supervisor._signal_ranks,
     events.SignalGroup: Supervisor._signal_group,
+    events.SignalChild: Supervisor._signal_child,
     events.SignalProcesses: Supervisor._signal_processes,
     events.KillTorchrun: Supervisor._kill_torchrun,
     events.KillRanks: Supervisor._kill_ranks,

@@ -9,6 +9,7 @@ In the order in which to read:
     job.py               puts a plan into effect
     launcher.py          one host's launcher: events in, actions out (effects.py carries them out)
     torchrun.py          one host's torchrun (store.py: where they meet; pipe.py: what it says)
+    runner.py            a program that runs torchrun, where one does
     ranks.py machine.py  ranks, what they have started, and the host that they run on
     network.py           connections between launchers (strangers.py: who else connects)
     watch.py             what is seen of a job: facts, and a trace for people

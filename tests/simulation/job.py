@@ -13,6 +13,7 @@ from simulation.network import Network
 from simulation.pipe import Pipe
 from simulation.plan import Fault, Plan, What
 from simulation.ranks import Rank
+from simulation.runner import Runner
 from simulation.store import Store
 from simulation.strangers import Stranger
 from simulation.torchrun import Doing, Torchrun
@@ -24,7 +25,7 @@ LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
 _FROM_THE_START = (
     What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
     What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
-    What.TOO_FEW_FILES, What.SAVES_LONGER,
+    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.RUNNER_IGNORES, What.SAVES_LONGER,
     What.LEAVES_BARRIER, What.NO_FOLDER, What.DRIVER_HANGS,
 )  # fmt: skip
 
@@ -41,7 +42,7 @@ class Job:
         self.machines: list[Machine] = []
         self.machines += [Machine(self, number) for number in range(plan.hosts)]
         self.network = Network(self)
-        self.stores: dict[int, Store] = {}  # by attempt, and run
+        self.stores: dict[tuple[int, int], Store] = {}  # by attempt, and run
         self.processes: dict[int, Process] = {}  # all that were ever started
         self._pid = 100
 
@@ -87,7 +88,7 @@ class Job:
         machine.launcher.begin()
 
     def start_torchrun(self, machine: Machine, attempt: int) -> Process | None:
-        """Start a host's torchrun; None where that cannot be executed."""
+        """Start a host's torchrun, or what runs it; None where that cannot be executed."""
         if self.of(machine, What.NO_TORCHRUN):
             return None
         refuses = ""
@@ -97,12 +98,19 @@ class Job:
         self.watch.torchrun_starts(machine, attempt)
         launcher = machine.launcher
         assert launcher
-        launcher.torchrun = Torchrun(machine, self.store(attempt), refuses)
+        if self.plan.runner is None:
+            launcher.torchrun = Torchrun(machine, self.store(attempt), refuses)
+        else:
+
+            def start(run: int) -> Torchrun:
+                return Torchrun(machine, self.store(attempt, run), refuses)
+
+            launcher.torchrun = Runner(machine, start)
         return launcher.torchrun
 
-    def store(self, attempt: int) -> Store:
-        """Return where the torchruns of an attempt meet."""
-        return self.stores.setdefault(attempt, Store(self))
+    def store(self, attempt: int, run: int = 1) -> Store:
+        """Return where the torchruns meet of an attempt, or of one of its runs."""
+        return self.stores.setdefault((attempt, run), Store(self))
 
     def lose_store(self, machine: Machine) -> None:
         """A machine is gone, or out of reach: so is what its torchruns keep."""
@@ -139,6 +147,11 @@ class Job:
         if machine.torchrun and machine.torchrun.runs:
             self.watch.fault(fault, machine)
             machine.torchrun.signal(signal.SIGKILL)
+
+    def _kill_runner(self, fault: Fault, machine: Machine) -> None:
+        if machine.runner and machine.runner.runs:
+            self.watch.fault(fault, machine)
+            machine.runner.signal(signal.SIGKILL)
 
     def _hang_torchrun(self, fault: Fault, machine: Machine) -> None:
         if machine.torchrun and machine.torchrun.runs:
@@ -237,6 +250,7 @@ _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.TORCHRUN_HANGS: Job._hang_torchrun,
     What.TORCHRUN_HANGS_STARTING: Job._hang_in_start,
     What.TORCHRUN_TOLD: Job._tell_torchrun,
+    What.RUNNER_KILLED: Job._kill_runner,
     What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,
     What.LAUNCHER_STOPS: Job._stop_launcher,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, LaunchPlan
 from launcher.job.job import Job as HostsJob
+from launcher.job.neuron import COMPILE
 from launcher.job.options import Options
 from launcher.result.causes import Result
 from launcher.run.state import State
@@ -54,7 +55,7 @@ class Launcher:
         self.result: Result | None = None
         self.started_at, self.ended_at = job.clock.now, math.inf
         self.stopping_since = math.inf
-        self.torchrun: Process | None = None
+        self.torchrun: Process | None = None  # it, or the program that runs it
         self.stops: list[tuple[float, int]] = []
         self._wakes_at = math.inf
         self._is_woken = self._stands_still = False
@@ -63,10 +64,12 @@ class Launcher:
         cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
         other = {"script's arguments": ["--seed", str(machine.number)]}
         cluster = Cluster(job.names, machine.name, "job", 0, 0, "")
+        runner = "" if job.plan.runner is None else COMPILE
         argv = ("python", "agent.py", "--rdzv-id=job", "--", "rank.py")
         agree = other if differs else FINGERPRINT
         plan: LaunchPlan | LaunchError
         plan = LaunchPlan(argv, {}, cluster, "1", f"{job.names[0]}:29400", (), agree)
+        plan = plan._replace(runner=runner)
         if cannot:
             plan = LaunchError("--train-script: there is none")
         self.supervisor = Supervisor(job_of(job, machine.name, plan), {}, self.system)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.launcher import Launcher
     from simulation.ranks import Rank
+    from simulation.runner import Runner
     from simulation.torchrun import Torchrun
 
 
@@ -20,7 +21,7 @@ class Machine:
 
     Attributes: `is_up`; `is_cut` off the network; `gpu_is_broken`, as its driver knows; `delay`,
     seconds that its messages take;
-    `launcher`, once it is started; `torchrun`, the last one.
+    `launcher`, once it is started; `torchrun`, the last one; `runner`, if one runs torchrun.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -33,6 +34,7 @@ class Machine:
         self.delay = 0.0
         self.launcher: Launcher | None = None
         self.torchrun: Torchrun | None = None
+        self.runner: Runner | None = None
         self.attempt = 0  # the last that was started here
         self.processes: dict[int, Process] = {}  # those that run, in the order of their start
 
@@ -147,6 +149,8 @@ class Process:
             launcher.system.process_ended(self.pid)
             if self.parent is None or not self.parent.runs:
                 launcher.system.child_ended(self.pid, exit_code)
+        if self.machine.runner:
+            self.machine.runner.sees_end()
 
     def response(self, number: int) -> Disposition:
         """Return what /proc says it does at a signal."""

@@ -125,6 +125,26 @@ def _(plant: Planter) -> None:
     plant.nothing(member, "coordinator_lost")
 
 
+@mistake("(!) that torchrun was killed is told only when the program ends that runs it")
+def _(plant: Planter) -> None:
+    def silent(plain: Any, state: Any, event: Any, now: float) -> Any:
+        if not state.program.name:
+            return plain(state, event, now)
+        return state._replace(
+            torchrun=state.torchrun._replace(requests_close=False, ended_at=now)
+        ), ()
+
+    plant.around(machine, "torchrun_ended", silent)
+
+
+@mistake("a host succeeds though the program has failed that runs its torchrun")
+def _(plant: Planter) -> None:
+    def succeeds(plain: Any, state: Any, event: Any, now: float) -> Any:
+        return plain(state, event._replace(returncode=0), now)
+
+    plant.around(machine, "child_ended", succeeds)
+
+
 @mistake("somebody's SIGTERM to torchrun is not noticed")
 def _(plant: Planter) -> None:
     def deaf(plain: Any, state: Any, event: Any, now: float) -> Any:

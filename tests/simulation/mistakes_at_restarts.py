@@ -68,7 +68,7 @@ def _(plant: Planter) -> None:
 
 @mistake("a torchrun that survives SIGKILL does not count")
 def _(plant: Planter) -> None:
-    counts(plant, lambda state, _, many: many - (not state.torchrun.has_ended))
+    counts(plant, lambda state, _, many: many - (not state.torchrun.child_has_ended))
 
 
 @mistake("what is killed has no time to end")

@@ -76,6 +76,9 @@ class What(Word):
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
     LEAVES_BARRIER = "torchruns lose their store while they wait for the others' success"
     # The program that runs torchrun, if the plan has one.
+    RUNNER_KILLED = "torchrun's runner is killed"
+    RUNNER_FAILS = "torchrun's runner fails"  # 3, at its end
+    RUNNER_IGNORES = "torchrun's runner ignores SIGTERM"
     # A launcher, or its whole host.
     LAUNCHER_KILLED = "a launcher is killed"
     LAUNCHER_PAUSES = "a launcher stands still"  # for `amount`
@@ -134,6 +137,8 @@ class Plan(NamedTuple):
     start_timeout: float = 60.0
     faults: tuple[Fault, ...] = ()
     seed: int = 0
+    runner: float | None = None  # seconds of own work of a program that runs torchrun, if one does
+    runs: int = 1  # how often that program runs torchrun, one after the other
     watch: float = 0.0  # seconds between two looks at how far ranks are; 0: none
     hang_timeout: float = 0.0  # --launcher-hang-timeout in seconds; 0: none
 

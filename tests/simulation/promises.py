@@ -81,6 +81,8 @@ def success_is_true(watch: Watch) -> Iterator[str]:
             ranks = machine.torchrun.ranks if machine.torchrun else []
             if not ranks or any(rank.exit_code != 0 for rank in ranks):
                 yield f"{launcher.machine.name} ends with 0, but not all ranks of {machine.name}"
+            elif machine.runner and machine.runner.exit_code != 0:
+                yield f"{launcher.machine.name} ends with 0, but not the runner of {machine.name}"
 
 
 @promise("every host writes the same text and exits with the same code")
@@ -143,7 +145,7 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     if tells and {one.machine, watch.job.machines[0]} & lost(watch):
         return
     most = dict.fromkeys(STOPS, 0.1)
-    most |= {What.TORCHRUN_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
+    most |= {What.TORCHRUN_KILLED: 1.1, What.RUNNER_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
     most |= dict.fromkeys(LOSSES, 14.6)
     most |= {What.LAUNCHER_STOPS: 60.6}
     most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
@@ -301,10 +303,11 @@ def no_stop_is_lost(watch: Watch) -> Iterator[str]:
     others = [one.time for one in watch.faults if one not in told]
     told = [one for one in told if one.time + 1 < min(others, default=math.inf)]
     for one in [*has(watch, *STOPS), *told]:
-        ranks = watch.ranks
+        runners = [machine.runner for machine in watch.job.machines if machine.runner]
+        all_of_it = [*watch.ranks, *runners]
         if one in told:
-            ranks = [rank for rank in ranks if rank.machine is one.machine]
-        went_on = any(rank.ended and rank.ended > one.time + 1.1 for rank in ranks)
+            all_of_it = [rank for rank in watch.ranks if rank.machine is one.machine]
+        went_on = any(process.ended and process.ended > one.time + 1.1 for process in all_of_it)
         if went_on and not has(watch, What.FORGIVEN) and not planned(watch, *SLOW):
             for launcher in ended(watch):
                 if launcher.result == Result(0):

@@ -82,7 +82,7 @@ def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
 
 def _may_be_unheard(watch: Watch, rank: Rank) -> bool:
     """Tell whether its host was killed, or its launcher: torchrun ends its ranks then."""
-    return bool(has(watch, *LOSSES)) or rank.secondary or rank.is_dying
+    return bool(has(watch, *LOSSES, What.RUNNER_KILLED)) or rank.secondary or rank.is_dying
 
 
 @promise("Processes that outlive their rank, such as an upload, have the rest of that time")

@@ -24,7 +24,7 @@ OF_HOSTS = (
     What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
     What.RESET, What.HALF_OPEN, What.STOPS_READING, What.DELAY,
 )  # fmt: skip
-FROM_THE_START = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER)
+FROM_THE_START = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER, What.RUNNER_IGNORES)
 OF_THE_START = (
     What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
     What.PORT_TAKEN, What.TOO_FEW_FILES,
@@ -53,6 +53,9 @@ class Theme(NamedTuple):
     apart: Sequence[float] = APART
     trains: Sequence[float] = (10.0, 3.0, 30.0)  # seconds
     is_python: bool = True
+    # Seconds that what runs torchrun works after it, if something does; how often it runs it.
+    runners: Sequence[float] = ()
+    runs: Sequence[int] = (1,)
     first: Sequence[Sequence[What]] = ()  # what the first faults are, each one of some
     at_stop: Sequence[AtStop] = tuple(AtStop)
     watch: Sequence[float] = (0.0,)
@@ -101,6 +104,16 @@ THEMES = (
            What.RAISES, What.STOP, What.LAUNCHER_PAUSES), TRAINING, (1, 2, 3), (1, *FEW)),
     Theme((What.GPU_FAILS, *AT_ONCE[:3]), TRAINING, (1, 2), (1, *FEW), (2,), apart=APART[:7],
           at_stop=(AtStop.IGNORES, AtStop.SAVES), first=(AT_ONCE, (What.GPU_FAILS,))),
+    # A program that runs torchrun.
+    Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
+           What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
+           What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS),
+          (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3),
+          runners=(0.0, 5.0, 1000.0)),
+    # The same, that runs it twice, or goes on when it is told to end.
+    Theme((What.RUNNER_IGNORES, What.STOP, What.RAISES, What.HOST_SLOW, What.LAUNCHER_PAUSES),
+          (0.2, 0.4, *JOINING[-3:], *STARTING[:2], 3.0, 7.0), (0, 0, 1), (1, 2, 2),
+          amounts=(0.2, 1.0, 2.0), trains=(3.0,), runners=(0.0, 5.0), runs=(1, 2)),
     # What no signal ends.
     Theme((*AT_ONCE, *AT_ONCE, *HELD, What.STOP), TRAINING, (1, 1, 2, 0), (1, 2, 2, 3),
           uploads=(100.0,), amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(HELD, AT_ONCE)),
@@ -203,6 +216,8 @@ def plan_of(chosen: bytes, count: int) -> Plan:
         script=script,
         max_restarts=one_of(data, theme.restarts),
         seed=next(data, 0),
+        runner=one_of(data, theme.runners) if theme.runners else None,
+        runs=one_of(data, theme.runs) if theme.runners else 1,
         watch=one_of(data, theme.watch),
         hang_timeout=theme.hang_timeout,
         start_timeout=theme.start_timeout,
@@ -210,7 +225,9 @@ def plan_of(chosen: bytes, count: int) -> Plan:
     faults: list[Fault] = []
     for _ in range(max(count, len(theme.first))):
         faults.append(fault(data, plan, theme, faults))
-    return plan._replace(faults=tuple(faults))
+    # A launcher that stands still while torchrun is run again does not hear of the first one's end.
+    pauses = any(fault.what is What.LAUNCHER_PAUSES for fault in faults)
+    return plan._replace(faults=tuple(faults), runs=1 if pauses else plan.runs)
 
 
 def drawn(by: random.Random) -> Plan:

@@ -329,9 +329,11 @@ class System:
         argv: Sequence[str],
         environ: Mapping[str, str],
         mark: Any,
+        *,
+        tied: bool,
         folder: str = "",
     ) -> int:
-        """Start torchrun."""
+        """Start torchrun, or what runs it."""
         attempt = int(environ.get("LAUNCHER_ATTEMPT", 1))
         child = self.job.start_torchrun(self.machine, attempt)
         if child is None:

@@ -61,6 +61,13 @@ def test_all_promises_are_kept(seed: int) -> None:
             faults=(Fault(What.CRASHES, 3.1, host=2), Fault(What.CTRL_C, 3.4, host=5)),
             seed=53,
         ),
+        Plan(  # of a program and the torchrun that it has run the ends are heard of together
+            script=Script(seconds=3.0),
+            faults=(Fault(What.HOST_SLOW, amount=1.0), Fault(What.LAUNCHER_PAUSES, 12.4, amount=2)),
+            seed=237,
+            runner=0.0,
+            runs=2,
+        ),
         Plan(  # the kernel holds a rank; what another one has left is not to wait for that
             hosts=3,
             nproc=2,

@@ -47,7 +47,7 @@ class Torchrun(Process):
     """
 
     def __init__(self, machine: Machine, store: Store, refuses: str = "") -> None:
-        super().__init__(machine, None)
+        super().__init__(machine, machine.runner, leads=False)
         machine.torchrun = self
         self.store, self.refuses = store, refuses
         self.doing = Doing.BOOTING

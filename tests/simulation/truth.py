@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from launcher.job.neuron import COMPILE
 from launcher.result.causes import Result
+from launcher.run.reports import WITHOUT_A_CODE
 from simulation.facts import (
     HELD,
     LOSSES,
@@ -56,13 +58,23 @@ def is_true(watch: Watch, result: Result) -> bool:
         return any(one.machine.name == host for one in has(watch, What.TORCHRUN_TOLD))
     if "torchrun failed" in line and "the device" not in line and has(watch, What.TORCHRUN_TOLD):
         return True  # it ended of it before it had ranks, or in its barrier
-    if " was killed by " in line:
-        ends = has(watch, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD)
-        return any(one.machine.name == host for one in ends)
+    if " was killed by " in line or WITHOUT_A_CODE in line or f"{COMPILE} failed" in line:
+        return any(one.machine.name == host for one in has(watch, *_whose_end(line)))
     if "is not this job's launcher" in line or "hung up before it answered" in line:
         if watch.job.machines[0] in lost(watch) or planned(watch, What.TOO_FEW_FILES):
             return True  # it has ended before it could welcome that host
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
+
+
+def _whose_end(line: str) -> tuple[What, ...]:
+    """Return what has ended a host's torchrun, or the program that runs it."""
+    if WITHOUT_A_CODE in line:
+        return (What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.TORCHRUN_TOLD)
+    if COMPILE not in line:
+        return (What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.RUNNER_KILLED)
+    if " was killed by " in line:
+        return (What.RUNNER_KILLED,)
+    return (What.RUNNER_FAILS, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD)  # before it could connect
 
 
 def _was_lost(watch: Watch, host: str) -> bool:
