@@ -58,7 +58,10 @@ def test_a_failed_rank_ends_the_job(mpirun, script):
 def test_a_stopped_job_resumes(mpirun):
     # --mca odls_base_sigkill_timeout 10: seconds to save, which mpirun waits in full; by default 1.
     seconds = {"OMPI_MCA_odls_base_sigkill_timeout": "10"}
-    words = (*SMALL, "--checkpoint-dir", "checkpoints", "--model-dir", "model", "--epochs")
+    # mpirun reads no output after a stop, and gives SIGTERM later: in epochs of a moment rank 0
+    # would by then wait in a full pipe (about 500 lines), and be killed there.
+    words = (*SMALL, "--samples", 8192, "--checkpoint-dir", "checkpoints", "--model-dir", "model")
+    words += ("--epochs",)
     host = mpirun(2, TRAIN_DDP, *words, 5000, **seconds)
     host.wait_for("epoch=2 loss=")
     host.signal(signal.SIGTERM)
