@@ -212,11 +212,12 @@ ROWS = (
     Row((Waiting,), (Signal,), (), "this host has succeeded and others go on: tell `Stop`"),
     Row((Done,), (Signal,), (), "only the log says it"),
     Row(
-        (Restarting, Waiting, Done),
+        (Restarting, Waiting),
         (TorchrunEnded, ChildEnded),
         (),
         "note it: it had survived SIGKILL, or what ran it was killed before",
     ),
+    Row((Done,), (TorchrunEnded,), (), "note it: what ran it was killed before"),
     Row(
         (Restarting, Waiting, Done),
         (NoRanksAnywhere,),
