@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
     if not argv and ARGUMENTS in environ:
-        argv = json.loads(environ[ARGUMENTS])
+        try:
+            argv = list(map(str, json.loads(environ[ARGUMENTS])))
+        except (TypeError, ValueError):
+            error = LaunchError(f"{ARGUMENTS} is a variable of the launcher's own; unset it.")
+            return _cannot_run(error, environ).exit_code
     # What looks at a job from beside it says nothing for the container.
     is_beside = argv[:1] in (["doctor"], ["stacks"])
     run: Callable[[Sequence[str], Mapping[str, str], Signals], Result] = _launch

@@ -118,8 +118,9 @@ def test_no_module_of_ours_is_named_as_one_of_pythons():
     [
         ({"SM_HOSTS": "x"}, DRY, "SM_HOSTS is 'x', which is not JSON"),
         ({}, ["--train-script", "a\nb\x1b.py"], "--train-script a\\nb\\x1b.py: there is"),
+        ({"LAUNCHER_ARGUMENTS": "{"}, [], "LAUNCHER_ARGUMENTS is a variable of the launcher's own"),
     ],
-    ids=["which hosts there are", "what they run"],
+    ids=["which hosts there are", "what they run", "a variable of ours"],
 )
 def test_a_wrong_configuration_is_one_line_and_exit_2(environ, args, says, tmp_path):
     done = launch(*args, **environ)
