@@ -63,6 +63,11 @@ class Host:
         """Whether its launcher has started and not ended."""
         return self.process is not None and self.process.returncode is None
 
+    @property
+    def is_written(self) -> bool:
+        """Whether its logs hold all that its processes have written."""
+        return all(drain.returncode is not None for drain in self.drains)
+
     def start(self, words: Sequence[str]) -> None:
         """Start its launcher. Raises LaunchError."""
         try:
@@ -217,7 +222,7 @@ class Loop:
 
     def _start(self, host: Host) -> None:
         host.start(self._words)
-        self._printer.follow(host.number, host.logs, lambda: not host.runs)
+        self._printer.follow(host.number, host.logs, lambda: host.is_written)
 
     def _on_signals(self) -> None:
         for number in self._signals.take():

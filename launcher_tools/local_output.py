@@ -281,7 +281,7 @@ class _Log:
     def __init__(self, path: str, feed: Callable[[bytes], None], is_over: Callable[[], bool]):
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (to the very end)
         self._feed = feed
-        self._is_over = is_over  # its host
+        self._is_over = is_over
         self._has_ended = False
         self.printed = 0
 
@@ -300,9 +300,9 @@ class _Log:
             self.printed += len(data)
             self._feed(data)
 
-    def print_all(self) -> None:
-        """Print what is there, and at the host's end also a line without its newline."""
-        ends = self._is_over() and not self._has_ended
+    def print_all(self, *, is_last: bool) -> None:
+        """Print what is there, and if nobody writes any more also a line without its newline."""
+        ends = is_last or (self._is_over() and not self._has_ended)
         self.print(self.size())
         if ends:
             self._has_ended = True
@@ -345,7 +345,10 @@ class Printer:
         self._patience = _PATIENCE_SECONDS
 
     def follow(self, number: int, logs: Mapping[int, str], is_over: Callable[[], bool]) -> None:
-        """Print from now on what host algo-NUMBER writes into its logs."""
+        """Print from now on what host algo-NUMBER writes into its logs.
+
+        `is_over()` tells whether all of it has been written.
+        """
         opened = [
             _Log(path, functools.partial(self._output.feed, number, fd), is_over)
             for fd, path in logs.items()
@@ -374,5 +377,5 @@ class Printer:
                 act()
             # What was written last comes last, as nearly as the kernel's clock tells.
             for log in sorted(self._logs, key=_Log.changed):
-                log.print_all()
+                log.print_all(is_last=is_over)
             self._output.poll()

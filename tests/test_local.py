@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.host import run_dir as job_dir
+from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
-from launcher_tools.local_output import Lines, LinesOfFile, Output
+from launcher_tools.local_output import Lines, LinesOfFile, Output, Printer
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 # A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
@@ -128,6 +129,22 @@ def test_a_bar_is_seen_in_a_file_while_it_runs(start, script):
     Path("seen-2-1").touch()
     assert host.wait() == 0, host.log()
     assert lines_of(host.out, "algo-1").count("rank 1: 2/9") == 1, host.log()
+
+
+def test_what_is_written_behind_a_line_without_its_newline(tmp_path):
+    """As by a process that outlives its host's launcher."""
+    log, stream, shown = tmp_path / "stdout.log", LinesOfFile(), []
+    log.write_bytes(b"whole\nhalf")
+    output = SimpleNamespace(
+        feed=lambda _, __, data: shown.extend(stream.feed(data) if data else stream.end()),
+        poll=lambda: None,
+    )
+    with Signals() as signals, Printer(output, signals) as printer:
+        printer.follow(1, {1: str(log)}, lambda: True)
+        poll(lambda: b"half" in shown, 10)
+        with open(log, "ab") as file:
+            file.write(b"the rest")
+    assert shown == [b"whole", b"half", b"the rest"]
 
 
 # What is decided
