@@ -66,7 +66,6 @@ class System:
         self._bell.setblocking(False)
         self._button.setblocking(False)
         self.selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
-        self._pidfds: set[int] = set()
         self._processes: processes.Processes | None = None
         self._leftovers: dict[int, Any] = {}  # processes that were found last, by pid
 
@@ -78,8 +77,6 @@ class System:
         self.selector.close()
         for end in (self._bell, self._button):
             end.close()
-        while self._pidfds:
-            os.close(self._pidfds.pop())
 
     # The network. Sockets do not block.
 
@@ -179,28 +176,14 @@ class System:
             resource.prlimit(child.pid, _OPEN_FILES, self._files)
         return child.pid
 
-    def watch(self, pid: int, ended: Callable[[int], None]) -> bool:
-        """Have ended(pid) called when a process has ended; tell whether that can be.
+    def add_leader(self, pid: int) -> None:
+        """Take the session of a process for the job's, also after it.
 
         Raises ValueError before anything is started: then it is nobody's whom this concerns.
         """
         if self._processes is None:
             raise ValueError(pid)
-        self._processes.add(pid)  # its session is the job's, also after it
-        try:
-            pidfd = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # an old kernel, a sandbox that does not know it; or gone
-            return False
-        self._pidfds.add(pidfd)
-
-        def act() -> None:
-            self.selector.unregister(pidfd)
-            self._pidfds.remove(pidfd)
-            os.close(pidfd)
-            ended(pid)
-
-        self.selector.register(pidfd, selectors.EVENT_READ, act)
-        return True
+        self._processes.add(pid)
 
     def send_group(self, leader: int, number: int) -> None:
         """Send a signal to a process group, which may be gone."""

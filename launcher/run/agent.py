@@ -10,23 +10,25 @@ Executed by path, with torchrun's arguments. Without a launcher to report to it 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
+import math
 import os
 import queue
 import select
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any, Callable, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+_STARTED_SECONDS = 0.02  # between two looks at a process that is to become a rank
 
 
 class Unread:
@@ -96,15 +98,22 @@ def _is_tail() -> bool:
 
 
 class Launcher:
-    """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone."""
+    """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone.
+
+    A thread reads what it says, apart from the main thread, in which a signal may raise anywhere.
+    `pids` and `exit_codes` are those of the ranks, its children, by rank.
+    """
 
     def __init__(self, run_dir: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(os.path.join(run_dir, "socket"))
-        self._replies = self._connection.makefile("rb")
-        self._requests = 0
-        self.signalled: set[int] = set()  # pids of ranks that have got a stop
+        self._requests, self._answer = 0, dict[str, Any]()
+        self._news = threading.Condition()
+        self.pids: dict[int, int] = {}
+        self.exit_codes: dict[int, int] = {}
+        self.is_gone = False
         self.report({"torchrun_pid": os.getpid()})
+        threading.Thread(target=self._read, daemon=True).start()
 
     def report(self, message: dict[str, Any]) -> None:
         """Send a message that has no reply."""
@@ -114,14 +123,33 @@ class Launcher:
     def request(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a request; return the reply, an empty one if the launcher is gone."""
         self._requests += 1
-        self.report({**message, "request": self._requests})
+        number = self._requests
+        self.report({**message, "request": number})
+        # Not the reply to one that a signal has cut short.
+        self.wait(lambda: self._answer.get("request") == number)
+        return {} if self.is_gone else self._answer
+
+    def wait(self, is_over: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until something is so, the launcher is gone, or the time is over."""
+        with self._news:
+            self._news.wait_for(lambda: self.is_gone or is_over(), seconds)
+
+    def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            while True:
-                answer = dict(json.loads(self._replies.readline()))
-                self.signalled.update(answer.get("signalled", ()))
-                if answer.get("request") == self._requests:  # and not one that a signal cut short
-                    return answer
-        return {}
+            for line in self._connection.makefile("rb"):
+                message = json.loads(line)
+                with self._news:
+                    if "request" in message:
+                        self._answer = message
+                    elif "pid" in message:
+                        self.pids[message["rank"]] = message["pid"]
+                    else:
+                        self.exit_codes[message["rank"]] = message["exit_code"]
+                    self._news.notify_all()
+        with self._news:
+            self.is_gone = True
+            self._news.notify_all()
+        os.kill(os.getpid(), signal.SIGTERM)  # it was killed, and cannot end its torchrun
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""
@@ -151,22 +179,74 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + (f" ({error.__cause__})" if error.__cause__ else "")
 
 
-@contextlib.contextmanager
-def stops_later() -> Iterator[None]:
-    """Put a stop off to the end of the block."""
-    late: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: late.append(number))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-        if callable(signal.getsignal(number))
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if late:
-            os.kill(os.getpid(), late[0])
+class Rank:
+    """A rank's process, as torchrun uses a Popen. It is the launcher's child, which reaps it.
+
+    `started` is the process that became it, or tried to (rank.py): it has ended with 0 once the
+    launcher knows the rank.
+    """
+
+    def __init__(self, launcher: Launcher, rank: int, started: subprocess.Popen[bytes]) -> None:
+        self._launcher, self._rank, self._started = launcher, rank, started
+        self._pidfd = -1
+
+    @property
+    def pid(self) -> int:
+        """The process's, once it is known."""
+        pids = self._launcher.pids
+        while self._rank not in pids and not self._launcher.is_gone and not self._has_failed():
+            self._launcher.wait(lambda: self._rank in pids, _STARTED_SECONDS)
+        pid = pids.get(self._rank, self._started.pid)
+        if self._pidfd < 0 and self._rank in pids:
+            with contextlib.suppress(AttributeError, OSError):  # an old kernel; it has ended
+                self._pidfd = os.pidfd_open(pid)
+        return pid
+
+    def _has_failed(self) -> bool:
+        """Tell whether there is no such rank, and report it."""
+        code = self._started.poll()
+        if code and self._rank not in self._launcher.exit_codes:
+            about = {"rank": self._rank, "pid": self._started.pid, "exit_code": code}
+            self._launcher.report({"not_started": about})
+            self._launcher.exit_codes[self._rank] = code
+        return bool(code)
+
+    @property
+    def returncode(self) -> int | None:
+        """How it has ended, None if it runs."""
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """Return how it has ended, None if it runs; 1 if nobody knows how."""
+        code = self._launcher.exit_codes.get(self._rank)
+        if code is None and self._launcher.is_gone and self._has_gone():
+            return 1
+        return code
+
+    def _has_gone(self) -> bool:
+        if self._pidfd >= 0:
+            return bool(select.select([self._pidfd], [], [], 0)[0])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, 0)
+            return False
+        return True
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises TimeoutExpired."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(f"rank {self._rank}", timeout or 0)
+            self._launcher.wait(lambda: self.poll() is not None, 0.1)
+            if self._launcher.is_gone:
+                time.sleep(0.05)
+        return code
+
+    def kill(self) -> None:
+        """Kill it, and its group, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class HeldAgent:
@@ -197,18 +277,15 @@ class HeldAgent:
         self.agents.append(self)
 
     def _start_workers(self, worker_group: Any) -> Any:
-        if not self.launcher.request({"starts": True}):
+        ranks = [(one.global_rank, one.local_rank) for one in worker_group.workers]
+        # From torch 2.5 on ranks' store is in the torchrun of group rank 0.
+        keeps_store = self.is_host or worker_group.group_rank == 0
+        about = {"keeps_store": keeps_store, "world": worker_group.workers[0].world_size}
+        if not self.launcher.request({"starts": ranks, **about}):
             depart(1)  # the launcher is gone
-        with stops_later():  # torchrun would forget the ranks that it has started
-            pids = super()._start_workers(worker_group)  # type: ignore[misc]
-            context = self._pcontext  # type: ignore[attr-defined]
-            context.close = functools.partial(self._end, context, context.close)
-            workers = {one.local_rank: one.global_rank for one in worker_group.workers}
-            ranks = [(pid, workers[local], local) for local, pid in pids.items()]
-            # From torch 2.5 on ranks' store is in the torchrun of group rank 0.
-            keeps_store = self.is_host or worker_group.group_rank == 0
-            world = worker_group.workers[0].world_size
-            self.launcher.report({"ranks": ranks, "keeps_store": keeps_store, "world": world})
+        pids = super()._start_workers(worker_group)  # type: ignore[misc]
+        context = self._pcontext  # type: ignore[attr-defined]
+        context.close = functools.partial(self._end, context, context.close)
         return pids
 
     def _end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:
@@ -218,19 +295,18 @@ class HeldAgent:
         """
         answer: dict[str, Any] = {}
         if not getattr(context, "was_answered", False):
-            error, message = sys.exc_info()[1], dict[str, Any](ends=exit_codes(context))
-            message["tees"] = self.tees
+            error, message = sys.exc_info()[1], dict[str, Any](close=True, tees=self.tees)
             if type(error).__name__ == "SignalException":
                 message["signal"] = error.sigval  # type: ignore[union-attr]
             elif error:
                 message["error"] = error_text(error)
-            if set(message["ends"].values()) != {0}:
+            ranks = [one.proc for one in context.subprocess_handlers.values()]
+            if any(rank.poll() != 0 for rank in ranks):
                 self._stop_keep_alive()
             answer = self.launcher.request(message)
             context.was_answered = True
             if not answer:
-                self._end_ranks(context, message.get("signal") or signal.SIGTERM, timeout)
-                death_sig = signal.SIGKILL
+                end_ranks(ranks, timeout)
         close(death_sig, timeout)
         if answer.get("depart"):
             depart(1)
@@ -240,30 +316,38 @@ class HeldAgent:
             group = self._worker_group  # type: ignore[attr-defined]
             group.spec.rdzv_handler._keep_alive_timer._ctx.stop_event.set()  # of a store that ends
 
-    def _end_ranks(self, context: Any, number: int, seconds: float) -> None:
-        """The launcher was killed: end the ranks that have not got a stop."""
-        with stops_later():
-            for one in context.subprocess_handlers.values():
-                if one.proc.poll() is None and one.proc.pid not in self.launcher.signalled:
-                    one.proc.send_signal(number)
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and None in exit_codes(context).values():
-                time.sleep(0.05)
+
+def end_ranks(ranks: list[Any], seconds: float) -> None:
+    """The launcher was killed, at which the kernel stops ranks: kill those that do not end."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(rank.poll() is None for rank in ranks):
+        time.sleep(0.05)
+    for rank in ranks:
+        rank.kill()
 
 
 def attach(launcher: Launcher, *, is_host: bool, tees: bool) -> list[Any]:
-    """Have torchrun use our agent; return those that it makes."""
+    """Have torchrun use our agent, and leave ranks to the launcher; return its agents."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
+        SubprocessHandler as Handler,
+    )
     from torch.distributed.launcher import api
 
+    def start(handler: Any, args: Any, env: dict[str, str]) -> Rank:
+        return Rank(launcher, int(env["RANK"]), popen(handler, args, env))
+
+    def close(handler: Any, death_sig: Any = None) -> None:
+        for file in (handler._stdout, handler._stderr):  # of --redirects and --tee
+            if file:
+                file.close()
+
+    popen, Handler._popen, Handler.close = Handler._popen, start, close
     agents: list[Any] = []
     own = {"launcher": launcher, "is_host": is_host, "tees": tees, "agents": agents}
     api.LocalElasticAgent = type("Agent", (HeldAgent, api.LocalElasticAgent), own)
     return agents
-
-
-def exit_codes(context: Any) -> dict[int, int | None]:
-    """Return how ranks ended, by local rank; None for those that run."""
-    return {rank: one.proc.poll() for rank, one in context.subprocess_handlers.items()}
 
 
 def depart(code: int) -> NoReturn:
@@ -331,8 +415,6 @@ def main() -> int:
     """Run torchrun; return the exit code it would have had, and report why."""
     if (run_dir := os.environ.get("LAUNCHER_RUN_DIR")) is None:
         return run(None)
-    # A launcher that is killed cannot end its torchrun: then the kernel stops it (prctl(2)).
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
     try:
         launcher = Launcher(run_dir)
     except OSError:

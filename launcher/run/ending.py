@@ -237,10 +237,8 @@ def ranks_signalled(state: State, event: Signalled, now: float) -> Step:
 
 
 def _no_ranks_at(state: State) -> float:
-    """Return from when on that is so: torchrun may be starting some, until it is stuck."""
-    if state.alive:
-        return NEVER
-    return state.torchrun.stuck_at if state.torchrun.may_have_ranks else NOW
+    """Return from when on that is so."""
+    return NEVER if state.alive else NOW
 
 
 def _note_no_ranks(state: State, ending: Ending) -> Part | None:
@@ -354,13 +352,8 @@ def _end_torchrun(state: State, ending: Ending) -> Part | None:
         return _pass_barrier(state)
     if ending.why is Why.INTERRUPT or not torchrun.has_permission:
         return Part(NOW, kill)
-    given_up_at = ending.kill.began + MARGIN_SECONDS  # ranks
-    if torchrun.may_have_ranks:
-        line = "torchrun does not say which ranks it has started: killing it with SIGKILL."
-        at = min(given_up_at if state.alive else NEVER, ending.since + MARGIN_SECONDS)
-        return Part(at, functools.partial(kill, line=line))
     if state.alive:
-        return Part(given_up_at, kill)
+        return Part(ending.kill.began + MARGIN_SECONDS, kill)
     at = ending.no_ranks_since
     if torchrun.keeps_store and not state.no_ranks_left:
         # Ranks of other hosts may have been stopped, and have the grace of that.

@@ -48,17 +48,13 @@ class ReachedRendezvous(NamedTuple):
 
 
 class StartRequested(NamedTuple):
-    """Torchrun has met the others, and waits for permission to start the ranks: Reply."""
+    """Torchrun has met the others, and waits for permission to start ranks: Reply.
 
-
-class RanksStarted(NamedTuple):
-    """Torchrun has started the ranks: (pid, rank, local rank) of each.
-
-    `keeps_store`: other hosts' torchruns or ranks need a store that is in this torchrun. `world` is
-    how many ranks all hosts have.
+    `ranks` are (rank, local rank) of each. `keeps_store`: other hosts' torchruns or ranks need a
+    store that is in this torchrun. `world` is how many ranks all hosts have.
     """
 
-    ranks: Sequence[tuple[int, int, int]]
+    ranks: Sequence[tuple[int, int]]
     keeps_store: bool
     world: int = 0
 
@@ -91,11 +87,20 @@ class ChildEnded(NamedTuple):
 
 
 class RankRuns(NamedTuple):
-    """A rank's script is about to run."""
+    """A rank is the launcher's child, and waits for go before its script runs: ReplyToRank."""
 
     pid: int
     rank: int
     local_rank: int
+
+
+class RankNotStarted(NamedTuple):
+    """A process that torchrun started has ended before it was a rank."""
+
+    pid: int
+    rank: int
+    local_rank: int
+    exit_code: int  # negative: by this signal
 
 
 class RankExits(NamedTuple):
@@ -130,10 +135,10 @@ class PlacesReported(NamedTuple):
 
 
 class RankEnded(NamedTuple):
-    """A rank's process has ended; its exit code is None if torchrun alone knows it."""
+    """A rank's process has ended."""
 
     pid: int
-    exit_code: int | None
+    exit_code: int  # negative: by this signal
     oom: str = ""  # whether an out-of-memory kill was recorded, after a SIGKILL or a child's
     calls: Calls = ()  # where it crashed, if it did
     at: str = ""  # the time of day of a crash
@@ -163,6 +168,9 @@ class GpusChecked(NamedTuple):
 class OrphanEnded(NamedTuple):
     """A process has ended that is neither torchrun nor a rank: a leftover one."""
 
+    pid: int
+    exit_code: int  # negative: by this signal
+
 
 class Time(NamedTuple):
     """Something is due."""
@@ -181,6 +189,13 @@ class Reply(NamedTuple):
     """Let torchrun go on: start the ranks, or end as it would, or (`depart`) end at once."""
 
     depart: bool = False
+
+
+class ReplyToRank(NamedTuple):
+    """Let a rank's script run, or have the rank end before that."""
+
+    pid: int
+    lets_go: bool
 
 
 class SignalRanks(NamedTuple):

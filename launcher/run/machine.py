@@ -6,9 +6,11 @@
 it alone is in its value. EVENTS has the function that takes an event; it branches on the phase.
 rows.py has all changes of phase, and every step of a test is checked against it.
 
-*Who owns ranks.* torchrun starts them, with permission; it ends none, and restarts none. Its agent
-(agent.py) requests the start, and requests the close before it would end them: it gets its reply
-when no rank runs. All of them end here, in the phase Ending, for whatever reason (ending.py).
+*Who owns ranks.* torchrun starts them, with permission; it ends none, and restarts none. They are
+the launcher's children, and each waits for go before its script runs: once they are to end, none
+that comes is let go. torchrun's agent (agent.py) requests the start, and requests the close before
+it would end them: it gets its reply when no rank runs. All of them end here, in the phase Ending,
+for whatever reason (ending.py).
 
 *Who decides.* The coordinator, on how the job ends and on restarts. This host reports what happens
 and does what is commanded; by itself it acts on a stop alone, or where no command comes in time.
@@ -74,10 +76,11 @@ from launcher.run.events import (
     PlacesReported,
     RankEnded,
     RankExits,
+    RankNotStarted,
     RankRuns,
-    RanksStarted,
     ReachedRendezvous,
     Reply,
+    ReplyToRank,
     Report,
     ScriptEnded,
     Signal,
@@ -322,7 +325,9 @@ def reached_rendezvous(state: State, event: ReachedRendezvous, now: float) -> St
 def start_requested(state: State, event: StartRequested, now: float) -> Step:
     """Let torchrun start the ranks, unless they are to end: then it is killed."""
     if isinstance(state.phase, Running):
-        torchrun = state.torchrun._replace(has_permission=True, has_started_ranks=False)
+        torchrun = state.torchrun._replace(
+            has_permission=True, nproc=len(event.ranks), keeps_store=event.keeps_store
+        )
         report = _at_rendezvous(state, is_over=True)
         return state._replace(torchrun=torchrun, ranks={}), (*report, Reply())
     return _go_on(state, now)
@@ -332,14 +337,6 @@ def _at_rendezvous(state: State, *, is_over: bool) -> Actions:
     """Return a restart's report; at the first start torchrun's own time-out counts."""
     restarts = state.attempt > 1 and isinstance(state.phase, Running) and state.job.members
     return (Report(AtRendezvous(state.attempt, is_over)),) if restarts else ()
-
-
-def ranks_started(state: State, event: RanksStarted, now: float) -> Step:
-    """Note the ranks; what they have reported before is kept."""
-    known = {pid: ranks.Rank(pid, rank, local) for pid, rank, local in event.ranks}
-    torchrun = state.torchrun._replace(has_started_ranks=True, keeps_store=event.keeps_store)
-    state = state._replace(ranks={**known, **state.ranks}, torchrun=torchrun)
-    return _go_on(state, now)
 
 
 def close_requested(state: State, event: CloseRequested, now: float) -> Step:
@@ -413,10 +410,17 @@ def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
 # Ranks.
 
 
+def rank_runs(state: State, event: RankRuns, now: float) -> Step:
+    """Let a rank go, unless ranks are to end: then its script does not run."""
+    if not isinstance(state.phase, Running):
+        return state, (ReplyToRank(event.pid, lets_go=False),)
+    times = state.times._replace(trains=min(state.times.trains, now))
+    known = ranks.updated(state.ranks, event, now - state.times.attempt)
+    return state._replace(times=times, ranks=known), (ReplyToRank(event.pid, lets_go=True),)
+
+
 def rank_reports(state: State, event: ranks.Message, now: float) -> Step:
     """Note what is known of a rank; its failure may count, or its success complete this host's."""
-    if isinstance(event, RankRuns) and math.isinf(state.times.trains):
-        state = state._replace(times=state.times._replace(trains=now))
     before = state.ranks.get(event.pid)
     was_known = before is not None and before.exit_code is not None
     state = state._replace(ranks=ranks.updated(state.ranks, event, now - state.times.attempt))
@@ -491,11 +495,11 @@ EVENTS: dict[type, Callable[[State, Any, float], Step]] = {
     TorchrunRuns: torchrun_runs,
     ReachedRendezvous: reached_rendezvous,
     StartRequested: start_requested,
-    RanksStarted: ranks_started,
     CloseRequested: close_requested,
     TorchrunEnded: torchrun_ended,
     ChildEnded: child_ended,
-    RankRuns: rank_reports,
+    RankRuns: rank_runs,
+    RankNotStarted: rank_reports,
     RankExits: rank_reports,
     ThreadRaised: rank_reports,
     ScriptEnded: rank_reports,

@@ -6,9 +6,8 @@ Executed by torchrun in place of the script: `python rank.py script PATH ARGUMEN
 `python PATH ARGUMENT ...`. What torchrun cannot tell is which exception ended a rank
 (torch.distributed.elastic asks for `@record` around main for that), and when.
 
-The connection to the launcher stays open: where the kernel cannot report a process's
-end, the connection's end does. It also ends if the script closes all descriptors, or replaces its
-process.
+Before the script runs, this process becomes the launcher's own child, and waits for its word (go):
+so no rank runs that the launcher does not know, and it alone ends and reaps ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import importlib.machinery
 import importlib.util
 import io
 import os
+import signal
 import sys
 import types
 
@@ -26,16 +26,20 @@ import types
 from _thread import allocate_lock
 from collections.abc import Iterator
 from json import dumps, loads
-from socket import AF_UNIX, SOCK_STREAM, socket
+from socket import AF_UNIX, MSG_PEEK, SOCK_STREAM, socket
+from time import sleep
 from typing import Any, Callable
 
 Send = Callable[[dict[str, Any]], None]
+
+_ARGV = getattr(sys, "orig_argv", None) or [sys.executable, "-u", *sys.argv]  # from Python 3.10 on
+_FORKED = "LAUNCHER_FORKED"  # in a process that has been forked, and has started Python anew
 
 
 class Launcher:
     """The launcher whose socket is in a folder. Raises OSError if it is gone.
 
-    That is its loss, and must not be the script's: what cannot be sent is not.
+    Once the script runs, that must not be its loss: what cannot be sent is not.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -73,6 +77,23 @@ class Launcher:
             *lines, rest = (rest + data).split(b"\n")
             yield from map(loads, lines)
 
+    def lets_go(self) -> bool:
+        """Wait for the launcher's word that the script may run; False: it must not."""
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(None)
+            return self._connection.recv(16).startswith(b"go")
+        return False
+
+    def is_there(self) -> bool:
+        """Tell whether the launcher still is."""
+        self._connection.settimeout(0)
+        try:
+            return bool(self._connection.recv(1, MSG_PEEK))
+        except BlockingIOError:
+            return True
+        finally:
+            self._connection.settimeout(5)
+
     def fileno(self) -> int:
         """Return the connection's descriptor."""
         return self._connection.fileno()
@@ -84,22 +105,79 @@ class Launcher:
                 self._connection.close()
 
 
-def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
-    """Tell the launcher that this rank is there.
+def become_child(run_dir: str, hello: Callable[[], dict[str, Any]]) -> Launcher:
+    """Fork; return, in a process that is the launcher's child, and has its word, the connection.
 
-    Returns the way to tell it more, and what to call once the script has ended.
+    The launcher adopts orphans (PR_SET_CHILD_SUBREAPER). This process ends with 0 once the launcher
+    knows the other one (hello), or as that ends. A refused process ends before its script runs.
+    """
+    knows, parent = map(int, os.environ.pop(_FORKED, "-1 0").split())
+    if knows < 0:
+        knows, parent = _forked()
+    try:
+        launcher = Launcher(run_dir)
+        launcher.send(hello())
+        os.write(knows, b".")
+        os.close(knows)
+        if launcher.lets_go():
+            while os.getppid() == parent:
+                sleep(0.0005)
+            _end_with_parent()
+            if launcher.is_there():  # or it may have been killed before that
+                return launcher
+    except OSError:
+        pass  # it has been killed
+    os._exit(128 + signal.SIGTERM)
+
+
+def _forked() -> tuple[int, int]:
+    """Return in a child: what to write to when the launcher knows it, and its parent's pid."""
+    is_known, knows = os.pipe()
+    parent, threads = os.getpid(), len(os.listdir("/proc/self/task"))
+    pid = os.fork()
+    if pid:
+        os.close(knows)
+        if os.read(is_known, 1):
+            os._exit(0)
+        _end_as(pid)
+    os.close(is_known)
+    os.setsid()
+    if threads > 1:  # of sitecustomize, say: a fork has none of them, a new Python starts its own
+        os.environ[_FORKED] = f"{knows} {parent}"
+        os.set_inheritable(knows, True)
+        os.execv(sys.executable, _ARGV)
+    return knows, parent
+
+
+def _end_as(pid: int) -> None:
+    """End as a child has."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no other
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code or 1)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel stop this process if the launcher is killed, which cannot do it."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
+    """Become a rank that the launcher knows, where there is a launcher.
+
+    Returns the way to report more, and what to call once the script has ended.
     """
     run_dir = os.environ.pop("LAUNCHER_RUN_DIR", None)
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
     if run_dir is None:
         return nobody
-    try:
-        launcher = Launcher(run_dir)
-    except OSError:
-        return nobody
     rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
-    launcher.send({**rank, "pid": os.getpid()})
+    launcher = become_child(run_dir, lambda: {**rank, "pid": os.getpid()})
     load(beside("unseen.py")).begin(run_dir, launcher.send, describe, __file__)
     keep_answering = nobody[1]
     if watcher:

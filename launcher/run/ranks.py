@@ -10,11 +10,18 @@ from typing import NamedTuple, Union
 from launcher.errors import Disposition
 from launcher.peers.messages import MOST_ENDS, RanksSucceeded
 from launcher.result.causes import Aside, RankFailure
-from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, ThreadRaised
+from launcher.run.events import (
+    RankEnded,
+    RankExits,
+    RankNotStarted,
+    RankRuns,
+    ScriptEnded,
+    ThreadRaised,
+)
 from launcher.text.words import plural
 from launcher.watch import stacks
 
-Message = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+Message = Union[RankRuns, RankNotStarted, RankExits, ScriptEnded, RankEnded, ThreadRaised]
 _RELATED_SECONDS = 60  # in which what a thread raised may have to do with the rank's end
 EXIT_SECONDS = 5.0  # from a script's end to that of its process, within which the former counts
 
@@ -23,13 +30,12 @@ class Rank(NamedTuple):
     """One rank's process.
 
     `failure` is what it failed with, if it did; `exit_code` how its process ended (negative for a
-    signal), None until that is known. Times are in seconds since torchrun's start.
+    signal), None while it runs. Times are in seconds since torchrun's start.
     """
 
     pid: int
     rank: int
     local_rank: int
-    runs: bool = True
     failure: RankFailure | None = None
     exit_code: int | None = None
     counts: bool = False  # its failure has been reported to the coordinator
@@ -39,6 +45,11 @@ class Rank(NamedTuple):
     place: str = ""  # where it was when that was requested: `load, data.py:88`
     threads: tuple[tuple[float, ThreadRaised], ...] = ()  # what they raised, and when, lately
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process has not ended."""
+        return self.exit_code is None
+
 
 Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
 NONE: Ranks = {}
@@ -47,7 +58,10 @@ NONE: Ranks = {}
 def updated(ranks: Ranks, report: Message, time: float) -> Ranks:
     """Return what is known after a report, `time` seconds since torchrun's start."""
     if isinstance(report, RankRuns):
-        rank = ranks.get(report.pid) or Rank(*report)
+        rank = Rank(*report)
+    elif isinstance(report, RankNotStarted):
+        rank = Rank(report.pid, report.rank, report.local_rank, ended_at=time)
+        rank = _with_exit_code(rank, RankEnded(report.pid, report.exit_code), time)
     else:
         known = ranks.get(report.pid)
         if known is None:
@@ -62,9 +76,7 @@ def updated(ranks: Ranks, report: Message, time: float) -> Ranks:
     elif isinstance(report, ScriptEnded):
         rank = rank._replace(script_ended_at=time)
     elif isinstance(report, RankEnded):
-        rank = rank._replace(runs=False, ended_at=min(rank.ended_at, time))
-        if report.exit_code is not None and rank.exit_code is None:
-            rank = _with_exit_code(rank, report, report.exit_code, time)
+        rank = _with_exit_code(rank._replace(ended_at=time), report, time)
     return {**ranks, rank.pid: rank}
 
 
@@ -73,8 +85,9 @@ def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
     return {pid: one._replace(place=places.get(pid, "")) for pid, one in ranks.items()}
 
 
-def _with_exit_code(rank: Rank, report: RankEnded, exit_code: int, time: float) -> Rank:
+def _with_exit_code(rank: Rank, report: RankEnded, time: float) -> Rank:
     """Return a rank that really ends so."""
+    exit_code = report.exit_code
     rank = rank._replace(exit_code=exit_code)
     if rank.failure is None:
         if exit_code == 0:
@@ -130,10 +143,8 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     for at, rank in sorted(failed, key=lambda one: one[0]):
         if rank.counts or rank.exit_code == 0:
             continue
-        if rank.exit_code is not None or time >= at + patience:
-            # One that torchrun has reaped has not failed, or its exit code would be known by now.
-            if rank.runs or rank.exit_code is not None or patience < 0:
-                counting.append(rank)
+        if not rank.runs or time >= at + patience:
+            counting.append(rank)
             continue
         wait = min(wait, at + patience)
         if rank.failure and not rank.failure.is_secondary:

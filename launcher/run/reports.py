@@ -1,11 +1,12 @@
 """What the ranks of this host and its torchrun report to the launcher, while they run.
 
 Each of them connects to a Unix socket in the attempt's folder and sends lines of JSON. A rank
-(rank.py) reports who it is before its script runs, and what ended it if that was an exception or
-sys.exit; else that its script has ended. torchrun (agent.py) requests the start of ranks, reports
-their pids, requests the close before it would end them, and reports what it raised. Its pid and
-exit code are needed where another program runs it, which may pass on neither signals nor codes.
-`sm-launch stacks` requests here where all ranks are.
+(rank.py) reports who it is, waits for go before its script runs, and reports what ended it if that
+was an exception or sys.exit; else that its script has ended. torchrun (agent.py) requests the start
+of ranks, is told their pids and exit codes, as they are the launcher's children, requests the close
+before it would end them, and reports what it raised. Its pid and exit code are needed where another
+program runs it, which may pass on neither signals nor codes. `sm-launch stacks` requests here where
+all ranks are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import selectors
 import signal
 import socket
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.host.system import System
@@ -28,10 +29,11 @@ from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
     ChildEnded,
     CloseRequested,
+    OrphanEnded,
     RankEnded,
     RankExits,
+    RankNotStarted,
     RankRuns,
-    RanksStarted,
     ReachedRendezvous,
     Reply,
     ScriptEnded,
@@ -50,8 +52,6 @@ _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 _KILLED = 400  # characters of what it says of a process of its own
 _MOST_IGNORED = 20  # invalid messages that the log shows
 _STACKS_REPLY_SECONDS = 4.0  # s, after which an answer of the coordinator's has come, or never will
-# Between two polls of a process that cannot be waited for: at first, and after a while.
-_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.01, 1.0
 # Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
 _OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
@@ -82,10 +82,9 @@ class Reports:
         self._request: Any = None
         self._last_report: tuple[int | None, str] = (None, "")  # torchrun's exit code, and error
         self._pids: dict[socket.socket, int] = {}  # of ranks that have reported who they are
-        self._local: dict[int, int] = {}  # pids of ranks by local rank
-        self._watched: set[int] = set()  # of these, whose ends the kernel reports
-        self._polled: dict[int, float] = {}  # seconds until a pid is polled again
-        self._poll_at = 0.0
+        self._local: dict[int, int] = {}  # local ranks of those that torchrun starts, by rank
+        self._ranks: dict[int, int] = {}  # of those that were there, by pid
+        self._has_ended: set[int] = set()  # pids of those that were reaped
         self._ends: deque[Any] = deque()  # to be taken in when all is read that was sent before
         self._oom_kills = system.oom_kills()
         self._connections: set[socket.socket] = set()
@@ -97,7 +96,6 @@ class Reports:
         """Close every socket, and report nothing more: the next attempt may have begun."""
         self.hang_up()
         self._ends.clear()
-        self._polled.clear()
 
     def hang_up(self) -> None:
         """Close every socket; ends are reported all the same."""
@@ -112,43 +110,32 @@ class Reports:
     @property
     def pids(self) -> list[int]:
         """Those of the ranks that are known here, and have not ended."""
-        return [pid for pid in self._local.values() if not any(self._system.exit_state(pid))]
+        return [pid for pid in self._ranks if pid not in self._has_ended]
 
     @property
     def has_more(self) -> bool:
         """Whether ends are to be taken in once nothing else is to be read."""
         return bool(self._ends)
 
-    def timeout(self) -> float | None:
-        """Return in how many seconds `poll` is due; None: never, as while all ranks run."""
-        if self._ends:
-            return 0
-        return min(self._polled.values(), default=None)
-
-    def poll(self, *, is_quiet: bool) -> None:
-        """Poll what cannot be waited for; give ends on once nothing else is to be read."""
-        if self._polled and self._system.now() >= self._poll_at:
-            for pid, seconds in list(self._polled.items()):
-                self._polled[pid] = min(2 * seconds, _LONGEST_POLL_SECONDS)
-                if self._has_ended(pid):
-                    del self._polled[pid]
-            self._poll_at = self._system.now() + (self.timeout() or 0)
-        while is_quiet and self._ends:
+    def take_ends(self) -> None:
+        """Give ends on, now that nothing else is to be read."""
+        while self._ends:
             event = self._ends.popleft()
+            if isinstance(event, OrphanEnded) and event.pid in self._ranks:
+                event = self._end_of(event.pid, event.exit_code)
             if isinstance(event, TorchrunEnded):
                 event = self._with_last_report(event)
             if isinstance(event, (TorchrunEnded, ChildEnded)):
                 is_killed = event.returncode == -signal.SIGKILL
                 event = event._replace(oom=self._oom() if is_killed else "")
+            if isinstance(event, RankEnded):  # before the reply that may follow from it
+                self._send({"rank": self._ranks[event.pid], "exit_code": event.exit_code})
             self._take(event)
-
-    def ended(self, pid: int, exit_code: int) -> None:
-        """A child has been reaped: a rank whose torchrun is gone, or what is of no interest."""
-        if pid in self._local.values():
-            self._note_end(pid, exit_code)
 
     def child_ended(self, event: Any) -> None:
         """Have an event taken in once all is read that was sent before."""
+        if isinstance(event, OrphanEnded):
+            self._has_ended.add(event.pid)  # nobody may send it a signal any more
         self._ends.append(event)
 
     # Commands to torchrun, requests to ranks.
@@ -157,9 +144,15 @@ class Reports:
         """Let torchrun go on."""
         self._send({"request": self._request, "depart": action.depart})
 
-    def note_signalled(self, pids: Iterable[int]) -> None:
-        """Have torchrun's agent know which ranks have got a stop: this process may be killed."""
-        self._send({"signalled": list(pids)})
+    def reply_to_rank(self, pid: int, *, lets_go: bool) -> None:
+        """Let a rank's script run, or have the rank end before; torchrun knows the pid by then."""
+        self._send({"rank": self._ranks[pid], "pid": pid})
+        for connection in [one for one, known in self._pids.items() if known == pid]:
+            if lets_go:
+                with contextlib.suppress(OSError):
+                    send(connection, b"go")
+            else:
+                self._hung_up(connection)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._torchrun_at:
@@ -232,11 +225,8 @@ class Reports:
         self._stacks_requests.discard(connection)
         if connection in self._answering:
             self._watch.disconnected(self._answering.pop(connection))
-        pid = self._pids.pop(connection, None)
         # Its process may go on: it may replace itself (os.execv), or close all descriptors.
-        if pid is not None and pid not in self._watched and not self._has_ended(pid):
-            self._polled[pid] = _FIRST_POLL_SECONDS
-            self._poll_at = self._system.now() + _FIRST_POLL_SECONDS
+        self._pids.pop(connection, None)
         if connection is self._torchrun_at:
             self._torchrun_at = None
             self._torchrun_gone()
@@ -266,10 +256,7 @@ class Reports:
     def _event_of(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
         """Return the event that a message is, if any; raise one of several errors if not valid."""
         if "pid" in message:
-            pid, rank, local = _rank(message[name] for name in ("pid", "rank", "local_rank"))
-            self._started(pid, local)
-            self._pids[connection] = pid
-            return RankRuns(pid, rank, local)
+            return self._rank_runs(connection, _pid(message["pid"]), int(message["rank"]))
         if "poll" in message or "stacks" in message:
             self._watch.replied(self._answering[connection], message, self._system.now())
             return None
@@ -314,19 +301,17 @@ class Reports:
     def _event_of_torchrun(self, message: Mapping[str, Any]) -> Any:
         if "at_rendezvous" in message:
             return ReachedRendezvous()
-        self._request = message.get("request")
+        self._request = message.get("request", self._request)
         if "starts" in message:
-            self._local.clear()
-            return StartRequested()
-        if "ranks" in message:
-            ranks = [_rank(one) for one in message["ranks"]]
-            for pid, _, local in ranks:
-                self._started(pid, local)
-            return RanksStarted(ranks, bool(message["keeps_store"]), int(message["world"]))
-        if "ends" in message:
-            for local, code in message["ends"].items():
-                if code is not None and int(local) in self._local:
-                    self._note_end(self._local[int(local)], int(code))
+            self._local = {int(rank): int(local) for rank, local in message["starts"]}
+            self._ranks.clear()
+            ranks = tuple(self._local.items())
+            return StartRequested(ranks, bool(message["keeps_store"]), int(message["world"]))
+        if "not_started" in message:
+            about = message["not_started"]
+            pid, rank = _pid(about["pid"]), int(about["rank"])
+            return RankNotStarted(pid, rank, self._local[rank], int(about["exit_code"]))
+        if "close" in message:
             number, error = int(message.get("signal") or 0), str(message.get("error") or "")
             self._ends.append(CloseRequested(number, error, message.get("tees") is True))
         elif "exit_code" in message:
@@ -337,33 +322,26 @@ class Reports:
 
     # Ranks' processes.
 
-    def _started(self, pid: int, local_rank: int) -> None:
-        if self._local.get(local_rank) != pid:
-            if self._system.watch(pid, self._ended):
-                self._watched.add(pid)
-            self._local[local_rank] = pid
+    def _rank_runs(self, connection: socket.socket, pid: int, rank: int) -> RankRuns | None:
+        """Note a rank; one that torchrun does not start, or has started already, is not let go."""
+        if rank not in self._local or rank in self._ranks.values():
+            self._hung_up(connection)
+            return None
+        self._system.add_leader(pid)  # its session is the job's, also after it
+        self._has_ended.discard(pid)
+        self._pids[connection], self._ranks[pid] = pid, rank
+        return RankRuns(pid, rank, self._local[rank])
 
-    def _ended(self, pid: int) -> None:
-        if not self._has_ended(pid):
-            self._note_end(pid, None)
-
-    def _has_ended(self, pid: int) -> bool:
-        has_ended, exit_code = self._system.exit_state(pid)
-        if has_ended or exit_code:
-            self._note_end(pid, exit_code)
-            return True
-        return False  # it is ending well, or goes on without its connection
-
-    def _note_end(self, pid: int, exit_code: int | None) -> None:
+    def _end_of(self, pid: int, exit_code: int) -> RankEnded:
         event = RankEnded(pid, exit_code)
         if exit_code == -signal.SIGKILL:
-            event = event._replace(oom=self._oom() or "no out-of-memory kill was recorded")
-        elif exit_code in _OF_A_KILL:
-            event = event._replace(oom=self._oom())
-        elif exit_code and -exit_code in CRASHES:
+            return event._replace(oom=self._oom() or "no out-of-memory kill was recorded")
+        if exit_code in _OF_A_KILL:
+            return event._replace(oom=self._oom())
+        if exit_code and -exit_code in CRASHES:
             calls = crash_in(self._system.crash(self._folder, pid), -exit_code)
-            event = event._replace(calls=calls, at=self._system.time_of_day())
-        self._ends.append(event)
+            return event._replace(calls=calls, at=self._system.time_of_day())
+        return event
 
     def _oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""
@@ -371,12 +349,6 @@ class Reports:
             if count > self._oom_kills.get(where, count):
                 return f"out of memory: {where} counted a kill (oom_kill)"
         return ""
-
-
-def _rank(values: Iterable[Any]) -> tuple[int, int, int]:
-    """Return the pid, rank and local rank of a message. Raises one of several errors."""
-    pid, rank, local = values
-    return _pid(pid), int(rank), int(local)
 
 
 def _pid(value: Any) -> int:

@@ -19,8 +19,8 @@ from launcher.run.events import (
     PlacesReported,
     RankEnded,
     RankExits,
+    RankNotStarted,
     RankRuns,
-    RanksStarted,
     ReachedRendezvous,
     ScriptEnded,
     Signal,
@@ -43,7 +43,7 @@ from launcher.run.state import (
 )
 from launcher.transitions import Row
 
-OF_A_RANK = (RankRuns, ThreadRaised, RankExits, ScriptEnded, RankEnded)
+OF_A_RANK = (RankNotStarted, ThreadRaised, RankExits, ScriptEnded, RankEnded)
 
 ROWS = (
     Row((Joining,), (Start,), (Running,), "start torchrun"),
@@ -78,9 +78,11 @@ ROWS = (
         "let torchrun start the ranks; after a restart, tell `AtRendezvous`",
     ),
     Row((Running,), (TorchrunRuns,), (), "note it"),
+    Row((Running,), (RankRuns,), (), "let its script run"),
+    Row((Failing, Ending, Restarting, Waiting), (RankRuns,), (), "have it end: it comes too late"),
     Row(
         (Running,),
-        (RanksStarted, *OF_A_RANK),
+        OF_A_RANK,
         (Failing, Ending),
         "note it; of the first that has ended with 0 tell `RanksSucceeded`, and of all of"
         " them before what follows: if a failure counts, tell `Failed`; if all have ended"
@@ -124,7 +126,7 @@ ROWS = (
         (),
         "tell `Failed` of what counts now: it may be a better cause; tell `RanksSucceeded`",
     ),
-    Row((Failing,), (TorchrunRuns, RanksStarted, CloseRequested, ChildEnded), (), "note it"),
+    Row((Failing,), (TorchrunRuns, CloseRequested, ChildEnded), (), "note it"),
     Row((Failing,), (Signal,), (), "tell `Stop`: it counts if ranks are to be restarted"),
     Row(
         (Failing,),
@@ -143,7 +145,6 @@ ROWS = (
     Row(
         (Ending,),
         (
-            RanksStarted,
             *OF_A_RANK,
             Signalled,
             CloseRequested,

@@ -126,8 +126,8 @@ class Torchrun(NamedTuple):
     """This attempt's torchrun."""
 
     runs: bool = False
-    has_permission: bool = False  # to start ranks, which it may have started already
-    has_started_ranks: bool = False
+    has_permission: bool = False  # to start ranks
+    nproc: int = 0  # how many ranks it starts
     keeps_store: bool = False
     requests_close: bool = False  # it waits for a reply
     tees: bool = False  # it copies what ranks wrote, which takes a while
@@ -152,11 +152,6 @@ class Torchrun(NamedTuple):
     def stuck_at(self) -> float:
         """When it has survived SIGKILL for too long."""
         return self.killed_at + MARGIN_SECONDS
-
-    @property
-    def may_have_ranks(self) -> bool:
-        """Whether it may have started ranks that nobody knows of yet."""
-        return self.has_permission and not (self.has_started_ranks or self.has_ended)
 
 
 class Program(NamedTuple):
@@ -226,8 +221,8 @@ class State(NamedTuple):
     @property
     def has_succeeded(self) -> bool:
         """Whether all ranks of this attempt have ended with 0."""
-        known = self.torchrun.has_started_ranks and bool(self.ranks)
-        return known and all(rank.exit_code == 0 for rank in self.ranks.values())
+        all_there = 0 < self.torchrun.nproc == len(self.ranks)
+        return all_there and all(rank.exit_code == 0 for rank in self.ranks.values())
 
 
 Step = tuple[State, Actions]

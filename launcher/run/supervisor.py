@@ -19,7 +19,7 @@ import os
 import selectors
 import signal
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Callable
 
 from launcher.errors import STOPS, WARNINGS, Disposition, LaunchError
@@ -133,7 +133,8 @@ class Supervisor:
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
         if self._reports:
-            self._reports.poll(is_quiet=is_quiet)
+            if is_quiet:
+                self._reports.take_ends()
             if self._reports and self._reports.has_more:
                 return  # what has happened comes before what is due
         now = self._system.now()
@@ -208,8 +209,8 @@ class Supervisor:
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
         seconds = max(0.0, due - self._system.now())
-        poll = self._reports.timeout() if self._reports else None
-        seconds = seconds if poll is None else min(seconds, poll)
+        if self._reports and self._reports.has_more:
+            return 0
         return None if math.isinf(seconds) else seconds
 
     def _receive(self, event: Any) -> None:
@@ -227,7 +228,7 @@ class Supervisor:
             if self._reports:
                 self._reports.reply_stacks(message)
         else:
-            if isinstance(event, events.RanksStarted):
+            if isinstance(event, events.StartRequested):
                 self._channel.world = event.world
             self._step(event)
 
@@ -260,7 +261,7 @@ class Supervisor:
 
     def _on_signals(self) -> None:
         if self._reports:
-            self._reports.poll(is_quiet=True)
+            self._reports.take_ends()
         for number in self._system.signals.take():
             if number in STOPS:
                 self._step(events.Signal(number))
@@ -283,8 +284,7 @@ class Supervisor:
 
     def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
         if pid != self._child:
-            reports.ended(pid, exit_code)
-            reports.child_ended(events.OrphanEnded())
+            reports.child_ended(events.OrphanEnded(pid, exit_code))  # or a rank
             return
         if not self.state.job.runner:
             reports.child_ended(events.TorchrunEnded(exit_code))
@@ -315,6 +315,10 @@ class Supervisor:
         if self._reports:
             self._reports.reply(action)
 
+    def _reply_to_rank(self, action: events.ReplyToRank) -> None:
+        if self._reports:
+            self._reports.reply_to_rank(action.pid, lets_go=action.lets_go)
+
     def _signal_group(self, action: events.SignalGroup) -> None:
         self._system.send_members(action.pid, action.number)
 
@@ -327,7 +331,7 @@ class Supervisor:
         self._system.send(torchrun or self._child, signal.SIGKILL)
 
     def _kill_ranks(self, action: events.KillRanks) -> None:
-        for pid in action.pids:
+        for pid in self._unreaped(action.pids):
             self._system.send_group(pid, signal.SIGKILL)
 
     def _signal_processes(self, action: events.SignalProcesses) -> None:
@@ -456,12 +460,16 @@ class Supervisor:
         self._step(events.CannotStart(failure))
 
     def _signal_ranks(self, action: events.SignalRanks) -> None:
-        if self._reports:
-            self._reports.note_signalled(action.pids)
-        disposition = {pid: self._system.response(pid, action.number) for pid in action.pids}
-        for pid in action.pids:
+        pids = self._unreaped(action.pids)
+        disposition = {pid: self._system.response(pid, action.number) for pid in pids}
+        for pid in pids:
             self._system.send(pid, action.number)
         self._step(events.Signalled(disposition))
+
+    def _unreaped(self, pids: Sequence[int]) -> list[int]:
+        """Return those that are still ranks': others may be anybody's by now."""
+        known = self._reports.pids if self._reports else ()
+        return [pid for pid in pids if pid in known]
 
 
 def _watch(job: Job) -> Watch:
@@ -473,6 +481,7 @@ ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
     events.Report: Supervisor._report,
     events.StartTorchrun: Supervisor._start,
     events.Reply: Supervisor._reply,
+    events.ReplyToRank: Supervisor._reply_to_rank,
     events.SignalRanks: Supervisor._signal_ranks,
     events.SignalGroup: Supervisor._signal_group,
     events.SignalChild: Supervisor._signal_child,
