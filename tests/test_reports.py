@@ -17,10 +17,11 @@ from launcher.result.raised import Link
 from launcher.run.events import (
     ChildEnded,
     CloseRequested,
+    OrphanEnded,
     RankEnded,
     RankExits,
+    RankNotStarted,
     RankRuns,
-    RanksStarted,
     Reply,
     StartRequested,
     ThreadRaised,
@@ -32,6 +33,7 @@ from launcher.watch.host import Watch
 from launcher.watch.stacks import Call
 
 RUNNER = "neuron_parallel_compile"
+STARTS = {"starts": [[0, 0], [1, 1], [7, 2]], "keeps_store": True, "world": 8, "request": 1}
 
 
 @pytest.fixture
@@ -47,13 +49,19 @@ def reports():
                 ready = system.selector.select(0)
                 for key, _ in ready:
                     key.data()
-                reports.poll(is_quiet=not ready)
+                if not ready:
+                    reports.take_ends()
                 return condition()
 
             poll(met, 10, every=0.01)
 
         reports.told, reports.act_until = told, act_until
-        yield reports
+        with connect({"torchrun_pid": os.getpid()}, STARTS) as torchrun:
+            act_until(lambda: len(told) == 2)
+            assert told == [TorchrunRuns(), StartRequested(((0, 0), (1, 1), (7, 2)), True, 8)]
+            told.clear()
+            reports.at_torchrun = torchrun
+            yield reports
         reports.close()
 
 
@@ -69,18 +77,8 @@ def rank(number, pid):
     return connect({"rank": number, "local_rank": number, "pid": pid})
 
 
-def reaped(code):
-    """Return the pid of a process that has ended, and that nobody can ask any more."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(code)
-    os.waitpid(pid, 0)
-    return pid
-
-
 def test_ranks_for_which_no_descriptor_is_left_wait(reports):
-    pid = os.getpid()
-    ranks = [rank(number, pid) for number in range(3)]
+    ranks = [rank(number, 71 + number) for number in (0, 1, 7)]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = [os.dup(0)]
     try:
@@ -89,55 +87,77 @@ def test_ranks_for_which_no_descriptor_is_left_wait(reports):
             while True:
                 spare.append(os.dup(0))
         os.close(spare.pop())
-        reports.act_until(lambda: reports.told == [RankRuns(pid, 0, 0)])
+        reports.act_until(lambda: reports.told == [RankRuns(71, 0, 0)])
         ranks[0].close()
-        reports.act_until(lambda: RankRuns(pid, 1, 1) in reports.told)
-        assert not any(isinstance(event, RankEnded) for event in reports.told)  # this process runs
+        reports.act_until(lambda: RankRuns(72, 1, 1) in reports.told)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in spare:
             os.close(descriptor)
     ranks[1].close()
-    reports.act_until(lambda: RankRuns(pid, 2, 2) in reports.told)
+    reports.act_until(lambda: RankRuns(78, 7, 2) in reports.told)
     ranks[2].close()
 
 
-def test_torchrun_knows_the_exit_code_of_a_rank_that_is_reaped_already(reports):
-    pid = reaped(42)
-    with connect({"torchrun_pid": os.getpid()}) as torchrun:
-        for message in (
-            {"starts": True, "request": 1},
-            {"ranks": [[pid, 7, 0]], "keeps_store": True, "world": 8},
-            {"ends": {"0": 42}, "tees": True, "request": 2},
-        ):
-            torchrun.sendall(json.dumps(message).encode() + b"\n")
-        reports.act_until(lambda: len(reports.told) == 5)
-        assert reports.told[:3] == [
-            TorchrunRuns(),
-            StartRequested(),
-            RanksStarted([(pid, 7, 0)], True, 8),
-        ]
-        assert reports.told[-2:] == [RankEnded(pid, 42), CloseRequested(0, "", True)]
-        reports.note_signalled([pid])
-        reports.reply(Reply(depart=True))
-        answer = b'{"signalled": [%d]}\n{"request": 2, "depart": true}\n' % pid
-        assert torchrun.recv(100) == answer
+def test_torchrun_knows_the_pid_and_the_end_of_a_rank_before_its_answer(reports):
+    torchrun = reports.at_torchrun
+    with rank(7, 77) as waits:
+        reports.act_until(lambda: reports.told)
+        assert reports.told == [RankRuns(77, 7, 2)] and reports.pids == [77]
+        reports.reply_to_rank(77, lets_go=True)
+        assert waits.recv(100) == b"go"
+        torchrun.sendall(b'{"close": true, "tees": true, "request": 2}\n')
+        reports.act_until(lambda: len(reports.told) == 2)
+        reports.child_ended(OrphanEnded(77, 42))
+        assert reports.pids == []  # nobody signals what may be another process by now
+        reports.act_until(lambda: len(reports.told) == 3)
+    assert reports.told[1:] == [CloseRequested(0, "", True), RankEnded(77, 42)]
+    reports.reply(Reply(depart=True))
+    assert list(map(json.loads, torchrun.recv(1000).splitlines())) == [
+        {"rank": 7, "pid": 77},
+        {"rank": 7, "exit_code": 42},
+        {"request": 2, "depart": True},
+    ]
+
+
+def test_a_rank_that_is_not_to_run_gets_no_word(reports):
+    with rank(0, 77) as waits:
+        reports.act_until(lambda: reports.told)
+        reports.reply_to_rank(77, lets_go=False)
+        assert waits.recv(100) == b""
+
+
+def test_a_rank_that_nobody_starts_and_one_that_is_there_already_do_not_run(reports):
+    with rank(3, 71) as unknown, rank(0, 72), rank(0, 73) as second:
+        for refused in (unknown, second):
+            refused.settimeout(0)
+            reports.act_until(lambda refused=refused: is_closed(refused))
+    assert reports.told == [RankRuns(72, 0, 0)]
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_a_process_that_ends_before_it_is_a_rank(reports):
+    about = {"rank": 7, "pid": 77, "exit_code": 127}
+    reports.at_torchrun.sendall(json.dumps({"not_started": about}).encode() + b"\n")
+    reports.act_until(lambda: reports.told)
+    assert reports.told == [RankNotStarted(77, 7, 2, 127)]
 
 
 def test_the_end_of_a_rank_comes_behind_what_it_has_said(reports):
-    pid = os.fork()
-    if pid == 0:
-        import time
-
-        time.sleep(0.2)
-        os._exit(3)
+    """It may have been reaped before its first word was read."""
     link = {"exception": "KeyError", "message": "x", "frames": "", "how": ""}
-    with rank(0, pid) as said:
-        reports.act_until(lambda: reports.told)
+    with rank(0, 77) as said:
+        reports.child_ended(OrphanEnded(77, 3))
         said.sendall(json.dumps({"end": {"exit_code": 1, "chain": [link]}}).encode() + b"\n")
         reports.act_until(lambda: len(reports.told) == 3)
-    assert reports.told[1:] == [RankExits(pid, 1, (Link(**link),)), RankEnded(pid, 3)]
-    os.waitpid(pid, 0)
+    ends = [RankExits(77, 1, (Link(**link),)), RankEnded(77, 3)]
+    assert reports.told == [RankRuns(77, 0, 0), *ends]
 
 
 def test_a_tmpdir_that_is_too_long_for_the_socket_is_named(tmp_path, logged):
@@ -151,8 +171,8 @@ def test_a_tmpdir_that_is_too_long_for_the_socket_is_named(tmp_path, logged):
         pass
 
 
-NONSENSE = [{}, {"ends": 1}, {"end": {}}, {"ends": {"x": 1}}, {"ranks": True}, 3, [1], "abc"]
-NONSENSE += [{"ends": None}, {"pid": 1e300}, {"pid": "x"}, {"ranks": [[1]]}, {"starts": True}]
+NONSENSE = [{}, {"close": 1}, {"end": {}}, {"not_started": {"x": 1}}, {"pid": True}, 3, [1], "abc"]
+NONSENSE += [{"thread": None}, {"pid": 1e300}, {"pid": "x"}, {"rank": [[1]]}, {"starts": True}]
 
 
 @pytest.mark.parametrize("message", NONSENSE)
@@ -163,7 +183,7 @@ def test_invalid_messages_change_nothing(reports, message, logged):
         other.sendall(b'{"pid": 1e999}\n\0\n' + deep)
         good.sendall(b"no JSON\n")
         reports.act_until(lambda: RankRuns(pid, 0, 0) in reports.told)
-        connect({"ends": {}}).close()
+        connect({"close": {}}).close()
         reports.act_until(lambda: reports.told)
     assert reports.told == [RankRuns(pid, 0, 0)]
     assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
@@ -257,7 +277,7 @@ def test_counters_are_read_at_the_end_of_a_rank(reports, code, with_kill, withou
     for kills, oom in ((0, without), (1, with_kill)):
         counts(reports, kills)
         reports.told.clear()
-        reports.ended(7, code)
+        reports.child_ended(OrphanEnded(7, code))
         reports.act_until(lambda: reports.told)
         assert reports.told[-1] == RankEnded(7, code, oom)
 
@@ -280,7 +300,7 @@ def test_a_crash_comes_with_its_place_and_time(reports):
         file.write('  File "/t/data.py", line 12 in decode\n')
     for code, calls in ((-11, (Call("decode", "/t/data.py", 12),)), (-6, ()), (-15, ()), (1, ())):
         reports.told.clear()
-        reports.ended(7, code)
+        reports.child_ended(OrphanEnded(7, code))
         reports.act_until(lambda: reports.told)
         (event,) = reports.told
         assert event.calls == calls and event.at.endswith(" UTC") is (code in (-11, -6))
@@ -289,12 +309,12 @@ def test_a_crash_comes_with_its_place_and_time(reports):
 
 def test_what_is_queued_of_an_attempt_is_not_told_once_the_next_has_begun(reports):
     """Whoever is told of one thing may end the attempt at that, also within one message's data."""
-    ends = [RankEnded(pid, 1) for pid in (1, 2)]
+    ends = [OrphanEnded(pid, 1) for pid in (1, 2)]
     reports._take = lambda event: (reports.told.append(event), reports.close())
     for end in ends:
         reports.child_ended(end)
-    reports.poll(is_quiet=True)
-    assert reports.told == ends[:1] and not reports.has_more and reports.timeout() is None
+    reports.take_ends()
+    assert reports.told == ends[:1] and not reports.has_more
 
 
 def test_what_one_connection_has_said_behind_the_end_of_its_attempt_is_not_told(reports):
@@ -326,12 +346,10 @@ def test_no_rank_has_a_pid_that_means_other_processes(reports, pid):
     with (
         connect({"torchrun_pid": pid}),
         rank(0, pid),
-        connect(
-            {"torchrun_pid": os.getpid()}, {"ranks": [[pid, 0, 0]], "keeps_store": True, "world": 1}
-        ),
+        connect({"torchrun_pid": os.getpid()}),
     ):
         reports.act_until(lambda: TorchrunRuns() in reports.told)
-    assert reports.told == [TorchrunRuns()] and not reports._local
+    assert reports.told == [TorchrunRuns()] and not reports._ranks
 
 
 def test_many_invalid_messages_are_few_lines_of_the_log(reports, logged):
@@ -354,6 +372,6 @@ def test_a_rank_that_speaks_before_anything_is_started_is_ignored(logged):
             connection.shutdown(socket.SHUT_WR)
             for key, _ in system.selector.select(1):
                 key.data()
-        reports.poll(is_quiet=True)
+        reports.take_ends()
         reports.close()
     assert told == [] and "ignoring an invalid message from a rank" in logged()

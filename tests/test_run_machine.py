@@ -37,9 +37,10 @@ from launcher.run.events import (
     PlacesReported,
     RankEnded,
     RankExits,
+    RankNotStarted,
     RankRuns,
-    RanksStarted,
     Reply,
+    ReplyToRank,
     Report,
     RequestPlaces,
     ScriptEnded,
@@ -61,6 +62,7 @@ from launcher.text.words import Log
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 FAILED = Result(1, "algo-2, rank 2 (local rank 0) failed\n")
 RANKS = ((71, 0, 0), (72, 1, 1))
+STARTS = StartRequested(((0, 0), (1, 1)), keeps_store=False)
 
 
 class Host:
@@ -103,11 +105,14 @@ class Host:
         return [one.message for one in self.done if isinstance(one, Report)]
 
 
-def running(**job):
-    """Return a host whose two ranks run since 2 s."""
-    host = Host(**job).at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
+def running(nproc=2, **job):
+    """Return a host whose ranks run since 2 s; they have pids from 71 on."""
+    starts = STARTS._replace(ranks=tuple((rank, rank) for rank in range(nproc)))
+    host = Host(**job).at(0.0, Start(1)).at(1.0, TorchrunRuns(), starts)
     assert host.done == [Reply()]
-    host.at(2.0, RanksStarted(RANKS, False), *(RankRuns(*rank) for rank in RANKS))
+    for rank in range(nproc):
+        host.at(2.0, RankRuns(71 + rank, rank, rank))
+        assert host.done == [ReplyToRank(71 + rank, lets_go=True)]
     assert machine.due(host.state) == math.inf
     return host
 
@@ -175,7 +180,7 @@ def test_a_rank_that_ends_with_0_has_not_failed():
 
 def test_the_first_rank_that_ends_with_0_is_told_and_all_of_them_with_a_failure():
     """Ranks of the same host may fail because of it, or ranks of others."""
-    host = running().at(2.0, RanksStarted((*RANKS, (73, 2, 2), (74, 3, 3)), False))
+    host = running(nproc=4)
     assert host.at(5.0, RankEnded(72, 0)).told() == [RanksSucceeded(1, 1, (0.0,))]
     assert host.at(7.0, RankEnded(73, 0)).told() == []
     host.at(8.0, raised(), RankEnded(71, 1))
@@ -262,15 +267,6 @@ def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said, st
     assert all(line.startswith(start) for line, start in zip(host.lines[1:], said))
 
 
-@pytest.mark.parametrize(("code", "count"), [(-9, 1), (-TERM, 0), (0, 0)])
-def test_nor_is_one_lost_whose_end_is_known_later(code, count):
-    """It had ended, but torchrun alone knew how."""
-    host = running().at(5.0, RankEnded(71, None)).at(5.1, End(stopped(TERM)))
-    assert host.done == [SignalRanks((72,), TERM)] and len(host.lines) == 1
-    host.at(5.3, RankEnded(71, code))
-    assert host.lines == count * [f"{KILLED}."]
-
-
 def test_without_a_word_from_the_coordinator_ranks_are_ended():
     host = running().at(5.0, RankEnded(71, 3)).due(5.0 + 0.3 + 5)
     assert (host.phase, host.why) == (Ending, Why.FAILURE)
@@ -293,13 +289,18 @@ def test_a_rank_that_said_what_it_raised_is_not_told():
     assert host.done == [SignalRanks((72,), TERM)]
 
 
-def test_a_rank_that_starts_after_the_others_has_its_whole_grace():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
-    host.at(2.0, RankRuns(71, 0, 0)).at(3.0, Signal(TERM))
+@pytest.mark.parametrize("event", [Signal(TERM), End(FAILED), Restart(1, "again")])
+def test_a_rank_that_comes_once_ranks_are_to_end_does_not_run(event):
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS)
+    host.at(2.0, RankRuns(71, 0, 0)).at(3.0, event)
     assert SignalRanks((71,), TERM) in host.done
-    host.at(4.0, RanksStarted(RANKS, False))
-    assert host.done == [SignalRanks((72,), TERM)]
-    assert host.due(22.0).due(24.0).done == [KillRanks((71, 72))]
+    assert host.at(4.0, RankRuns(72, 1, 1)).done == [ReplyToRank(72, lets_go=False)]
+
+
+def test_a_process_that_ends_before_it_is_a_rank_has_failed():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS)
+    (failed,) = host.at(2.0, RankNotStarted(71, 0, 0, 127)).told()
+    assert host.phase is Failing and failed.failure.exit_code == 127 and failed.failure.rank == 0
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -308,10 +309,10 @@ def test_without_leave_torchrun_is_killed_at_once(connected):
     assert host.kills_torchrun
 
 
-def test_a_torchrun_that_does_not_say_its_ranks_is_killed():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested()).at(2.0, Signal(TERM))
+def test_a_torchrun_that_starts_ranks_sees_that_they_do_not_run():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     assert not host.kills_torchrun
-    assert host.due(7.0).kills_torchrun
+    assert host.at(2.0, LeftoversFound(())).due(4.0).kills_torchrun
 
 
 def ended(host, now, **codes):
@@ -343,8 +344,8 @@ def test_a_torchrun_that_does_not_ask_is_killed():
 
 
 def test_the_torchrun_that_keeps_the_store_goes_last():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
-    host.at(2.0, RanksStarted(RANKS, True)).at(5.0, End(FAILED))
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS._replace(keeps_store=True))
+    host.at(2.0, *(RankRuns(*rank) for rank in RANKS)).at(5.0, End(FAILED))
     host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, LeftoversFound(()))
     assert host.told() == []  # another host's torchrun may still sign in at this one's store
     assert host.at(6.2, CloseRequested()).done == [Report(NoRanksHere(1))]
@@ -492,8 +493,8 @@ def test_a_program_that_runs_torchrun_is_told_before_that_and_after():
     assert SignalChild(TERM) in host.done and not host.kills_torchrun
     host.at(5.0, LeftoversFound(()))
     assert SignalChild(KILL) in host.due(25.0).done
-    host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
-    host.at(2.0, RanksStarted(RANKS, False)).at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
+    host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS)
+    host.at(2.0, *(RankRuns(*rank) for rank in RANKS)).at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
     assert host.told() == []  # it works on
     host.at(9.1, TorchrunEnded(0)).at(9.1, LeftoversFound(())).at(20.0, ChildEnded(0))
     assert host.told() == [Succeeded(1)]
@@ -503,9 +504,9 @@ def test_it_may_run_torchrun_again():
     host = running(runner="compile").at(5.0, RankEnded(71, 0))
     assert host.told() == []  # these leave nobody
     host.at(5.0, RankEnded(72, 0), CloseRequested())
-    host.at(6.0, TorchrunEnded(0)).at(7.0, TorchrunRuns(), StartRequested())
+    host.at(6.0, TorchrunEnded(0)).at(7.0, TorchrunRuns(), STARTS)
     assert host.done == [Reply()] and host.phase is Running
-    host.at(8.0, RanksStarted(((81, 0, 0),), True), RankEnded(81, 3))
+    host.at(8.0, RankRuns(81, 0, 0), RankEnded(81, 3))
     assert host.phase is Failing and host.told()[0].failure.exit_code == 3
 
 
@@ -555,11 +556,10 @@ def test_a_rank_that_survives_sigkill_is_left_though_torchrun_is_gone():
     assert host.phase is Done and "survived SIGKILL" in host.lines[-1]
 
 
-def test_a_torchrun_that_survives_sigkill_before_its_ranks_are_known_is_left():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested()).at(2.0, End(FAILED))
-    assert host.due(7.0).kills_torchrun
-    host.due(12.0).at(12.0, LeftoversFound(()))
-    assert host.phase is Done
+def test_a_torchrun_that_survives_sigkill_is_left():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, End(FAILED))
+    assert host.at(2.0, LeftoversFound(())).due(4.0).kills_torchrun
+    assert host.due(9.0).phase is Done
 
 
 def test_what_is_left_later_is_killed_though_ranks_have_been():
