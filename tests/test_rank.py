@@ -3,9 +3,11 @@
 import json
 import os
 import py_compile
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import zipfile
 
 import pytest
@@ -205,27 +207,98 @@ def test_the_launcher_is_told_that_a_script_has_ended_and_the_script_notices_not
     script, text, messages
 ):
     script(text)
-    folder = os.environ["TMPDIR"]
-    with socket.socket(socket.AF_UNIX) as launcher:
-        launcher.bind(os.path.join(folder, "socket"))
-        launcher.listen()
-        rank = {"RANK": "0", "LOCAL_RANK": "0", "LAUNCHER_RUN_DIR": folder}
-        plain, ours = both("script.py", env={**os.environ, **rank, "LAUNCHER_WATCHER": IN_RANK})
-        assert ours == plain
-        launcher.setblocking(False)
-        said = ""
+    said, plain = [], subprocess.run([sys.executable, "script.py"], capture_output=True, text=True)
+    with Launcher(said) as launcher:
+        ours = launcher.run("script.py")
+    assert ours == plain.stdout
+    about = {"rank", "local_rank", "signal"}
+    assert [next(iter(set(json.loads(line)) - about)) for line in said] == messages
+
+
+class Launcher:
+    """A launcher that lets its rank go, and notes in `said` what that says."""
+
+    def __init__(self, said, *, go=True):
+        self.said, self.go = said, go
+
+    def __enter__(self):
+        self.folder = os.environ["TMPDIR"]
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(os.path.join(self.folder, "socket"))
+        self.socket.listen()
+        self.threads = []
+        threading.Thread(target=self.accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.socket.shutdown(socket.SHUT_RD)
+        self.socket.close()
+        for thread in self.threads:
+            thread.join(10)
+
+    def accept(self):
         while True:
             try:
-                connection, _ = launcher.accept()
-            except BlockingIOError:
-                break
-            with connection, connection.makefile() as file:
-                said += file.read()
-    about = {"rank", "local_rank", "signal"}
-    assert [next(iter(set(json.loads(line)) - about)) for line in said.splitlines()] == messages
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            self.threads.append(threading.Thread(target=self.listen, args=(connection,)))
+            self.threads[-1].start()
+
+    def listen(self, connection):
+        with connection, connection.makefile() as file:
+            for line in file:
+                self.said.append(line)
+                if '"pid"' in line and not self.go:
+                    return
+                if '"pid"' in line:
+                    connection.sendall(b"go")
+
+    def run(self, *args, flags=()):
+        """Return what a rank writes until it has ended, which the process that is started has not
+        to wait for."""
+        rank = {"RANK": "0", "LOCAL_RANK": "0", "LAUNCHER_RUN_DIR": self.folder}
+        environ = {**os.environ, **rank, "LAUNCHER_WATCHER": IN_RANK}
+        argv = [sys.executable, *flags, "-u", RANK, "script", *args]
+        run = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+        assert run.stderr == ""
+        self.exit_code = run.returncode
+        return run.stdout
 
 
-def test_a_launcher_that_is_gone_costs_nothing(script, tmp_path):
-    script("import os; print('LAUNCHER_RUN_DIR' in os.environ)")
-    env = {**os.environ, "LAUNCHER_RUN_DIR": str(tmp_path / "gone")}
-    assert both("script.py", env=env)[1] == (0, "False\n", "")
+def test_a_script_does_not_run_without_the_launchers_word(script, tmp_path):
+    script("print(1)")
+    with Launcher([], go=False) as launcher:
+        assert launcher.run("script.py") == "" and launcher.exit_code == 0
+    launcher.folder = str(tmp_path / "gone")
+    assert launcher.run("script.py") == "" and launcher.exit_code == 128 + signal.SIGTERM
+
+
+def test_the_first_process_ends_as_the_rank_does_that_did_not_come_to_be(script, tmp_path):
+    """The launcher does not know such a rank, and torchrun sees this process alone."""
+    script("print(1)")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os; fork = os.fork\nos.fork = lambda: fork() or os.kill(os.getpid(), 9)\n"
+    )
+    with Launcher([]) as launcher:
+        os.environ["PYTHONPATH"] = str(tmp_path)
+        try:
+            assert launcher.run("script.py") == "" and launcher.exit_code == -signal.SIGKILL
+        finally:
+            del os.environ["PYTHONPATH"]
+
+
+def test_threads_that_were_there_before_the_script_are_there_in_the_rank(script, tmp_path):
+    """Of a profiler's sitecustomize: a fork has none of them."""
+    script("import os, threading; print(threading.active_count(), 'LAUNCHER_FORKED' in os.environ)")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"
+    )
+    with Launcher(said := []) as launcher:
+        os.environ["PYTHONPATH"] = str(tmp_path)
+        try:
+            assert launcher.run("script.py") == "2 False\n"
+        finally:
+            del os.environ["PYTHONPATH"]
+    assert len(said) == 2

@@ -494,7 +494,9 @@ def test_a_program_that_runs_torchrun_is_told_before_that_and_after():
     host.at(5.0, LeftoversFound(()))
     assert SignalChild(KILL) in host.due(25.0).done
     host = Host(runner="compile").at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS)
-    host.at(2.0, *(RankRuns(*rank) for rank in RANKS)).at(9.0, RankEnded(71, 0)).at(9.0, RankEnded(72, 0))
+    host.at(2.0, *(RankRuns(*rank) for rank in RANKS)).at(9.0, RankEnded(71, 0)).at(
+        9.0, RankEnded(72, 0)
+    )
     assert host.told() == []  # it works on
     host.at(9.1, TorchrunEnded(0)).at(9.1, LeftoversFound(())).at(20.0, ChildEnded(0))
     assert host.told() == [Succeeded(1)]

@@ -171,13 +171,12 @@ def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
 
     Returns the way to report more, and what to call once the script has ended.
     """
-    run_dir = os.environ.pop("LAUNCHER_RUN_DIR", None)
-    watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
-    if run_dir is None:
+    if "LAUNCHER_RUN_DIR" not in os.environ:
         return nobody
     rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
-    launcher = become_child(run_dir, lambda: {**rank, "pid": os.getpid()})
+    launcher = become_child(os.environ["LAUNCHER_RUN_DIR"], lambda: {**rank, "pid": os.getpid()})
+    run_dir, watcher = os.environ.pop("LAUNCHER_RUN_DIR"), os.environ.pop("LAUNCHER_WATCHER", "")
     load(beside("unseen.py")).begin(run_dir, launcher.send, describe, __file__)
     keep_answering = nobody[1]
     if watcher:
