@@ -18,6 +18,7 @@ import math
 import os
 import selectors
 import signal
+import subprocess
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Callable
@@ -45,8 +46,9 @@ from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State, Why
+from launcher.run.warm import Nursery
 from launcher.text.log import described, traceback_of
-from launcher.text.words import Log, printable
+from launcher.text.words import Log, flag, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch
 
@@ -85,7 +87,8 @@ class Supervisor:
 
     def __init__(self, job: Job, environ: Mapping[str, str], system: System) -> None:
         self._environ, self._system = environ, system
-        self._stack = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()  # of an attempt
+        self._folders = contextlib.ExitStack()  # of all
         self._folder = self._mark = ""
         self._reports: Reports | None = None
         # Numbers of CollectStacks, by those of the requests to ranks.
@@ -93,6 +96,10 @@ class Supervisor:
         self._places_request = 0  # before ranks are killed
         self._logged = {""}  # of what the watch cannot see
         self._child = self._errors = 0
+        self._nursery: Nursery | None = None
+        self._is_killed = False  # the torchrun whose pid is not known yet
+        self._home = ""  # of what a nursery executes, if that is in an archive
+        self._attempt = 1  # that the folder is of
         self._gpu_check: Question | None = None  # to the driver of the GPUs
         self._error: Exception | None = None  # the launcher's own, the first
         self._events: deque[Any] = deque()  # to be taken in
@@ -129,7 +136,10 @@ class Supervisor:
         finally:
             self._channel.close()
             self._end_gpu_check()
+            if self._nursery:
+                self._nursery.close()
             self._end_attempt()
+            self._folders.close()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
         if self._reports:
@@ -140,6 +150,8 @@ class Supervisor:
         now = self._system.now()
         if now >= machine.due(self.state):
             self._step(events.Time())
+        if self._nursery and now >= self._nursery.due():
+            self._nursery.is_late()
         if now >= self._channel.due():
             self._channel.tick()
         if now >= self._watch.due():
@@ -203,11 +215,13 @@ class Supervisor:
         self._on_signals()  # a stop that came before anything was started
         if not isinstance(self.state.phase, Done):
             self._channel.begin()
+            self._begin_nursery()
         if isinstance(self.state.job.plan, Exception):
             self._cannot_start(self.state.job.plan)
 
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
+        due = min(due, self._nursery.due()) if self._nursery else due
         seconds = max(0.0, due - self._system.now())
         if self._reports and self._reports.has_more:
             return 0
@@ -267,7 +281,7 @@ class Supervisor:
                 self._step(events.Signal(number))
             elif number != signal.SIGCHLD:
                 self._pass_on(number)
-            elif self._child and self._reports:
+            elif self._reports and (self._child or self._nursery):
                 for pid, exit_code in self._system.reap():
                     self._reaped(pid, exit_code, self._reports)
 
@@ -283,9 +297,15 @@ class Supervisor:
         self._system.log(passed_on(number, len(handle), len(pids)))
 
     def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
+        if self._nursery and pid == self._nursery.pid:
+            self._nursery.ended()
+            return
         if pid != self._child:
             reports.child_ended(events.OrphanEnded(pid, exit_code))  # or a rank
             return
+        self._torchrun_ended(exit_code, reports)
+
+    def _torchrun_ended(self, exit_code: int, reports: Reports) -> None:
         if not self.state.job.runner:
             reports.child_ended(events.TorchrunEnded(exit_code))
         reports.child_ended(events.ChildEnded(exit_code))
@@ -326,6 +346,11 @@ class Supervisor:
         self._system.send_group(self._child, action.number)
 
     def _kill_torchrun(self, action: events.KillTorchrun) -> None:
+        if not self._child and self._nursery and self._reports:
+            if self._nursery.forget():
+                self._torchrun_ended(-signal.SIGKILL, self._reports)  # it has never begun
+            self._is_killed = True
+            return
         # Where a program runs torchrun, that is our child.
         torchrun = self._reports.torchrun if self._reports and self.state.job.runner else 0
         self._system.send(torchrun or self._child, signal.SIGKILL)
@@ -354,26 +379,70 @@ class Supervisor:
             resolves = self._channel.own_name_resolves
             plan = reached_at(plan, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
-        if attempt > 1:
+        if attempt > self._attempt:
             self._begin_attempt(job)
-        mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
+            self._attempt = attempt
+        mark = self._mark
         # A relative TMPDIR leads there from this process's folder alone.
         own = os.path.abspath(self._folder) if plan.folder else self._folder
         environment.update({RUN_DIR: own, JOB_MARK: mark})
         plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
-        *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)
+        *argv, watcher = unpacked((*plan.argv, IN_RANK), self._home or self._folder)
         if job.options.watch:
             environment[WATCHER] = watcher
+        self._child, self._is_killed = 0, False
+        if self._nursery:
+            self._nursery.fork(argv[1:], environment, plan.folder)
+            return
         self._child = self._system.start(
             argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
         )
+
+    # Warm starts.
+
+    def _begin_nursery(self) -> None:
+        """Start what forks torchrun, for its imports to overlap with joining."""
+        plan = self.state.job.plan
+        if isinstance(plan, Exception) or not plan.nursery:
+            return
+        self._home = self._folders.enter_context(self._system.folder(self._environ))
+        environ = {**self._environ, **plan.environment, JOB_MARK: self._mark}
+        took = self._torchrun_forked, self._starts_cold
+        try:
+            argv = unpacked(plan.nursery, self._home)
+            mark = JOB_MARK, self._mark
+            self._nursery = Nursery(self._system, argv, environ, mark, plan.folder, *took)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._starts_cold(str(error))
+
+    def _torchrun_forked(self, pid: int) -> None:
+        self._child = pid
+        self._system.add_leader(pid)
+        self._system.limit_files(pid)
+        if self._reports and pid in self._reports.exit_codes:
+            self._torchrun_ended(self._reports.exit_codes[pid], self._reports)
+        elif self._is_killed:
+            self._system.send(pid, signal.SIGKILL)
+
+    def _starts_cold(self, why: str) -> None:
+        """Go on without a nursery; a torchrun that it was to fork starts now."""
+        self._system.log(f"{flag('start')} warm: starting cold, as {why}.")
+        nursery, self._nursery = self._nursery, None
+        if nursery and nursery.start and self._is_killed and self._reports:
+            self._torchrun_ended(-signal.SIGKILL, self._reports)
+        elif nursery and nursery.start:
+            attempt = self.state.attempt
+            # In a folder of its own: one that has been forked all the same is nobody's.
+            self._begin_attempt(self.state.job)
+            self._start(events.StartTorchrun(attempt))
 
     def _begin_attempt(self, job: Job) -> None:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
+        self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         self._watch, self._stacks_requests, self._places_request = _watch(job), {}, 0
         self._reports = Reports(self._folder, self._system, self._receive, self._watch, job.runner)
 
