@@ -95,8 +95,11 @@ def _is_tail() -> bool:
     return threading.current_thread().name.startswith("TailLog")
 
 
-class Launcher:
-    """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone."""
+class AgentConnection:
+    """Torchrun's, to the launcher whose socket is in a folder (reports.py).
+
+    Raises OSError if it is gone.
+    """
 
     def __init__(self, run_dir: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -129,7 +132,7 @@ class Launcher:
         sys.exit(2)
 
 
-def arguments(torchrun: Any, launcher: Launcher | None) -> Any:
+def arguments(torchrun: Any, launcher: AgentConnection | None) -> Any:
     """Parse this process's arguments as torchrun does; they may run nothing else than rank.py.
 
     Only its own parser tells options of --launcher-torchrun-args from values and the script.
@@ -177,7 +180,7 @@ class HeldAgent:
     `agents`, those that there are. All that is used here is the same in torch 2.4 to 2.15.
     """
 
-    launcher: Launcher
+    launcher: AgentConnection
     is_host: bool
     tees: bool
     agents: list[Any]
@@ -251,7 +254,7 @@ class HeldAgent:
                 time.sleep(0.05)
 
 
-def attach(launcher: Launcher, *, is_host: bool, tees: bool) -> list[Any]:
+def attach(launcher: AgentConnection, *, is_host: bool, tees: bool) -> list[Any]:
     """Have torchrun use our agent; return those that it makes."""
     from torch.distributed.launcher import api
 
@@ -303,7 +306,7 @@ def be_reached_at(address: str) -> None:
     handler._create_tcp_store_server = lambda self, _, port: create(self, address, port)
 
 
-def run(launcher: Launcher | None) -> int:
+def run(launcher: AgentConnection | None) -> int:
     """Run torchrun with this process's arguments; raise what it raises, or return 0."""
     import torch
     from torch.distributed import run as torchrun
@@ -334,7 +337,7 @@ def main() -> int:
     # A launcher that is killed cannot end its torchrun: then the kernel stops it (prctl(2)).
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
     try:
-        launcher = Launcher(run_dir)
+        launcher = AgentConnection(run_dir)
     except OSError:
         return 1  # it has been killed before
     # Until torchrun has handlers a stop ends it at once; Python's own would wait for torch's C++.

@@ -413,7 +413,7 @@ def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
 # Ranks.
 
 
-def rank_reports(state: State, event: ranks.Message, now: float) -> Step:
+def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note what is known of a rank; its failure may count, or its success complete this host's."""
     if isinstance(event, RankRuns) and math.isinf(state.times.trains):
         state = state._replace(times=state.times._replace(trains=now))

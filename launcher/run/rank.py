@@ -29,11 +29,11 @@ from json import dumps, loads
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any, Callable
 
-Send = Callable[[dict[str, Any]], None]
+Sender = Callable[[dict[str, Any]], None]
 
 
-class Launcher:
-    """The launcher whose socket is in a folder. Raises OSError if it is gone.
+class RankConnection:
+    """A rank's, to the launcher whose socket is in a folder. Raises OSError if it is gone.
 
     That is its loss, and must not be the script's: what cannot be sent is not.
     """
@@ -84,18 +84,18 @@ class Launcher:
                 self._connection.close()
 
 
-def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
+def connect(describe: types.ModuleType) -> tuple[Sender, Callable[[], None]]:
     """Tell the launcher that this rank is there.
 
     Returns the way to tell it more, and what to call once the script has ended.
     """
     run_dir = os.environ.pop("LAUNCHER_RUN_DIR", None)
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
-    nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
+    nobody: tuple[Sender, Callable[[], None]] = (lambda message: None), (lambda: None)
     if run_dir is None:
         return nobody
     try:
-        launcher = Launcher(run_dir)
+        launcher = RankConnection(run_dir)
     except OSError:
         return nobody
     rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
@@ -104,7 +104,7 @@ def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
     keep_answering = nobody[1]
     if watcher:
         hello = {**rank, "watch": os.getpid()}
-        keep_answering = load(watcher).begin(lambda: Launcher(run_dir), hello)
+        keep_answering = load(watcher).begin(lambda: RankConnection(run_dir), hello)
 
     def script_ended() -> None:
         launcher.send({**rank, "script_ended": os.getpid()})

@@ -14,7 +14,7 @@ from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, Thr
 from launcher.text.words import plural
 from launcher.watch import stacks
 
-Message = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
 _RELATED_SECONDS = 60  # in which what a thread raised may have to do with the rank's end
 EXIT_SECONDS = 5.0  # from a script's end to that of its process, within which the former counts
 
@@ -44,7 +44,7 @@ Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
 NONE: Ranks = {}
 
 
-def updated(ranks: Ranks, report: Message, time: float) -> Ranks:
+def updated(ranks: Ranks, report: RankEvent, time: float) -> Ranks:
     """Return what is known after a report, `time` seconds since torchrun's start."""
     if isinstance(report, RankRuns):
         rank = ranks.get(report.pid) or Rank(*report)

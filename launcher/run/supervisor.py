@@ -299,45 +299,45 @@ class Supervisor:
         else:
             do(self, action)
 
-    def _log(self, action: Log) -> None:
+    def _do_log(self, action: Log) -> None:
         self._system.log(action.line)
 
-    def _report(self, action: events.Report) -> None:
+    def _do_report(self, action: events.Report) -> None:
         self._channel.report(action.message)
 
-    def _start(self, action: events.StartTorchrun) -> None:
+    def _do_start_torchrun(self, action: events.StartTorchrun) -> None:
         try:
             self._start_torchrun(action.attempt)
         except Exception as error:
             self._cannot_start(error)
 
-    def _reply(self, action: events.Reply) -> None:
+    def _do_reply(self, action: events.Reply) -> None:
         if self._reports:
             self._reports.reply(action)
 
-    def _signal_group(self, action: events.SignalGroup) -> None:
+    def _do_signal_group(self, action: events.SignalGroup) -> None:
         self._system.send_members(action.pid, action.number)
 
-    def _signal_child(self, action: events.SignalChild) -> None:
+    def _do_signal_child(self, action: events.SignalChild) -> None:
         self._system.send_group(self._child, action.number)
 
-    def _kill_torchrun(self, action: events.KillTorchrun) -> None:
+    def _do_kill_torchrun(self, action: events.KillTorchrun) -> None:
         # Where a program runs torchrun, that is our child.
         torchrun = self._reports.torchrun if self._reports and self.state.job.runner else 0
         self._system.send(torchrun or self._child, signal.SIGKILL)
 
-    def _kill_ranks(self, action: events.KillRanks) -> None:
+    def _do_kill_ranks(self, action: events.KillRanks) -> None:
         for pid in action.pids:
             self._system.send_group(pid, signal.SIGKILL)
 
-    def _signal_processes(self, action: events.SignalProcesses) -> None:
+    def _do_signal_processes(self, action: events.SignalProcesses) -> None:
         for pid in action.pids:
             self._system.send_leftover(pid, action.number)
 
-    def _request_places(self, action: events.RequestPlaces) -> None:
+    def _do_request_places(self, action: events.RequestPlaces) -> None:
         self._places_request = self._request_calls(may_signal=True)
 
-    def _find_leftovers(self, action: events.FindLeftovers) -> None:
+    def _do_find_leftovers(self, action: events.FindLeftovers) -> None:
         self._step(events.LeftoversFound(tuple(self._leftovers())))
 
     def _start_torchrun(self, attempt: int) -> None:
@@ -418,7 +418,7 @@ class Supervisor:
                 number = self._stacks_requests.pop(asked.number)
                 self._channel.report(HostStacks(number, stacks.grouped(texts)))
 
-    def _check_gpus(self, action: events.CheckGpus) -> None:
+    def _do_check_gpus(self, action: events.CheckGpus) -> None:
         def then(text: str) -> None:
             broken = gpu_health.broken(text, self._environ)
             host = self.state.job.current_host
@@ -429,7 +429,7 @@ class Supervisor:
         if self._gpu_check is None:
             then("")
 
-    def _cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
+    def _do_cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
         self._end_gpu_check()
 
     def _end_gpu_check(self) -> None:
@@ -455,7 +455,7 @@ class Supervisor:
             failure = self._own_failure(error)
         self._step(events.CannotStart(failure))
 
-    def _signal_ranks(self, action: events.SignalRanks) -> None:
+    def _do_signal_ranks(self, action: events.SignalRanks) -> None:
         if self._reports:
             self._reports.note_signalled(action.pids)
         disposition = {pid: self._system.response(pid, action.number) for pid in action.pids}
@@ -469,18 +469,18 @@ def _watch(job: Job) -> Watch:
 
 
 ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
-    Log: Supervisor._log,
-    events.Report: Supervisor._report,
-    events.StartTorchrun: Supervisor._start,
-    events.Reply: Supervisor._reply,
-    events.SignalRanks: Supervisor._signal_ranks,
-    events.SignalGroup: Supervisor._signal_group,
-    events.SignalChild: Supervisor._signal_child,
-    events.SignalProcesses: Supervisor._signal_processes,
-    events.KillTorchrun: Supervisor._kill_torchrun,
-    events.KillRanks: Supervisor._kill_ranks,
-    events.RequestPlaces: Supervisor._request_places,
-    events.FindLeftovers: Supervisor._find_leftovers,
-    events.CheckGpus: Supervisor._check_gpus,
-    events.CancelGpuCheck: Supervisor._cancel_gpu_check,
+    Log: Supervisor._do_log,
+    events.Report: Supervisor._do_report,
+    events.StartTorchrun: Supervisor._do_start_torchrun,
+    events.Reply: Supervisor._do_reply,
+    events.SignalRanks: Supervisor._do_signal_ranks,
+    events.SignalGroup: Supervisor._do_signal_group,
+    events.SignalChild: Supervisor._do_signal_child,
+    events.SignalProcesses: Supervisor._do_signal_processes,
+    events.KillTorchrun: Supervisor._do_kill_torchrun,
+    events.KillRanks: Supervisor._do_kill_ranks,
+    events.RequestPlaces: Supervisor._do_request_places,
+    events.FindLeftovers: Supervisor._do_find_leftovers,
+    events.CheckGpus: Supervisor._do_check_gpus,
+    events.CancelGpuCheck: Supervisor._do_cancel_gpu_check,
 }
