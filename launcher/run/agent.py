@@ -97,7 +97,7 @@ def _is_tail() -> bool:
     return threading.current_thread().name.startswith("TailLog")
 
 
-class Launcher:
+class AgentConnection:
     """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone.
 
     A thread reads what it says, apart from the main thread, in which a signal may raise anywhere.
@@ -157,7 +157,7 @@ class Launcher:
         sys.exit(2)
 
 
-def arguments(torchrun: Any, launcher: Launcher | None) -> Any:
+def arguments(torchrun: Any, launcher: AgentConnection | None) -> Any:
     """Parse this process's arguments as torchrun does; they may run nothing else than rank.py.
 
     Only its own parser tells options of --launcher-torchrun-args from values and the script.
@@ -187,7 +187,7 @@ class Rank:
     """
 
     def __init__(
-        self, launcher: Launcher, rank: int, started: subprocess.Popen[bytes] | None
+        self, launcher: AgentConnection, rank: int, started: subprocess.Popen[bytes] | None
     ) -> None:
         self._launcher, self._rank, self._started = launcher, rank, started
         self._pidfd = -1
@@ -259,7 +259,7 @@ class HeldAgent:
     `agents`, those that there are. All that is used here is the same in torch 2.4 to 2.15.
     """
 
-    launcher: Launcher
+    launcher: AgentConnection
     is_host: bool
     tees: bool
     agents: list[Any]
@@ -330,7 +330,7 @@ def end_ranks(ranks: list[Any], seconds: float) -> None:
         rank.kill()
 
 
-def attach(launcher: Launcher, nursery: Any, *, is_host: bool, tees: bool) -> list[Any]:
+def attach(launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool) -> list[Any]:
     """Have torchrun use our agent, and leave ranks to the launcher; return its agents."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
         SubprocessHandler as Handler,
@@ -395,7 +395,7 @@ def be_reached_at(address: str) -> None:
     handler._create_tcp_store_server = lambda self, _, port: create(self, address, port)
 
 
-def run(launcher: Launcher | None, nursery: Any) -> int:
+def run(launcher: AgentConnection | None, nursery: Any) -> int:
     """Run torchrun with this process's arguments; raise what it raises, or return 0."""
     import torch
     from torch.distributed import run as torchrun
@@ -424,7 +424,7 @@ def main(nursery: Any = None) -> int:
     if (run_dir := os.environ.get("LAUNCHER_RUN_DIR")) is None:
         return run(None, None)
     try:
-        launcher = Launcher(run_dir)
+        launcher = AgentConnection(run_dir)
     except OSError:
         return 1  # it has been killed before
     # Until torchrun has handlers a stop ends it at once; Python's own would wait for torch's C++.

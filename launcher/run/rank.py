@@ -30,15 +30,15 @@ from socket import AF_UNIX, MSG_PEEK, SOCK_STREAM, socket
 from time import sleep
 from typing import Any, Callable, Optional
 
-Send = Callable[[dict[str, Any]], None]
+Sender = Callable[[dict[str, Any]], None]
 Forked = Optional[tuple[int, int]]  # a pipe to write to once the launcher knows it; parent's pid
 
 _ARGV = getattr(sys, "orig_argv", None) or [sys.executable, "-u", *sys.argv]  # from Python 3.10 on
 _FORKED = "LAUNCHER_FORKED"  # in a process that has been forked, and has started Python anew
 
 
-class Launcher:
-    """The launcher whose socket is in a folder. Raises OSError if it is gone.
+class RankConnection:
+    """A rank's, to the launcher whose socket is in a folder. Raises OSError if it is gone.
 
     Once the script runs, that must not be its loss: what cannot be sent is not.
     """
@@ -62,7 +62,7 @@ class Launcher:
         return self._status() == self._identity
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, but not from a fork of the script's that came back here."""
+        """Sender a message, but not from a fork of the script's that came back here."""
         with contextlib.suppress(OSError):
             if os.getpid() == self._pid and self._is_ours():
                 text = dumps(message, ensure_ascii=False) + "\n"
@@ -106,7 +106,9 @@ class Launcher:
                 self._connection.close()
 
 
-def become_child(run_dir: str, hello: Callable[[], dict[str, Any]], forked: Forked) -> Launcher:
+def become_child(
+    run_dir: str, hello: Callable[[], dict[str, Any]], forked: Forked
+) -> RankConnection:
     """Fork; return, in a process that is the launcher's child, and has its word, the connection.
 
     The launcher adopts orphans (PR_SET_CHILD_SUBREAPER). This process ends with 0 once the launcher
@@ -118,7 +120,7 @@ def become_child(run_dir: str, hello: Callable[[], dict[str, Any]], forked: Fork
     else:
         knows, parent = forked or _forked()
     try:
-        launcher = Launcher(run_dir)
+        launcher = RankConnection(run_dir)
         launcher.send(hello())
         os.write(knows, str(os.getpid()).encode())
         os.close(knows)
@@ -169,12 +171,12 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
-def connect(describe: types.ModuleType, forked: Forked) -> tuple[Send, Callable[[], None]]:
+def connect(describe: types.ModuleType, forked: Forked) -> tuple[Sender, Callable[[], None]]:
     """Become a rank that the launcher knows, where there is a launcher.
 
     Returns the way to report more, and what to call once the script has ended.
     """
-    nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
+    nobody: tuple[Sender, Callable[[], None]] = (lambda message: None), (lambda: None)
     if "LAUNCHER_RUN_DIR" not in os.environ:
         return nobody
     rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
@@ -186,7 +188,7 @@ def connect(describe: types.ModuleType, forked: Forked) -> tuple[Send, Callable[
     keep_answering = nobody[1]
     if watcher:
         hello = {**rank, "watch": os.getpid()}
-        keep_answering = load(watcher).begin(lambda: Launcher(run_dir), hello)
+        keep_answering = load(watcher).begin(lambda: RankConnection(run_dir), hello)
 
     def script_ended() -> None:
         launcher.send({**rank, "script_ended": os.getpid()})

@@ -319,33 +319,33 @@ class Supervisor:
         else:
             do(self, action)
 
-    def _log(self, action: Log) -> None:
+    def _do_log(self, action: Log) -> None:
         self._system.log(action.line)
 
-    def _report(self, action: events.Report) -> None:
+    def _do_report(self, action: events.Report) -> None:
         self._channel.report(action.message)
 
-    def _start(self, action: events.StartTorchrun) -> None:
+    def _do_start_torchrun(self, action: events.StartTorchrun) -> None:
         try:
             self._start_torchrun(action.attempt)
         except Exception as error:
             self._cannot_start(error)
 
-    def _reply(self, action: events.Reply) -> None:
+    def _do_reply(self, action: events.Reply) -> None:
         if self._reports:
             self._reports.reply(action)
 
-    def _reply_to_rank(self, action: events.ReplyToRank) -> None:
+    def _do_reply_to_rank(self, action: events.ReplyToRank) -> None:
         if self._reports:
             self._reports.reply_to_rank(action.pid, lets_go=action.lets_go)
 
-    def _signal_group(self, action: events.SignalGroup) -> None:
+    def _do_signal_group(self, action: events.SignalGroup) -> None:
         self._system.send_members(action.pid, action.number)
 
-    def _signal_child(self, action: events.SignalChild) -> None:
+    def _do_signal_child(self, action: events.SignalChild) -> None:
         self._system.send_group(self._child, action.number)
 
-    def _kill_torchrun(self, action: events.KillTorchrun) -> None:
+    def _do_kill_torchrun(self, action: events.KillTorchrun) -> None:
         if not self._child and self._nursery and self._reports:
             if self._nursery.forget():
                 self._torchrun_ended(-signal.SIGKILL, self._reports)  # it has never begun
@@ -355,18 +355,18 @@ class Supervisor:
         torchrun = self._reports.torchrun if self._reports and self.state.job.runner else 0
         self._system.send(torchrun or self._child, signal.SIGKILL)
 
-    def _kill_ranks(self, action: events.KillRanks) -> None:
+    def _do_kill_ranks(self, action: events.KillRanks) -> None:
         for pid in self._unreaped(action.pids):
             self._system.send_group(pid, signal.SIGKILL)
 
-    def _signal_processes(self, action: events.SignalProcesses) -> None:
+    def _do_signal_processes(self, action: events.SignalProcesses) -> None:
         for pid in action.pids:
             self._system.send_leftover(pid, action.number)
 
-    def _request_places(self, action: events.RequestPlaces) -> None:
+    def _do_request_places(self, action: events.RequestPlaces) -> None:
         self._places_request = self._request_calls(may_signal=True)
 
-    def _find_leftovers(self, action: events.FindLeftovers) -> None:
+    def _do_find_leftovers(self, action: events.FindLeftovers) -> None:
         self._step(events.LeftoversFound(tuple(self._leftovers())))
 
     def _start_torchrun(self, attempt: int) -> None:
@@ -436,7 +436,7 @@ class Supervisor:
             attempt = self.state.attempt
             # In a folder of its own: one that has been forked all the same is nobody's.
             self._begin_attempt(self.state.job)
-            self._start(events.StartTorchrun(attempt))
+            self._do_start_torchrun(events.StartTorchrun(attempt))
 
     def _begin_attempt(self, job: Job) -> None:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
@@ -491,7 +491,7 @@ class Supervisor:
                 number = self._stacks_requests.pop(asked.number)
                 self._channel.report(HostStacks(number, stacks.grouped(texts)))
 
-    def _check_gpus(self, action: events.CheckGpus) -> None:
+    def _do_check_gpus(self, action: events.CheckGpus) -> None:
         def then(text: str) -> None:
             broken = gpu_health.broken(text, self._environ)
             host = self.state.job.current_host
@@ -502,7 +502,7 @@ class Supervisor:
         if self._gpu_check is None:
             then("")
 
-    def _cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
+    def _do_cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
         self._end_gpu_check()
 
     def _end_gpu_check(self) -> None:
@@ -528,7 +528,7 @@ class Supervisor:
             failure = self._own_failure(error)
         self._step(events.CannotStart(failure))
 
-    def _signal_ranks(self, action: events.SignalRanks) -> None:
+    def _do_signal_ranks(self, action: events.SignalRanks) -> None:
         pids = self._unreaped(action.pids)
         disposition = {pid: self._system.response(pid, action.number) for pid in pids}
         for pid in pids:
@@ -546,19 +546,19 @@ def _watch(job: Job) -> Watch:
 
 
 ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
-    Log: Supervisor._log,
-    events.Report: Supervisor._report,
-    events.StartTorchrun: Supervisor._start,
-    events.Reply: Supervisor._reply,
-    events.ReplyToRank: Supervisor._reply_to_rank,
-    events.SignalRanks: Supervisor._signal_ranks,
-    events.SignalGroup: Supervisor._signal_group,
-    events.SignalChild: Supervisor._signal_child,
-    events.SignalProcesses: Supervisor._signal_processes,
-    events.KillTorchrun: Supervisor._kill_torchrun,
-    events.KillRanks: Supervisor._kill_ranks,
-    events.RequestPlaces: Supervisor._request_places,
-    events.FindLeftovers: Supervisor._find_leftovers,
-    events.CheckGpus: Supervisor._check_gpus,
-    events.CancelGpuCheck: Supervisor._cancel_gpu_check,
+    Log: Supervisor._do_log,
+    events.Report: Supervisor._do_report,
+    events.StartTorchrun: Supervisor._do_start_torchrun,
+    events.Reply: Supervisor._do_reply,
+    events.ReplyToRank: Supervisor._do_reply_to_rank,
+    events.SignalRanks: Supervisor._do_signal_ranks,
+    events.SignalGroup: Supervisor._do_signal_group,
+    events.SignalChild: Supervisor._do_signal_child,
+    events.SignalProcesses: Supervisor._do_signal_processes,
+    events.KillTorchrun: Supervisor._do_kill_torchrun,
+    events.KillRanks: Supervisor._do_kill_ranks,
+    events.RequestPlaces: Supervisor._do_request_places,
+    events.FindLeftovers: Supervisor._do_find_leftovers,
+    events.CheckGpus: Supervisor._do_check_gpus,
+    events.CancelGpuCheck: Supervisor._do_cancel_gpu_check,
 }
