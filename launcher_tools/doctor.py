@@ -35,8 +35,8 @@ from launcher_tools.doctor_job import (
     PROBLEM,
     TORCH_SECONDS,
     WARNING,
-    Finding,
-    Job,
+    PlannedJob,
+    ReportLine,
     ok,
     warning,
 )
@@ -89,14 +89,14 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 
 def _check(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals, said: Sequence[str]
-) -> tuple[Job, list[Finding]]:
+) -> tuple[PlannedJob, list[ReportLine]]:
     """Return the job and all that is found, in the order of the report. Raises Stopped."""
     driver = None
     nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if nvidia_smi:
         driver = _ask((nvidia_smi, *_QUERY), environ, DRIVER_SECONDS, signals)
     planned = in_thread(doctor_job.plan_job, argv, _for_plan(environ, driver))
-    job = result(planned, Job(error=_NO_PLAN), time.monotonic() + PLAN_SECONDS, signals)
+    job = result(planned, PlannedJob(error=_NO_PLAN), time.monotonic() + PLAN_SECONDS, signals)
     if not job.takes_part:
         return job, [ok("job", "this host is in none of the instance groups that take part")]
     deadline = time.monotonic() + HOST_SECONDS
@@ -177,7 +177,7 @@ def result(future: Future[_T], otherwise: _U, deadline: float, signals: Signals)
 # The report
 
 
-def as_text(job: Job, findings: Sequence[Finding]) -> str:
+def as_text(job: PlannedJob, findings: Sequence[ReportLine]) -> str:
     """Return three columns: how it is, what was checked, what was seen; below it what to do."""
     lines = []
     for check, level, seen, to_do in findings:
@@ -187,11 +187,11 @@ def as_text(job: Job, findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, _verdict(job, findings)])
 
 
-def _problems(findings: Sequence[Finding]) -> list[Finding]:
+def _problems(findings: Sequence[ReportLine]) -> list[ReportLine]:
     return [finding for finding in findings if finding.level == PROBLEM]
 
 
-def _verdict(job: Job, findings: Sequence[Finding]) -> str:
+def _verdict(job: PlannedJob, findings: Sequence[ReportLine]) -> str:
     wrong = len(_problems(findings))
     warnings = sum(finding.level == WARNING for finding in findings)
     more = f"; {plural(warnings, 'warning')}" if warnings else ""
@@ -203,7 +203,7 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> str:
     return f"A job would run{where}{more}."
 
 
-def as_json(job: Job, findings: Sequence[Finding]) -> str:
+def as_json(job: PlannedJob, findings: Sequence[ReportLine]) -> str:
     """Return one JSON object; docs/tools.md describes it."""
     report = {
         "launcher": __version__,
@@ -218,7 +218,7 @@ def as_json(job: Job, findings: Sequence[Finding]) -> str:
     return json.dumps(report, indent=1)
 
 
-def as_failure(findings: Sequence[Finding]) -> str:
+def as_failure(findings: Sequence[ReportLine]) -> str:
     """Return the problems as SageMaker's failure reason."""
     lines = [
         f"{check}: {printable('; '.join(filter(None, [seen, to_do])))}"

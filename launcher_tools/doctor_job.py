@@ -1,4 +1,4 @@
-"""What each check gets, a Job, and what it yields, Findings; the checks of the job itself.
+"""What each check gets, PlannedJob, and what it yields, ReportLine; the checks of the job itself.
 
 Those are its settings and its plan: what the launcher would run here. The limits of time for what
 may hang are here, too: for all checks.
@@ -36,7 +36,7 @@ DRIVER_SECONDS, PLAN_SECONDS, TORCH_SECONDS, NAMES_SECONDS, CONNECT_SECONDS = 15
 HOST_SECONDS = 2 * NAMES_SECONDS
 
 
-class Finding(NamedTuple):
+class ReportLine(NamedTuple):
     """One line of the report. `to_do` is empty if all is well."""
 
     check: str
@@ -45,22 +45,22 @@ class Finding(NamedTuple):
     to_do: str = ""
 
 
-def ok(check: str, seen: str) -> Finding:
+def ok(check: str, seen: str) -> ReportLine:
     """Return the finding that all is well."""
-    return Finding(check, OK, seen)
+    return ReportLine(check, OK, seen)
 
 
-def warning(check: str, seen: str, to_do: str) -> Finding:
+def warning(check: str, seen: str, to_do: str) -> ReportLine:
     """Return the finding that a job would run, but not well."""
-    return Finding(check, WARNING, seen, to_do)
+    return ReportLine(check, WARNING, seen, to_do)
 
 
-def problem(check: str, seen: str, to_do: str) -> Finding:
+def problem(check: str, seen: str, to_do: str) -> ReportLine:
     """Return the finding that a job would fail."""
-    return Finding(check, PROBLEM, seen, to_do)
+    return ReportLine(check, PROBLEM, seen, to_do)
 
 
-class Job(NamedTuple):
+class PlannedJob(NamedTuple):
     """A job as its own first steps have planned it; each default stands for "not known"."""
 
     cluster: Cluster = Cluster((), "", "", 0, 0, "")
@@ -95,7 +95,7 @@ class Job(NamedTuple):
         return self.plan.argv[self.plan.argv.index(AGENT) + 1 :]
 
 
-def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> PlannedJob:
     """Return what a job with these arguments would do, by the same steps; it makes nothing."""
     argv = [] if list(argv) == ["train"] else argv  # SageMaker's word
     names_script = True
@@ -105,16 +105,16 @@ def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
         words = argv if names_script else [*argv, *_ANY]
         prepared = prepare(words, {**environ, **_without_effects(environ, config)})
     except LaunchError as error:
-        return Job(error=str(error), names_script=names_script)
+        return PlannedJob(error=str(error), names_script=names_script)
     if prepared is None:
-        return Job(takes_part=False)
+        return PlannedJob(takes_part=False)
     cluster, options, plan = prepared
     if isinstance(plan, LaunchError):
-        return Job(cluster, options, error=str(plan), names_script=names_script)
+        return PlannedJob(cluster, options, error=str(plan), names_script=names_script)
     if isinstance(plan, Exception):
         raise plan  # a mistake of the launcher's own
     too_long = _cannot_be_passed(plan, environ)
-    return Job(cluster, options, plan, too_long, names_script=names_script)
+    return PlannedJob(cluster, options, plan, too_long, names_script=names_script)
 
 
 def _names_script(argv: Sequence[str], config: toolkit.TrainingConfig | None) -> bool:
@@ -151,7 +151,9 @@ def _cannot_be_passed(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def settings(job: Job, environ: Mapping[str, str], said: Sequence[str]) -> Iterator[Finding]:
+def settings(
+    job: PlannedJob, environ: Mapping[str, str], said: Sequence[str]
+) -> Iterator[ReportLine]:
     """Say what the environment sets, and what the launcher does; `said` is what it has logged."""
     lines = [*said, *(job.plan.remarks if job.plan else ())]
     unknown = job.options.unknown_twins
@@ -206,7 +208,7 @@ def _distribution(environ: Mapping[str, str]) -> list[str]:
     )
 
 
-def plan(job: Job, refused: str) -> Iterator[Finding]:
+def plan(job: PlannedJob, refused: str) -> Iterator[ReportLine]:
     """Say what would run, or why it would not start; `refused` is why torchrun's parser does."""
     if job.error:
         yield problem("job", job.error.rstrip("."), "")  # the launcher's message says what to do

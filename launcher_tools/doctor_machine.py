@@ -22,7 +22,7 @@ from launcher.job import resources, toolkit
 from launcher.job.resources import FEWEST_FILES
 from launcher.result.failure import output_dir
 from launcher.text.words import flag, plural
-from launcher_tools.doctor_job import Finding, Job, ok, problem, warning
+from launcher_tools.doctor_job import PlannedJob, ReportLine, ok, problem, warning
 
 _SHM = "/dev/shm"
 _SHM_USE = "data loaders' workers and NCCL pass data through it"
@@ -38,7 +38,7 @@ _FOLDERS = {  # what is to be done if one cannot be written to, or is too small,
 }
 
 
-def check(job: Job, environ: Mapping[str, str]) -> list[Finding]:
+def check(job: PlannedJob, environ: Mapping[str, str]) -> list[ReportLine]:
     """Return what is found of folders and open files. A file system may hang for ever."""
     return [*disk(environ, job.options.log_dir), *open_files(job)]
 
@@ -52,7 +52,7 @@ def size(number: float) -> str:
     return f"{number:.1f} GiB" if number < 10 else f"{number:.0f} GiB"
 
 
-def disk(environ: Mapping[str, str], log_dir: str = "") -> Iterator[Finding]:
+def disk(environ: Mapping[str, str], log_dir: str = "") -> Iterator[ReportLine]:
     """Find each folder that is of no use; the others of one disk are one line."""
     fine: dict[str, list[str]] = {}
     for path, use in _folders(environ, log_dir):
@@ -108,7 +108,7 @@ def _writable(folder: str) -> os.statvfs_result:
     return seen
 
 
-def open_files(job: Job) -> Iterator[Finding]:
+def open_files(job: PlannedJob) -> Iterator[ReportLine]:
     """Say how many files a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     nnodes = job.cluster.nnodes
@@ -175,7 +175,9 @@ def read_torch(answer: Answer) -> Torch:
     return Torch(**fields)
 
 
-def devices(job: Job, driver: Answer | None, torch: Torch, root: str = "") -> Iterator[Finding]:
+def devices(
+    job: PlannedJob, driver: Answer | None, torch: Torch, root: str = ""
+) -> Iterator[ReportLine]:
     """Say what the ranks would run on. `driver` is what nvidia-smi has answered, if it is here."""
     gpus = job.cluster.num_gpus
     rows = [line.rpartition(", ") for line in driver.out.splitlines()] if driver else []
@@ -207,7 +209,7 @@ def sees_gpu(root: str = "") -> bool:
     )
 
 
-def _without_gpus(job: Job) -> Iterator[Finding]:
+def _without_gpus(job: PlannedJob) -> Iterator[ReportLine]:
     cores, neurons = resources.usable_cores(), job.cluster.num_neurons
     if job.plan and job.plan.nproc_per_node == "gpu":
         to_do = f"unset PET_NPROC_PER_NODE, or use {flag('nproc_per_node')}"
@@ -222,7 +224,7 @@ def _without_gpus(job: Job) -> Iterator[Finding]:
             yield warning("devices", seen, to_do)
 
 
-def _with_gpus(job: Job, torch: Torch) -> Iterator[Finding]:
+def _with_gpus(job: PlannedJob, torch: Torch) -> Iterator[ReportLine]:
     """Find what keeps the ranks from using the GPUs of this host."""
     usable = job.cluster.num_gpus if torch.devices is None else torch.devices
     if torch.version and not torch.cuda:
@@ -241,7 +243,7 @@ def _with_gpus(job: Job, torch: Torch) -> Iterator[Finding]:
         yield warning("devices", seen, f"use {flag('nproc_per_node')} {usable}, or auto")
 
 
-def torch(job: Job, torch: Torch) -> Iterator[Finding]:
+def torch(job: PlannedJob, torch: Torch) -> Iterator[ReportLine]:
     """Say which torch it is, and which backends it has."""
     if torch.missing:
         if not job.error:  # or else that says so
@@ -265,7 +267,7 @@ def torch(job: Job, torch: Torch) -> Iterator[Finding]:
             yield warning("torch", seen, to_do)
 
 
-def _broken(job: Job, torch: Torch) -> Iterator[Finding]:
+def _broken(job: PlannedJob, torch: Torch) -> Iterator[ReportLine]:
     if torch.version:
         how = problem if job.cluster.num_gpus else warning
         seen = f"torch {torch.version}, asked for its backends and devices: {torch.problem}"

@@ -19,8 +19,8 @@ from launcher.text.words import flag, is_loopback, join_and_count, some_of
 from launcher_tools.doctor_job import (
     CONNECT_SECONDS,
     NAMES_SECONDS,
-    Finding,
-    Job,
+    PlannedJob,
+    ReportLine,
     ok,
     problem,
     warning,
@@ -38,7 +38,7 @@ _PLUGINS = (  # of aws-ofi-nccl: where AWS's installer and AWS's images put it
 )
 
 
-class Name(NamedTuple):
+class HostName(NamedTuple):
     """A host's name: its addresses, None if no answer came in time."""
 
     host: str
@@ -51,7 +51,7 @@ class Name(NamedTuple):
         return self.is_given or self.addresses == (self.host,)
 
 
-def check(job: Job, environ: Mapping[str, str]) -> list[Finding]:
+def check(job: PlannedJob, environ: Mapping[str, str]) -> list[ReportLine]:
     """Return what is found of names, interfaces, ports and EFA. It can take a while."""
     cluster = job.cluster
     if cluster.nnodes < 2:
@@ -71,7 +71,7 @@ def check(job: Job, environ: Mapping[str, str]) -> list[Finding]:
 
 def look_up_all(
     hosts: Sequence[str], address: Callable[[str], str], seconds: float
-) -> tuple[Name, ...]:
+) -> tuple[HostName, ...]:
     """Look names up side by side, the first ones first; no answer in time gives None.
 
     `address(host)` is what a host is looked up by.
@@ -98,10 +98,10 @@ def look_up_all(
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     left.clear()
-    return tuple(Name(host, found.get(host), is_given=address(host) != host) for host in hosts)
+    return tuple(HostName(host, found.get(host), is_given=address(host) != host) for host in hosts)
 
 
-def names(job: Job, others: Sequence[Name]) -> Iterator[Finding]:
+def names(job: PlannedJob, others: Sequence[HostName]) -> Iterator[ReportLine]:
     """Say whether the names of the other hosts lead to them."""
     known = [name for name in others if name.addresses]
     wrong = []
@@ -123,7 +123,7 @@ def names(job: Job, others: Sequence[Name]) -> Iterator[Finding]:
     yield from wrong
 
 
-def _odd_addresses(known: Sequence[Name]) -> Iterator[Finding]:
+def _odd_addresses(known: Sequence[HostName]) -> Iterator[ReportLine]:
     """Find names of other hosts that lead to this host, or to one and the same."""
     by_address: dict[str, list[str]] = {}
     here = []
@@ -143,7 +143,9 @@ def _odd_addresses(known: Sequence[Name]) -> Iterator[Finding]:
             return
 
 
-def interface(job: Job, environ: Mapping[str, str], have: Sequence[str]) -> Iterator[Finding]:
+def interface(
+    job: PlannedJob, environ: Mapping[str, str], have: Sequence[str]
+) -> Iterator[ReportLine]:
     """Say which interface would be used and why. `have`: those of this host."""
     shown = _listed(have) or "none"
     named = job.cluster.network_interface_name
@@ -188,7 +190,9 @@ def _fits(variable: str, value: str, have: Sequence[str]) -> bool:
     return any(name.startswith(tuple(parts)) for name in have)
 
 
-def ports(job: Job, addresses: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+def ports(
+    job: PlannedJob, addresses: Sequence[str], environ: Mapping[str, str]
+) -> Iterator[ReportLine]:
     """Say on the first host whether its ports are free, on another whether it can be reached.
 
     `addresses` are the first host's.
@@ -205,7 +209,7 @@ def ports(job: Job, addresses: Sequence[str], environ: Mapping[str, str]) -> Ite
             yield from first_hosts_port(job.cluster.hosts[0], addresses, port, flag(name))
 
 
-def own_port(addresses: Sequence[str], port: int, option: str) -> Iterator[Finding]:
+def own_port(addresses: Sequence[str], port: int, option: str) -> Iterator[ReportLine]:
     """Say whether this host can listen at a port, as a job does; `option` chooses it."""
     where = f"{port} ({option})"
     try:
@@ -227,7 +231,7 @@ def own_port(addresses: Sequence[str], port: int, option: str) -> Iterator[Findi
 
 def first_hosts_port(
     first: str, addresses: Sequence[str], port: int, option: str
-) -> Iterator[Finding]:
+) -> Iterator[ReportLine]:
     """Say whether the first host can be reached at a port. It is told nothing."""
     where, is_reached = f"{port} ({option})", False
     for address in addresses[:_AT_MOST]:
@@ -251,7 +255,7 @@ def first_hosts_port(
         )
 
 
-def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:
+def efa(job: PlannedJob, environ: Mapping[str, str], root: str = "") -> Iterator[ReportLine]:
     """Say whether there is an EFA device, and what it lacks. `root` is in front of all paths."""
     if not resources.has_efa(f"{root}/sys/class/infiniband"):
         if job.cluster.nnodes > 1:

@@ -14,7 +14,7 @@ def say(**found: object) -> None:
     print("\n" + json.dumps(found), flush=True)
 
 
-class Refused(Exception):
+class ArgumentsRefused(Exception):
     """torchrun does not take its arguments."""
 
 
@@ -23,7 +23,7 @@ def refused(words: list[str]) -> str:
     from torch.distributed import run
 
     def refuse(message: str) -> NoReturn:
-        raise Refused(message)
+        raise ArgumentsRefused(message)
 
     parser: Any = run.get_args_parser()
     parser.error = refuse
@@ -31,7 +31,7 @@ def refused(words: list[str]) -> str:
     parser.exit = lambda *_: refuse("its arguments ask for its help, not for a job")
     try:
         script = parser.parse_args(words).training_script
-    except Refused as error:
+    except ArgumentsRefused as error:
         return str(error)
     return "" if script == words[words.index("--") + 1] else f"unrecognized arguments: {script}"
 

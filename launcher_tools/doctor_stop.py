@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from launcher.host.cgroups import read_text
 from launcher.job.options import INIT
 from launcher.text.words import shortened
-from launcher_tools.doctor_job import Finding, ok, warning
+from launcher_tools.doctor_job import ReportLine, ok, warning
 
 _MOST_ABOVE = 50
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "busybox")
@@ -24,7 +24,7 @@ _PUT_INIT = (
 )
 
 
-def stop(environ: Mapping[str, str], root: str = "", pid: int = 0) -> Iterator[Finding]:
+def stop(environ: Mapping[str, str], root: str = "", pid: int = 0) -> Iterator[ReportLine]:
     """Say what PID 1 is, and the way from there; the launcher would be this process."""
     pid = pid or os.getpid()
     above = _above(root, pid)
@@ -41,7 +41,7 @@ def stop(environ: Mapping[str, str], root: str = "", pid: int = 0) -> Iterator[F
         yield from _from_pid_1(words, list(above))
 
 
-def _from_pid_1(words: Sequence[str], above: Sequence[int]) -> Iterator[Finding]:
+def _from_pid_1(words: Sequence[str], above: Sequence[int]) -> Iterator[ReportLine]:
     """Say what becomes of a stop at a PID 1 with these arguments, no init of the launcher's."""
     name = _base(words[0])
     shown = shortened(" ".join(words), 80)

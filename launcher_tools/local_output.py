@@ -46,7 +46,7 @@ _GLUED = re.compile(
 )
 
 
-class Lines:
+class OutputLines:
     """One stream of bytes. What `\\r` overwrites is gone, as on a terminal."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Lines:
         return [tail] if tail else []
 
 
-class LinesOfFile(Lines):
+class LinesOfFile(OutputLines):
     """The same for what is no terminal: a bar's state is a line, at most one in 5 s.
 
     Nothing is glued to it: a whole line that comes later than a bar, and does not begin with `\\r`,
@@ -189,14 +189,16 @@ class Output:
         self._open = {fd for fd, stream in streams if stream is not None}
         self._terminals = {fd for fd in self._open if os.isatty(fd)}
         self._colours = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-        self._streams: dict[tuple[int, int], Lines] = {}  # by the host's number and descriptor
+        self._streams: dict[
+            tuple[int, int], OutputLines
+        ] = {}  # by the host's number and descriptor
         self._bar: tuple[int, bytes] | None = None  # on the screen: where, and what
 
     def feed(self, number: int, fd: int, data: bytes) -> None:
         """Take what host algo-NUMBER has written to a descriptor; b"" if it has closed it."""
         stream = self._streams.get((number, fd))
         if stream is None:
-            stream = Lines() if fd in self._terminals else LinesOfFile()
+            stream = OutputLines() if fd in self._terminals else LinesOfFile()
             self._streams[number, fd] = stream
         lines = stream.feed(data, time.monotonic()) if data else stream.end()
         self._write_lines(number, fd, lines)

@@ -122,24 +122,43 @@ def slow(*values: object):
 
 
 @contextlib.contextmanager
-def told_by_a_rank(folder: str = ".") -> Iterator[list[dict[str, Any]]]:
+def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[dict[str, Any]]]:
     """Listen for one rank, as a launcher with this folder does; yield what it tells by the end."""
     told: list[dict[str, Any]] = []
+    threads: list[threading.Thread] = []
+
+    def listen(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            for line in lines:
+                told.append(json.loads(line))
+                if "pid" in told[-1] and not lets_go:
+                    return
+                if "pid" in told[-1]:
+                    connection.sendall(b"go")
+
+    def accept(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it is over
+            while True:
+                connection, _ = listener.accept()
+                threads.append(threading.Thread(target=listen, args=(connection,)))
+                threads[-1].start()
+
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen()
-        listener.settimeout(60)
-
-        def listen() -> None:
-            connection, _ = listener.accept()
-            with connection, connection.makefile("rb") as lines:
-                told.extend(map(json.loads, lines))
-
-        thread = threading.Thread(target=listen)
-        thread.start()
-        yield told
-        thread.join()
+        accepts = threading.Thread(target=accept, args=(listener,))
+        accepts.start()
+        try:
+            yield told
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for thread in (accepts, *threads):
+                thread.join()
     os.unlink(f"{folder}/socket")
+
+
+# Runs what becomes a rank, and ends as the rank does.
+ADOPTING = (sys.executable, str(Path(__file__).with_name("adopting.py")))
 
 
 class Host:

@@ -21,9 +21,9 @@ from launcher.host.signals import Signals
 from launcher.job.job import Cluster
 from launcher.job.options import Options
 from launcher_tools import doctor, doctor_job, doctor_machine, doctor_network, doctor_stop
-from launcher_tools.doctor_job import Job, ok, plan_job, problem, warning
+from launcher_tools.doctor_job import PlannedJob, ok, plan_job, problem, warning
 from launcher_tools.doctor_machine import Torch
-from launcher_tools.doctor_network import Name
+from launcher_tools.doctor_network import HostName
 
 MIB, GIB = 1 << 20, 1 << 30
 NAMES = ("algo-1", "algo-2", "algo-3")
@@ -32,7 +32,7 @@ NAMES = ("algo-1", "algo-2", "algo-3")
 def host(current="algo-2", gpus=0, names=NAMES, interface="", neurons=0, **options):
     """Return the job of a host whose plan is not known."""
     cluster = Cluster(tuple(names), current, "job", gpus, neurons, interface)
-    return Job(cluster, Options(**options))
+    return PlannedJob(cluster, Options(**options))
 
 
 def says(findings, *expected):
@@ -60,7 +60,7 @@ def limits(monkeypatch, soft, hard=resource.RLIM_INFINITY):
 
 
 def one(host, *addresses, **how):
-    return Name(host, addresses, **how)
+    return HostName(host, addresses, **how)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def one(host, *addresses, **how):
         ([one("algo-1", "127.0.0.1", is_given=True)], "ok all are given: algo-1 is 127.0.0.1"),
         ([one("127.0.0.1", "127.0.0.1")], "ok all resolve: 127.0.0.1"),
         ([one("algo-3")], "warning no address is known for algo-3"),
-        ([Name("algo-1", None)], "warning no answer within 10 s for algo-1"),
+        ([HostName("algo-1", None)], "warning no answer within 10 s for algo-1"),
         ([one("algo-3", "127.0.0.1")], "warning algo-3 resolves to this host's own loopback"),
         (
             [one("algo-1", "10.0.0.1"), one("algo-3", "10.0.0.3", "10.0.0.1")],
@@ -278,7 +278,7 @@ def test_a_gpu_that_the_kernel_has(tmp_path):
         (host(), CPU, ["ok torch 2.8.0 for CPU; backends: gloo, mpi -> "]),
         (host(gpus=2), CPU, ["ok", "warning no nccl, and this host has GPUs; torch has gloo, mpi"]),
         (host(), Torch(missing=True), ["problem torch is not installed -> install torch 2.4"]),
-        (Job(error="torch is not installed"), Torch(missing=True), []),
+        (PlannedJob(error="torch is not installed"), Torch(missing=True), []),
         (host(), Torch("2.8.0", distributed=False), ["problem has no torch.distributed"]),
         (host(), Torch("2.3.1+cu121"), ["warning install torch 2.4 or later, which"]),
         (host(), Torch(problem="ImportError: x"), ["problem cannot be imported: ImportError: x"]),
@@ -518,7 +518,7 @@ def test_the_report_for_people_for_machines_and_for_sagemaker():
     for field in (*made, *made["findings"][0]):
         assert f'"{field}"' in page
     assert doctor.as_text(host(), found[:2]).endswith("A job would run on algo-2; 1 warning.")
-    unknown = json.loads(doctor.as_json(Job(error="x"), []))
+    unknown = json.loads(doctor.as_json(PlannedJob(error="x"), []))
     assert (unknown["host"], unknown["hosts"], unknown["would_run"]) == ("", 0, True)
 
 

@@ -16,7 +16,7 @@ from launcher.run import state
 
 PAGE = (REPO / "docs" / "how-it-works.md").read_text(encoding="utf-8")
 PICTURES = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
-PHASES = {"run": state.Phase, "coordinator": of_coordinator.Phase, "member": member.Phase}
+PHASES = {"run": state.Phase, "coordinator": of_coordinator.JobPhase, "member": member.MemberPhase}
 each_machine = pytest.mark.parametrize("machine", ROWS)
 
 

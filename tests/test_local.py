@@ -29,7 +29,7 @@ from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
-from launcher_tools.local_output import Lines, LinesOfFile, Output, Printer
+from launcher_tools.local_output import LinesOfFile, Output, OutputLines, Printer
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 # A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
@@ -248,7 +248,7 @@ def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
         ([b"\r" + b"%06d" % n for n in range(20000)], [], [b"019999"]),
     ],
 )
-@pytest.mark.parametrize("kind", [Lines, LinesOfFile])
+@pytest.mark.parametrize("kind", [OutputLines, LinesOfFile])
 def test_lines_and_bars(kind, pieces, lines, rest):
     stream = kind()
     assert [line for piece in pieces for line in stream.feed(piece)] == lines

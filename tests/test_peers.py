@@ -63,7 +63,7 @@ from launcher.peers.messages import (
 from launcher.result.causes import LIMIT, Cause, Failure, Result
 from launcher.text.protocol import decoded, encoded
 from launcher.text.words import Log
-from launcher.watch.progress import Group, Rank
+from launcher.watch.progress import Group, StalledRank
 
 HOSTS = FIRST, SECOND, THIRD = ("algo-1", "algo-2", "algo-3")
 SAME = {"version of torch": "2.13", "script": "script train.py"}
@@ -77,11 +77,11 @@ def job(host, hosts=HOSTS, **more):
     return job_of(host, hosts, **{**values, **more})
 
 
-def failed(text="loss is nan\n", attempt=1, code=1, cause=Cause.OWN, of_rank=True):
-    return Failed(attempt, Failure(cause, code, text, of_rank))
+def failed(text="loss is nan\n", attempt=1, code=1, cause=Cause.OWN, may_restart=True):
+    return Failed(attempt, Failure(cause, code, text, may_restart))
 
 
-CANNOT = failed("algo-3: no such file\n", attempt=0, code=2, of_rank=False)
+CANNOT = failed("algo-3: no such file\n", attempt=0, code=2, may_restart=False)
 
 
 class Host:
@@ -120,7 +120,7 @@ def ready(**more):
     first = Host(FIRST, **more)
     for host in HOSTS[1:]:
         first.hears_hello(host)
-    assert first.state.phase == coordinator.Running()
+    assert first.state.phase == coordinator.JobRunning()
     return first
 
 
@@ -152,10 +152,10 @@ def lost(host, how="was lost: its launcher died"):
 def test_all_start_when_the_last_has_joined(first):
     assert first.began == (Listen(),)
     assert first.hears_hello(THIRD, 20) == joins(THIRD)
-    assert isinstance(first.state.phase, coordinator.Joining)
+    assert isinstance(first.state.phase, coordinator.JobJoining)
     start = everywhere(Start(1), THIRD, SECOND)
     assert first.hears_hello(SECOND, 21) == (*joins(SECOND), *start, StopListening())
-    assert first.state.phase == coordinator.Running() and first.due == math.inf
+    assert first.state.phase == coordinator.JobRunning() and first.due == math.inf
 
 
 def test_who_is_missing_is_said_every_30_seconds_until_the_start_time_out(first):
@@ -166,7 +166,7 @@ def test_who_is_missing_is_said_every_30_seconds_until_the_start_time_out(first)
         assert missing == Send((SECOND,), Missing((THIRD,), 0))
     end = End(lost(THIRD, "did not arrive within 100 s"))
     assert first.waits_until(100) == everywhere(end, SECOND)
-    assert first.state.phase == coordinator.Ended(end.result) and first.due == math.inf
+    assert first.state.phase == coordinator.JobEnded(end.result) and first.due == math.inf
 
 
 def test_many_missing_hosts_with_long_names_are_counted():
@@ -298,10 +298,10 @@ GPU_LOST = GPU_LOST._replace(failure=GPU_LOST.failure._replace(broken=LOST))
 GPU_FAILS = (10, THIRD, GPU_LOST)
 ON_BROKEN = Result(7, f"x: GPU is lost\n{NOT_AGAIN}exit code 7\n")
 NAN_ON_BROKEN = Result(1, f"loss is nan\n{NOT_AGAIN}")
-ABORTED = failed("killed\n", code=134, cause=Cause.ABORTED, of_rank=False)
-SECONDARY = failed("connection reset\n", cause=Cause.SECONDARY, of_rank=False)
-TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, of_rank=False)
-LATER, NO_WORDS = failed("later\n", of_rank=False), failed(" \n", code=0)
+ABORTED = failed("killed\n", code=134, cause=Cause.ABORTED, may_restart=False)
+SECONDARY = failed("connection reset\n", cause=Cause.SECONDARY, may_restart=False)
+TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, may_restart=False)
+LATER, NO_WORDS = failed("later\n", may_restart=False), failed(" \n", code=0)
 ALL_SUCCEED = [(10, host, Succeeded(1)) for host in (FIRST, THIRD, FIRST, SECOND)]
 THREE = [(10, host, failed("loss is nan\nexit code 1\n")) for host in HOSTS]
 COUNTED = "loss is nan\nexit code 1; first of 3 failures (ranks that were ended do not count)\n"
@@ -364,7 +364,7 @@ def test_how_a_job_ends(restarts, events, at, result):
     for message in (failed(), Stop(2), Succeeded(1), Cleared(1, 0)):
         assert first.hears(FIRST, message, 99) == ()
     assert first.step(Lost(SECOND, DIED), 99) == ()
-    assert first.state.phase == coordinator.Ended(result) and first.due == math.inf
+    assert first.state.phase == coordinator.JobEnded(result) and first.due == math.inf
 
 
 def restarts(first, at, attempt, now):
@@ -383,7 +383,7 @@ def restarts(first, at, attempt, now):
         assert first.hears(SECOND, message, now) == ()
     assert first.due == now + 100
     assert first.hears(SECOND, AtRendezvous(attempt + 1, has_met=True), now) == ()
-    assert first.state.phase == coordinator.Running()
+    assert first.state.phase == coordinator.JobRunning()
 
 
 CLOSED = "algo-2, rank 2 (local rank 0) failed with RuntimeError: Connection closed by peer"
@@ -474,8 +474,8 @@ def test_a_restart_says_who_had_left_and_the_next_attempt_knows_nothing_of_it():
     assert "had ended" not in first.waits_until(23)[-1].message.why
 
 
-RETURNED = Rank(5, 1, 70.0, runs_on='thread "uploader", in upload, train.py:4')
-WAITS = Rank(0, 0, 70.0, groups=(Group("0,1", last=3, waits=3),))
+RETURNED = StalledRank(5, 1, 70.0, runs_on='thread "uploader", in upload, train.py:4')
+WAITS = StalledRank(0, 0, 70.0, groups=(Group("0,1", last=3, waits=3),))
 RUN_ON = (
     "rank 5's main thread has returned, but its process runs on: "
     'thread "uploader", in upload, train.py:4.'
@@ -582,7 +582,7 @@ def test_a_launcher_that_fails_before_it_hears_of_the_next_start_ends_the_job():
         first.hears(host, Cleared(1, 0), 20)
     assert first.state.attempt == 2
     assert first.hears(THIRD, failed("too late\n"), 20.1) == ()  # a rank's, of before
-    own = failed("algo-3: the launcher itself failed\n", code=70, of_rank=False)
+    own = failed("algo-3: the launcher itself failed\n", code=70, may_restart=False)
     first.hears(THIRD, own, 20.2)
     assert first.waits_until(20.5)[1] == Command(End(Result(70, own.failure.text)))
 
@@ -592,7 +592,7 @@ def test_a_first_host_that_others_have_lost_at_a_restart_says_what_they_say():
     first.hears(SECOND, failed(), 10)
     first.step(Time(), 10.3)
     text = "algo-1 was lost: its launcher has not answered for 60 s\nexit code 69\n"
-    lost = failed(text, code=69, cause=Cause.HOST_LOST, of_rank=False)
+    lost = failed(text, code=69, cause=Cause.HOST_LOST, may_restart=False)
     assert first.hears(SECOND, lost, 80)[1] == Command(End(Result(69, text)))
 
 
@@ -619,7 +619,7 @@ def test_for_the_log_ranks_get_no_signal_unless_their_wait_ends_the_job(timeout,
     waits = Group("0-2", last=9, waits=9, op="all_reduce")
     for number, host in enumerate(HOSTS):
         groups = (waits if number else waits._replace(last=8, waits=0),)
-        first.hears(host, ProgressReport(1, (Rank(number, 0, 70.0, groups=groups),)), 100)
+        first.hears(host, ProgressReport(1, (StalledRank(number, 0, 70.0, groups=groups),)), 100)
     line, *asks = first.waits_until(101)
     assert "no progress for 71 s" in line.line
     assert tuple(asks) == everywhere(CollectStacks(1, may_signal))
@@ -856,7 +856,7 @@ def changed(message, *path):
 NESTED = json.loads("[" * 900 + "]" * 900)
 NUMBERS, TEXTS = (-1, 10**17, True, "1", 1.0, None), ("", " \n", None, 7, ["x"])
 WATCHED = ProgressReport(
-    1, (Rank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),)
+    1, (StalledRank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),)
 )
 SECONDS = [-1, "1", None, math.inf, math.nan]
 ENDS_WELL = RanksSucceeded(1, 5, (2.5, 0.0))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import told_by_a_rank
+from conftest import ADOPTING, told_by_a_rank
 
 from launcher.job.plan import RANK
 from launcher.result import raised
@@ -33,7 +33,7 @@ def rank(script):
         path = script(text)
         with told_by_a_rank() as told:
             done = subprocess.run(
-                [sys.executable, RANK, "script", str(path), *args],
+                [*ADOPTING, sys.executable, RANK, "script", str(path), *args],
                 env={**os.environ, "LAUNCHER_RUN_DIR": ".", "RANK": "0", "LOCAL_RANK": "0"},
                 capture_output=True,
                 text=True,

@@ -1,16 +1,14 @@
 """rank.py against plain Python: a script cannot tell the difference. Needs no torch."""
 
-import json
 import os
 import py_compile
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import zipfile
 
 import pytest
+from conftest import ADOPTING, told_by_a_rank
 
 from launcher.host.run_dir import IN_RANK
 from launcher.job.plan import RANK
@@ -50,10 +48,16 @@ if __name__ == "__main__":
 """
 
 
-def both(*args, env=None, target=("script",), flags=()):
+# Of a rank; the launcher's variables are not to reach the script.
+RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "LAUNCHER_RUN_DIR": "", "LAUNCHER_WATCHER": IN_RANK}
+
+
+def both(*args, env=None, target=("script",), flags=(), runs=()):
     """Run a script plainly and through rank.py, from the same folder; return both results."""
+    if env and "LAUNCHER_RUN_DIR" in env:
+        env = {**os.environ, **env, "LAUNCHER_RUN_DIR": os.environ["TMPDIR"]}
     plain = [sys.executable, *flags, *(["-m"] if target[0] == "module" else []), *args]
-    ours = [sys.executable, *flags, RANK, target[0], *args]
+    ours = [*runs, sys.executable, *flags, RANK, target[0], *args]
     runs = [
         subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
         for argv in (plain, ours)
@@ -207,85 +211,29 @@ def test_the_launcher_is_told_that_a_script_has_ended_and_the_script_notices_not
     script, text, messages
 ):
     script(text)
-    said, plain = [], subprocess.run([sys.executable, "script.py"], capture_output=True, text=True)
-    with Launcher(said) as launcher:
-        ours = launcher.run("script.py")
-    assert ours == plain.stdout
+    with told_by_a_rank(os.environ["TMPDIR"]) as told:
+        plain, ours = both("script.py", env=RANK_0, runs=ADOPTING)
+    assert ours == plain
     about = {"rank", "local_rank", "signal"}
-    assert [next(iter(set(json.loads(line)) - about)) for line in said] == messages
+    assert [next(iter(set(message) - about)) for message in told] == messages
 
 
-class Launcher:
-    """A launcher that lets its rank go, and notes in `said` what that says."""
-
-    def __init__(self, said, *, go=True):
-        self.said, self.go = said, go
-
-    def __enter__(self):
-        self.folder = os.environ["TMPDIR"]
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(os.path.join(self.folder, "socket"))
-        self.socket.listen()
-        self.threads = []
-        threading.Thread(target=self.accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.socket.shutdown(socket.SHUT_RD)
-        self.socket.close()
-        for thread in self.threads:
-            thread.join(10)
-
-    def accept(self):
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:
-                return
-            self.threads.append(threading.Thread(target=self.listen, args=(connection,)))
-            self.threads[-1].start()
-
-    def listen(self, connection):
-        with connection, connection.makefile() as file:
-            for line in file:
-                self.said.append(line)
-                if '"pid"' in line and not self.go:
-                    return
-                if '"pid"' in line:
-                    connection.sendall(b"go")
-
-    def run(self, *args, flags=()):
-        """Return what a rank writes until it has ended, which the process that is started has not
-        to wait for."""
-        rank = {"RANK": "0", "LOCAL_RANK": "0", "LAUNCHER_RUN_DIR": self.folder}
-        environ = {**os.environ, **rank, "LAUNCHER_WATCHER": IN_RANK}
-        argv = [sys.executable, *flags, "-u", RANK, "script", *args]
-        run = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
-        assert run.stderr == ""
-        self.exit_code = run.returncode
-        return run.stdout
-
-
-def test_a_script_does_not_run_without_the_launchers_word(script, tmp_path):
+def test_a_script_does_not_run_without_the_launchers_word(script):
     script("print(1)")
-    with Launcher([], go=False) as launcher:
-        assert launcher.run("script.py") == "" and launcher.exit_code == 0
-    launcher.folder = str(tmp_path / "gone")
-    assert launcher.run("script.py") == "" and launcher.exit_code == 128 + signal.SIGTERM
+    with told_by_a_rank(os.environ["TMPDIR"], lets_go=False):
+        assert both("script.py", env=RANK_0, runs=ADOPTING)[1] == (143, "", "")
+    assert both("script.py", env=RANK_0)[1] == (143, "", "")  # the launcher is gone
 
 
 def test_the_first_process_ends_as_the_rank_does_that_did_not_come_to_be(script, tmp_path):
     """The launcher does not know such a rank, and torchrun sees this process alone."""
     script("print(1)")
     (tmp_path / "sitecustomize.py").write_text(
-        "import os; fork = os.fork\nos.fork = lambda: fork() or os.kill(os.getpid(), 9)\n"
+        "import os; fork = os.fork; os.fork = lambda: fork() or os.kill(os.getpid(), 9)\n"
     )
-    with Launcher([]) as launcher:
-        os.environ["PYTHONPATH"] = str(tmp_path)
-        try:
-            assert launcher.run("script.py") == "" and launcher.exit_code == -signal.SIGKILL
-        finally:
-            del os.environ["PYTHONPATH"]
+    with told_by_a_rank(os.environ["TMPDIR"]):
+        ours = both("script.py", env={**RANK_0, "PYTHONPATH": str(tmp_path)})[1]
+    assert ours == (-signal.SIGKILL, "", "")
 
 
 def test_threads_that_were_there_before_the_script_are_there_in_the_rank(script, tmp_path):
@@ -295,10 +243,7 @@ def test_threads_that_were_there_before_the_script_are_there_in_the_rank(script,
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"
     )
-    with Launcher(said := []) as launcher:
-        os.environ["PYTHONPATH"] = str(tmp_path)
-        try:
-            assert launcher.run("script.py") == "2 False\n"
-        finally:
-            del os.environ["PYTHONPATH"]
-    assert len(said) == 2
+    with told_by_a_rank(os.environ["TMPDIR"]) as told:
+        env = {**RANK_0, "PYTHONPATH": str(tmp_path)}
+        ours = both("script.py", env=env, runs=ADOPTING)[1]
+    assert ours == (0, "2 False\n", "") and len(told) == 2

@@ -126,7 +126,7 @@ def test_a_failure_counts_when_its_rank_has_ended():
     assert host.phase is Running and not host.done
     host.at(6.0, RankEnded(71, 42))
     (failed,) = host.told()
-    assert host.phase is Failing and failed.failure.exit_code == 42 and failed.failure.of_rank
+    assert host.phase is Failing and failed.failure.exit_code == 42 and failed.failure.may_restart
 
 
 def test_or_two_seconds_and_a_half_after_it_was_said():
@@ -212,7 +212,9 @@ def test_a_failure_after_the_script_says_so(code, how):
     host = running().at(5.0, ScriptEnded(71)).at(6.0, RankEnded(71, code))
     (failed,) = host.told()
     assert failed.failure.headline.endswith(f"{how} after its script had ended")
-    assert failed.failure.of_rank and failed.failure.exit_code == (code if code > 0 else 128 - code)
+    assert failed.failure.may_restart and failed.failure.exit_code == (
+        code if code > 0 else 128 - code
+    )
 
 
 def test_before_that_a_stop_is_a_stop():
@@ -478,7 +480,7 @@ def test_sigterm_to_torchrun_by_somebody_else(stop, result):
     else:
         (failed,) = host.due(6.0).told()
         assert "it was sent SIGTERM (signal 15), not by the launcher" in failed.failure.text
-        assert not failed.failure.of_rank  # never a restart
+        assert not failed.failure.may_restart  # never a restart
 
 
 def test_torchrun_is_killed_above_its_ranks():
@@ -515,7 +517,9 @@ def test_it_may_run_torchrun_again():
 def test_its_failure_is_the_hosts():
     host = Host(runner="compile").at(0.0, Start(1)).at(5.0, ChildEnded(3))
     (failed,) = host.told()
-    assert failed.failure.text.startswith("algo-1: compile failed") and not failed.failure.of_rank
+    assert (
+        failed.failure.text.startswith("algo-1: compile failed") and not failed.failure.may_restart
+    )
 
 
 def test_the_third_interrupt_kills_all():

@@ -519,7 +519,10 @@ def test_nobody_can_name_ranks_that_the_job_has_not(job):
     first.channel.world = 4
     huge = progress.Group("0-131071", last=9, waits=9)
     waits = progress.Group("0-3", last=9, waits=9)
-    ranks = [progress.Rank(n, 0, 70.0, groups=(g,)) for n, g in ((2, huge), (3, waits), (9, waits))]
+    ranks = [
+        progress.StalledRank(n, 0, 70.0, groups=(g,))
+        for n, g in ((2, huge), (3, waits), (9, waits))
+    ]
     second.channel.world = 1 << 20
     second.say(ProgressReport(1, tuple(ranks)))
     job.wait(lambda: first.channel.state.watch.reports)

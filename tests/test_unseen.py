@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import told_by_a_rank
+from conftest import ADOPTING, told_by_a_rank
 
 from launcher.host.run_dir import crash
 from launcher.job.plan import RANK
@@ -24,7 +24,7 @@ def rank(script, tmp_path):
         with told_by_a_rank(folder) as told:
             names = {"LAUNCHER_RUN_DIR": folder, "RANK": "0", "LOCAL_RANK": "0"}
             done = subprocess.run(
-                [sys.executable, *flags, RANK, "script", str(path)],
+                [*ADOPTING, sys.executable, *flags, RANK, "script", str(path)],
                 env={**os.environ, **names, **(env or {})},
                 capture_output=True,
                 text=True,

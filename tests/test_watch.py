@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.watch import in_rank, judge, progress, sentences, stacks, waits
 from launcher.watch.host import Watch
-from launcher.watch.progress import ENDED, Group, Rank
+from launcher.watch.progress import ENDED, Group, StalledRank
 
 
 def group(last, waits=0, op="all_reduce", size="4 Float", ranks="0-3", order=0, name="default_pg"):
@@ -20,7 +20,7 @@ def group(last, waits=0, op="all_reduce", size="4 Float", ranks="0-3", order=0, 
 
 def rank(number, *groups, unchanged=60, **how):
     place = "load, data.py:88"
-    return Rank(
+    return StalledRank(
         number, number % 2, **{"unchanged": unchanged, "place": place, **how}, groups=groups
     )
 
@@ -290,7 +290,7 @@ def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_c
         watch.poll(now)
         report = watch.report((), lambda _: "S", now, {7})
         found.update({now: report.ranks} if report and report.ranks else {})
-    assert found == {131: (Rank(3, 1, 31, runs_on="in its exit handlers"),)}
+    assert found == {131: (StalledRank(3, 1, 31, runs_on="in its exit handlers"),)}
     watch = Watch(15, 20)
     watch.script_ended(7, 3, 1, 100)  # and its process ends
     assert watch.poll(150) and watch.report({7}, lambda _: "", 151, ()) is None
@@ -304,7 +304,7 @@ def test_with_a_watch_of_0_nothing_is_polled_after_a_script():
 
 def test_many_ranks_that_run_on_are_one_line():
     ranks = [rank(number, unchanged=70, runs_on=f'thread "t{number}"') for number in range(3, 9)]
-    state = judge.host_reported(judge.State(notify=60), "algo-1", ranks, 100)
+    state = judge.host_reported(judge.Stalls(notify=60), "algo-1", ranks, 100)
     state, lines, is_new = judge.check(state, 101)
     assert lines == [
         'rank 3\'s main thread has returned, but its process runs on: thread "t3"; '
@@ -314,7 +314,7 @@ def test_many_ranks_that_run_on_are_one_line():
 
 
 def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_restart():
-    state = judge.State(notify=60, timeout=60, every=1, busy=frozenset({"algo-2"}))
+    state = judge.Stalls(notify=60, timeout=60, every=1, busy=frozenset({"algo-2"}))
     ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), runs_on="in f")]
     state = judge.host_reported(state, "algo-1", ranks, 100)
     while not state.hang:
@@ -323,7 +323,7 @@ def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_resta
 
 
 def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
-    state = judge.State(notify=60)
+    state = judge.Stalls(notify=60)
     state = judge.host_reported(
         state, "algo-1", [rank(0, IN_61, unchanged=500), rank(1, unchanged=500)], 500
     )
@@ -335,14 +335,14 @@ def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
 
 
 def test_stacks_are_new_also_if_the_job_ends_at_once():
-    state = judge.State(notify=60, timeout=30, every=1)
+    state = judge.Stalls(notify=60, timeout=30, every=1)
     ranks = [rank(number, IN_61, unchanged=40) for number in range(4)]
     state, lines, is_new = judge.check(judge.host_reported(state, "algo-1", ranks, 100), 101)
     assert state.hang and is_new and len(lines) == 1
 
 
 def test_when_it_is_said():
-    state = judge.State(notify=60, timeout=200, every=1)
+    state = judge.Stalls(notify=60, timeout=200, every=1)
     ranks = [rank(0, IN_61, unchanged=31), rank(1, IN_61, unchanged=30)]
     state = judge.host_reported(state, "algo-1", ranks, 100)
     state, lines, _ = judge.check(state, 101)
@@ -378,7 +378,7 @@ def test_when_it_is_said():
 
 
 def test_more_ranks_that_come_to_wait_are_no_other_trouble():
-    state = judge.State(notify=60)
+    state = judge.Stalls(notify=60)
     two = {"ranks": "0,1"}
     ranks = [rank(0, group(9, 9, **two), group(60)), rank(1, group(8, **two), group(60))]
     state = judge.host_reported(state, "algo-1", ranks, 60)
@@ -391,7 +391,7 @@ def test_more_ranks_that_come_to_wait_are_no_other_trouble():
 
 def test_who_is_named_may_change_while_nothing_moves():
     others = [rank(0, counted(61)), rank(1, counted(60)), rank(2, counted(61))]
-    state, said = judge.State(notify=60), []
+    state, said = judge.Stalls(notify=60), []
     one, silent = rank(3, counted(60)), rank(3, counted(60), trouble="does not answer: x")
     unknown = silent._replace(groups=())  # it moved at its last look
     for now, last in zip(range(100, 1000, 100), (unknown, one, silent, one)):
@@ -405,7 +405,7 @@ def test_who_is_named_may_change_while_nothing_moves():
 
 def test_a_move_that_shows_in_no_group_ends_a_stall():
     """As one of a send, before the others' wait is taken back."""
-    state = judge.State(notify=4, timeout=20, every=2)
+    state = judge.Stalls(notify=4, timeout=20, every=2)
     for now in range(10, 100, 8):
         waiting = [rank(one, IN_61, unchanged=now - 5) for one in range(3)]
         state = judge.host_reported(
@@ -420,7 +420,7 @@ def test_a_move_that_shows_in_no_group_ends_a_stall():
 def test_ranks_that_all_say_nothing_more_may_have_gone_on():
     """And then each keeps Python's lock, or Python ends."""
     silent = {"trouble": "does not answer: x"}
-    state = judge.State(notify=60, timeout=90, every=1)
+    state = judge.Stalls(notify=60, timeout=90, every=1)
     ranks = [*(rank(number, IN_61) for number in range(3)), rank(3, group(60))]
     state, lines, _ = judge.check(judge.host_reported(state, "algo-1", ranks, 100), 101)
     assert len(lines) == 1 and math.isfinite(judge.due(state))
@@ -439,7 +439,7 @@ def test_a_stall_that_becomes_two_is_not_new():
     pairs += [rank(2, counted(5, "2,3")), rank(3, counted(4, "2,3"))]
     whole = [one._replace(groups=(*one.groups, counted(8))) for one in pairs]
     silent = whole[3]._replace(trouble="does not answer: x")
-    state = judge.host_reported(judge.State(notify=60), "algo-1", [*whole[:3], silent], 100)
+    state = judge.host_reported(judge.Stalls(notify=60), "algo-1", [*whole[:3], silent], 100)
     state, lines, is_new = judge.check(state, 101)
     assert len(lines) == 1 and is_new
     state, lines, is_new = judge.check(judge.host_reported(state, "algo-1", whole, 110), 111)
@@ -447,7 +447,7 @@ def test_a_stall_that_becomes_two_is_not_new():
 
 
 def test_two_stalls_that_become_one():
-    state = judge.State(notify=60)
+    state = judge.Stalls(notify=60)
     pairs = [({"ranks": "0,1", "name": ""}), ({"ranks": "2,3", "name": ""})]
     all_of = {"ranks": "0-4", "name": ""}
     ranks = []
@@ -462,7 +462,7 @@ def test_two_stalls_that_become_one():
 
 def test_a_stall_is_not_the_one_before():
     """Rank 0 has come to #61, and is absent from #62: that is no hang of both together."""
-    state, timeout = judge.State(notify=20, timeout=60, every=5), 60
+    state, timeout = judge.Stalls(notify=20, timeout=60, every=5), 60
     for number, now in enumerate(range(30, 30 + 10 * 30, 30)):
         ranks = [rank(0, group(number), unchanged=25)]
         ranks += [rank(one, group(number + 1, number + 1), unchanged=25) for one in (1, 2, 3)]
@@ -475,7 +475,7 @@ def test_many_stalls_at_once_are_not_all_said():
     for first in range(0, 200, 2):
         pair = {"ranks": f"{first},{first + 1}", "name": ""}
         pairs += [rank(first, group(9, 9, **pair)), rank(first + 1, group(8, **pair))]
-    state, lines, _ = judge.check(judge.host_reported(judge.State(), "algo-1", pairs, 100), 101)
+    state, lines, _ = judge.check(judge.host_reported(judge.Stalls(), "algo-1", pairs, 100), 101)
     assert len(state.stalls) == 100 and lines[5:] == ["... and 95 more like these."]
 
 
@@ -497,10 +497,10 @@ def test_what_a_host_polls_and_reports():
         if report:
             reported.append((now, report.ranks))
     trouble = "does not answer: it was stopped (SIGSTOP)"
-    two = Rank(1, 1, 31, "", "f, a.py:3")
+    two = StalledRank(1, 1, 31, "", "f, a.py:3")
     assert reported == [
         (46, (two,)),
-        (61, (two._replace(unchanged=46), Rank(2, 2, 31, trouble))),
+        (61, (two._replace(unchanged=46), StalledRank(2, 2, 31, trouble))),
     ]
 
 
@@ -531,7 +531,7 @@ def test_a_rank_that_has_ended_or_gone_on_without_us():
         watch.connected(pid, pid, 0, 0, 0)
         watch.disconnected(pid)
     watch.poll(60)
-    assert watch.report({7}, lambda _: "", 61).ranks == (Rank(7, 0, 61, ENDED),)
+    assert watch.report({7}, lambda _: "", 61).ranks == (StalledRank(7, 0, 61, ENDED),)
 
 
 def test_ranks_are_written_in_few_characters():

@@ -113,7 +113,7 @@ class Job:
         ]
         self.watches = [Watch(every, min(notify, timeout)) for _ in range(0, size, 2)]
         self.starts = [rng.uniform(0, every) for _ in self.watches]
-        self.judge = judge.State(notify, timeout, every)
+        self.judge = judge.Stalls(notify, timeout, every)
         self.ended_at = math.inf
         self.fault, self.victim = fault, self.ranks[rng.randrange(size)]
         self.fault_at = rng.uniform(1, 60)
@@ -296,9 +296,9 @@ def progress_is_not_told(monkeypatch):
 
 
 def a_silent_rank_is_left_out(monkeypatch):
-    real = host.Rank._replace
+    real = host.StalledRank._replace
     monkeypatch.setattr(
-        host.Rank,
+        host.StalledRank,
         "_replace",
         lambda self, **how: real(self, **{**how, "unchanged": 0} if "trouble" in how else how),
     )
@@ -330,10 +330,10 @@ def stalls_are_added_up(monkeypatch):
 
 
 def what_was_seen_last_is_taken_for_now(monkeypatch):
-    def over_at(self, since, real=judge.State.over_at):
+    def over_at(self, since, real=judge.Stalls.over_at):
         return real(self._replace(every=-1), since)
 
-    monkeypatch.setattr(judge.State, "over_at", over_at)
+    monkeypatch.setattr(judge.Stalls, "over_at", over_at)
 
 
 MISTAKES = [

@@ -1,21 +1,25 @@
-"""A command that is asked something. It may hang for ever, even after SIGKILL."""
+"""A command that is asked something, or a process that is talked to. Both may hang for ever."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from launcher.host.processes import tie_to_this_process
 from launcher.host.signals import Signals
+from launcher.text.protocol import Lines, decoded
 
 _KILL_SECONDS = 1  # that a killed command has to end
 _POLL_SECONDS = 0.1  # of stops
+_SEND_SECONDS = 5.0  # for a helper to take a message, of which the kernel holds 200 KB by itself
 _REPLY_BYTES = 1 << 22  # of a Question, at most; `nvidia-smi -q` says 10 KiB of each GPU
 
 
@@ -122,6 +126,74 @@ class Question:
             self._out.close()
             with contextlib.suppress(OSError):
                 os.killpg(self._leader, signal.SIGKILL)
+
+
+class Helper:
+    """A process in a session of its own, to which a message is sent with its length in front.
+
+    What it replies are lines of JSON, for each of which take(message) is called; take(None) if it
+    has hung up. Its last argument is its socket's descriptor. Raises OSError, or SubprocessError,
+    if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        folder: str,
+        selector: selectors.BaseSelector,
+        take: Callable[[Mapping[str, Any] | None], None],
+    ) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._selector, self._take = selector, take
+        self._lines, self._is_open = Lines(_REPLY_BYTES), True
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    [*argv, str(theirs.fileno())],
+                    env=dict(environ),
+                    cwd=folder or None,
+                    start_new_session=True,
+                    pass_fds=[theirs.fileno()],
+                )
+        except BaseException:
+            self._connection.close()
+            raise
+        process.returncode = 0  # Popen is not to wait for it: the loop reaps all children
+        self.pid = process.pid
+        self._connection.settimeout(_SEND_SECONDS)
+        selector.register(self._connection, selectors.EVENT_READ, self._read)
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Send a message; return whether it has been taken."""
+        data = json.dumps(message).encode()
+        try:
+            self._connection.sendall(len(data).to_bytes(8, "big") + data)
+        except OSError:
+            return False
+        return True
+
+    def _read(self) -> None:
+        try:
+            data = self._connection.recv(1 << 16)
+            messages = [*map(decoded, self._lines.feed(data))]
+        except (OSError, ValueError):
+            data, messages = b"", []
+        for message in messages:
+            self._take(message)
+        if not data and self._is_open:
+            self._take(None)
+
+    def close(self, *, kill: bool = True) -> None:
+        """Kill it, unless it has ended, and have take() not be called any more."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._selector.unregister(self._connection)
+        self._connection.close()
+        if kill:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def _started(

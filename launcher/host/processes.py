@@ -164,6 +164,7 @@ class Processes:
         self._mark = mark
         self._known: set[psutil.Process] = set()
         self._sessions: set[int] = set()
+        self._spared: set[int] = set()
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -172,13 +173,18 @@ class Processes:
         """Take the sessions that these lead, torchrun's and ranks', for the job's."""
         self._sessions.update(leaders)
 
+    def spare(self, pid: int) -> None:
+        """Never take a process for the job's."""
+        self._spared.add(pid)
+
     def all(self) -> list[psutil.Process]:
         """Return every process of the job, torchrun and orphans too."""
         children = _children()
         todo = [(process, False) for process in children.pop(os.getpid(), ())]
         found = []
         for process, parent_is_ours in todo:  # which grows meanwhile
-            is_ours = parent_is_ours or self._is_ours(process)
+            is_spared = process.pid in self._spared
+            is_ours = not is_spared and (parent_is_ours or self._is_ours(process))
             todo += [(child, is_ours) for child in children.pop(process.pid, ())]
             if is_ours:
                 found.append(process)

@@ -24,7 +24,7 @@ from typing import Any, Callable
 from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills
-from launcher.host.child import Question
+from launcher.host.child import Helper, Question
 from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import crash, run_dir
 from launcher.host.signals import Signals
@@ -165,16 +165,24 @@ class System:
         `mark` is a variable of its environment, which what it starts inherits; `folder` is its
         current one, "" for this process's. Raises LaunchError.
         """
-        if self._processes is None:
-            self._processes = processes.Processes(mark)
+        self._require_processes(mark)
         child: subprocess.Popen[bytes] = processes.start(
             argv, environ, new_session=True, tied=tied, folder=folder
         )
         child.returncode = 0  # Popen is not to wait for it: reap() does
-        self._processes.add(child.pid)
-        with contextlib.suppress(OSError):  # it has ended
-            resource.prlimit(child.pid, _OPEN_FILES, self._files)
+        self.add_leader(child.pid)
+        self.limit_files(child.pid)
         return child.pid
+
+    def _require_processes(self, mark: tuple[str, str]) -> processes.Processes:
+        if self._processes is None:
+            self._processes = processes.Processes(mark)
+        return self._processes
+
+    def limit_files(self, pid: int) -> None:
+        """Give a process the limit on open files that this one had at its start."""
+        with contextlib.suppress(OSError):  # it has ended
+            resource.prlimit(pid, _OPEN_FILES, self._files)
 
     def add_leader(self, pid: int) -> None:
         """Take the session of a process for the job's, also after it.
@@ -218,6 +226,24 @@ class System:
         if self._processes:
             for process in self._processes.all():
                 processes.send(process, signal.SIGKILL)
+
+    def start_helper(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        mark: tuple[str, str],
+        folder: str,
+        take: Callable[[Mapping[str, Any] | None], None],
+    ) -> Helper:
+        """Start a helper of the job's, which is no process of an attempt's (child.py).
+
+        Raises OSError or SubprocessError.
+        """
+        known = self._require_processes(mark)
+        helper = Helper(argv, environ, folder, self.selector, take)
+        self.limit_files(helper.pid)
+        known.spare(helper.pid)
+        return helper
 
     def ask(
         self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]

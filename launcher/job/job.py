@@ -58,6 +58,7 @@ class LaunchPlan(NamedTuple):
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
+    nursery: tuple[str, ...] = ()  # the command of what forks torchrun and ranks; (): nothing does
     folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
 
     def lines(self) -> tuple[str, ...]:

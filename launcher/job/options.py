@@ -82,6 +82,12 @@ def _bools(text: str) -> str:
     return text
 
 
+def _start(text: str) -> str:
+    if text not in ("cold", "warm"):
+        raise ValueError("cold or warm")
+    return text
+
+
 def _torchrun_args(text: str) -> tuple[str, ...]:
     import shlex  # 6 ms of CPU that most jobs need not spend
 
@@ -131,6 +137,7 @@ class Option(NamedTuple):
 
 _SIZE, _MEET, _END = "Size of the job", "How hosts meet", "How a job ends"
 _HANG = "When nothing moves"
+_STARTS = "How ranks start"
 _REACH = "What reaches torchrun and the script"
 _SAYS = "What the launcher says"
 _PORT, _SECONDS = whole(1, 65535), whole(0, 86400)
@@ -254,6 +261,20 @@ class Options(NamedTuple):
             "how SageMaker's `--flag True` reaches the script: as-is, or as `--flag` or nothing",
         ),
     ] = "as-is"
+    start: Annotated[
+        str,
+        Option(
+            _STARTS,
+            "cold|warm",
+            _start,
+            "cold: each rank imports torch; warm: ranks are forked from a process of their host "
+            "that has imported it",
+        ),
+    ] = "cold"
+    preload: Annotated[
+        tuple[str, ...],  # ()
+        Option(_STARTS, "A,B", _names, "modules that this process imports besides torch"),
+    ] = ()
     torchrun_args: Annotated[
         tuple[str, ...],
         Option(

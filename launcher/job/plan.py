@@ -18,6 +18,7 @@ from launcher.text.words import flag
 
 AGENT = os.path.join(PACKAGE, "run", "agent.py")
 RANK = os.path.join(PACKAGE, "run", "rank.py")
+NURSERY = os.path.join(PACKAGE, "run", "nursery.py")
 
 
 class _Extra(NamedTuple):
@@ -73,7 +74,8 @@ def make_plan(
     # torchrun substitutes ${local_rank} and the like in arguments; "$$" stands for "$".
     words = (word.replace("$", "$$") for word in (*script, *options.script_args))
     for_speed, reasons = tuned(nproc, cluster, resources, environ)
-    others = [*replaced, torchrun.of_slices(nproc, options, cluster), *extra.remarks]
+    nursery, why_cold = _nursery(options, resources, environ, extra.runner)
+    others = [*replaced, torchrun.of_slices(nproc, options, cluster), *extra.remarks, why_cold]
     plan = LaunchPlan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
         argv=(*filter(None, [extra.runner]), resources.python, AGENT, *flags, "--", RANK, *words),
@@ -93,6 +95,7 @@ def make_plan(
         runner=extra.runner,
         peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
         folder=options.folder,
+        nursery=nursery,
     )
     _check_text(plan)
     return plan
@@ -121,6 +124,21 @@ def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
         f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
     }
     return _Extra(runner, environment, tuple(remarks), fingerprint)
+
+
+def _nursery(
+    options: Options, resources: Resources, environ: Mapping[str, str], runner: str
+) -> tuple[tuple[str, ...], str]:
+    """Return the command of what forks torchrun and ranks, or () and why a warm start is cold."""
+    if options.start != "warm":
+        return (), ""
+    python = environ.get("PYTHON_EXEC", resources.python)
+    other = runner or (python if python != resources.python else "")
+    if other:
+        return (), f"{flag('start')} warm: starting cold, as {other} is to run torchrun or ranks."
+    script = os.path.join(options.folder, options.train_script)
+    folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
+    return (resources.python, "-u", NURSERY, folder, *options.preload), ""
 
 
 def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:

@@ -22,14 +22,15 @@ import math
 import socket
 from collections.abc import Sequence
 from selectors import EVENT_READ
-from typing import Any, Callable, NoReturn, Union
+from typing import Any, Callable, NoReturn
 
 from launcher.host.system import System
 from launcher.job.job import Job
-from launcher.peers import coordinator, events, member, state
+from launcher.peers import coordinator, events, member
 from launcher.peers.connection import Connection
 from launcher.peers.events import Action, Lost, Received, Time
 from launcher.peers.listener import Listener
+from launcher.peers.member import MemberState
 from launcher.peers.messages import (
     Alive,
     End,
@@ -44,13 +45,13 @@ from launcher.peers.messages import (
     from_member,
     to_wire,
 )
+from launcher.peers.state import JobState
 from launcher.result.causes import Failure
 from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 from launcher.watch import progress, stacks
 
-State = Union[state.State, member.State]
 _ALIVE_SECONDS = 15.0  # between two messages that this launcher is alive
 # Until a launcher is lost that sends nothing: that, or so many times --launcher-host-timeout.
 _SILENCE_SECONDS, _SILENCE_TIMEOUTS = 60.0, 4
@@ -76,7 +77,7 @@ class Channel:
         self._began = system.now()
         self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: not known
         self.own_address = ""  # at which other hosts have reached this one, or it them
-        self.state: State
+        self.state: JobState | MemberState
         self.state, self._first = self._machine.begin(job, self._began)
 
     @property

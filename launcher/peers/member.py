@@ -85,14 +85,14 @@ class Ended(NamedTuple):
     """This host knows how the job ends."""
 
 
-Phase = Union[Connecting, Greeting, Joined, Ended]
+MemberPhase = Union[Connecting, Greeting, Joined, Ended]
 
 
-class State(NamedTuple):
+class MemberState(NamedTuple):
     """All that is known."""
 
     job: Job
-    phase: Phase
+    phase: MemberPhase
     began: float
     log_missing_at: float
     reports: tuple[FromMember, ...] = ()  # sent with each hello, until this host is welcome
@@ -102,15 +102,15 @@ class State(NamedTuple):
     stop_signal: int = 0  # that this host was sent
 
 
-Step = tuple[State, tuple[Action, ...]]
+MemberStep = tuple[MemberState, tuple[Action, ...]]
 
 
-def begin(job: Job, now: float) -> Step:
+def begin(job: Job, now: float) -> MemberStep:
     """Return the state at the launcher's start, and the actions to carry out."""
-    return State(job, Connecting(), now, now + LOG_MISSING_SECONDS), (Connect(0),)
+    return MemberState(job, Connecting(), now, now + LOG_MISSING_SECONDS), (Connect(0),)
 
 
-def due(state: State) -> float:
+def due(state: MemberState) -> float:
     """Return when the event Time is due; infinite: never, as while ranks run."""
     if not isinstance(state.phase, (Connecting, Greeting)):
         return math.inf  # once welcome, only the coordinator's timeouts count
@@ -119,7 +119,7 @@ def due(state: State) -> float:
     return min(state.log_missing_at, start_deadline, reply_deadline)
 
 
-def step(state: State, event: Any, now: float) -> Step:
+def step(state: MemberState, event: Any, now: float) -> MemberStep:
     """Return the state after an event, and the actions to carry out."""
     if isinstance(event, Received):
         if event.host == state.job.current_host:
@@ -139,45 +139,45 @@ def step(state: State, event: Any, now: float) -> Step:
 # Until the coordinator has welcomed this host.
 
 
-def unreachable(state: State, event: Unreachable, now: float) -> Step:
+def unreachable(state: MemberState, event: Unreachable, now: float) -> MemberStep:
     """Try again after a while, which grows from 0.02 s to 1 s; not where somebody has hung up."""
     if not isinstance(state.phase, Connecting):
         return state, ()
     if state.hung_up:
         how = f"was lost: it hung up before it answered, and now {event.trouble}"
-        return _end(state, of_lost_host(state.job.coordinator, how).result)
+        return _end_host(state, of_lost_host(state.job.coordinator, how).result)
     seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
     return state._replace(phase=Connecting(event.trouble)), (Connect(seconds),)
 
 
-def connected(state: State, event: Connected, now: float) -> Step:
+def connected(state: MemberState, event: Connected, now: float) -> MemberStep:
     """Send who this host is, and what it has to report."""
     state = state._replace(phase=Greeting(now + WELCOME_SECONDS))
     return state, tuple(Report(message) for message in (hello(state.job), *state.reports))
 
 
-def welcome(state: State, message: Welcome) -> Step:
+def welcome(state: MemberState, message: Welcome) -> MemberStep:
     """Have joined: from now on, the coordinator decides."""
     has_reported_stop = any(isinstance(report, Stop) for report in state.reports)
     state = state._replace(phase=Joined(), reports=())
     return state, (Command(AllKnow()),) if has_reported_stop else ()
 
 
-def later(state: State, message: Later) -> Step:
+def later(state: MemberState, message: Later) -> MemberStep:
     """Try again: the coordinator has no room now."""
     phase = Connecting("it has no room for more connections")
     state = state._replace(phase=phase, hung_up=False)
     return state, (HangUp(state.job.coordinator), Connect(MOST_RETRY_SECONDS))
 
 
-def refused(state: State, message: Refused) -> Step:
+def refused(state: MemberState, message: Refused) -> MemberStep:
     """End: the coordinator waits for no such host."""
     job = state.job
     text = f"the launcher of {job.coordinator} refused {job.current_host}: {message.why.value}."
-    return _end(state, of_host(f"launcher: {text}").result)
+    return _end_host(state, of_host(f"launcher: {text}").result)
 
 
-def time_is_up(state: State, event: Time, now: float) -> Step:
+def time_is_up(state: MemberState, event: Time, now: float) -> MemberStep:
     """Log every 30 s what is missing; end if no reply comes in time."""
     job, phase = state.job, state.phase
     if now < due(state):
@@ -187,12 +187,12 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
     if now >= state.began + job.options.start_timeout:
         how = f"did not arrive within {job.options.start_timeout:g} s ({trouble})"
-        return _end(state, of_lost_host(job.coordinator, how).result)
+        return _end_host(state, of_lost_host(job.coordinator, how).result)
     line = Log(f"waiting for {job.coordinator} ({trouble}).")
     return state._replace(log_missing_at=now + LOG_MISSING_SECONDS), (line,)
 
 
-def _no_reply(state: State, why: str, seconds: float) -> Step:
+def _no_reply(state: MemberState, why: str, seconds: float) -> MemberStep:
     """End: something else listens there, or the coordinator has ended; one more try tells which."""
     where = f"on port {state.job.options.peer_port} of {state.job.coordinator}"
     if why == NO_MESSAGE:
@@ -205,13 +205,13 @@ def _no_reply(state: State, why: str, seconds: float) -> Step:
     else:
         phase = Connecting("it hung up before it answered")
         return state._replace(phase=phase, hung_up=True), (Connect(AT_ONCE_SECONDS),)
-    return _end(state, no_launcher(seen).result)
+    return _end_host(state, no_launcher(seen).result)
 
 
 # Up and down.
 
 
-def reported(state: State, message: Any) -> Step:
+def reported(state: MemberState, message: Any) -> MemberStep:
     """Pass a report of this host's own on; before it is welcome, a stop is decided here."""
     if isinstance(message, Failed):
         message = message._replace(failure=checked(message.failure, state.job.current_host))
@@ -229,35 +229,35 @@ def reported(state: State, message: Any) -> Step:
     return state, report
 
 
-def missing(state: State, message: Missing) -> Step:
+def missing(state: MemberState, message: Missing) -> MemberStep:
     """Log which hosts are missing."""
     return state, (Log(f"waiting for {message.words}."),)
 
 
-def start(state: State, message: Start) -> Step:
+def start(state: MemberState, message: Start) -> MemberStep:
     """Have this host start the ranks of an attempt."""
     state = state._replace(phase=Joined(), attempt=message.attempt, succeeded=0)
     return state, (Command(message),)
 
 
-def restart(state: State, message: Restart) -> Step:
+def restart(state: MemberState, message: Restart) -> MemberStep:
     """Have this host end its ranks."""
     return state, (Command(message),)
 
 
-def end(state: State, message: End) -> Step:
+def end(state: MemberState, message: End) -> MemberStep:
     """Have this host end; that the job has succeeded is true only if this host has."""
     if message.result.exit_code == 0 and not state.succeeded:
         return state, ()
-    return _end(state, message.result)
+    return _end_host(state, message.result)
 
 
-def pass_on(state: State, message: Any) -> Step:
+def pass_on(state: MemberState, message: Any) -> MemberStep:
     """Have this host do what may be commanded also after the end."""
     return state, (Command(message),)
 
 
-def coordinator_lost(state: State, event: Lost, now: float) -> Step:
+def coordinator_lost(state: MemberState, event: Lost, now: float) -> MemberStep:
     """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
     job = state.job
     if isinstance(state.phase, Ended):
@@ -265,25 +265,25 @@ def coordinator_lost(state: State, event: Lost, now: float) -> Step:
     if isinstance(state.phase, Greeting) and event.why in (HUNG_UP, NO_MESSAGE):
         return _no_reply(state, event.why, WELCOME_SECONDS - (state.phase.deadline - now))
     if state.stop_signal:
-        return _end(state, stopped(state.stop_signal))  # which came first
+        return _end_host(state, stopped(state.stop_signal))  # which came first
     lost = of_lost_host(job.coordinator, f"was lost: {event.why}")
-    state, actions = _end(state, lost.result)
+    state, actions = _end_host(state, lost.result)
     # If it was only stopped, it ends with the same when it continues.
     return state, (Report(Failed(state.attempt, lost)), *actions)
 
 
-def _end(state: State, result: Result) -> Step:
+def _end_host(state: MemberState, result: Result) -> MemberStep:
     """Have this host end with a result: no other has to learn it from this one."""
     return state._replace(phase=Ended()), (Command(End(result)), Command(AllKnow()))
 
 
-EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
+EVENTS: Mapping[type, Callable[[MemberState, Any, float], MemberStep]] = {
     Unreachable: unreachable,
     Connected: connected,
     Lost: coordinator_lost,
     Time: time_is_up,
 }
-COMMANDS: Mapping[type, Callable[[State, Any], Step]] = {
+COMMANDS: Mapping[type, Callable[[MemberState, Any], MemberStep]] = {
     Welcome: welcome,
     Later: later,
     Refused: refused,

@@ -41,7 +41,7 @@ from launcher.text import wire
 from launcher.text.wire import Among, Count, Length, Line, Seconds
 from launcher.text.words import NAMED, join_and_count
 from launcher.watch import stacks
-from launcher.watch.progress import Rank
+from launcher.watch.progress import StalledRank
 
 MOST_ENDS = 1000  # of ranks, that one message has
 _LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
@@ -121,7 +121,7 @@ class ProgressReport(NamedTuple):
     """
 
     attempt: Count
-    ranks: tuple[Rank, ...]
+    ranks: tuple[StalledRank, ...]
     others: Count = 1
 
 

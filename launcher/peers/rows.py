@@ -7,7 +7,6 @@ not read them. A message is shown as itself, not as `Received`.
 
 from __future__ import annotations
 
-from launcher.peers import member
 from launcher.peers.events import (
     Arrived,
     CannotListen,
@@ -17,7 +16,7 @@ from launcher.peers.events import (
     TooFewFiles,
     Unreachable,
 )
-from launcher.peers.member import Connecting, Greeting, Joined
+from launcher.peers.member import Connecting, Ended, Greeting, Joined
 from launcher.peers.messages import (
     AllStacks,
     AtRendezvous,
@@ -40,73 +39,73 @@ from launcher.peers.messages import (
     Succeeded,
     Welcome,
 )
-from launcher.peers.state import Ended, Failing, Joining, Restarting, Running
+from launcher.peers.state import JobEnded, JobFailing, JobJoining, JobRestarting, JobRunning
 from launcher.transitions import Row
 
-_STARTED = (Running, Failing, Restarting, Ended)
+_STARTED = (JobRunning, JobFailing, JobRestarting, JobEnded)
 
 COORDINATOR = (
     Row(
-        (Joining,),
+        (JobJoining,),
         (Arrived,),
-        (Running, Failing, Ended),
+        (JobRunning, JobFailing, JobEnded),
         "refuse a stranger; `Welcome` a host; `End` if it does not agree; `Start` if it was the "
         "last; if it cannot start, wait for why",
         may_stay=True,
     ),
     Row(
-        (Failing,),
+        (JobFailing,),
         (Arrived,),
-        (Ended,),
+        (JobEnded,),
         "before the start the same, but for `Start`",
         may_stay=True,
     ),
     Row(
-        (Joining, Failing),
+        (JobJoining, JobFailing),
         (CannotListen, TooFewFiles),
-        (Ended,),
+        (JobEnded,),
         "`End`: the hosts cannot all meet here",
     ),
     Row(
-        (Joining,),
+        (JobJoining,),
         (Time,),
-        (Ended,),
+        (JobEnded,),
         "each 30 s `Missing`; after the start timeout `End`, with 69",
         may_stay=True,
     ),
     Row(
-        (Joining, Running),
+        (JobJoining, JobRunning),
         (Failed, Lost),
-        (Failing,),
+        (JobFailing,),
         "wait for a better cause, 0.3 s to 3 s by the cause",
     ),
-    Row((Joining, Running, Restarting), (Stop,), (Ended,), "`End`: stopped"),
+    Row((JobJoining, JobRunning, JobRestarting), (Stop,), (JobEnded,), "`End`: stopped"),
     Row(
-        (Running, Failing),
+        (JobRunning, JobFailing),
         (RanksSucceeded,),
         (),
         "note which ranks have ended with 0, and when: a failure that only says that a connection "
         "broke is told with the first of them",
     ),
-    Row((Running,), (ProgressReport,), (), "note of which ranks nothing moves"),
+    Row((JobRunning,), (ProgressReport,), (), "note of which ranks nothing moves"),
     Row(
-        (Running,),
+        (JobRunning,),
         (Time,),
-        (Failing,),
+        (JobFailing,),
         "say who waits for whom, and `CollectStacks` when that is new; say which ranks run on "
         "though their script has ended; after `--launcher-hang-timeout`, fail",
         may_stay=True,
     ),
     Row(
-        (Running,),
+        (JobRunning,),
         (AtRendezvous,),
         (),
         "after a restart: note whose torchrun waits for the others, or that all have met",
     ),
     Row(
-        (Running, Restarting),
+        (JobRunning, JobRestarting),
         (Time,),
-        (Ended,),
+        (JobEnded,),
         "a restart has taken longer than the restart timeout: `End`, with 69",
     ),
     Row(_STARTED, (StacksRequest,), (), "`CollectStacks` to all hosts, and wait for 3 s"),
@@ -118,57 +117,59 @@ COORDINATOR = (
         "the log",
     ),
     Row(
-        (Running, Failing),
+        (JobRunning, JobFailing),
         (Succeeded,),
-        (Ended,),
+        (JobEnded,),
         "count the host; when all have succeeded, `End`",
         may_stay=True,
     ),
-    Row((Failing,), (Failed, Lost), (), "keep the better cause, and the earlier end of the wait"),
     Row(
-        (Failing,),
+        (JobFailing,), (Failed, Lost), (), "keep the better cause, and the earlier end of the wait"
+    ),
+    Row(
+        (JobFailing,),
         (Stop,),
-        (Ended,),
+        (JobEnded,),
         "`End`, stopped, if ranks would be restarted; else the failure came first",
     ),
     Row(
-        (Restarting,),
+        (JobRestarting,),
         (Failed,),
-        (Ended,),
+        (JobEnded,),
         "of a rank: nothing, it belongs to the same restart; of torchrun: `End` with the failure; "
         "of a launcher itself: `End` with that",
     ),
     Row(
-        (Failing,),
+        (JobFailing,),
         (Time,),
-        (Restarting, Ended),
+        (JobRestarting, JobEnded),
         "`Restart` if only ranks have failed or hang, none of broken hardware, and restarts are "
         "left; else `End`",
     ),
-    Row((Restarting,), (Lost,), (Ended,), "`End`, with 69"),
+    Row((JobRestarting,), (Lost,), (JobEnded,), "`End`, with 69"),
     Row(
-        (Restarting,),
+        (JobRestarting,),
         (Cleared,),
-        (Running, Ended),
+        (JobRunning, JobEnded),
         "`Start` the next attempt when all hosts have said so; `End` with the failure if a process "
         "survives SIGKILL, or hardware is broken",
         may_stay=True,
     ),
     Row(_STARTED, (NoRanksHere,), (), "when all hosts have said so, `NoRanksAnywhere`"),
     Row(
-        (Ended,),
+        (JobEnded,),
         (Arrived,),
         (),
         "before the start: `Welcome` a host, and tell it the `End`; refuse a stranger",
     ),
-    Row((Ended,), (Lost,), (), "do not wait for its `NoRanksHere`"),
+    Row((JobEnded,), (Lost,), (), "do not wait for its `NoRanksHere`"),
 )
 
 MEMBER = (
     Row(
         (Connecting,),
         (Unreachable,),
-        (member.Ended,),
+        (Ended,),
         "try again, after 0.02 s at first and after 1 s in the end; after somebody hung up: end, "
         "with 69",
         may_stay=True,
@@ -182,7 +183,7 @@ MEMBER = (
     Row(
         (Connecting, Greeting),
         (Time,),
-        (member.Ended,),
+        (Ended,),
         "log each 30 s who is waited for; end, with 69, without an answer or after the start "
         "timeout",
         may_stay=True,
@@ -191,21 +192,21 @@ MEMBER = (
     Row((Connecting, Greeting), (Stop,), (), "the same, and end this host"),
     Row((Greeting,), (Later,), (Connecting,), "hang up, and try again in 1 s"),
     Row((Greeting,), (Welcome,), (Joined,), "wait for the other hosts"),
-    Row((Greeting,), (Refused,), (member.Ended,), "end: the coordinator waits for no such host"),
+    Row((Greeting,), (Refused,), (Ended,), "end: the coordinator waits for no such host"),
     Row(
         (Greeting,),
         (Lost,),
-        (Connecting, member.Ended),
+        (Connecting, Ended),
         "without an answer and within 1 s: try once more, to tell a launcher that has ended from "
         "another program; else end, with 69",
     ),
     Row((Joined,), (Missing,), (), "log which hosts are missing"),
     Row((Joined,), (Start,), (), "start the ranks of an attempt"),
     Row((Joined,), (Restart,), (), "tell this host's run"),
-    Row((Joined,), (End,), (member.Ended,), "end; a success only if this host has succeeded"),
-    Row((Joined,), (Lost,), (member.Ended,), "end, with 69: nobody decides any more"),
+    Row((Joined,), (End,), (Ended,), "end; a success only if this host has succeeded"),
+    Row((Joined,), (Lost,), (Ended,), "end, with 69: nobody decides any more"),
     Row(
-        (Joined, member.Ended),
+        (Joined, Ended),
         (NoRanksAnywhere, CollectStacks, AllStacks),
         (),
         "tell this host",
@@ -217,7 +218,7 @@ MEMBER = (
         "tell the coordinator",
     ),
     Row(
-        (Joined, member.Ended),
+        (Joined, Ended),
         (NoRanksHere, ProgressReport, StacksRequest, HostStacks),
         (),
         "tell the coordinator",

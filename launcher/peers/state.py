@@ -14,14 +14,14 @@ from launcher.result.causes import Failure, Result
 from launcher.watch import judge, stacks
 
 
-class Joining(NamedTuple):
+class JobJoining(NamedTuple):
     """Hosts join; what must agree is compared."""
 
     deadline: float
     log_missing_at: float
 
 
-class Running(NamedTuple):
+class JobRunning(NamedTuple):
     """All hosts have joined and run an attempt.
 
     After a restart `rendezvous_deadline` is that of their torchruns' rendezvous, for which those
@@ -33,7 +33,7 @@ class Running(NamedTuple):
     at_rendezvous: frozenset[str] = frozenset()
 
 
-class Failing(NamedTuple):
+class JobFailing(NamedTuple):
     """A host has failed or is lost; a better cause may come until the deadline."""
 
     deadline: float
@@ -45,7 +45,7 @@ class Failing(NamedTuple):
     broken: str = ""  # hardware, in words: then there is no restart
 
 
-class Restarting(NamedTuple):
+class JobRestarting(NamedTuple):
     """Hosts end this attempt's ranks, for the next one to start when all have.
 
     The deadline is that of all hosts for this, and for their torchruns' next rendezvous.
@@ -56,20 +56,20 @@ class Restarting(NamedTuple):
     cleared: frozenset[str] = frozenset()
 
 
-class Ended(NamedTuple):
+class JobEnded(NamedTuple):
     """It is decided how the job ends; all hosts that have joined have been sent it."""
 
     result: Result
 
 
-Phase = Union[Joining, Running, Failing, Restarting, Ended]
+JobPhase = Union[JobJoining, JobRunning, JobFailing, JobRestarting, JobEnded]
 
 
-class State(NamedTuple):
+class JobState(NamedTuple):
     """All that the coordinator knows."""
 
     job: Job
-    phase: Phase
+    phase: JobPhase
     hello: Hello  # this host's own
     attempt: int = 0  # 0: not all hosts have joined yet
     attempt_began: float = 0.0
@@ -79,8 +79,8 @@ class State(NamedTuple):
     kinds: tuple[str, ...] = ()  # of failures, of the attempts before
     refused: int = 0  # connections
     ends: ends.Known = ends.NONE  # of ranks that have ended with 0
-    watch: judge.State = judge.State()  # ranks without progress
+    watch: judge.Stalls = judge.Stalls()  # ranks without progress
     gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
 
 
-Step = tuple[State, tuple[Action, ...]]
+JobStep = tuple[JobState, tuple[Action, ...]]

@@ -92,14 +92,14 @@ def as_received(result: Result) -> Result:
 class Failure(NamedTuple):
     """One reason for the job to fail: `text` is that of the failure file, its first line the cause.
 
-    `exit_code` is a process's, 1 to 255. Only failures `of_rank` can be fixed by a restart, unless
-    hardware is `broken`, in words; `rank` is that which failed, -1 if none did.
+    `exit_code` is a process's, 1 to 255. A restart can fix only one that `may_restart`,
+    unless hardware is `broken`, in words; `rank` is that which failed, -1 if none did.
     """
 
     cause: Cause
     exit_code: Annotated[int, Among(range(1, 256))]
     text: Annotated[str, failure_text]
-    of_rank: bool = False
+    may_restart: bool = False
     rank: Annotated[int, Among(range(-1, 1 << 31))] = -1
     broken: Line = ""
 
@@ -250,7 +250,7 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
         lines.pop(0)  # the rest of a frame
     text += "".join(line + "\n" for line in lines)
     broken = broken_hardware(failure, host)
-    return Failure(failure.cause, code, text, of_rank=True, rank=failure.rank, broken=broken)
+    return Failure(failure.cause, code, text, may_restart=True, rank=failure.rank, broken=broken)
 
 
 def told_to_end(number: int) -> str:
@@ -310,7 +310,7 @@ def of_lost_host(host: str, how: str) -> Failure:
 def of_hang(what: str, *, may_restart: bool = True) -> Failure:
     """Return the failure of a job in which ranks wait for one that does not come, or run on."""
     text = f"{shortened(what, 900)}\nexit code {EXIT_HUNG} ({flag('hang_timeout')})\n"
-    return Failure(Cause.OWN, EXIT_HUNG, text, of_rank=may_restart)
+    return Failure(Cause.OWN, EXIT_HUNG, text, may_restart=may_restart)
 
 
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:

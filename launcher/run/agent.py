@@ -97,7 +97,7 @@ def _is_tail() -> bool:
     return threading.current_thread().name.startswith("TailLog")
 
 
-class Launcher:
+class AgentConnection:
     """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone.
 
     A thread reads what it says, apart from the main thread, in which a signal may raise anywhere.
@@ -157,7 +157,7 @@ class Launcher:
         sys.exit(2)
 
 
-def arguments(torchrun: Any, launcher: Launcher | None) -> Any:
+def arguments(torchrun: Any, launcher: AgentConnection | None) -> Any:
     """Parse this process's arguments as torchrun does; they may run nothing else than rank.py.
 
     Only its own parser tells options of --launcher-torchrun-args from values and the script.
@@ -183,10 +183,12 @@ class Rank:
     """A rank's process, as torchrun uses a Popen. It is the launcher's child, which reaps it.
 
     `started` is the process that became it, or tried to (rank.py): it has ended with 0 once the
-    launcher knows the rank.
+    launcher knows the rank. There is none where it was forked.
     """
 
-    def __init__(self, launcher: Launcher, rank: int, started: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, launcher: AgentConnection, rank: int, started: subprocess.Popen[bytes] | None
+    ) -> None:
         self._launcher, self._rank, self._started = launcher, rank, started
         self._pidfd = -1
 
@@ -196,7 +198,7 @@ class Rank:
         pids = self._launcher.pids
         while self._rank not in pids and not self._launcher.is_gone and not self._has_failed():
             self._launcher.wait(lambda: self._rank in pids, _STARTED_SECONDS)
-        pid = pids.get(self._rank, self._started.pid)
+        pid = pids.get(self._rank, self._started.pid if self._started else 0)
         if self._pidfd < 0 and self._rank in pids:
             with contextlib.suppress(AttributeError, OSError):  # an old kernel; it has ended
                 self._pidfd = os.pidfd_open(pid)
@@ -204,8 +206,8 @@ class Rank:
 
     def _has_failed(self) -> bool:
         """Tell whether there is no such rank, and report it."""
-        code = self._started.poll()
-        if code and self._rank not in self._launcher.exit_codes:
+        code = self._started.poll() if self._started else 0
+        if self._started and code and self._rank not in self._launcher.exit_codes:
             about = {"rank": self._rank, "pid": self._started.pid, "exit_code": code}
             self._launcher.report({"not_started": about})
             self._launcher.exit_codes[self._rank] = code
@@ -257,7 +259,7 @@ class HeldAgent:
     `agents`, those that there are. All that is used here is the same in torch 2.4 to 2.15.
     """
 
-    launcher: Launcher
+    launcher: AgentConnection
     is_host: bool
     tees: bool
     agents: list[Any]
@@ -328,7 +330,7 @@ def end_ranks(ranks: list[Any], seconds: float) -> None:
         rank.kill()
 
 
-def attach(launcher: Launcher, *, is_host: bool, tees: bool) -> list[Any]:
+def attach(launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool) -> list[Any]:
     """Have torchrun use our agent, and leave ranks to the launcher; return its agents."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
         SubprocessHandler as Handler,
@@ -336,7 +338,13 @@ def attach(launcher: Launcher, *, is_host: bool, tees: bool) -> list[Any]:
     from torch.distributed.launcher import api
 
     def start(handler: Any, args: Any, env: dict[str, str]) -> Rank:
-        return Rank(launcher, int(env["RANK"]), popen(handler, args, env))
+        rank = int(env["RANK"])
+        if nursery:
+            why_not = nursery.fork(args, env, [handler._stdout, handler._stderr])
+            if not why_not:
+                return Rank(launcher, rank, None)
+            launcher.report({"cold": why_not})
+        return Rank(launcher, rank, popen(handler, args, env))
 
     def close(handler: Any, death_sig: Any = None) -> None:
         for file in (handler._stdout, handler._stderr):  # of --redirects and --tee
@@ -387,7 +395,7 @@ def be_reached_at(address: str) -> None:
     handler._create_tcp_store_server = lambda self, _, port: create(self, address, port)
 
 
-def run(launcher: Launcher | None) -> int:
+def run(launcher: AgentConnection | None, nursery: Any) -> int:
     """Run torchrun with this process's arguments; raise what it raises, or return 0."""
     import torch
     from torch.distributed import run as torchrun
@@ -396,7 +404,7 @@ def run(launcher: Launcher | None) -> int:
     is_host = "is_host=1" in parsed.rdzv_conf.split(",")
     agents = []
     if launcher:
-        agents = attach(launcher, is_host=is_host, tees=parsed.tee != "0")
+        agents = attach(launcher, nursery, is_host=is_host, tees=parsed.tee != "0")
     address = os.environ.get("LAUNCHER_MASTER_ADDR") or parsed.local_addr
     if torch.__version__ >= (2, 5):
         if address != parsed.local_addr:
@@ -411,12 +419,12 @@ def run(launcher: Launcher | None) -> int:
     return 0
 
 
-def main() -> int:
+def main(nursery: Any = None) -> int:
     """Run torchrun; return the exit code it would have had, and report why."""
     if (run_dir := os.environ.get("LAUNCHER_RUN_DIR")) is None:
-        return run(None)
+        return run(None, None)
     try:
-        launcher = Launcher(run_dir)
+        launcher = AgentConnection(run_dir)
     except OSError:
         return 1  # it has been killed before
     # Until torchrun has handlers a stop ends it at once; Python's own would wait for torch's C++.
@@ -427,7 +435,7 @@ def main() -> int:
             signal.signal(warning, lambda *_: None)  # not SIG_IGN, which ranks would inherit
     tempfile.tempdir = run_dir  # with it goes the log folder that torchrun leaves behind
     try:
-        run(launcher)
+        run(launcher, nursery)
     except Exception as error:
         # By name: what cannot be imported cannot be caught. Of ranks the launcher knows.
         name = type(error).__name__
@@ -441,16 +449,34 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
+def start(nursery: Any = None) -> NoReturn:
+    """Run torchrun, and end as it ends; `nursery` forks its ranks, if there is one."""
     # This folder's modules must not stand in for anybody's.
     sys.path[:] = [path for path in sys.path if path != HERE]
     if sys.stderr is not None:
-        sys.stderr = Unread(sys.stderr)  # before torch makes its loggers
+        unread = Unread(sys.stderr)
+        if nursery:  # else torch makes its loggers later
+            _log_to(unread)
+        sys.stderr = unread
     try:
-        exit_code = main()
+        exit_code = main(nursery)
     except SystemExit as error:
         exit_code = error.code if isinstance(error.code, int) else 1
     except Exception:
         traceback.print_exc()
         exit_code = 1
     depart(exit_code)
+
+
+def _log_to(stream: Any) -> None:
+    """Have loggers write to a stream that have written to stderr."""
+    import logging
+
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in [one for logger in loggers for one in getattr(logger, "handlers", ())]:
+        if getattr(handler, "stream", None) is sys.stderr:
+            handler.setStream(stream)
+
+
+if __name__ == "__main__":
+    start()

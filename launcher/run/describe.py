@@ -31,8 +31,9 @@ _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
 
 def own_frames(trace: types.TracebackType | None, rank: str) -> types.TracebackType | None:
-    """Return a traceback without the frames of rank.py in front, the script's own."""
-    while trace is not None and trace.tb_frame.f_code.co_filename == rank:
+    """Return a traceback without the frames of rank.py and what runs it in front: the script's."""
+    folder = os.path.dirname(rank)
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == folder:
         trace = trace.tb_next
     return trace
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
 from launcher.peers.events import Report as Report
+from launcher.peers.events import Time as Time
 from launcher.result.causes import Failure
 from launcher.result.raised import Link
 from launcher.watch.stacks import Calls
@@ -172,8 +173,7 @@ class OrphanEnded(NamedTuple):
     exit_code: int  # negative: by this signal
 
 
-class Time(NamedTuple):
-    """Something is due."""
+# Time, when something is due, is that of peers/events.py.
 
 
 # Actions; and Report, of peers/events.py, to the coordinator.

@@ -53,7 +53,7 @@ def fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
     """Report a failure, which counts; the coordinator decides what follows."""
     phase = state.phase
     report: Actions = (Report(Failed(state.attempt, failure, round(age, 3))),)
-    if isinstance(phase, Running) and phase.foreign_signal and failure.of_rank:
+    if isinstance(phase, Running) and phase.foreign_signal and failure.may_restart:
         # There is no restart after somebody else has ended torchrun.
         report += (Report(Failed(state.attempt, stopped_by_others(state, phase, now))),)
     if not isinstance(phase, Failing):

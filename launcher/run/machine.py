@@ -419,7 +419,7 @@ def rank_runs(state: State, event: RankRuns, now: float) -> Step:
     return state._replace(times=times, ranks=known), (ReplyToRank(event.pid, lets_go=True),)
 
 
-def rank_reports(state: State, event: ranks.Message, now: float) -> Step:
+def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note what is known of a rank; its failure may count, or its success complete this host's."""
     before = state.ranks.get(event.pid)
     was_known = before is not None and before.exit_code is not None

@@ -28,16 +28,17 @@ from collections.abc import Iterator
 from json import dumps, loads
 from socket import AF_UNIX, MSG_PEEK, SOCK_STREAM, socket
 from time import sleep
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-Send = Callable[[dict[str, Any]], None]
+Sender = Callable[[dict[str, Any]], None]
+Forked = Optional[tuple[int, int]]  # a pipe to write to once the launcher knows it; parent's pid
 
 _ARGV = getattr(sys, "orig_argv", None) or [sys.executable, "-u", *sys.argv]  # from Python 3.10 on
 _FORKED = "LAUNCHER_FORKED"  # in a process that has been forked, and has started Python anew
 
 
-class Launcher:
-    """The launcher whose socket is in a folder. Raises OSError if it is gone.
+class RankConnection:
+    """A rank's, to the launcher whose socket is in a folder. Raises OSError if it is gone.
 
     Once the script runs, that must not be its loss: what cannot be sent is not.
     """
@@ -61,7 +62,7 @@ class Launcher:
         return self._status() == self._identity
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, but not from a fork of the script's that came back here."""
+        """Sender a message, but not from a fork of the script's that came back here."""
         with contextlib.suppress(OSError):
             if os.getpid() == self._pid and self._is_ours():
                 text = dumps(message, ensure_ascii=False) + "\n"
@@ -105,19 +106,23 @@ class Launcher:
                 self._connection.close()
 
 
-def become_child(run_dir: str, hello: Callable[[], dict[str, Any]]) -> Launcher:
+def become_child(
+    run_dir: str, hello: Callable[[], dict[str, Any]], forked: Forked
+) -> RankConnection:
     """Fork; return, in a process that is the launcher's child, and has its word, the connection.
 
     The launcher adopts orphans (PR_SET_CHILD_SUBREAPER). This process ends with 0 once the launcher
     knows the other one (hello), or as that ends. A refused process ends before its script runs.
+    `forked` is what _forked() returns where that has been done.
     """
-    knows, parent = map(int, os.environ.pop(_FORKED, "-1 0").split())
-    if knows < 0:
-        knows, parent = _forked()
+    if _FORKED in os.environ:
+        knows, parent = map(int, os.environ.pop(_FORKED).split())
+    else:
+        knows, parent = forked or _forked()
     try:
-        launcher = Launcher(run_dir)
+        launcher = RankConnection(run_dir)
         launcher.send(hello())
-        os.write(knows, b".")
+        os.write(knows, str(os.getpid()).encode())
         os.close(knows)
         if launcher.lets_go():
             while os.getppid() == parent:
@@ -137,7 +142,7 @@ def _forked() -> tuple[int, int]:
     pid = os.fork()
     if pid:
         os.close(knows)
-        if os.read(is_known, 1):
+        if os.read(is_known, 32):
             os._exit(0)
         _end_as(pid)
     os.close(is_known)
@@ -166,22 +171,24 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
-def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
+def connect(describe: types.ModuleType, forked: Forked) -> tuple[Sender, Callable[[], None]]:
     """Become a rank that the launcher knows, where there is a launcher.
 
     Returns the way to report more, and what to call once the script has ended.
     """
-    nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
+    nobody: tuple[Sender, Callable[[], None]] = (lambda message: None), (lambda: None)
     if "LAUNCHER_RUN_DIR" not in os.environ:
         return nobody
     rank = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
-    launcher = become_child(os.environ["LAUNCHER_RUN_DIR"], lambda: {**rank, "pid": os.getpid()})
+    launcher = become_child(
+        os.environ["LAUNCHER_RUN_DIR"], lambda: {**rank, "pid": os.getpid()}, forked
+    )
     run_dir, watcher = os.environ.pop("LAUNCHER_RUN_DIR"), os.environ.pop("LAUNCHER_WATCHER", "")
     load(beside("unseen.py")).begin(run_dir, launcher.send, describe, __file__)
     keep_answering = nobody[1]
     if watcher:
         hello = {**rank, "watch": os.getpid()}
-        keep_answering = load(watcher).begin(lambda: Launcher(run_dir), hello)
+        keep_answering = load(watcher).begin(lambda: RankConnection(run_dir), hello)
 
     def script_ended() -> None:
         launcher.send({**rank, "script_ended": os.getpid()})
@@ -284,12 +291,12 @@ def wrap_hook(describe: types.ModuleType) -> None:
     sys.excepthook = show
 
 
-def main() -> None:
+def main(forked: Forked = None) -> None:
     """Run the script or module that the arguments name, and end as it ends."""
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
     describe = load(beside("describe.py"))
-    send, script_ended = connect(describe)
+    send, script_ended = connect(describe, forked)
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}

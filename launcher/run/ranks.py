@@ -21,7 +21,7 @@ from launcher.run.events import (
 from launcher.text.words import plural
 from launcher.watch import stacks
 
-Message = Union[RankRuns, RankNotStarted, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+RankEvent = Union[RankRuns, RankNotStarted, RankExits, ScriptEnded, RankEnded, ThreadRaised]
 _RELATED_SECONDS = 60  # in which what a thread raised may have to do with the rank's end
 EXIT_SECONDS = 5.0  # from a script's end to that of its process, within which the former counts
 
@@ -55,7 +55,7 @@ Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
 NONE: Ranks = {}
 
 
-def updated(ranks: Ranks, report: Message, time: float) -> Ranks:
+def updated(ranks: Ranks, report: RankEvent, time: float) -> Ranks:
     """Return what is known after a report, `time` seconds since torchrun's start."""
     if isinstance(report, RankRuns):
         rank = Rank(*report)

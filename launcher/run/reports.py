@@ -84,7 +84,7 @@ class Reports:
         self._pids: dict[socket.socket, int] = {}  # of ranks that have reported who they are
         self._local: dict[int, int] = {}  # local ranks of those that torchrun starts, by rank
         self._ranks: dict[int, int] = {}  # of those that were there, by pid
-        self._has_ended: set[int] = set()  # pids of those that were reaped
+        self.exit_codes: dict[int, int] = {}  # of what was reaped, by pid
         self._ends: deque[Any] = deque()  # to be taken in when all is read that was sent before
         self._oom_kills = system.oom_kills()
         self._connections: set[socket.socket] = set()
@@ -110,7 +110,7 @@ class Reports:
     @property
     def pids(self) -> list[int]:
         """Those of the ranks that are known here, and have not ended."""
-        return [pid for pid in self._ranks if pid not in self._has_ended]
+        return [pid for pid in self._ranks if pid not in self.exit_codes]
 
     @property
     def has_more(self) -> bool:
@@ -135,7 +135,7 @@ class Reports:
     def child_ended(self, event: Any) -> None:
         """Have an event taken in once all is read that was sent before."""
         if isinstance(event, OrphanEnded):
-            self._has_ended.add(event.pid)  # nobody may send it a signal any more
+            self.exit_codes[event.pid] = event.exit_code  # nobody may send it a signal any more
         self._ends.append(event)
 
     # Commands to torchrun, requests to ranks.
@@ -311,6 +311,9 @@ class Reports:
             about = message["not_started"]
             pid, rank = _pid(about["pid"]), int(about["rank"])
             return RankNotStarted(pid, rank, self._local[rank], int(about["exit_code"]))
+        if "cold" in message:
+            self._system.log(f"ranks start cold: {printable(str(message['cold']))}.")
+            return None
         if "close" in message:
             number, error = int(message.get("signal") or 0), str(message.get("error") or "")
             self._ends.append(CloseRequested(number, error, message.get("tees") is True))
@@ -328,7 +331,7 @@ class Reports:
             self._hung_up(connection)
             return None
         self._system.add_leader(pid)  # its session is the job's, also after it
-        self._has_ended.discard(pid)
+        self.exit_codes.pop(pid, None)
         self._pids[connection], self._ranks[pid] = pid, rank
         return RankRuns(pid, rank, self._local[rank])
 

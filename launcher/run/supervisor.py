@@ -18,6 +18,7 @@ import math
 import os
 import selectors
 import signal
+import subprocess
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Callable
@@ -45,8 +46,9 @@ from launcher.run import events, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State, Why
+from launcher.run.warm import Nursery
 from launcher.text.log import described, traceback_of
-from launcher.text.words import Log, printable
+from launcher.text.words import Log, flag, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch
 
@@ -85,7 +87,8 @@ class Supervisor:
 
     def __init__(self, job: Job, environ: Mapping[str, str], system: System) -> None:
         self._environ, self._system = environ, system
-        self._stack = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()  # of an attempt
+        self._folders = contextlib.ExitStack()  # of all
         self._folder = self._mark = ""
         self._reports: Reports | None = None
         # Numbers of CollectStacks, by those of the requests to ranks.
@@ -93,6 +96,10 @@ class Supervisor:
         self._places_request = 0  # before ranks are killed
         self._logged = {""}  # of what the watch cannot see
         self._child = self._errors = 0
+        self._nursery: Nursery | None = None
+        self._is_killed = False  # the torchrun whose pid is not known yet
+        self._home = ""  # of what a nursery executes, if that is in an archive
+        self._attempt = 1  # that the folder is of
         self._gpu_check: Question | None = None  # to the driver of the GPUs
         self._error: Exception | None = None  # the launcher's own, the first
         self._events: deque[Any] = deque()  # to be taken in
@@ -129,7 +136,10 @@ class Supervisor:
         finally:
             self._channel.close()
             self._end_gpu_check()
+            if self._nursery:
+                self._nursery.close()
             self._end_attempt()
+            self._folders.close()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
         if self._reports:
@@ -140,6 +150,8 @@ class Supervisor:
         now = self._system.now()
         if now >= machine.due(self.state):
             self._step(events.Time())
+        if self._nursery and now >= self._nursery.due():
+            self._nursery.is_late()
         if now >= self._channel.due():
             self._channel.tick()
         if now >= self._watch.due():
@@ -203,11 +215,13 @@ class Supervisor:
         self._on_signals()  # a stop that came before anything was started
         if not isinstance(self.state.phase, Done):
             self._channel.begin()
+            self._begin_nursery()
         if isinstance(self.state.job.plan, Exception):
             self._cannot_start(self.state.job.plan)
 
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
+        due = min(due, self._nursery.due()) if self._nursery else due
         seconds = max(0.0, due - self._system.now())
         if self._reports and self._reports.has_more:
             return 0
@@ -267,7 +281,7 @@ class Supervisor:
                 self._step(events.Signal(number))
             elif number != signal.SIGCHLD:
                 self._pass_on(number)
-            elif self._child and self._reports:
+            elif self._reports and (self._child or self._nursery):
                 for pid, exit_code in self._system.reap():
                     self._reaped(pid, exit_code, self._reports)
 
@@ -283,9 +297,15 @@ class Supervisor:
         self._system.log(passed_on(number, len(handle), len(pids)))
 
     def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
+        if self._nursery and pid == self._nursery.pid:
+            self._nursery.ended()
+            return
         if pid != self._child:
             reports.child_ended(events.OrphanEnded(pid, exit_code))  # or a rank
             return
+        self._torchrun_ended(exit_code, reports)
+
+    def _torchrun_ended(self, exit_code: int, reports: Reports) -> None:
         if not self.state.job.runner:
             reports.child_ended(events.TorchrunEnded(exit_code))
         reports.child_ended(events.ChildEnded(exit_code))
@@ -299,49 +319,54 @@ class Supervisor:
         else:
             do(self, action)
 
-    def _log(self, action: Log) -> None:
+    def _do_log(self, action: Log) -> None:
         self._system.log(action.line)
 
-    def _report(self, action: events.Report) -> None:
+    def _do_report(self, action: events.Report) -> None:
         self._channel.report(action.message)
 
-    def _start(self, action: events.StartTorchrun) -> None:
+    def _do_start_torchrun(self, action: events.StartTorchrun) -> None:
         try:
             self._start_torchrun(action.attempt)
         except Exception as error:
             self._cannot_start(error)
 
-    def _reply(self, action: events.Reply) -> None:
+    def _do_reply(self, action: events.Reply) -> None:
         if self._reports:
             self._reports.reply(action)
 
-    def _reply_to_rank(self, action: events.ReplyToRank) -> None:
+    def _do_reply_to_rank(self, action: events.ReplyToRank) -> None:
         if self._reports:
             self._reports.reply_to_rank(action.pid, lets_go=action.lets_go)
 
-    def _signal_group(self, action: events.SignalGroup) -> None:
+    def _do_signal_group(self, action: events.SignalGroup) -> None:
         self._system.send_members(action.pid, action.number)
 
-    def _signal_child(self, action: events.SignalChild) -> None:
+    def _do_signal_child(self, action: events.SignalChild) -> None:
         self._system.send_group(self._child, action.number)
 
-    def _kill_torchrun(self, action: events.KillTorchrun) -> None:
+    def _do_kill_torchrun(self, action: events.KillTorchrun) -> None:
+        if not self._child and self._nursery and self._reports:
+            if self._nursery.forget():
+                self._torchrun_ended(-signal.SIGKILL, self._reports)  # it has never begun
+            self._is_killed = True
+            return
         # Where a program runs torchrun, that is our child.
         torchrun = self._reports.torchrun if self._reports and self.state.job.runner else 0
         self._system.send(torchrun or self._child, signal.SIGKILL)
 
-    def _kill_ranks(self, action: events.KillRanks) -> None:
+    def _do_kill_ranks(self, action: events.KillRanks) -> None:
         for pid in self._unreaped(action.pids):
             self._system.send_group(pid, signal.SIGKILL)
 
-    def _signal_processes(self, action: events.SignalProcesses) -> None:
+    def _do_signal_processes(self, action: events.SignalProcesses) -> None:
         for pid in action.pids:
             self._system.send_leftover(pid, action.number)
 
-    def _request_places(self, action: events.RequestPlaces) -> None:
+    def _do_request_places(self, action: events.RequestPlaces) -> None:
         self._places_request = self._request_calls(may_signal=True)
 
-    def _find_leftovers(self, action: events.FindLeftovers) -> None:
+    def _do_find_leftovers(self, action: events.FindLeftovers) -> None:
         self._step(events.LeftoversFound(tuple(self._leftovers())))
 
     def _start_torchrun(self, attempt: int) -> None:
@@ -354,26 +379,70 @@ class Supervisor:
             resolves = self._channel.own_name_resolves
             plan = reached_at(plan, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
-        if attempt > 1:
+        if attempt > self._attempt:
             self._begin_attempt(job)
-        mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
+            self._attempt = attempt
+        mark = self._mark
         # A relative TMPDIR leads there from this process's folder alone.
         own = os.path.abspath(self._folder) if plan.folder else self._folder
         environment.update({RUN_DIR: own, JOB_MARK: mark})
         plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
-        *argv, watcher = unpacked((*plan.argv, IN_RANK), self._folder)
+        *argv, watcher = unpacked((*plan.argv, IN_RANK), self._home or self._folder)
         if job.options.watch:
             environment[WATCHER] = watcher
+        self._child, self._is_killed = 0, False
+        if self._nursery:
+            self._nursery.fork(argv[1:], environment, plan.folder)
+            return
         self._child = self._system.start(
             argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
         )
+
+    # Warm starts.
+
+    def _begin_nursery(self) -> None:
+        """Start what forks torchrun, for its imports to overlap with joining."""
+        plan = self.state.job.plan
+        if isinstance(plan, Exception) or not plan.nursery:
+            return
+        self._home = self._folders.enter_context(self._system.folder(self._environ))
+        environ = {**self._environ, **plan.environment, JOB_MARK: self._mark}
+        took = self._torchrun_forked, self._starts_cold
+        try:
+            argv = unpacked(plan.nursery, self._home)
+            mark = JOB_MARK, self._mark
+            self._nursery = Nursery(self._system, argv, environ, mark, plan.folder, *took)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._starts_cold(str(error))
+
+    def _torchrun_forked(self, pid: int) -> None:
+        self._child = pid
+        self._system.add_leader(pid)
+        self._system.limit_files(pid)
+        if self._reports and pid in self._reports.exit_codes:
+            self._torchrun_ended(self._reports.exit_codes[pid], self._reports)
+        elif self._is_killed:
+            self._system.send(pid, signal.SIGKILL)
+
+    def _starts_cold(self, why: str) -> None:
+        """Go on without a nursery; a torchrun that it was to fork starts now."""
+        self._system.log(f"{flag('start')} warm: starting cold, as {why}.")
+        nursery, self._nursery = self._nursery, None
+        if nursery and nursery.start and self._is_killed and self._reports:
+            self._torchrun_ended(-signal.SIGKILL, self._reports)
+        elif nursery and nursery.start:
+            attempt = self.state.attempt
+            # In a folder of its own: one that has been forked all the same is nobody's.
+            self._begin_attempt(self.state.job)
+            self._do_start_torchrun(events.StartTorchrun(attempt))
 
     def _begin_attempt(self, job: Job) -> None:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
         self._end_attempt()
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
+        self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         self._watch, self._stacks_requests, self._places_request = _watch(job), {}, 0
         self._reports = Reports(self._folder, self._system, self._receive, self._watch, job.runner)
 
@@ -422,7 +491,7 @@ class Supervisor:
                 number = self._stacks_requests.pop(asked.number)
                 self._channel.report(HostStacks(number, stacks.grouped(texts)))
 
-    def _check_gpus(self, action: events.CheckGpus) -> None:
+    def _do_check_gpus(self, action: events.CheckGpus) -> None:
         def then(text: str) -> None:
             broken = gpu_health.broken(text, self._environ)
             host = self.state.job.current_host
@@ -433,7 +502,7 @@ class Supervisor:
         if self._gpu_check is None:
             then("")
 
-    def _cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
+    def _do_cancel_gpu_check(self, action: events.CancelGpuCheck) -> None:
         self._end_gpu_check()
 
     def _end_gpu_check(self) -> None:
@@ -459,7 +528,7 @@ class Supervisor:
             failure = self._own_failure(error)
         self._step(events.CannotStart(failure))
 
-    def _signal_ranks(self, action: events.SignalRanks) -> None:
+    def _do_signal_ranks(self, action: events.SignalRanks) -> None:
         pids = self._unreaped(action.pids)
         disposition = {pid: self._system.response(pid, action.number) for pid in pids}
         for pid in pids:
@@ -477,19 +546,19 @@ def _watch(job: Job) -> Watch:
 
 
 ACTIONS: dict[type, Callable[[Supervisor, Any], None]] = {
-    Log: Supervisor._log,
-    events.Report: Supervisor._report,
-    events.StartTorchrun: Supervisor._start,
-    events.Reply: Supervisor._reply,
-    events.ReplyToRank: Supervisor._reply_to_rank,
-    events.SignalRanks: Supervisor._signal_ranks,
-    events.SignalGroup: Supervisor._signal_group,
-    events.SignalChild: Supervisor._signal_child,
-    events.SignalProcesses: Supervisor._signal_processes,
-    events.KillTorchrun: Supervisor._kill_torchrun,
-    events.KillRanks: Supervisor._kill_ranks,
-    events.RequestPlaces: Supervisor._request_places,
-    events.FindLeftovers: Supervisor._find_leftovers,
-    events.CheckGpus: Supervisor._check_gpus,
-    events.CancelGpuCheck: Supervisor._cancel_gpu_check,
+    Log: Supervisor._do_log,
+    events.Report: Supervisor._do_report,
+    events.StartTorchrun: Supervisor._do_start_torchrun,
+    events.Reply: Supervisor._do_reply,
+    events.ReplyToRank: Supervisor._do_reply_to_rank,
+    events.SignalRanks: Supervisor._do_signal_ranks,
+    events.SignalGroup: Supervisor._do_signal_group,
+    events.SignalChild: Supervisor._do_signal_child,
+    events.SignalProcesses: Supervisor._do_signal_processes,
+    events.KillTorchrun: Supervisor._do_kill_torchrun,
+    events.KillRanks: Supervisor._do_kill_ranks,
+    events.RequestPlaces: Supervisor._do_request_places,
+    events.FindLeftovers: Supervisor._do_find_leftovers,
+    events.CheckGpus: Supervisor._do_check_gpus,
+    events.CancelGpuCheck: Supervisor._do_cancel_gpu_check,
 }

@@ -12,7 +12,7 @@ How a hang is found, and who may end the job
     progress.py     what ranks reply and hosts report, checked; stacks.py, the stacks of all ranks
 
 run/supervisor.py carries requests to the ranks and reports to the coordinator. peers/coordinator.py
-hands reports to judge.py, logs the lines that come back, and makes a failure of `State.hang`, with
+hands reports to judge.py, logs the lines that come back, and makes a failure of `Stalls.hang`, with
 exit code 75. That is the only way in which the watch ends a job. The coordinator also asks it why
 a rank had waited whose own time-out (torch's) has ended it: `judge.reason_of_wait`.
 

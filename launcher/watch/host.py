@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 from launcher.text.words import plural
-from launcher.watch.progress import ENDED, ENDS, Rank, bounded, groups_of, seconds
+from launcher.watch.progress import ENDED, ENDS, StalledRank, bounded, groups_of, seconds
 from launcher.watch.stacks import (
     AT_EXIT,
     MOST_CALLS,
@@ -46,21 +46,21 @@ _WHY_SILENT = {
 _HOLDS_LOCK = "it runs code that keeps Python's lock"
 
 
-class Report(NamedTuple):
+class NoProgress(NamedTuple):
     """What the coordinator is to know of a host: its ranks without progress.
 
     `others` counts those that run, and neither wait nor run on after their script, as far as is
     known.
     """
 
-    ranks: tuple[Rank, ...]
+    ranks: tuple[StalledRank, ...]
     others: int
 
 
 class _Polled(NamedTuple):
     """A rank that is polled: its last reply; `known.unchanged` is 0 if it had made progress."""
 
-    known: Rank
+    known: StalledRank
     replied_at: float
     error: str = ""  # why it cannot say how far it is
     is_connected: bool = True
@@ -84,9 +84,9 @@ class Watch:
         self._ranks: dict[int, _Polled] = {}
         self._returned: dict[int, _Returned] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
-        self._report = Report((), 0)  # the last, without times
+        self._report = NoProgress((), 0)  # the last, without times
         self._without_room = 0  # ranks of which no message holds the groups
-        self._requests: list[StacksRequest] = []  # that are not over
+        self._requests: list[CallsRequest] = []  # that are not over
         self._requested = 0
 
     # What ranks report.
@@ -95,7 +95,7 @@ class Watch:
         """Take in a rank that can be polled; at signal `number` it writes where it is."""
         if self._every:
             self._poll_at = min(self._poll_at, now + self._every)
-            self._ranks[pid] = _Polled(Rank(rank, local_rank, 0), now, signal=number)
+            self._ranks[pid] = _Polled(StalledRank(rank, local_rank, 0), now, signal=number)
 
     def script_ended(self, pid: int, rank: int, local_rank: int, now: float) -> None:
         """Take in that a rank's script has ended; it may not have been polled before."""
@@ -118,7 +118,7 @@ class Watch:
         error = str(fields.get("error", ""))[:_LONGEST_ERROR]
         if "kept" in fields and has_returned:
             self._returned[pid] = self._returned[pid]._replace(runs_on=kept_by(fields))
-        known = Rank(one.known.rank, one.known.local_rank, 0)
+        known = StalledRank(one.known.rank, one.known.local_rank, 0)
         if "unchanged" in fields:
             calls, unchanged = calls_of(fields["calls"]), seconds(fields["unchanged"])
             if fields.get("ends"):
@@ -163,7 +163,7 @@ class Watch:
         state_of: Callable[[int], str],
         now: float,
         running: Collection[int] = (),
-    ) -> Report | None:
+    ) -> NoProgress | None:
         """Return what the coordinator is to know after a poll, if that is not what it knows.
 
         `succeeded` are pids of ranks that have, `running` of those that run; state_of(pid) is a
@@ -180,14 +180,14 @@ class Watch:
         ranks = bounded(found, _MOST_BYTES)
         self._without_room = len(found) - len(ranks)
         idle = {rank for rank in ranks if rank.runs_on or rank.waits}
-        report = Report(ranks, sum(known.get(pid) not in idle for pid in running))
+        report = NoProgress(ranks, sum(known.get(pid) not in idle for pid in running))
         timeless = tuple(rank._replace(unchanged=0) for rank in ranks)
-        before, self._report = self._report, Report(timeless, report.others if ranks else 0)
+        before, self._report = self._report, NoProgress(timeless, report.others if ranks else 0)
         return None if self._report == before else report
 
     def _known(
         self, succeeded: Collection[int], state_of: Callable[[int], str], now: float
-    ) -> dict[int, Rank]:
+    ) -> dict[int, StalledRank]:
         """Return what is known of ranks that can be polled, or have succeeded, by pid."""
         found = {}
         for pid, one in self._ranks.items():
@@ -203,14 +203,14 @@ class Watch:
                 found[pid] = known
         return found
 
-    def _add_returned(self, known: dict[int, Rank], pid: int, now: float) -> None:
+    def _add_returned(self, known: dict[int, StalledRank], pid: int, now: float) -> None:
         """Add that a rank runs on whose script has ended, unless its collectives make progress."""
         one = self._returned[pid]
         age, rank = now - one.at, known.get(pid)
         if rank is None:  # one that is not polled may be about to connect
             if age <= _MISSES * self._every:
                 return
-            rank = Rank(one.rank, one.local_rank, age)
+            rank = StalledRank(one.rank, one.local_rank, age)
         if rank.unchanged:
             known[pid] = rank._replace(unchanged=min(rank.unchanged, age), runs_on=one.runs_on)
 
@@ -229,11 +229,11 @@ class Watch:
 
     def request_stacks(
         self, now: float, *, may_signal: bool
-    ) -> tuple[StacksRequest, Mapping[str, int]]:
+    ) -> tuple[CallsRequest, Mapping[str, int]]:
         """Return what will hold where ranks are, once it is over, and the request to send them."""
         self._requested += 1
         pids = [pid for pid, one in self._ranks.items() if one.is_connected]
-        self._requests.append(StacksRequest(self._requested, pids, now, may_signal=may_signal))
+        self._requests.append(CallsRequest(self._requested, pids, now, may_signal=may_signal))
         return self._requests[-1], {"stacks": self._requested}
 
     def signals_due(self, now: float) -> Mapping[int, int]:
@@ -243,14 +243,14 @@ class Watch:
         there = [(pid, one) for pid, one in self._ranks.items() if pid in pids and one.is_connected]
         return {pid: one.signal for pid, one in there if one.signal}
 
-    def requests_over(self, now: float) -> list[StacksRequest]:
+    def requests_over(self, now: float) -> list[CallsRequest]:
         """Return, once, the requests to which all have replied that will."""
         over = [request for request in self._requests if request.is_over(now)]
         self._requests = [request for request in self._requests if request not in over]
         return over
 
 
-class StacksRequest:
+class CallsRequest:
     """A request to ranks of this host, by pid, to say where they are; some may never do.
 
     `may_signal`: those that do not reply get the signal at which they write. `threads` are the

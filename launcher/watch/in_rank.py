@@ -53,8 +53,8 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], Non
     """
     responder = Responder(connect, hello)
     sys.meta_path.insert(0, responder)
-    if _MODULE in sys.modules:  # by sitecustomize
-        responder.find_spec(_MODULE)
+    if _MODULE in sys.modules:  # by sitecustomize, or before this process was forked
+        responder.begin_at_first_group(sys.modules[_MODULE])
     return responder.script_ended
 
 
@@ -93,6 +93,18 @@ class Responder:
                     if not self._has_started:
                         self._launcher = self._connect()
                         self._start()
+
+    def begin_at_first_group(self, module: Any) -> None:
+        """Start if the script makes a process group: it is not to find a thread at its begin."""
+        make = module._new_process_group_helper
+
+        def begin(*args: Any, **options: Any) -> Any:
+            module._new_process_group_helper = make
+            self.find_spec(_MODULE)
+            return make(*args, **options)
+
+        _record()
+        module._new_process_group_helper = begin
 
     def script_ended(self) -> None:
         """Start in any case; from now on say, too, what keeps the process."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from launcher.watch import sentences
-from launcher.watch.progress import Rank
-from launcher.watch.waits import Finding, Reported, Reports, findings
+from launcher.watch.progress import StalledRank
+from launcher.watch.waits import Finding, Reported, ReportedRanks, findings
 
 _SETTLE_SECONDS = 1.0  # until all hosts have reported what they see
 _PROGRESS_SECONDS = 10.0  # without a failure after it, until progress is logged
@@ -35,7 +35,7 @@ class Stall(NamedTuple):
 class RunsOn(NamedTuple):
     """A rank that runs on though its script has ended, as it was reported last."""
 
-    rank: Rank
+    rank: StalledRank
     since: float
     notice_at: float
 
@@ -47,7 +47,7 @@ class Hang(NamedTuple):
     may_restart: bool
 
 
-class State(NamedTuple):
+class Stalls(NamedTuple):
     """All that is known of an attempt's ranks without progress.
 
     The coordinator begins it with all hosts in `busy`.
@@ -82,8 +82,8 @@ class State(NamedTuple):
 
 
 def host_reported(
-    state: State, host: str, ranks: Sequence[Rank], now: float, others: int = 1
-) -> State:
+    state: Stalls, host: str, ranks: Sequence[StalledRank], now: float, others: int = 1
+) -> Stalls:
     """Take in which of a host's ranks make no progress; other hosts may report at the same time.
 
     `others` counts its ranks that do something else than to wait, or to run on after their script.
@@ -96,7 +96,7 @@ def host_reported(
     )
 
 
-def host_succeeded(state: State, host: str) -> State:
+def host_succeeded(state: Stalls, host: str) -> Stalls:
     """Take in that all ranks of a host have ended with 0."""
     return state._replace(busy=state.busy - {host})
 
@@ -104,7 +104,7 @@ def host_succeeded(state: State, host: str) -> State:
 # What is due.
 
 
-def due(state: State) -> float:
+def due(state: Stalls) -> float:
     """Return when `check` is due; infinite: never, as while all ranks make progress."""
     if state.hang:
         return math.inf
@@ -113,7 +113,7 @@ def due(state: State) -> float:
     return min((state.analyse_at, _run_on_too_long_at(state), *notices, *stalls))
 
 
-def _due(stall: Stall, state: State) -> float:
+def _due(stall: Stall, state: Stalls) -> float:
     if stall.progress_at < math.inf:
         return stall.progress_at + _PROGRESS_SECONDS
     if not stall.finding.is_sure:
@@ -121,7 +121,7 @@ def _due(stall: Stall, state: State) -> float:
     return min(stall.notice_at, state.over_at(stall.finding.since))
 
 
-def _run_on_too_long_at(state: State) -> float:
+def _run_on_too_long_at(state: Stalls) -> float:
     """Return when ranks have run on for too long while no rank of the job does anything else."""
     if state.busy or not state.run_on:
         return math.inf
@@ -130,7 +130,7 @@ def _run_on_too_long_at(state: State) -> float:
     return state.over_at(max(idle, default=math.inf))
 
 
-def check(state: State, now: float) -> tuple[State, list[str], bool]:
+def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
     """Return the lines that are due for the log, and whether stacks are, of a stall that is new.
 
     `hang` is set when the user's time-out is over.
@@ -164,7 +164,7 @@ def check(state: State, now: float) -> tuple[State, list[str], bool]:
     return state._replace(stalls=tuple(stalls), hang=hang), lines, is_new
 
 
-def _notice_run_on(state: State, now: float) -> tuple[State, list[str]]:
+def _notice_run_on(state: Stalls, now: float) -> tuple[Stalls, list[str]]:
     """Return the line that is due on ranks that run on: one, also for those that are due soon."""
     if all(now < one.notice_at for one in state.run_on.values()):
         return state, []
@@ -181,7 +181,7 @@ def _runs_on(run_on: Mapping[int, RunsOn]) -> str:
     return sentences.runs_on({rank: one.rank for rank, one in run_on.items()})
 
 
-def reason_of_wait(state: State, rank: int, now: float) -> str:
+def reason_of_wait(state: Stalls, rank: int, now: float) -> str:
     """Return why a rank waited that a time-out of torch's has ended, "" if that is not known."""
     for stall in state.stalls:
         finding = stall.finding
@@ -195,16 +195,16 @@ def reason_of_wait(state: State, rank: int, now: float) -> str:
 # What is known of stalls.
 
 
-def _analysed(state: State, now: float) -> State:
+def _analysed(state: Stalls, now: float) -> Stalls:
     """Find out anew who waits for whom, and which of the stalls that are followed continue."""
     reports = {one.state.rank: one for host in state.reports.values() for one in host}
-    of_rank: dict[int, list[int]] = {}
+    by_rank: dict[int, list[int]] = {}
     for number, stall in enumerate(state.stalls):
         for rank in stall.finding.ranks:
-            of_rank.setdefault(rank, []).append(number)
+            by_rank.setdefault(rank, []).append(number)
     stalls, continued = [], set[int]()
     for finding in findings(reports):
-        near = {number for rank in finding.ranks for number in of_rank.get(rank, ())}
+        near = {number for rank in finding.ranks for number in by_rank.get(rank, ())}
         same = [number for number in near if _continues(finding, state.stalls[number])]
         stalls.append(_followed(finding, [state.stalls[number] for number in same], state))
         continued.update(same)
@@ -221,7 +221,7 @@ def _continues(finding: Finding, stall: Stall) -> bool:
     return is_before and finding.continues(stall.finding)
 
 
-def _followed(finding: Finding, earlier: Sequence[Stall], state: State) -> Stall:
+def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stall:
     """Return the stall of a finding, which continues earlier ones: several may become one."""
     since = min((finding.since, *(stall.finding.since for stall in earlier)))
     notice_at = min((stall.notice_at for stall in earlier), default=since + state.patience)
@@ -229,7 +229,7 @@ def _followed(finding: Finding, earlier: Sequence[Stall], state: State) -> Stall
     return Stall(finding._replace(since=since), notice_at, is_logged)
 
 
-def _with_progress(stall: Stall, reports: Reports, now: float) -> Stall:
+def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:
     """Return a stall that is not found any more."""
     root = stall.finding.root
     root_has_progress = any(stall.finding.has_progress(rank, reports) for rank in root)
@@ -239,7 +239,7 @@ def _with_progress(stall: Stall, reports: Reports, now: float) -> Stall:
     )
 
 
-def _running_on(state: State, reports: Reports) -> Mapping[int, RunsOn]:
+def _running_on(state: Stalls, reports: ReportedRanks) -> Mapping[int, RunsOn]:
     """Return which ranks run on after their script; of those that did, since when."""
     found = {}
     for number, one in reports.items():

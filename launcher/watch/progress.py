@@ -88,7 +88,7 @@ def _first(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     return groups[:MOST_GROUPS]
 
 
-class Rank(NamedTuple):
+class StalledRank(NamedTuple):
     """One rank that has made no progress for `unchanged` seconds.
 
     `place` is where its main thread is (`load, data.py:88`). `trouble` is why it begins nothing
@@ -121,7 +121,7 @@ class Rank(NamedTuple):
                 return group.last
         return None if len(self.groups) >= MOST_GROUPS else 0
 
-    def without_waits(self, trouble: str) -> Rank:
+    def without_waits(self, trouble: str) -> StalledRank:
         """Return this rank as one that has continued from where it waited."""
         groups = tuple(group._replace(waits=0) for group in self.groups)
         return self._replace(trouble=trouble, groups=groups)
@@ -166,7 +166,7 @@ def seconds(value: Any) -> float:
     return time
 
 
-def within(ranks: Iterable[Rank], world: int) -> tuple[Rank, ...]:
+def within(ranks: Iterable[StalledRank], world: int) -> tuple[StalledRank, ...]:
     """Return the ranks of which all is of ranks of a job with so many.
 
     The others count as ranks that make progress: no stall is found of those that wait for them.
@@ -182,7 +182,7 @@ def _highest(ranks: range | tuple[int, ...]) -> int:
     return max(ranks[-1:] if isinstance(ranks, range) else ranks, default=0)
 
 
-def bounded(ranks: Iterable[Rank], limit: int) -> tuple[Rank, ...]:
+def bounded(ranks: Iterable[StalledRank], limit: int) -> tuple[StalledRank, ...]:
     """Return as many ranks as a message of so many bytes holds.
 
     The others count as ranks that make progress, too.

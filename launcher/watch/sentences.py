@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher.text.words import join_and_count, lasted, plural
-from launcher.watch.progress import Group, Rank
-from launcher.watch.waits import Absent, Circle, Finding, Incomplete, Reported, Reports, Wait
+from launcher.watch.progress import Group, StalledRank
+from launcher.watch.waits import Absent, Circle, Finding, Incomplete, Reported, ReportedRanks, Wait
 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
@@ -24,7 +24,7 @@ def progress(finding: Finding, at: float) -> str:
     return f"progress again after {lasted(at - finding.since)}."
 
 
-def runs_on(ranks: Mapping[int, Rank]) -> str:
+def runs_on(ranks: Mapping[int, StalledRank]) -> str:
     """Return in what ranks run on whose script has ended: one of them, and how many there are."""
     number, more = min(ranks), len(ranks) - 1
     what = f"rank {number}'s main thread has returned, but its process runs on"
@@ -41,7 +41,7 @@ def reason(finding: Finding) -> str:
     return _circle(finding.reason)
 
 
-def _absent(reason: Absent, ranks: Reports) -> str:
+def _absent(reason: Absent, ranks: ReportedRanks) -> str:
     wait, root = reason.wait, [ranks[rank] for rank in reason.root]
     if wait.group.is_counted and root[0].state.trouble:
         last = f"in {_name(wait.group)} nobody has begun a collective after #{wait.group.waits}"
@@ -82,7 +82,7 @@ def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
     return of_one if len(subjects) == 1 else of_more
 
 
-def _incomplete(wait: Wait, ranks: Reports) -> str:
+def _incomplete(wait: Wait, ranks: ReportedRanks) -> str:
     group, waiting, size = wait.group, len(wait.waiting), len(wait.group.members)
     what = f"{_collective(group)}, which does not complete"
     if group.is_counted:
@@ -96,7 +96,7 @@ def _incomplete(wait: Wait, ranks: Reports) -> str:
     return f"{plural(waiting, 'rank')} of {size} {_verb(wait.waiting, 'is', 'are')} in {what}"
 
 
-def _calls(wait: Wait, ranks: Reports) -> Mapping[tuple[str, str], list[int]]:
+def _calls(wait: Wait, ranks: ReportedRanks) -> Mapping[tuple[str, str], list[int]]:
     """Return which operation, of which size where that must agree, each waiting rank is in."""
     calls: dict[tuple[str, str], list[int]] = {}
     for rank in wait.waiting:

@@ -19,18 +19,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Union
 
-from launcher.watch.progress import Group, Key, Rank
+from launcher.watch.progress import Group, Key, StalledRank
 
 
 class Reported(NamedTuple):
     """A rank without progress since a time, as its host has reported it."""
 
     host: str
-    state: Rank
+    state: StalledRank
     since: float
 
 
-Reports = Mapping[int, Reported]  # of ranks without progress, by number; every other one makes some
+# Of ranks without progress, by number; every other one makes some.
+ReportedRanks = Mapping[int, Reported]
 
 
 class Wait(NamedTuple):
@@ -72,7 +73,7 @@ class Finding(NamedTuple):
     Unless it `is_sure` that somebody still waits, nothing is logged and nothing is ended.
     """
 
-    ranks: Reports
+    ranks: ReportedRanks
     reason: Reason
     since: float
     is_sure: bool = True
@@ -87,7 +88,7 @@ class Finding(NamedTuple):
         both = self.ranks.keys() & earlier.ranks.keys()
         return bool(both) and not any(earlier.has_progress(rank, self.ranks) for rank in both)
 
-    def has_progress(self, rank: int, later: Reports) -> bool:
+    def has_progress(self, rank: int, later: ReportedRanks) -> bool:
         """Tell whether one of the ranks has made progress since."""
         if rank not in later:
             return True
@@ -95,7 +96,7 @@ class Finding(NamedTuple):
         return before not in ((), after)  # the groups of one that did not reply may be unknown
 
 
-def findings(reports: Reports) -> list[Finding]:
+def findings(reports: ReportedRanks) -> list[Finding]:
     """Return all stalls."""
     found = []
     for members, waits in _connected(_waits(reports)):
@@ -107,7 +108,7 @@ def findings(reports: Reports) -> list[Finding]:
     return found
 
 
-def _reason(waits: Sequence[Wait], reports: Reports) -> Reason:
+def _reason(waits: Sequence[Wait], reports: ReportedRanks) -> Reason:
     """Return why ranks wait that belong together, from all of their waits."""
     first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
     roots = [(wait, [rank for rank in wait.absent if rank not in first_wait]) for wait in waits]
@@ -150,7 +151,7 @@ def _connected(waits: Sequence[Wait]) -> list[tuple[list[int], list[Wait]]]:
     return list(parts.values())
 
 
-def _waits(reports: Reports) -> list[Wait]:
+def _waits(reports: ReportedRanks) -> list[Wait]:
     """Return each collective in which ranks wait, the one with the most waiting ranks first."""
     recorded: dict[tuple[Key, int], dict[int, Group]] = {}
     counted: dict[Key, dict[int, Group]] = {}
@@ -168,7 +169,7 @@ def _waits(reports: Reports) -> list[Wait]:
 # Both take `views`: a group as those of its ranks see it that wait, or reply.
 
 
-def _recorded_waits(views: Mapping[int, Group], reports: Reports) -> list[Wait]:
+def _recorded_waits(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
     """Return the wait in one collective of a recorded group, of which these ranks wait in it."""
     group = next(iter(views.values()))
     absent = [one for one in group.members if one in reports and _lacks(reports[one].state, group)]
@@ -178,13 +179,13 @@ def _recorded_waits(views: Mapping[int, Group], reports: Reports) -> list[Wait]:
     return [Wait(group, replying, ())] if replying else []  # else all may have continued
 
 
-def _lacks(rank: Rank, group: Group) -> bool:
+def _lacks(rank: StalledRank, group: Group) -> bool:
     """Tell whether a rank is known not to have begun the collective that another one waits in."""
     last = rank.last_begun(group.key)
     return last is not None and last < group.waits
 
 
-def _counted_waits(views: Mapping[int, Group], reports: Reports) -> list[Wait]:
+def _counted_waits(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
     """Return the waits in a counted group, of which these ranks reply."""
     furthest = max(views.values(), key=lambda view: view.last)
     least = min(view.last for view in views.values())
@@ -209,7 +210,7 @@ def _counted_waits(views: Mapping[int, Group], reports: Reports) -> list[Wait]:
     return waits
 
 
-def _may_be_behind(silent: Rank, furthest: Group, is_uneven: bool) -> bool:
+def _may_be_behind(silent: StalledRank, furthest: Group, is_uneven: bool) -> bool:
     """Tell whether the others may wait for a rank that does not reply."""
     if not silent.trouble:
         return False

@@ -155,7 +155,8 @@ def _(plant: Planter) -> None:
 
 @mistake("the job succeeds with the first host that does")
 def _(plant: Planter) -> None:
-    plant.set(coordinator, "host_succeeded", lambda state, *_: coordinator._end(state, Result(0)))
+    done = Result(0)
+    plant.set(coordinator, "host_succeeded", lambda state, *_: coordinator._end_job(state, done))
 
 
 @mistake("torchrun's success is not held against its ranks'")
@@ -225,7 +226,7 @@ def _(plant: Planter) -> None:
 def _(plant: Planter) -> None:
     def early(plain: Any, state: Any, host: str, event: Any, now: float) -> Any:
         all_hosts = frozenset((*state.job.cluster.hosts,)) - {host}
-        if isinstance(state.phase, coordinator.Restarting) and event.attempt == state.attempt:
+        if isinstance(state.phase, coordinator.JobRestarting) and event.attempt == state.attempt:
             state = state._replace(phase=state.phase._replace(cleared=all_hosts))
         return plain(state, host, event, now)
 
@@ -245,7 +246,7 @@ def _(plant: Planter) -> None:
 @mistake("the coordinator forgets a stop while hosts clear an attempt")
 def _(plant: Planter) -> None:
     def forgets(plain: Any, state: Any, *event: Any) -> Any:
-        restarts = isinstance(state.phase, coordinator.Restarting)
+        restarts = isinstance(state.phase, coordinator.JobRestarting)
         return (state, ()) if restarts else plain(state, *event)
 
     plant.around(coordinator, "host_stopped", forgets)
@@ -254,7 +255,7 @@ def _(plant: Planter) -> None:
 @mistake("a host that is lost while ranks are restarted is waited for")
 def _(plant: Planter) -> None:
     def waits(plain: Any, state: Any, event: Any, now: float) -> Any:
-        restarts = isinstance(state.phase, coordinator.Restarting)
+        restarts = isinstance(state.phase, coordinator.JobRestarting)
         return (state, ()) if restarts else plain(state, event, now)
 
     plant.around(coordinator, "host_lost", waits)
@@ -318,8 +319,8 @@ def _(plant: Planter) -> None:
 @mistake("(!) a stop hides a failure whose cause is still waited for")
 def _(plant: Planter) -> None:
     def hides(plain: Any, state: Any, host: str, message: Any, now: float) -> Any:
-        if isinstance(state.phase, coordinator.Failing):
-            return coordinator._end(state, causes.stopped(message.number))
+        if isinstance(state.phase, coordinator.JobFailing):
+            return coordinator._end_job(state, causes.stopped(message.number))
         return plain(state, host, message, now)
 
     plant.around(coordinator, "host_stopped", hides)

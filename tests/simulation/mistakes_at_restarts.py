@@ -164,7 +164,7 @@ def _(plant: Planter) -> None:
 def _(plant: Planter) -> None:
     def forgets(plain: Any, state: Any, event: Any, now: float) -> Any:
         said = isinstance(event, coordinator.Received) and isinstance(event.message, Stop)
-        restarts = isinstance(state.phase, coordinator.Restarting)
+        restarts = isinstance(state.phase, coordinator.JobRestarting)
         if said and restarts and event.host != state.job.current_host:
             return state, ()
         return plain(state, event, now)
@@ -175,8 +175,8 @@ def _(plant: Planter) -> None:
 @mistake("a stop while hosts clear an attempt ends the job with the failure")
 def _(plant: Planter) -> None:
     def fails(plain: Any, state: Any, *message: Any) -> Any:
-        if isinstance(state.phase, coordinator.Restarting):
-            return coordinator._end(state, state.phase.failure.result)
+        if isinstance(state.phase, coordinator.JobRestarting):
+            return coordinator._end_job(state, state.phase.failure.result)
         return plain(state, *message)
 
     plant.around(coordinator, "host_stopped", fails)
@@ -219,7 +219,7 @@ def _(plant: Planter) -> None:
 def _(plant: Planter) -> None:
     def goes(plain: Any, state: Any, event: Any, now: float) -> Any:
         after, actions = plain(state, event, now)
-        if isinstance(state.phase, coordinator.Ended):
+        if isinstance(state.phase, coordinator.JobEnded):
             return coordinator._command_all(after, NoRanksAnywhere(state.attempt))
         return after, actions
 

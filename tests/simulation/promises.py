@@ -339,7 +339,7 @@ def failure_before_stop(watch: Watch) -> Iterator[str]:
         last = [one for one in known if one.attempt == known[-1].attempt]
         attempt = max((number for *_, number in watch.started), default=0)
         restarts = last and last[0].attempt <= watch.job.plan.max_restarts
-        all_of_ranks = all(one.failure.of_rank and not one.failure.broken for one in last)
+        all_of_ranks = all(one.failure.may_restart and not one.failure.broken for one in last)
         if last and last[0].attempt == attempt and not (restarts and all_of_ranks):
             yield f"stopped, but at {last[0].time:.3f} s it heard: {last[0].failure.text}"
 

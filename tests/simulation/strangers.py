@@ -20,7 +20,7 @@ def says(kind: int, job: Job, host: str) -> tuple[Mapping[str, Any], ...]:
     true = hello_of(job_of(job, host, FINGERPRINT))
     hello, fingerprint = to_wire(true), true.fingerprint
     failure = {"cause": "OWN", "exit_code": 1, "text": "\x1b[31mforged\n"}
-    failure.update(of_rank=True, rank=0, broken="")
+    failure.update(may_restart=True, rank=0, broken="")
     failed = {"Failed": {"attempt": 0, "failure": failure, "age": 0.0}}
     kinds: tuple[tuple[Mapping[str, Any], ...], ...] = (
         (),  # many at once, which say nothing

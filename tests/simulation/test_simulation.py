@@ -236,4 +236,4 @@ def test_a_verbose_job_says_every_step_and_is_the_same_job(monkeypatch: pytest.M
     for host, machine, before, after in (found.groups() for found in steps):
         assert phases.setdefault((host, machine), before) == before
         phases[host, machine] = after or before
-    assert sorted(phases.values()) == ["Done"] * 3 + ["Ended"] * 3
+    assert sorted(phases.values()) == ["Done"] * 3 + ["Ended"] * 2 + ["JobEnded"]

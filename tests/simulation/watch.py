@@ -121,14 +121,14 @@ class Watch:
             self._run(state, event, after, actions)
             return after, actions
 
-        def hosts_step(state: coordinator.State, event: Any, now: float) -> Any:
+        def hosts_step(state: coordinator.JobState, event: Any, now: float) -> Any:
             after, actions = hosts(state, event, now)
             message = event.message if isinstance(event, events.Received) else event
             self._stepped("coordinator", state, message, after, actions)
             self._coordinator(state, event, after, now)
             return after, actions
 
-        def member_step(state: member.State, event: Any, now: float) -> Any:
+        def member_step(state: member.MemberState, event: Any, now: float) -> Any:
             after, actions = others(state, event, now)
             message = event.message if isinstance(event, events.Received) else event
             self._stepped("member", state, message, after, actions)
@@ -152,7 +152,7 @@ class Watch:
             expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
             # What a host reports before it receives the start counts (coordinator.host_failed); and
             # others have ended, if the first one's launcher was stopped at a restart.
-            of_host = isinstance(event, Failed) and not event.failure.of_rank
+            of_host = isinstance(event, Failed) and not event.failure.may_restart
             has_ended = isinstance(event, NoRanksHere) and What.LAUNCHER_STOPS in self.kinds
             crosses = attempt == expected - 1 and (of_host or has_ended)
             if attempt != expected and not crosses:
@@ -180,13 +180,13 @@ class Watch:
                     self.note(f"    {action!r}", name, is_)
 
     def _coordinator(self, before: Any, event: Any, after: Any, now: float) -> None:
-        ended, restarts = coordinator.Ended, coordinator.Restarting
+        ended, restarts = coordinator.JobEnded, coordinator.JobRestarting
         if isinstance(event, events.Lost) and not isinstance(before.phase, ended):
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(ReportedFailure(now, before.attempt, failure))
         if isinstance(event, events.Received) and isinstance(event.message, Failed):
             attempts = event.message.attempt, before.attempt
-            crosses = attempts == (0, 1) and not event.message.failure.of_rank
+            crosses = attempts == (0, 1) and not event.message.failure.may_restart
             current = attempts[0] == attempts[1] or crosses
             if current and not isinstance(before.phase, (ended, restarts)):
                 report = event.message

@@ -1,0 +1,325 @@
+"""A process that has imported torch once for its host, and forks torchrun and its ranks from that.
+
+Executed by path, with its socket to the launcher, the script's folder and the modules to import
+besides torch. It starts when the plan is made, so that its imports overlap with joining, and lives
+as long as the launcher, which it never outlives. It forks torchrun on the launcher's word, once an
+attempt, and ranks on that torchrun's; both become the launcher's children, as cold ones are.
+
+A fork is not a new Python: it is mended here as far as that can be (as_new). What would be shared,
+or lost, is looked for first (why_unfit): then all starts are cold.
+"""
+
+from __future__ import annotations
+
+import sys
+
+BEFORE = frozenset(sys.modules)  # as a script finds them
+
+# ruff: noqa: E402
+import builtins
+import contextlib
+import ctypes
+import importlib.util
+import json
+import multiprocessing
+import os
+import resource
+import select
+import signal
+import socket
+import threading
+import types
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+_BUILTIN = types.BuiltinFunctionType
+_FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder")  # of Python itself
+_MOST_DESCRIPTORS = 8  # with an order
+
+
+class Order(NamedTuple):
+    """What a fork is to be, and its descriptors: stdin, stdout, stderr of a rank."""
+
+    message: dict[str, Any]
+    descriptors: list[int]
+
+
+class Fork(NamedTuple):
+    """A fork with its order, its pipe to the nursery, and the pid of the process before it."""
+
+    order: Order
+    knows: int
+    parent: int
+
+
+def send(connection: socket.socket, message: dict[str, Any], descriptors: Iterable[int]) -> None:
+    """Send a message with descriptors: its length, then JSON. Raises OSError."""
+    data = json.dumps(message).encode()
+    socket.send_fds(connection, [len(data).to_bytes(8, "big")], list(descriptors))
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> Order | None:
+    """Return the next message; None if the other end is gone."""
+    length, descriptors, _, _ = socket.recv_fds(connection, 8, _MOST_DESCRIPTORS)
+    data, missing = bytearray(), int.from_bytes(length, "big")
+    while length and len(data) < missing:
+        more = connection.recv(missing - len(data))
+        if not more:
+            return None
+        data += more
+    return Order(json.loads(data), list(descriptors)) if length else None
+
+
+def say(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Send a line; whoever is gone does not need it."""
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+# Whether forks can be as new processes are.
+
+
+def why_unfit(folder: str, preload: Iterable[str]) -> str:
+    """Import all; return why forks of this process would not be as new ones, "" if they are."""
+    if hooks := _hooks():
+        return f"{hooks} changes how Python imports"
+    known = _descriptors()
+    for name in ("torch", "torch.distributed.run", *preload):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            return f"importing {name} failed with {type(error).__name__}: {error}"
+    mine = {name.partition(".")[0] for name in set(sys.modules) - BEFORE}
+    if hidden := sorted(mine & _modules_in(folder)):
+        return f"{hidden[0]} is loaded, and would hide the {hidden[0]} in {folder}"
+    if opened := sorted(_descriptors() - known):
+        return f"an import has opened {_opened(opened[0])}"
+    if not _runs_in_a_fork():
+        return "an import has started CUDA, which no fork can use"
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its own at a fork
+        return f"an import has started a thread (there are {threads})"
+    return ""
+
+
+def _hooks() -> str:
+    """Return the name of a module of the site's that hooks imports: it may look at RANK."""
+    own = next((one for one in ("sitecustomize", "usercustomize") if one in sys.modules), "")
+    finders = [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path]
+    is_hooked = set(finders) - {*_FINDERS} or not isinstance(builtins.__import__, _BUILTIN)
+    return own if own and is_hooked else ""
+
+
+def _modules_in(folder: str) -> set[str]:
+    """Return the names of the modules that a script finds in its folder."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder or os.curdir)
+        folders = {name for name in names if os.path.isdir(os.path.join(folder, name))}
+        files = {name.partition(".")[0] for name in names if name.endswith((".py", ".pyc", ".so"))}
+        return files | {
+            name for name in folders if os.path.exists(os.path.join(folder, name, "__init__.py"))
+        }
+    return set()
+
+
+def _descriptors() -> set[int]:
+    listed = map(int, os.listdir("/proc/self/fd"))
+    return {one for one in listed if _opened(one)}  # not that of the listing
+
+
+def _opened(descriptor: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return ""
+
+
+def _runs_in_a_fork() -> bool:
+    import torch
+
+    is_bad = getattr(torch._C, "_cuda_isInBadFork", bool)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(bool(is_bad()))
+    return os.waitpid(pid, 0)[1] == 0
+
+
+# Forks.
+
+
+def serve(launcher: socket.socket) -> Fork:
+    """Fork for the launcher and for torchruns; return in a fork. Ends with the launcher."""
+    torchruns: list[socket.socket] = []
+    while True:
+        for ready in select.select([launcher, *torchruns], [], [])[0]:
+            order = _order_of(ready)
+            if order is None and ready is launcher:
+                os._exit(0)
+            if order is None:
+                torchruns.remove(ready)
+                ready.close()
+                continue
+            ours = theirs = None
+            if ready is launcher:  # a torchrun, with a connection of its own to us
+                ours, theirs = socket.socketpair()
+                order.descriptors.append(theirs.detach())
+            fork, said = _fork(order)
+            if fork:
+                for connection in (launcher, *torchruns, ours):
+                    if connection:
+                        connection.close()
+                return fork
+            for descriptor in order.descriptors:
+                os.close(descriptor)
+            if ours:
+                torchruns.append(ours)
+            say(ready, {"forked": int(said or 0)})
+
+
+def _order_of(connection: socket.socket) -> Order | None:
+    with contextlib.suppress(OSError, ValueError):
+        return receive(connection)
+    return None
+
+
+def _fork(order: Order) -> tuple[Fork | None, bytes]:
+    """Return what the fork is, in it; here, what it has said: its pid, or nothing if it is gone.
+
+    There is a process in between, which ends at once: so the launcher adopts the fork.
+    """
+    knows_us, knows = os.pipe()
+    try:
+        middle = os.fork()
+    except OSError:  # no process or memory is left
+        os.close(knows_us)
+        os.close(knows)
+        return None, b""
+    if middle == 0:
+        parent = os.getpid()
+        try:
+            is_middle = os.fork() != 0
+        except OSError:
+            is_middle = True
+        if is_middle:
+            os._exit(0)
+        os.close(knows_us)
+        os.setsid()
+        return Fork(order, knows, parent), b""
+    os.close(knows)
+    os.waitpid(middle, 0)
+    said = os.read(knows_us, 32)
+    os.close(knows_us)
+    return None, said
+
+
+def as_new(message: dict[str, Any]) -> None:
+    """Make of this fork what a new process of that environment would be, as far as can be."""
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS")
+    os.environ.clear()
+    os.environ.update(message["environment"])
+    os.chdir(message["folder"])
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    multiprocessing.current_process().authkey = os.urandom(32)
+    torch.default_generator.seed()  # it was seeded at the import, for all forks alike
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    if chosen != threads and chosen.isdecimal() and int(chosen):
+        torch.set_num_threads(int(chosen))  # OpenMP has read its own
+    sys.argv[:] = message["argv"]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
+
+
+def be_rank(fork: Fork, rank: types.ModuleType) -> None:
+    """Run the script as rank.py does."""
+    message = fork.order.message
+    for number, descriptor in enumerate(fork.order.descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.umask(message["umask"])
+    for number, limits in message["limits"]:
+        if resource.getrlimit(number) != tuple(limits):
+            resource.setrlimit(number, limits)
+    as_new(message)
+    rank.main(forked=(fork.knows, fork.parent))
+
+
+def be_torchrun(fork: Fork, agent: types.ModuleType) -> None:
+    """Run torchrun as agent.py does, which has its ranks forked by the nursery."""
+    as_new(fork.order.message)
+    os.write(fork.knows, str(os.getpid()).encode())
+    os.close(fork.knows)
+    connection = socket.socket(fileno=fork.order.descriptors[0])
+    os.set_inheritable(connection.fileno(), False)
+    agent.start(Forks(connection))
+
+
+class Forks:
+    """What a torchrun has its ranks forked by."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def fork(self, argv: tuple[str, ...], environ: dict[str, str], files: list[Any]) -> str:
+        """Have a rank forked, with torchrun's files of its output; return why it was not."""
+        if argv[:2] != (sys.executable, "-u"):  # PYTHON_EXEC, or numactl of --numa-binding
+            return f"{argv[0]} is to run them"
+        limits = [
+            (number, resource.getrlimit(number))
+            for name, number in vars(resource).items()
+            if name.startswith("RLIMIT_")
+        ]
+        os.umask(umask := os.umask(0o22))
+        message = {
+            "kind": "rank",
+            "argv": argv[2:],
+            "environment": environ,
+            "folder": os.getcwd(),
+            "umask": umask,
+            "limits": limits,
+        }
+        descriptors = [0, *(file.fileno() if file else n for n, file in enumerate(files, 1))]
+        try:
+            send(self._connection, message, descriptors)
+            if json.loads(self._connection.makefile("rb").readline())["forked"]:
+                return ""
+        except (OSError, ValueError):
+            pass
+        return "the process that forks them has ended, or cannot"
+
+
+def load(name: str) -> types.ModuleType:
+    """Return a file beside this one as a module that nobody can import."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(HERE, f"{name}.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    """Import torch; serve. In a fork: be torchrun, or a rank."""
+    folder, *preload, number = sys.argv[1:]
+    launcher = socket.socket(fileno=int(number))
+    os.set_inheritable(launcher.fileno(), False)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
+    is_first = sys.path[:1] == [HERE]  # unless Python was told not to have it there
+    sys.path[:] = sys.path[is_first:]  # our modules stand in for nobody's
+    problem = why_unfit(folder, preload)
+    say(launcher, {"unfit": problem} if problem else {"ready": True})
+    if problem:
+        return
+    agent, rank = load("agent"), load("rank")
+    fork = serve(launcher)
+    if fork.order.message["kind"] == "rank":
+        sys.path[:0] = [HERE] * is_first
+        be_rank(fork, rank)
+    else:
+        be_torchrun(fork, agent)
+
+
+if __name__ == "__main__":
+    main()
