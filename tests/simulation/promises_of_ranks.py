@@ -35,10 +35,8 @@ def hears_once(watch: Watch) -> Iterator[str]:
     """As any signal that is to end it; but the kernel's stop comes if the launcher is killed."""
     killed = {one.machine for one in has(watch, What.LAUNCHER_KILLED, What.HOST_KILLED)}
     for rank in watch.ranks:
-        if (
-            rank.machine not in killed
-            and len([number for _, number in rank.heard if number in STOPS]) > 1
-        ):
+        stops = [number for _, number in rank.heard if number in STOPS]
+        if len(stops) > 1 and rank.machine not in killed:
             yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
 
 

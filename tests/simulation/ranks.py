@@ -115,8 +115,9 @@ class Watcher:
 class Rank(Process):
     """One rank's process: `starter` has forked it.
 
-    Attributes: `let_go_at`, when the launcher let its script run; `broken_by`, the fault of the plan that it fails with; `succeeds`, it has trained to
-    the end; `secondary`, it fails because another one did.
+    Attributes: `let_go_at`, when the launcher let its script run; `broken_by`, the fault of the
+    plan that it fails with; `succeeds`, it has trained to the end; `secondary`, it fails because
+    another one did.
     """
 
     def __init__(self, starter: Starter, world: World) -> None:

@@ -7,7 +7,6 @@ failed. It may run torchrun several times.
 
 from __future__ import annotations
 
-import signal
 from typing import Callable
 
 from simulation.machine import Machine, Process

@@ -1,4 +1,4 @@
-"""How a simulated rank comes to be: the process that torchrun starts forks, and the fork is the rank.
+"""How a simulated rank comes to be: what torchrun starts forks, and the fork is the rank.
 
 As launcher/run/rank.py has it: the first process ends with 0 once the fork has connected to the
 launcher and said its pid, or as the fork does before that. A fork whose parent has ended is the
