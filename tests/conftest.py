@@ -161,6 +161,9 @@ def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[
 ADOPTING = (sys.executable, str(Path(__file__).with_name("adopting.py")))
 
 
+_AGENT = os.path.join("run", "agent.py")
+
+
 class Host:
     """One real launcher process, its output in files, its failure file if any."""
 
@@ -202,6 +205,21 @@ class Host:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    @property
+    def torchrun(self) -> psutil.Process:
+        """This attempt's torchrun, the child beside which the launcher has its ranks."""
+        (torchrun,) = (one for one in self._children() if any(_AGENT in w for w in one.cmdline()))
+        return torchrun
+
+    @property
+    def ranks(self) -> list[psutil.Process]:
+        """The ranks that the launcher has, in the order of their pids."""
+        ranks = [one for one in self._children() if not any(_AGENT in w for w in one.cmdline())]
+        return sorted(ranks, key=lambda one: one.pid)
+
+    def _children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
 
     def wait_for(self, line: str, count: int = 1, timeout: float = 60) -> None:
         """Wait until the output holds line count times."""

@@ -497,9 +497,10 @@ def test_without_peers_a_stop_while_the_first_host_is_missing(start, script):
 
 
 def maps_of_agent(host):
-    for child in psutil.Process(host.process.pid).children():
-        return Path(f"/proc/{child.pid}/maps").read_text()
-    return ""
+    try:
+        return Path(f"/proc/{host.torchrun.pid}/maps").read_text()
+    except ValueError:  # it does not run yet
+        return ""
 
 
 def test_signals_that_were_ignored_or_blocked_by_the_parent(start, script):
@@ -520,7 +521,7 @@ def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left
     host = start("--train-script", path, *TWO_RANKS)
     host.wait_for("runs", 2)
     launcher = psutil.Process(host.process.pid)
-    (torchrun,) = launcher.children()
+    torchrun = host.torchrun
     last = max(int(fd) for fd in os.listdir(f"/proc/{launcher.pid}/fd"))
     launcher.rlimit(psutil.RLIMIT_NOFILE, (last + 1, last + 1))
     (folder,) = (path for path in os.listdir(host.tmp) if path.startswith("sm-launch-"))

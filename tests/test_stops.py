@@ -76,7 +76,7 @@ def test_ranks_hear_a_stop_though_torchrun_hangs(start, script):
     """As it does where it waits for the store of a host that has vanished."""
     host = start("--train-script", script(PASSED_ON), "--launcher-grace", "20")
     host.wait_for("runs")
-    (torchrun,) = psutil.Process(host.process.pid).children()
+    torchrun = host.torchrun
     torchrun.suspend()
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
@@ -290,7 +290,7 @@ def test_an_early_warning_goes_to_the_ranks_that_handle_it(start, script):
     host = start("--train-script", script(WARNED), *options, WARNED="0 1")
     host.wait_for("runs", 3)
     assert host.out.count("begins with [] []") == 3
-    (torchrun,) = psutil.Process(host.process.pid).children()
+    torchrun = host.torchrun
     torchrun.send_signal(signal.SIGUSR1)  # Slurm may send it to all processes of a step
     host.signal(signal.SIGUSR1)
     host.wait_for("warned", 2)
@@ -441,7 +441,7 @@ def test_a_job_that_has_succeeded_does_not_wait_to_say_so(start, script):
     """
     host = start("--train-script", script(textwrap.dedent(text)))
     host.wait_for("runs")
-    (rank,) = psutil.Process(host.process.pid).children()[0].children()
+    (rank,) = host.ranks
     host.signal(signal.SIGSTOP)  # it may be as slow as it likes to hear what torchrun says
     open("go", "w").close()
     poll(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)

@@ -97,6 +97,7 @@ class Supervisor:
         self._logged = {""}  # of what the watch cannot see
         self._child = self._errors = 0
         self._nursery: Nursery | None = None
+        self._is_to_search = False  # for leftover processes
         self._is_killed = False  # the torchrun whose pid is not known yet
         self._home = ""  # of what a nursery executes, if that is in an archive
         self._attempt = 1  # that the folder is of
@@ -147,6 +148,9 @@ class Supervisor:
                 self._reports.take_ends()
             if self._reports and self._reports.has_more:
                 return  # what has happened comes before what is due
+        if self._is_to_search and is_quiet:
+            self._is_to_search = False
+            self._step(events.LeftoversFound(tuple(self._leftovers())))
         now = self._system.now()
         if now >= machine.due(self.state):
             self._step(events.Time())
@@ -221,7 +225,7 @@ class Supervisor:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
         due = min(due, self._nursery.due()) if self._nursery else due
         seconds = max(0.0, due - self._system.now())
-        if self._reports and self._reports.has_more:
+        if self._is_to_search or (self._reports and self._reports.has_more):
             return 0
         return None if math.isinf(seconds) else seconds
 
@@ -272,16 +276,19 @@ class Supervisor:
         return actions
 
     def _on_signals(self) -> None:
-        if self._reports:
-            self._reports.take_ends()
-        for number in self._system.signals.take():
+        numbers, reports = self._system.signals.take(), self._reports
+        if signal.SIGCHLD in numbers and reports and (self._child or self._nursery):
+            for pid, exit_code in self._system.reap():
+                self._reaped(pid, exit_code, reports)
+        for number in numbers:
+            if number == signal.SIGCHLD:
+                continue
+            if self._reports:
+                self._reports.take_ends()  # they have come before, whatever their signal's place is
             if number in STOPS:
                 self._step(events.Signal(number))
-            elif number != signal.SIGCHLD:
+            else:
                 self._pass_on(number)
-            elif self._reports and (self._child or self._nursery):
-                for pid, exit_code in self._system.reap():
-                    self._reaped(pid, exit_code, self._reports)
 
     def _pass_on(self, number: int) -> None:
         """Give an early warning to the ranks that handle it: others would die of it."""
@@ -368,7 +375,7 @@ class Supervisor:
         self._places_request = self._request_calls(may_signal=True)
 
     def _do_find_leftovers(self, action: events.FindLeftovers) -> None:
-        self._step(events.LeftoversFound(tuple(self._leftovers())))
+        self._is_to_search = True  # once all is read: a rank that was not let go is none of these
 
     def _start_torchrun(self, attempt: int) -> None:
         job = self.state.job
@@ -513,11 +520,13 @@ class Supervisor:
 
     def _leftovers(self) -> list[int]:
         try:
-            return self._system.leftovers(self._child)
+            found = self._system.leftovers(self._child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
                 self._reports.hang_up()
-            return self._system.leftovers(self._child)
+            found = self._system.leftovers(self._child)
+        known = self._reports.pids if self._reports else ()
+        return [pid for pid in found if pid not in known]
 
     def _cannot_start(self, error: Exception) -> None:
         job = self.state.job

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from conftest import ports, slow
 
@@ -155,11 +154,9 @@ def happens(fault: Fault, host: Any) -> None:
     elif fault.what is What.LAUNCHER_KILLED:
         host.signal(KILL)
     elif fault.what is What.TORCHRUN_KILLED:
-        [torchrun] = psutil.Process(host.process.pid).children()
-        torchrun.kill()
+        host.torchrun.kill()
     elif fault.what is What.TORCHRUN_TOLD:
-        [torchrun] = psutil.Process(host.process.pid).children()
-        torchrun.terminate()
+        host.torchrun.terminate()
 
 
 def events(file: Any) -> list[tuple[Any, str]]:
