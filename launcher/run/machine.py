@@ -413,7 +413,8 @@ def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
 def rank_runs(state: State, event: RankRuns, now: float) -> Step:
     """Let a rank go, unless ranks are to end: then its script does not run."""
     if not isinstance(state.phase, Running):
-        return state, (ReplyToRank(event.pid, lets_go=False),)
+        torchrun = state.torchrun._replace(refused=state.torchrun.refused + 1)
+        return state._replace(torchrun=torchrun), (ReplyToRank(event.pid, lets_go=False),)
     times = state.times._replace(trains=min(state.times.trains, now))
     known = ranks.updated(state.ranks, event, now - state.times.attempt)
     return state._replace(times=times, ranks=known), (ReplyToRank(event.pid, lets_go=True),)

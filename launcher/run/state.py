@@ -128,6 +128,7 @@ class Torchrun(NamedTuple):
     runs: bool = False
     has_permission: bool = False  # to start ranks
     nproc: int = 0  # how many ranks it starts
+    refused: int = 0  # of these, which came too late to run
     keeps_store: bool = False
     requests_close: bool = False  # it waits for a reply
     tees: bool = False  # it copies what ranks wrote, which takes a while
@@ -217,6 +218,12 @@ class State(NamedTuple):
     def others_are_unheard(self) -> bool:
         """Whether the launchers of several hosts do not talk, but for their torchruns."""
         return self.job.cluster.nnodes > 1 and not self.job.has_peers
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether torchrun waits for ranks that are not known yet."""
+        torchrun = self.torchrun
+        return torchrun.has_permission and len(self.ranks) + torchrun.refused < torchrun.nproc
 
     @property
     def has_succeeded(self) -> bool:
