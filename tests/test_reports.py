@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import socket
+import subprocess
 
 import pytest
 from conftest import poll
@@ -118,6 +119,30 @@ def test_torchrun_knows_the_pid_and_the_end_of_a_rank_before_its_answer(reports)
         {"rank": 7, "exit_code": 42},
         {"request": 2, "depart": True},
     ]
+
+
+@pytest.mark.parametrize("is_taken_in", [True, False])
+def test_a_rank_whose_process_is_reaped_before_its_word_is_read_has_ended(reports, is_taken_in):
+    """Each of many connections is accepted in a turn of its own, and all signals in one."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    end = OrphanEnded(process.pid, -9)
+    reports.child_ended(end)
+    if is_taken_in:
+        reports.take_ends()
+    with rank(7, process.pid):
+        reports.act_until(lambda: RankRuns(process.pid, 7, 2) in reports.told)
+        assert reports.pids == []
+        reports.act_until(lambda: any(isinstance(one, RankEnded) for one in reports.told))
+    assert reports.told[:-1] == [*[end] * is_taken_in, RankRuns(process.pid, 7, 2)]
+
+
+def test_a_rank_that_has_the_pid_of_a_process_that_has_ended_runs(reports):
+    reports.child_ended(OrphanEnded(os.getpid(), 0))
+    reports.take_ends()
+    with rank(7, os.getpid()):
+        reports.act_until(lambda: len(reports.told) == 2)
+        assert reports.pids == [os.getpid()] and not reports.has_more
 
 
 def test_a_rank_that_is_not_to_run_gets_no_word(reports):

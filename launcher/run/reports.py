@@ -299,6 +299,7 @@ class Reports:
             return raised if chain else None
         if "torchrun_pid" in message:
             self.torchrun = _pid(message["torchrun_pid"])
+            self.exit_codes.pop(self.torchrun, None)  # of one that had this pid before
             self._torchrun_at, self._last_report = connection, (None, "")
             return TorchrunRuns()
         return self._event_of_torchrun(message) if connection is self._torchrun_at else None
@@ -336,9 +337,17 @@ class Reports:
             self._hung_up(connection)
             return None
         self._system.add_leader(pid)  # its session is the job's, also after it
-        self.exit_codes.pop(pid, None)
+        self._note_reaped(pid)
         self._pids[connection], self._ranks[pid] = pid, rank
         return RankRuns(pid, rank, self._local[rank])
+
+    def _note_reaped(self, pid: int) -> None:
+        """Have the end of a rank taken in after this: it may have been before, as an orphan's."""
+        if self._system.state_of(pid):  # another process has the pid by now
+            self.exit_codes.pop(pid, None)
+        elif pid in self.exit_codes:
+            end = OrphanEnded(pid, self.exit_codes[pid])
+            self._ends.extend([end] if end not in self._ends else ())
 
     def _end_of(self, pid: int, exit_code: int) -> RankEnded:
         event = RankEnded(pid, exit_code)

@@ -202,14 +202,12 @@ class Supervisor:
         failure = self._own_failure(error)
         with contextlib.suppress(Exception):
             self._channel.report_last(failure)
-        # What raised may have been what would have noted them.
-        known = self._reports.pids if self._reports else ()
-        pids = list({*known, *(rank.pid for rank in self.state.alive)})
+        # What raised may have been what would have noted them, or their ends.
+        pids = self._reports.pids if self._reports else []
         try:
             self._system.end_all(pids, self.state.grace(Why.FAILURE))
         except Exception:  # /proc cannot be read
-            child = () if self.state.torchrun.child_has_ended else (self._child,)
-            for leader in filter(None, (*pids, *child)):
+            for leader in (*pids, *self._if_unreaped(self._child)):
                 self._system.send_group(leader, signal.SIGKILL)
         result = self.state.result or failure.result
         self.state = self.state._replace(phase=Done(), result=result)
@@ -310,6 +308,7 @@ class Supervisor:
         if pid != self._child:
             reports.child_ended(events.OrphanEnded(pid, exit_code))  # or a rank
             return
+        reports.exit_codes[pid] = exit_code  # as of the others
         self._torchrun_ended(exit_code, reports)
 
     def _torchrun_ended(self, exit_code: int, reports: Reports) -> None:
@@ -350,7 +349,8 @@ class Supervisor:
         self._system.send_members(action.pid, action.number)
 
     def _do_signal_child(self, action: events.SignalChild) -> None:
-        self._system.send_group(self._child, action.number)
+        for leader in self._if_unreaped(self._child):
+            self._system.send_group(leader, action.number)
 
     def _do_kill_torchrun(self, action: events.KillTorchrun) -> None:
         if not self._child and self._nursery and self._reports:
@@ -360,7 +360,8 @@ class Supervisor:
             return
         # Where a program runs torchrun, that is our child.
         torchrun = self._reports.torchrun if self._reports and self.state.job.runner else 0
-        self._system.send(torchrun or self._child, signal.SIGKILL)
+        for pid in self._if_unreaped(torchrun or self._child):
+            self._system.send(pid, signal.SIGKILL)
 
     def _do_kill_ranks(self, action: events.KillRanks) -> None:
         for pid in self._unreaped(action.pids):
@@ -554,6 +555,11 @@ class Supervisor:
         for pid in pids:
             self._system.send(pid, action.number)
         self._step(events.Signalled(disposition))
+
+    def _if_unreaped(self, pid: int) -> Sequence[int]:
+        """Return that alone, or nothing if it is none, or may be anybody's by now."""
+        is_reaped = self._reports is not None and pid in self._reports.exit_codes
+        return () if is_reaped or not pid else (pid,)
 
     def _unreaped(self, pids: Sequence[int]) -> list[int]:
         """Return those that are still ranks': others may be anybody's by now."""

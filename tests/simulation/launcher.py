@@ -152,18 +152,17 @@ class Launcher:
         self._wake()
 
     def die(self, *, told: bool = True) -> None:
-        """Be killed; the kernel tells the other ends and torchrun, if it is still there itself."""
+        """Be killed; the kernel tells the other ends, if it is still there itself."""
         if not self.runs:
             return
         self.runs = False
         self.ended_at = self.clock.now
         if told:
             self.job.network.hang_up(self.machine)
+            self.system.hang_up()
             for process in list(self.machine.processes.values()):
-                if process in (self.torchrun, self.machine.torchrun):
-                    process.signal(signal.SIGTERM)  # PR_SET_PDEATHSIG
-            if self.machine.torchrun:
-                self.machine.torchrun.loses_launcher()
+                if process.is_tied:
+                    process.signal(signal.SIGTERM)
 
     def _ends(self) -> None:
         self.runs = False

@@ -14,7 +14,6 @@ from launcher.run.events import (
     RankEnded,
     RankExits,
     RankRuns,
-    RanksStarted,
     ScriptEnded,
     Signal,
     StartRequested,
@@ -39,10 +38,7 @@ class Lives:
 
     def _take_in(self, event: Any) -> None:
         torchrun = self.of["torchrun"]
-        if isinstance(event, RanksStarted):
-            self._ranks.update({pid: rank for pid, rank, _ in event.ranks})
-            torchrun.append(("has started", len(event.ranks)))
-        elif isinstance(event, RankRuns):
+        if isinstance(event, RankRuns):
             self._ranks[event.pid] = event.rank
             self.of.setdefault(event.rank, []).append(("runs",))
         elif isinstance(event, RankExits):
@@ -51,9 +47,9 @@ class Lives:
         elif isinstance(event, ScriptEnded):
             self._happens(event.pid, "is through")
         elif isinstance(event, RankEnded):
-            self._ends(event.pid, event.exit_code)
+            self._happens(event.pid, "ends", event.exit_code)
         elif isinstance(event, StartRequested):
-            torchrun.append(("asks to start",))
+            torchrun.append(("asks to start", len(event.ranks), event.world))
         elif isinstance(event, CloseRequested):
             torchrun.append(("asks to end", event.number, bool(event.error)))
         elif isinstance(event, TorchrunEnded):
@@ -63,11 +59,3 @@ class Lives:
 
     def _happens(self, pid: int, *what: Any) -> None:
         self.of.setdefault(self._ranks[pid], []).append(what)
-
-    def _ends(self, pid: int, code: int | None) -> None:
-        """Note its end, of which two tell: the kernel, and torchrun, which may have reaped it."""
-        life = self.of.setdefault(self._ranks[pid], [])
-        if life[-1:] != [("ends", None)] and life[-1:] != [("ends", code)]:
-            life.append(("ends", code))
-        elif code is not None:
-            life[-1] = ("ends", code)

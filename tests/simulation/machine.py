@@ -58,7 +58,8 @@ class Process:
 
     Attributes: `session`, the pid of the rank that leads its session and group, or its own;
     `heard`, the signals that it was sent, with times; `exit_code`, None while it runs;
-    `held_until`, until when the kernel holds it.
+    `held_until`, until when the kernel holds it; `is_tied`: the kernel stops it if the launcher is
+    killed (PR_SET_PDEATHSIG).
     """
 
     def __init__(self, machine: Machine, parent: Process | None, *, leads: bool = True) -> None:
@@ -72,7 +73,8 @@ class Process:
         self.session = self.pid if leads or parent is None else parent.pid
         self.heard: list[tuple[float, int]] = []
         self.exit_code: int | None = None
-        self.reaped = False  # by its parent, which alone knows then how it ended
+        self.is_tied = False
+        self.reaped_at = math.inf  # by the launcher
         self.started = self.clock.now
         self.ended: float | None = None
         machine.processes[self.pid] = self
@@ -146,7 +148,6 @@ class Process:
         self.on_end()
         launcher = self.machine.launcher
         if launcher and launcher.runs:
-            launcher.system.process_ended(self.pid)
             if self.parent is None or not self.parent.runs:
                 launcher.system.child_ended(self.pid, exit_code)
         if self.machine.runner:

@@ -49,6 +49,17 @@ class Script(NamedTuple):
     is_python: bool = True  # or it tells the launcher nothing, and has its handlers at once
 
 
+class Moment(enum.Enum):
+    """When a process dies that is to become a rank, by the amount of its fault."""
+
+    STARTED = 0  # the first process, before it forks
+    FORKED = 1  # the fork, before it says anything
+    SAID = 2  # the fork, with its pid said, before the first process knows that
+    KNOWN = 3  # the fork, while it waits for go
+    LET_GO = 4  # the fork, before its script runs
+    FIRST = 5  # the first process, while the fork goes on
+
+
 class What(Word):
     """What goes wrong; `amount` of a fault is in seconds if not said otherwise."""
 
@@ -62,6 +73,7 @@ class What(Word):
     FORGIVEN = "a rank's hook ends it with 0"  # `amount` after it has raised
     LINGERS = "a rank lingers"  # for `amount` after it has raised, whatever it hears
     GPU_FAILS = "a rank's GPU fails"  # with an uncorrectable ECC error, as the rank says
+    DIES_STARTING = "what is to become a rank dies"  # `amount` chooses when: Moment
     HANGS = "a rank hangs"
     LEAVES = "a rank leaves the others"  # sys.exit(0); its process ends `amount` after that
     # A process that the kernel holds: no signal reaches it for `amount`, or for ever if that is 0.
@@ -88,6 +100,7 @@ class What(Word):
     HOST_VANISHES = "a host vanishes"  # its power: nobody is told
     HOST_LATE = "a host comes late"  # by `amount`
     HOST_ABSENT = "a host never comes"
+    STARTS_SLOWLY = "a host's ranks start slowly"  # by up to `amount` at each step
     HOST_SLOW = "a host trains longer"  # by `amount`
     GPU_BREAKS = "a host's GPU breaks"  # which its driver alone knows
     DRIVER_HANGS = "a host's driver hangs"  # that of its GPUs

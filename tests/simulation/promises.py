@@ -59,7 +59,7 @@ def starts_together(watch: Watch) -> Iterator[str]:
 def goes_well(watch: Watch) -> Iterator[str]:
     """Nor is it the end if hosts come late, are slow, or stand still for a moment."""
     most = {What.LAUNCHER_PAUSES: 2.0, What.PORT_TAKEN: 2.0, What.HOST_LATE: 20.0, What.DELAY: 2.0}
-    harmless = (What.HOST_SLOW, *most)
+    harmless = (What.HOST_SLOW, What.STARTS_SLOWLY, *most)
     faults = watch.job.plan.faults
     long = any(fault.amount > most.get(fault.what, math.inf) for fault in faults)
     wrong = planned(watch, *(what for what in MISCONFIGURED if what is not What.PORT_TAKEN))
@@ -79,7 +79,7 @@ def success_is_true(watch: Watch) -> Iterator[str]:
             continue
         for machine in [launcher.machine] if impostors(watch) else watch.job.machines:
             ranks = machine.torchrun.ranks if machine.torchrun else []
-            if not ranks or any(rank.exit_code != 0 for rank in ranks):
+            if len(ranks) < watch.job.plan.nproc or any(rank.exit_code != 0 for rank in ranks):
                 yield f"{launcher.machine.name} ends with 0, but not all ranks of {machine.name}"
             elif machine.runner and machine.runner.exit_code != 0:
                 yield f"{launcher.machine.name} ends with 0, but not the runner of {machine.name}"
@@ -220,7 +220,7 @@ def restarts(watch: Watch) -> Iterator[str]:
     """And all hosts start each attempt, when nothing of the one before is left on any host."""
     plan = watch.job.plan
     harmless = (What.STUCK, What.LEFT_STUCK, What.HOST_SLOW, What.SAVES_LONGER)
-    harmless += (What.LEAVES_BARRIER, What.DRIVER_HANGS)
+    harmless += (What.LEAVES_BARRIER, What.DRIVER_HANGS, What.STARTS_SLOWLY)
     only_ranks = all(fault.what in (*RANK_FAILURES, *harmless) for fault in plan.faults)
     only_ranks = only_ranks and not any(_survives(one) for one in watch.job.processes.values())
     only_ranks = only_ranks and not (plan.hang_timeout and has(watch, *HELD))  # a failure as well

@@ -32,9 +32,11 @@ def launcher_of(machine: Machine) -> Launcher:
 
 @promise("Only each rank's own process gets the stop, once")
 def hears_once(watch: Watch) -> Iterator[str]:
-    """As any signal that is to end it."""
+    """As any signal that is to end it; but the kernel's stop comes if the launcher is killed."""
+    killed = {one.machine for one in has(watch, What.LAUNCHER_KILLED, What.HOST_KILLED)}
     for rank in watch.ranks:
-        if len([number for _, number in rank.heard if number in STOPS]) > 1:
+        stops = [number for _, number in rank.heard if number in STOPS]
+        if len(stops) > 1 and rank.machine not in killed:
             yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
 
 
@@ -45,7 +47,7 @@ def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
     for rank in watch.ranks:
         launcher = launcher_of(rank.machine)
         by = launcher.stopping_since + 1 + pauses
-        there = rank.started < launcher.stopping_since < math.inf and launcher.ended_at > by
+        there = rank.let_go_at < launcher.stopping_since < math.inf and launcher.ended_at > by
         if there and (rank.ended is None or rank.ended > by):
             if not any(number in STOPS and at <= by for at, number in rank.heard):
                 yield f"rank {rank.rank} (pid {rank.pid}) has heard {rank.heard}"
@@ -62,7 +64,7 @@ def has_its_grace(watch: Watch) -> Iterator[str]:
         return
     for rank in watch.ranks:
         killed = [at for at, number in rank.heard if number == signal.SIGKILL]
-        if killed:
+        if killed and rank.let_go_at < math.inf:
             since, grace = _grace(watch, rank)
             if since is None and not _may_be_unheard(watch, rank):
                 yield f"rank {rank.rank} (pid {rank.pid}) is killed without having heard anything"
@@ -110,8 +112,6 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
         launcher, rank = launcher_of(helper.machine), helper.rank
         since = launcher.stopping_since
         unknown = rank.broken_by or rank.secondary or helper.held_until > -math.inf
-        # Who has reaped it was to say with what it ended.
-        unknown = unknown or (rank.reaped and has(watch, *OF_TORCHRUN))
         if rank.ended is None or unknown or launcher.ended_at <= since + 2:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)

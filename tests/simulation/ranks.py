@@ -1,7 +1,7 @@
 """Simulated ranks: they train together, fail, hear each other's end, and save at a stop.
 
-What they tell the launcher, and when, is what launcher/run/rank.py tells: that they run, and what
-they raised, or that their script has ended.
+What they tell the launcher, and when, is what launcher/run/rank.py tells: who they are, before they
+wait for go; and what they raised, or that their script has ended.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from launcher.errors import Disposition
 from launcher.result.raised import Link
 from simulation.machine import Helper, Process
 from simulation.pipe import Pipe
-from simulation.plan import AtBreak, AtStop, Fault, What
+from simulation.plan import AtBreak, AtStop, Fault, Moment, What
 
 if TYPE_CHECKING:
-    from simulation.torchrun import Torchrun
+    from simulation.starting import Starter
 
+NOT_LET_GO = 128 + signal.SIGTERM  # its exit code
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OWN = Link("ValueError", "loss is nan")
 ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
@@ -79,7 +80,7 @@ class Watcher:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._pipe = Pipe(rank.machine, self._hears)
+        self._pipe = Pipe(rank.machine, self._hears, attempt=rank.attempt)
         self._pipe.say(
             {"watch": rank.pid, "rank": rank.rank, "local_rank": rank.local_rank, "signal": 0}
         )
@@ -112,24 +113,24 @@ class Watcher:
 
 
 class Rank(Process):
-    """One rank's process.
+    """One rank's process: `starter` has forked it.
 
-    Attributes: `broken_by`, the fault of the plan that it fails with; `succeeds`, it has trained to
-    the end; `secondary`, it fails because another one did.
+    Attributes: `let_go_at`, when the launcher let its script run; `broken_by`, the fault of the
+    plan that it fails with; `succeeds`, it has trained to the end; `secondary`, it fails because
+    another one did.
     """
 
-    def __init__(self, torchrun: Torchrun, world: World, rank: int, local_rank: int) -> None:
-        super().__init__(torchrun.machine, torchrun)
-        self.torchrun = torchrun
+    def __init__(self, starter: Starter, world: World) -> None:
+        super().__init__(starter.machine, starter)
+        self.starter, self.torchrun = starter, starter.torchrun
         self.world = world
-        self.rank = rank
-        self.local_rank = local_rank
+        self.rank, self.local_rank = starter.rank, starter.local_rank
+        self.let_go_at = math.inf
         self.script = self.job.plan.script
         self.broken_by: Fault | None = None
         self.broken_at: float | None = None
         self.secondary = False
         self.is_through = self.succeeds = False
-        self.has_said = False  # that it runs
         self.is_ready = False  # its script runs, and has its handlers
         self.is_dying = False  # it has said why, and is about to end
         self.saves_from: float | None = None
@@ -140,25 +141,54 @@ class Rank(Process):
         self.helper: Helper | None = None
         world.ranks.append(self)
         self.job.watch.ranks.append(self)
-        self.clock.after(self.job.random.uniform(0.05, 0.3), self._run)
+        starter.after((0.001, 0.01), self._connect)
+
+    # How it becomes a rank
+
+    def _connect(self) -> None:
+        if self.starter.dies(Moment.FORKED, self):
+            return
+        self.pipe = Pipe(self.machine, self._hears, self._is_refused, self.attempt, self._let_go)
+        if not self.pipe.is_open:
+            self.end(NOT_LET_GO)
+            return
+        self.pipe.say({"rank": self.rank, "local_rank": self.local_rank, "pid": self.pid})
+        if not self.starter.dies(Moment.SAID, self):
+            self.starter.knows()
+            self.clock.after(self.job.random.uniform(0, 0.003), self._dies, Moment.KNOWN)
+
+    def _dies(self, moment: Moment) -> None:
+        self.starter.dies(moment, self)
+
+    def _let_go(self) -> None:
+        self.let_go_at = self.clock.now
+        self.job.watch.lets_go(self)
+
+    def _is_refused(self) -> None:
+        if not self.is_tied:
+            self.end(NOT_LET_GO)
+
+    def _hears(self, message: dict[str, Any]) -> None:
+        if self.runs and self.starter.runs:  # it is not the launcher's child yet
+            self.clock.after(0.0005, self._hears, message)
+        elif self.runs:
+            launcher = self.machine.launcher
+            self.is_tied = launcher is not None and launcher.runs
+            if not self.is_tied:
+                self.end(NOT_LET_GO)
+            elif not self.starter.dies(Moment.LET_GO, self):
+                self.clock.after(self.job.random.uniform(0.01, 0.2), self._get_ready)
 
     # What it does by itself
-
-    def _run(self) -> None:
-        if not self.runs or self.is_dying:
-            return
-        if not self.script.is_python:
-            self._get_ready()
-            return
-        self.has_said = True
-        self.pipe = Pipe(self.machine)
-        self.pipe.say({"rank": self.rank, "local_rank": self.local_rank, "pid": self.pid})
-        self.clock.after(self.job.random.uniform(0.01, 0.2), self._get_ready)
 
     def _get_ready(self) -> None:
         if not self.runs or self.is_dying:
             return
         self.is_ready = True
+        self.job.watch.runs_script(self)
+        if self.pipe and not self.script.is_python:  # it has executed another program
+            self.pipe.close()
+            self.pipe = None
         if self.script.upload:
             self.helper = Helper(self, self.script.upload, ignores=self.script.upload_ignores)
             self.job.watch.helpers.append(self.helper)
@@ -296,7 +326,7 @@ class Rank(Process):
         if how is AtStop.IGNORES or number not in STOPS:
             return
         if how is AtStop.DIES:
-            if number == signal.SIGINT and self.has_said:
+            if number == signal.SIGINT and self.is_tied and self.script.is_python:
                 self._raise(-number, (Link("KeyboardInterrupt"),), 0.01, said=-number)
             else:
                 self.end(-number)
@@ -333,12 +363,13 @@ class Rank(Process):
             self.soon_hears_break()
 
     def on_end(self) -> None:
-        """Break the others' connections, and have torchrun and the launcher notice."""
+        """Break the others' connections, and have who is its parent notice."""
         self.job.watch.quiet_from = None
-        if not self.succeeds:
+        if self.is_ready and not self.succeeds:
             self.world.breaks(self)
-        # torchrun may reap it before the launcher can look.
-        self.reaped = self.torchrun.watches() and self.job.random.random() < 0.1
+        assert self.exit_code is not None
+        if self.starter.runs:
+            self.starter.fork_ended(self.exit_code)
         if self.pipe:
             self.pipe.close()
         if self.watcher:

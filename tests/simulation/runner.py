@@ -7,7 +7,6 @@ failed. It may run torchrun several times.
 
 from __future__ import annotations
 
-import signal
 from typing import Callable
 
 from simulation.machine import Machine, Process
@@ -31,6 +30,7 @@ class Runner(Process):
     def __init__(self, machine: Machine, start: Callable[[int], Process]) -> None:
         super().__init__(machine, None)
         machine.runner = self
+        self.is_tied = True
         self.torchrun: Process | None = None
         self.work: Work | None = None
         self._start, self._ran = start, 0
@@ -71,9 +71,3 @@ class Runner(Process):
         if fault:
             self.job.watch.fault(fault, self.machine)
         self.end(FAILS_WITH if fault else 0)
-
-    def on_end(self) -> None:
-        """Have the kernel tell torchrun."""
-        if self.torchrun and self.machine.is_up:
-            # PR_SET_PDEATHSIG: no SIGKILL to both of them leaves it the time to act on it.
-            self.clock.after(0.0001, self.torchrun.signal, signal.SIGTERM)

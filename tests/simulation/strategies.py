@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What
+from simulation.plan import AtBreak, AtStop, Fault, Moment, Plan, Script, What
 from simulation.rows import Step
 from simulation.strangers import KINDS
 
@@ -24,7 +24,13 @@ OF_HOSTS = (
     What.LAUNCHER_KILLED, What.HOST_KILLED, What.HOST_VANISHES, What.CUT,
     What.RESET, What.HALF_OPEN, What.STOPS_READING, What.DELAY,
 )  # fmt: skip
-FROM_THE_START = (What.HOST_SLOW, What.SAVES_LONGER, What.LEAVES_BARRIER, What.RUNNER_IGNORES)
+FROM_THE_START = (
+    What.STARTS_SLOWLY,
+    What.HOST_SLOW,
+    What.SAVES_LONGER,
+    What.LEAVES_BARRIER,
+    What.RUNNER_IGNORES,
+)
 OF_THE_START = (
     What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
     What.PORT_TAKEN, What.TOO_FEW_FILES,
@@ -135,6 +141,17 @@ THEMES = (
     Theme((What.STOP, What.RAISES, What.LAUNCHER_KILLED, What.CTRL_C_THRICE), STARTING, (0, 1),
           (2, 3), amounts=(1.0, 2.0), apart=(0.02, 0.1, 0.3, 0.6), trains=(3.0,),
           first=((What.LAUNCHER_PAUSES,), (What.STOP, What.CTRL_C_THRICE))),
+    # What becomes of processes before they are ranks, and after that.
+    Theme((*[What.DIES_STARTING] * 4, What.RAISES, What.STOP, What.CTRL_C, What.CTRL_C_THRICE,
+           What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.TORCHRUN_HANGS_STARTING,
+           What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES, What.LAUNCHER_FAILS, What.RUNNER_KILLED),
+          (*STARTING, *STARTING, 3.0, 5.0), (0, 0, 1, 2), (1, 1, *FEW), (1, 2, 3, 4),
+          uploads=(0.0, 20.0), amounts=(0.2, 1.0, 4.0), apart=APART[:9], trains=(3.0, 10.0),
+          first=((What.STARTS_SLOWLY, What.STARTS_SLOWLY, What.DIES_STARTING,
+                  What.LAUNCHER_PAUSES),)),
+    Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD),
+          STARTING, (0, 1), (1, 1, 2), (1, 2, 4), amounts=(0.2, 1.0), apart=APART[:7],
+          trains=(3.0,), runners=(0.0, 5.0), first=((What.STARTS_SLOWLY, What.DIES_STARTING),)),
     # Ctrl-C three times of a host whose messages take long, while another one is missing.
     Theme((What.STOP, What.RAISES), (0.0,), (0, 1), (2, 3, 3), (1,), amounts=(4.0,),
           apart=(2.0, 3.0, 3.8, 4.0, 4.2, 4.4, 4.6, 4.8),
@@ -151,7 +168,7 @@ STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
 TAKES_AMOUNT = (
     What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LEAVES, What.LAUNCHER_PAUSES,
     What.HOST_LATE, What.HOST_SLOW, What.SAVES_LONGER, What.PORT_TAKEN,
-    What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK,
+    What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK, What.STARTS_SLOWLY,
 )  # fmt: skip
 SAVES = (0.5, 2.0, 6.0, 30.0)
 
@@ -183,6 +200,8 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]
     amount = 0.0
     if what is What.STRANGER:
         amount = float(one_of(how, STRANGERS))
+    elif what is What.DIES_STARTING:
+        amount = one_of(how, tuple(Moment)).value
     elif what is What.DELAY:
         amount = one_of(how, DELAYS)
     elif what is What.NO_FOLDER:
@@ -191,7 +210,7 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]
         amount = one_of(how, STOPPED)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
-    has_rank = what in (*OF_RANKS, What.STUCK, What.LEFT_STUCK, What.GPU_FAILS)
+    has_rank = what in (*OF_RANKS, *HELD[:2], What.GPU_FAILS, What.DIES_STARTING)
     return Fault(what, at, host, local_rank if has_rank else 0, amount)
 
 

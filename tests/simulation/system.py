@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import math
 import os
 import selectors
 import signal
@@ -126,10 +127,12 @@ class Ended(Ready):
 
 
 class Listener(Ready):
-    """A socket that listens; `backlog` is what has not been accepted."""
+    """A socket that listens; `backlog` is what has not been accepted, `ends` all that has come."""
 
     def __init__(self, close: Callable[[], None] = lambda: None) -> None:
         self.backlog: deque[Any] = deque()
+        self.ends: list[Any] = []
+        self.is_open = True
         self._close = close
 
     def is_ready(self) -> bool:
@@ -141,6 +144,7 @@ class Listener(Ready):
     def add(self, end: Any) -> None:
         """Somebody connects."""
         self.backlog.append(end)
+        self.ends.append(end)
         self.wake()
 
     def accept(self) -> tuple[Any, str]:
@@ -151,7 +155,13 @@ class Listener(Ready):
 
     def close(self) -> None:
         """Listen no longer."""
+        self.is_open = False
         self._close()
+
+    def refuse(self) -> None:
+        """Hang up on those who have not been accepted."""
+        while self.backlog:
+            self.backlog.popleft().close()
 
 
 class End(Ready):
@@ -241,9 +251,8 @@ class System:
         self.job, self.machine = job, machine
         self.selector = Selector(wake)
         self.signals = Signals()
-        self.local = Listener()  # for ranks and torchrun
         self._folders = 0
-        self._watched: dict[int, Ended] = {}
+        self._locals: dict[int, Listener] = {}  # for ranks and torchrun, by attempt
         self._reapable: list[tuple[int, int]] = []
 
     def now(self) -> float:
@@ -308,7 +317,20 @@ class System:
 
     def listen_in(self, folder: str) -> Any:
         """Listen for ranks and torchrun."""
-        return self.local
+        listener = Listener(lambda: listener.refuse())
+        self._locals[self._folders] = listener
+        return listener
+
+    def listener(self, attempt: int) -> Listener | None:
+        """Return where those of an attempt connect, 0: of the last; None if nothing listens."""
+        listener = self._locals.get(attempt or self._folders)
+        return listener if listener and listener.is_open else None
+
+    def hang_up(self) -> None:
+        """This launcher was killed: the kernel closes what it has open."""
+        for listener in self._locals.values():
+            for end in listener.ends:
+                end.close()
 
     def oom_kills(self) -> dict[str, int]:
         """Return that none was counted."""
@@ -348,51 +370,43 @@ class System:
     def reap(self) -> list[tuple[int, int]]:
         """Return the children that have ended."""
         ended, self._reapable = self._reapable, []
+        for pid, _ in ended:
+            self.job.processes[pid].reaped_at = self.now()
         return ended
 
-    def watch(self, pid: int, ended: Callable[[int], None]) -> bool:
-        """Have a process's end told."""
-
-        def act() -> None:
-            self.selector.unregister(one)
-            ended(pid)
-
-        one = Ended(act)
-        self.selector.register(one, selectors.EVENT_READ, act)
-        self._watched[pid] = one
-        if pid not in self.machine.processes:
-            one.ends()
-        return True
-
-    def process_ended(self, pid: int) -> None:
-        """A process has ended."""
-        if pid in self._watched:
-            self._watched.pop(pid).ends()
+    def add_leader(self, pid: int) -> None:
+        """Nothing: all processes of a machine are the job's."""
 
     def exit_state(self, pid: int) -> tuple[bool, int | None]:
-        """Return whether a process has ended, and how, unless torchrun has reaped it."""
+        """Return whether a process has ended, and how."""
         process = self.job.processes[pid]
-        if process.exit_code is None:
-            return False, 0
-        if process.reaped and process.parent and process.parent.runs:
-            return True, None
-        return True, process.exit_code
+        return (False, 0) if process.exit_code is None else (True, process.exit_code)
 
     def state_of(self, pid: int) -> str:
-        """Return the letter of a process that runs, as in proc(5)."""
-        process = self.machine.processes.get(pid)
-        return "" if process is None else "D" if process.is_held else "S"
+        """Return the letter of a process, as in proc(5), until it is reaped."""
+        process = self.job.processes[pid]
+        if not process.runs:
+            return "Z" if math.isinf(process.reaped_at) else ""
+        return "D" if process.is_held else "S"
 
     def send(self, pid: int, number: int) -> None:
         """Send a process a signal."""
+        self._is_known(pid, number)
+        self.send_leftover(pid, number)
+
+    def send_leftover(self, pid: int, number: int) -> None:
+        """Send a process a signal that was looked at before: a pid that is another's gets none."""
         process = self.machine.processes.get(pid)
         if process:
             process.signal(number)
 
-    send_leftover = send
+    def _is_known(self, pid: int, number: int) -> None:
+        if self.job.processes[pid].reaped_at < math.inf:
+            self.job.watch.signals_reaped(self.machine, pid, number)
 
     def send_group(self, leader: int, number: int) -> None:
         """Send a group a signal."""
+        self._is_known(leader, number)
         for process in list(self.machine.processes.values()):
             if process.session == leader:
                 process.signal(number)
@@ -425,6 +439,8 @@ class System:
 
     def end_all(self, pids: Sequence[int], seconds: float) -> None:
         """Kill all processes of the job."""
+        for pid in pids:
+            self._is_known(pid, signal.SIGTERM)
         for process in list(self.machine.processes.values()):
             process.signal(signal.SIGKILL)
 

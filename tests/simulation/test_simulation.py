@@ -81,6 +81,22 @@ def test_all_promises_are_kept(seed: int) -> None:
             faults=(Fault(What.HOOK, 9.0, amount=4.0), Fault(What.TORCHRUN_KILLED, 11.6)),
             seed=225,
         ),
+        Plan(  # torchrun's end is reaped, and not taken in, when a stop kills it
+            hosts=1,
+            script=Script(at_stop=AtStop.DIES),
+            faults=(Fault(What.CTRL_C, 4.0), Fault(What.LAUNCHER_PAUSES, 4.1, amount=20.0)),
+            seed=104,
+        ),
+        Plan(  # so is a rank's, when the launcher gives its state machine up
+            hosts=1,
+            script=Script(save=30.0),
+            start_timeout=6.0,
+            faults=(
+                Fault(What.LAUNCHER_FAILS, 1.8),
+                Fault(What.LAUNCHER_STOPS, 3.82, amount=200.0),
+            ),
+            seed=51,
+        ),
     ],
 )
 def test_a_job_that_once_broke_a_promise_keeps_all(plan: Plan) -> None:

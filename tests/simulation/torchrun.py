@@ -13,6 +13,7 @@ from simulation.machine import Machine, Process
 from simulation.pipe import Pipe
 from simulation.plan import What
 from simulation.ranks import Rank, World
+from simulation.starting import Starter
 
 if TYPE_CHECKING:
     from simulation.store import Store
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # In seconds.
 BOOT = (0.5, 1.0)  # until it has imported torch
 CONNECTS = (0.02, 0.05)  # until it has connected to the launcher
+POPEN = (0.001, 0.01)  # until it has started one more process
+SEES = (0.0002, 0.02)  # until it sees what becomes of one that it waits for
 POLL = (0.001, 0.1)  # until it looks at its ranks again
 LOST = (0.4, 0.9)  # until it notices in its barrier that its store is gone
 OWN_TIMEOUT = 30.0  # for ranks to end, where the launcher is gone
@@ -31,7 +34,7 @@ class Doing(enum.Enum):
     BOOTING = "booting"
     MEETING = "meeting"  # it waits for the other hosts' torchruns
     ASKING = "asking"  # whether it may start ranks
-    STARTING = "starting"  # ranks
+    STARTING = "starting"  # ranks; then it waits for their pids
     RUNNING = "running"
     WAITING = "waiting"  # until the launcher says that no rank is left
     ENDING = "ending"  # its ranks, since the launcher was killed
@@ -43,7 +46,8 @@ class Torchrun(Process):
     """One host's torchrun.
 
     Attributes: `refuses`, what it says, and ends with, in place of starting; `hangs`, it does
-    nothing any more; `is_stuck`, it waits for a store that does not answer, and is as deaf.
+    nothing any more; `is_stuck`, it waits for a store that does not answer, and is as deaf;
+    `starters`, what it has started; `exit_codes` of ranks, as it was told, by rank.
     """
 
     def __init__(self, machine: Machine, store: Store, refuses: str = "") -> None:
@@ -53,10 +57,10 @@ class Torchrun(Process):
         self.doing = Doing.BOOTING
         self.hangs = self.is_stuck = self.has_handlers = False
         self.hangs_in_start = False  # it will, when it has started ranks
-        self.ranks: list[Rank] = []
+        self.starters: list[Starter] = []
+        self.exit_codes: dict[int, int] = {}
+        self._pids: dict[int, int] = {}  # of ranks, as it was told
         self._asked = 0
-        self._told: set[int] = set()  # pids of ranks that the launcher has signalled
-        self._late = 0  # a signal that came while it could not act on it
         self._has_launcher = True
         self._pipe: Pipe | None = None
         self._go: Callable[[], None] | None = None  # what it does when it has leave
@@ -74,7 +78,10 @@ class Torchrun(Process):
     # AtRendezvous.
 
     def _connect(self) -> None:
-        self._pipe = Pipe(self.machine, self._hears)
+        self._pipe = Pipe(self.machine, self._hears, self._loses_launcher, self.attempt)
+        if not self._pipe.is_open:
+            self.end(1)
+            return
         self._pipe.say({"torchrun_pid": self.pid})
         self._soon(BOOT, self._boot, Doing.BOOTING)
 
@@ -106,27 +113,42 @@ class Torchrun(Process):
         self._if_still(lambda: self._ask_to_start(world, number), Doing.MEETING, self._asked)
 
     def _ask_to_start(self, world: World, number: int) -> None:
-        self.has_handlers = True
         self.doing = Doing.ASKING
-        self._go = lambda: self._start_ranks(world, number)
-        self._ask({"starts": True})
-
-    def _start_ranks(self, world: World, number: int) -> None:
-        self.doing = Doing.STARTING
         nproc = self.job.plan.nproc
-        self.ranks = [Rank(self, world, number * nproc + one, one) for one in range(nproc)]
-        self.hangs = self.hangs_in_start
-        self._soon((0.01, 0.6), self._started, Doing.STARTING)
+        ranks = [(number * nproc + one, one) for one in range(nproc)]
+        self._go = lambda: self._start_ranks(world, ranks)
+        about = {"keeps_store": self.keeps_a_store, "world": nproc * self.job.plan.hosts}
+        self._ask({"starts": ranks, **about})
 
-    def _started(self) -> None:
-        ranks = [(rank.pid, rank.rank, rank.local_rank) for rank in self.ranks]
-        world = self.job.plan.nproc * self.job.plan.hosts
-        self._say({"ranks": ranks, "keeps_store": self.keeps_a_store, "world": world})
+    def _start_ranks(self, world: World, ranks: list[tuple[int, int]]) -> None:
+        self.doing, self.has_handlers = Doing.STARTING, True
+        if len(self.starters) < len(ranks):
+            self.starters.append(Starter(self, world, *ranks[len(self.starters)]))
+            self._soon(POPEN, lambda: self._start_ranks(world, ranks), Doing.STARTING)
+            return
+        self.hangs = self.hangs_in_start
+        self._wait_for_pids()
+
+    def _wait_for_pids(self) -> None:
+        """Wait for one after the other: until each is said, or will not be."""
+        for starter in self.starters:
+            if starter.rank not in self._pids and not self._has_failed(starter):
+                return
         self.doing = Doing.RUNNING
-        self.rank_ended()
-        number, self._late = self._late, 0
-        if number:
-            self.on_signal(number)
+        self._looks_again()
+
+    def _has_failed(self, starter: Starter) -> bool:
+        code = starter.exit_code
+        if code and starter.rank not in self.exit_codes:
+            about = {"rank": starter.rank, "pid": starter.pid, "exit_code": code}
+            self._say({"not_started": about})
+            self.exit_codes[starter.rank] = code
+        return bool(code)
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The ranks that there are of those that it has started."""
+        return [starter.process for starter in self.starters if starter.process]
 
     @property
     def keeps_a_store(self) -> bool:
@@ -135,19 +157,30 @@ class Torchrun(Process):
 
     # Watching.
 
-    def watches(self) -> bool:
-        """Tell whether it reaps ranks that end."""
-        return self.runs and not self.hangs and not self.is_stuck and self.doing is Doing.RUNNING
+    def starter_ended(self) -> None:
+        """What was to become a rank has ended."""
+        if self.doing is Doing.STARTING:
+            self._soon(SEES, self._see_start, Doing.STARTING)
+        self.rank_ended()
+
+    def _see_start(self) -> None:
+        if len(self.starters) == self.job.plan.nproc:
+            self._wait_for_pids()
 
     def rank_ended(self) -> None:
-        """One of its ranks may have ended, which it sees when it looks."""
-        if self.doing is Doing.RUNNING:
-            self._soon(POLL, self._look, Doing.RUNNING)
-        elif self.doing is Doing.ENDING and not any(rank.runs for rank in self.ranks):
+        """One of its ranks has ended, which it sees by itself where the launcher is gone."""
+        if self.doing is Doing.ENDING and not self._left():
             self._soon((0.01, 0.05), lambda: self.end(1), Doing.ENDING)
 
+    def _left(self) -> list[Process]:
+        """Return its ranks that run, and what may become one."""
+        return [one for one in (*self.starters, *self.ranks) if one.runs]
+
+    def _looks_again(self) -> None:
+        self._soon(POLL, self._look, Doing.RUNNING)
+
     def _look(self) -> None:
-        codes = [rank.exit_code for rank in self.ranks]
+        codes = [self.exit_codes.get(starter.rank) for starter in self.starters]
         if any(codes) or None not in codes:
             self._ask_to_end()
 
@@ -177,23 +210,22 @@ class Torchrun(Process):
 
     def _ask_to_end(self, number: int = 0, error: str = "") -> None:
         self.doing = Doing.WAITING
-        ends = {}
-        for rank in self.ranks:
-            rank.reaped = not rank.runs
-            ends[rank.local_rank] = rank.exit_code
-        self._ask({"ends": ends, "signal": number, "error": error})
+        self._ask({"close": True, "signal": number, "error": error, "tees": False})
 
     def _hears(self, message: dict[str, Any]) -> None:
-        self._told.update(message.get("signalled", ()))
+        if "request" not in message:
+            self._hears_of_rank(message)
+            return
         if message.get("request") != self._asked or not self.runs or self.hangs or self.is_stuck:
             return
         if self.doing is Doing.ASKING and self._go:
             self._go()
         elif self.doing is Doing.WAITING:
+            self.job.watch.answers(self)
             if message["depart"]:
                 self.doing = Doing.LEAVING
                 self._soon((0.005, 0.05), lambda: self.end(1), Doing.LEAVING)
-            elif any(rank.exit_code for rank in self.ranks):
+            elif any(self.exit_codes.values()):
                 self._fail("")
             else:
                 self.doing = Doing.BARRIER
@@ -205,37 +237,41 @@ class Torchrun(Process):
                 else:
                     self.store.breaks_for(self)
 
+    def _hears_of_rank(self, message: dict[str, Any]) -> None:
+        """Its thread that reads notes it, whatever the others do."""
+        if "pid" in message:
+            self._pids[message["rank"]] = message["pid"]
+        else:
+            self.exit_codes[message["rank"]] = message["exit_code"]
+        if self.doing is Doing.STARTING:
+            self._soon(SEES, self._see_start, Doing.STARTING)
+        elif self.doing is Doing.RUNNING:
+            self._looks_again()
+
     def leaves_barrier(self) -> None:
         """All hosts are through."""
         self._if_still(lambda: self.end(0), Doing.BARRIER, self._asked)
 
-    def loses_launcher(self) -> None:
-        """Its launcher was killed: there is no answer any more."""
-        if self._pipe:
-            self._pipe.breaks(self._loses_launcher)
-        else:
-            self._has_launcher = False
-
     def _loses_launcher(self) -> None:
+        """Its launcher was killed: it sends itself SIGTERM, and there is no answer any more."""
         self._has_launcher = False
         if self.doing in (Doing.WAITING, Doing.ASKING):
             self._soon((0.001, 0.001), self._has_no_answer, self.doing)
+        else:
+            self.signal(signal.SIGTERM)
 
     def _has_no_answer(self) -> None:
         if self.doing is Doing.ASKING:
             self.end(1)
             return
         self.doing = Doing.ENDING
-        for rank in self.ranks:
-            if rank.runs and rank.pid not in self._told:
-                rank.signal(signal.SIGTERM)
         self._soon((OWN_TIMEOUT, OWN_TIMEOUT), self._kill, Doing.ENDING)
         self.rank_ended()
 
     def _kill(self) -> None:
-        for rank in [rank for rank in self.ranks if rank.runs]:
+        for left in self._left():
             for process in list(self.machine.processes.values()):
-                if process.session == rank.pid:
+                if process.session == left.pid:
                     process.signal(signal.SIGKILL)
         self.end(1)
 
@@ -247,12 +283,8 @@ class Torchrun(Process):
             self.end(-number)
         elif self.hangs or self.is_stuck:
             return
-        elif self.doing is Doing.STARTING:
-            self._late = self._late or number  # until all ranks are started
-        elif self.doing in (Doing.RUNNING, Doing.WAITING):
+        elif self.doing in (Doing.STARTING, Doing.RUNNING, Doing.WAITING):
             self._ask_to_end(number)
-        elif self.doing is Doing.ASKING:
-            self._fail("", number)
 
     def _fail(self, error: str, number: int = 0) -> None:
         self._say({"exit_code": 1, "error": error, "signal": number})
@@ -266,7 +298,7 @@ class Torchrun(Process):
             self._pipe.close()
         launcher = self.machine.launcher
         if launcher and launcher.runs:
-            for rank in self.ranks:
-                if rank.exit_code is not None and not rank.reaped:
-                    launcher.system.child_ended(rank.pid, rank.exit_code)
+            for starter in self.starters:  # which it need not have reaped
+                if starter.exit_code is not None:
+                    launcher.system.child_ended(starter.pid, starter.exit_code)
         self.store.ends(self)

@@ -12,7 +12,7 @@ from launcher.peers.messages import Failed, NoRanksHere, ProgressReport, Start, 
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
-from launcher.run.state import KILL_AGAIN_SECONDS, MARGIN_SECONDS, Ending, State, Why
+from launcher.run.state import KILL_AGAIN_SECONDS, MARGIN_SECONDS, Ending, Running, State, Why
 from launcher.text.words import Log
 from launcher.transitions import NoRow
 from simulation import rows
@@ -25,6 +25,7 @@ from simulation.strangers import IMPOSTORS
 if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.launcher import Launcher
+    from simulation.torchrun import Torchrun
 
 
 # Promises that are held while a job runs; the others are in promises.py.
@@ -32,6 +33,9 @@ QUIET = "With `--launcher-watch 0`, a sign of life each 15 s is all that is sent
 ALIVE_EVERY = 14.9
 LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
+KNOWN = "No script runs that the launcher does not know"
+TOLD = "torchrun is told how each of them ended before its answer"
+REAPED = "Nobody signals a process that was reaped"
 IN_ROWS = "Each step that changes something or has actions is one of a row of the tables above"
 
 _TOO_MANY = 3000  # steps of one launcher at one time
@@ -249,6 +253,39 @@ class Watch:
             return
         delays = sum(machine.delay for machine in self.job.machines)
         self.quiet_from = self.job.clock.now + 1 + 2 * delays
+
+    def is_new(self, fault: Fault) -> bool:
+        """Tell whether a fault has had no effect yet."""
+        return all(one.fault is not fault for one in self.faults)
+
+    # Ranks, as they start and end.
+
+    def lets_go(self, rank: Rank) -> None:
+        """A launcher lets a rank's script run."""
+        launcher = rank.machine.launcher
+        assert launcher
+        phase = launcher.state.phase
+        if not isinstance(phase, Running) or launcher.stopping_since <= self.job.clock.now:
+            self.breaks(KNOWN, f"rank {rank.rank} is let go in {type(phase).__name__}")
+
+    def runs_script(self, rank: Rank) -> None:
+        """A rank's script begins."""
+        launcher = rank.machine.launcher
+        known = launcher and launcher.runs and launcher.state.ranks.get(rank.pid)
+        if math.isinf(rank.let_go_at) or not known:
+            self.breaks(KNOWN, f"the script of rank {rank.rank} (pid {rank.pid}) runs")
+
+    def answers(self, torchrun: Torchrun) -> None:
+        """A torchrun hears that no rank of its runs any more."""
+        for rank in torchrun.ranks:
+            if rank.let_go_at < math.inf:
+                told = torchrun.exit_codes.get(rank.rank)
+                if rank.exit_code is None or told != rank.exit_code:
+                    self.breaks(TOLD, f"rank {rank.rank} ended with {rank.exit_code}, not {told}")
+
+    def signals_reaped(self, machine: Machine, pid: int, number: int) -> None:
+        """A launcher sends a signal to a pid that may be another process's by now."""
+        self.breaks(REAPED, f"{machine.name} sends {number} to {pid}")
 
     def torchrun_starts(self, machine: Machine, attempt: int) -> None:
         """A launcher starts its torchrun."""
