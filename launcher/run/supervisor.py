@@ -225,7 +225,11 @@ class Supervisor:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
         due = min(due, self._nursery.due()) if self._nursery else due
         seconds = max(0.0, due - self._system.now())
-        if self._is_to_search or self._found is not None or (self._reports and self._reports.has_more):
+        if (
+            self._is_to_search
+            or self._found is not None
+            or (self._reports and self._reports.has_more)
+        ):
             return 0
         return None if math.isinf(seconds) else seconds
 
