@@ -52,7 +52,7 @@ class Row(NamedTuple):
 ROWS: list[Row] = []
 PART = Part("At the script's first line", "script")
 RANK_PY = "rank.py stands before the script, which it runs"
-ARGUMENTS = ("--epochs", "1", "", "a b", "--", "--help", "$$", "-m")
+ARGUMENTS = ("--epochs", "1", "", "a b", "--", "--help", "-m")
 # What differs between two jobs of plain torchrun's, too.
 OF_ONE_JOB = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
 
@@ -180,9 +180,18 @@ def program():
     return own_file("comm"), os.readlink("/proc/self/exe")
 
 
-@fact("`os.environ`")
+@fact(
+    "`os.environ`",
+    cold=Other("`LAUNCHER_JOB_MARK` and `LAUNCHER_ATTEMPT`, by which leftover processes are found"),
+)
 def environment():
-    return {name: name in OF_ONE_JOB or text for name, text in sorted(os.environ.items())}
+    return sorted(os.environ)
+
+
+@fact("values of the variables that both have, but for the job's id and port")
+def values():
+    ours = (*OF_ONE_JOB, "LAUNCHER_JOB_MARK", "LAUNCHER_ATTEMPT")
+    return {name: text for name, text in os.environ.items() if name not in ours}
 
 
 @fact(
@@ -246,6 +255,18 @@ def streams():
         buffer = type(stream.buffer).__name__, stream.fileno(), stream.isatty()
         found += [[getattr(stream, one) for one in names], buffer, stream is getattr(sys, first)]
     return found
+
+
+@fact(
+    "calls below the script's own lines: `inspect.stack()`",
+    cold=Other("two of rank.py's; no traceback that is printed has them", ["rank.py"] * 2),
+)
+def calls_below():
+    frame, found = sys._getframe(), []
+    while frame.f_back:
+        frame = frame.f_back
+        found.append(os.path.basename(frame.f_code.co_filename))
+    return [name for name in found if name not in ("equality.py", "tool.py")]
 
 
 @fact("`__main__`: its attributes, and that it is `sys.modules['__main__']`")
@@ -412,10 +433,13 @@ def of_the_kernel():
 def child():
     import subprocess
 
-    see = "import os, sys; print(sorted(os.environ), os.listdir('/proc/self/fd'), os.getcwd(),"
-    see += " [l for l in open('/proc/self/status') if l[:3] == 'Sig'], os.isatty(0))"
-    done = subprocess.run([sys.executable, "-c", see], capture_output=True, text=True)
-    return done.stdout.split(" ['SigQ")[0], done.stdout.split("SigPnd")[-1], done.stderr
+    see = "import json, os; print(json.dumps([dict(os.environ), os.listdir('/proc/self/fd'),"
+    see += "os.getcwd(), [os.isatty(0), os.getsid(0)], open('/proc/self/status').read()]))"
+    done = subprocess.run([sys.executable, "-c", see], stdout=subprocess.PIPE)
+    environ, descriptors, folder, (is_terminal, session), status = json.loads(done.stdout)
+    signals = [line for line in status.splitlines() if line.startswith(("SigBlk", "SigIgn"))]
+    is_same = environ == {**os.environ}, folder == os.getcwd(), session == os.getsid(0)
+    return is_same, descriptors, is_terminal, signals
 
 
 PART = Part("After `import torch`", "script")
@@ -437,7 +461,7 @@ def added_to_environment():
     import torch.distributed  # noqa: F401
 
     names = {one.partition("=")[0] for one in own_file("environ").split("\0")}
-    return sorted({*os.environ} - names)
+    return sorted({*os.environ} - names - {"TORCH_DISTRIBUTED_DEBUG"})
 
 
 @fact("threads of OpenMP and MKL: `torch.get_num_threads()`")
@@ -454,7 +478,7 @@ def openmp():
     )
 
 
-@fact("threads that Python knows", cold=Other("no other: the watch's is not listed"))
+@fact("threads that Python knows")
 def threads_with_torch():
     import threading
 
@@ -511,6 +535,13 @@ def reduced():
     total = torch.tensor([1.0 + dist.get_rank()])
     dist.all_reduce(total)
     return total.item(), dist.get_world_size(), dist.get_backend()
+
+
+@fact(
+    "threads of the process, in a process group", cold=Other("one more, which replies where it is")
+)
+def tasks_in_group():
+    return tasks()
 
 
 @fact("memory (PSS) of a rank, to a quarter", within=0.25)
@@ -593,7 +624,7 @@ def compiled():
     return torch.compile(lambda x: (x * 2).relu().sum())(torch.ones(100)).item()
 
 
-PART = Part("Chance, over two ranks and two attempts", "script")
+PART = Part("Chance: no rank of no attempt draws the numbers of another", "script")
 
 
 @fact("`hash()` of a text", is_drawn=True)
@@ -664,6 +695,11 @@ def module_main():
     return main_module(), sys.argv, pickled()
 
 
+@fact("calls below its own lines", cold=Other("rank.py's for runpy's", ["rank.py"] * 2))
+def module_calls_below():
+    return calls_below()
+
+
 @fact("`sys.path`: the current folder is first")
 def module_path():
     return path()
@@ -675,20 +711,30 @@ def relative():
     return main.helper.__name__, main.again is main.helper, sorted(sys.modules["package"].__path__)
 
 
-PART = Part("Beside a token.py and a queue.py of the script's own", "odd")
+PART = Part("Beside a queue.py and a socket.py of the script's own", "odd")
 
 
-@fact("`import token` and `import queue` are the script's own")
-def own_names():
+@fact("`import queue` gives the script's own")
+def own_queue():
     import queue
-    import token
 
-    return token.__file__, queue.__file__
+    return queue.__file__
 
 
-@fact("bytecode of its own modules is in its `__pycache__`")
+@fact("its bytecode is in `__pycache__`")
 def bytecode():
-    return sorted(os.listdir(os.path.join(os.path.dirname(__file__), "__pycache__")))
+    cached = sys.modules["queue"].__cached__
+    return cached, os.path.exists(cached)
+
+
+@fact(
+    "`import socket` gives the script's own",
+    cold=Other("Python's, which rank.py has loaded; beside torch, it is Python's in any script"),
+)
+def own_socket():
+    import socket
+
+    return socket.__file__
 
 
 PART = Part("With PYTHON_EXEC", "odd")
@@ -699,7 +745,9 @@ def python_exec():
     return flags(), filters(), sys.executable, os.environ["PYTHON_EXEC"]
 
 
-PART = Part("How it ends: exit code, what it writes, exit handlers", "ends")
+PART = Part(
+    "How it ends: exit code, stdout and stderr, exit handlers, objects that are still there", "ends"
+)
 
 
 @fact("the script's last line")
@@ -748,7 +796,7 @@ def aborts():
 PART = Part("What the launcher knows of it", "stacks")
 
 
-@fact("`sm-launch stacks` shows where it is", cold=Other("yes", [0, 1]))
+@fact("`sm-launch stacks` shows where all ranks are", cold=Other("yes", "2 ranks (0-1)"))
 def waits_to_be_seen():
     wait_for("seen")
 
@@ -781,16 +829,26 @@ def tell(job, attempt=1):
     write(f"{job}-{attempt}-{rank}", found)
 
 
+class Last:
+    """An object that is there to the end."""
+
+    def __del__(self, write=os.write):
+        write(1, b"the last object\n")
+
+
 def end():
     """End in this rank's way, once all others are about to."""
     import atexit
     import signal
+
+    global last
 
     rank, ways = int(os.environ["RANK"]), [row for row in ROWS if row.part.job == "ends"]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of another rank is not this one's
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"ends-{rank}.{name}", os.O_WRONLY | os.O_CREAT, 0o600), number)
     atexit.register(print, "the exit handler")
+    last = Last()
     write(f"ends-1-{rank}", {})
     wait_for(*(f"ends-1-{other}.json" for other in range(len(ways))))
     ways[rank].probe()

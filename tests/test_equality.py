@@ -1,7 +1,7 @@
 """A rank of the launcher's, beside one of plain torchrun's: the rows of tests/equality.py.
 
 The first test runs all jobs. The reference is plain torchrun itself, with the arguments that the
-launcher gives it; for what needs no torch, the command that torchrun runs, `python -u`, is started here.
+launcher gives it; for what needs no torch, `python -u`, as torchrun starts its ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import equality
 import psutil
@@ -64,12 +64,6 @@ ODD = "import equality\nequality.tell('odd')\n"
 WRAPPER = f'#!/bin/sh\nexec {sys.executable} -W error::FutureWarning -X dev "$@"\n'
 
 
-class Told(NamedTuple):
-    """What became of a start: each fact in ranks, or the error for which there is none."""
-
-    facts: dict[str, list[Any]]
-
-
 class Terminal:
     """0 to 2 of all jobs, the same for each: a terminal, a pipe that is read, a file."""
 
@@ -98,7 +92,8 @@ class Jobs:
     def __init__(self, folder: Path) -> None:
         self._base, self._tmp = folder, tempfile.mkdtemp(prefix="test-")
         self._terminal = Terminal(folder)
-        self._environ = {**os.environ, **VARIABLES, "TMPDIR": self._tmp}
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+        self._environ = {**kept, **VARIABLES, "TMPDIR": self._tmp}
         self._running: list[psutil.Process] = []
 
     def __enter__(self) -> Jobs:
@@ -136,7 +131,7 @@ class Jobs:
         (package / "helper.py").touch()
         (package / "tool.py").write_text(TOOL)
         (odd / "script.py").write_text(ODD)
-        (odd / "token.py").touch()
+        (odd / "socket.py").touch()
         (odd / "queue.py").touch()
         (odd / "python").write_text(WRAPPER)
         (odd / "python").chmod(0o755)
@@ -173,7 +168,7 @@ class Jobs:
         return [job.wait(60)]
 
     def _threads(self, script: list[str]) -> dict[str, str]:
-        """Return the number of threads that the launcher gives each rank, which is its own matter."""
+        """Return the threads that the launcher gives each rank, which are its own matter."""
         words = [
             *LAUNCHER,
             "--launcher-nproc-per-node",
@@ -185,11 +180,14 @@ class Jobs:
         shown = subprocess.run([*words, *script], env=self._environ, **options)
         return {"OMP_NUM_THREADS": re.findall(r"OMP_NUM_THREADS=(\d+)", shown.stdout)[0]}
 
-    def _seen(self) -> list[int]:
-        """Return the ranks that `sm-launch stacks` shows where they are."""
+    def _seen(self) -> str:
+        """Return of which ranks `sm-launch stacks` shows that they are in waits_to_be_seen."""
+        if self._start == PLAIN:
+            return ""
         words = [*LAUNCHER, "stacks"]
         shown = subprocess.run(words, env=self._environ, capture_output=True, text=True, timeout=60)
-        return shown.stdout if "waits_to_be_seen" in shown.stdout else []
+        before = shown.stdout.partition("in waits_to_be_seen")[0]  # of all jobs on this machine
+        return re.findall(r"\d+ ranks \(.*?\)", before)[-1]
 
     def _odd(self) -> list[int]:
         python = {"PYTHON_EXEC": str(self._folder / "odd" / "python")}
@@ -211,7 +209,6 @@ class Jobs:
         if self._start == PLAIN:
             codes = self._ranks(len(ways), sys.executable, "-u", script, "ends")
         else:
-            before = len(self._log())
             words = self._launcher(
                 "--launcher-nproc-per-node", str(len(ways)), "--launcher-verbose"
             )
