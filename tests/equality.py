@@ -445,12 +445,43 @@ def child():
 PART = Part("After `import torch`", "script")
 
 
+# What a script may set before it imports torch, which reads it then.
+SET_BY_SCRIPT = {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_LOGS": "-inductor"}
+
+
 @fact("TORCH_DISTRIBUTED_DEBUG, as the script sets it before it imports torch")
 def debug_level():
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+    os.environ.update(SET_BY_SCRIPT)
+    if os.environ["RANK"] == "1":
+        os.environ["OMP_NUM_THREADS"] = "3"
     import torch.distributed
 
     return str(torch.distributed.get_debug_level())
+
+
+@fact("TORCH_LOGS, likewise")
+def log_levels():
+    import logging
+
+    return [logging.getLogger(name).level for name in ("torch._inductor", "torch._dynamo")]
+
+
+def openmp():
+    import torch
+
+    info = torch.__config__.parallel_info().splitlines()
+    told = [line.strip() for line in info if "omp_get" in line or "mkl_get" in line]
+    return torch.get_num_threads(), torch.get_num_interop_threads(), told
+
+
+@fact("threads of OpenMP and MKL, by OMP_NUM_THREADS as torchrun has it", rank=0)
+def threads_by_torchrun():
+    return openmp()
+
+
+@fact("threads of OpenMP and MKL, by OMP_NUM_THREADS as the script sets it", rank=1)
+def threads_by_script():
+    return openmp()
 
 
 @fact(
@@ -461,21 +492,7 @@ def added_to_environment():
     import torch.distributed  # noqa: F401
 
     names = {one.partition("=")[0] for one in own_file("environ").split("\0")}
-    return sorted({*os.environ} - names - {"TORCH_DISTRIBUTED_DEBUG"})
-
-
-@fact("threads of OpenMP and MKL: `torch.get_num_threads()`")
-def openmp():
-    import torch
-
-    info = torch.__config__.parallel_info().splitlines()
-    told = [line.strip() for line in info if "omp_get" in line or "mkl_get" in line]
-    return (
-        torch.get_num_threads(),
-        torch.get_num_interop_threads(),
-        told,
-        os.environ["OMP_NUM_THREADS"],
-    )
+    return sorted({*os.environ} - names - {*SET_BY_SCRIPT})
 
 
 @fact("threads that Python knows")
@@ -729,7 +746,7 @@ def bytecode():
 
 @fact(
     "`import socket` gives the script's own",
-    cold=Other("Python's, which rank.py has loaded; beside torch, it is Python's in any script"),
+    cold=Other("Python's, which rank.py has loaded; with its own, no script could import torch"),
 )
 def own_socket():
     import socket

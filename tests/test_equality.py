@@ -244,6 +244,7 @@ def told(tmp_path_factory):
                 kept[name] = {}  # should it fail
             with Jobs(tmp_path_factory.mktemp("equality")) as jobs:
                 kept.update((name, jobs.facts(name)) for name in (PLAIN, *STARTS))
+        assert kept[start], "a job has failed: the test that ran first says how"
         return kept[start]
 
     return told
