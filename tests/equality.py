@@ -51,6 +51,7 @@ class Row(NamedTuple):
 
 ROWS: list[Row] = []
 PART = Part("At the script's first line", "script")
+LONGEST = 60  # s that workers may take
 RANK_PY = "rank.py stands before the script, which it runs"
 ARGUMENTS = ("--epochs", "1", "", "a b", "--", "--help", "-m")
 # What differs between two jobs of plain torchrun's, too.
@@ -495,6 +496,11 @@ def added_to_environment():
     return sorted({*os.environ} - names - {*SET_BY_SCRIPT})
 
 
+@fact("threads of the process", rank=0, cold=Other("one more, which replies where the rank is", 2))
+def tasks_with_torch():
+    return tasks()
+
+
 @fact("threads that Python knows")
 def threads_with_torch():
     import threading
@@ -554,13 +560,6 @@ def reduced():
     return total.item(), dist.get_world_size(), dist.get_backend()
 
 
-@fact(
-    "threads of the process, in a process group", cold=Other("one more, which replies where it is")
-)
-def tasks_in_group():
-    return tasks()
-
-
 @fact("memory (PSS) of a rank, to a quarter", within=0.25)
 def memory():
     import torch.distributed as dist
@@ -585,8 +584,9 @@ class Squares:
 def loaded(how):
     import torch
 
-    options = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": how}
-    return [batch.tolist() for batch in torch.utils.data.DataLoader(Squares(), **options)]
+    options = {"num_workers": 1, "multiprocessing_context": how, "timeout": LONGEST}
+    batches = torch.utils.data.DataLoader(Squares(), batch_size=2, **options)
+    return [batch.tolist() for batch in batches]
 
 
 @fact("a DataLoader's workers by fork", rank=0)
@@ -615,7 +615,8 @@ def pools():
     found = []
     for how in ("fork", "spawn", "forkserver"):
         with multiprocessing.get_context(how).Pool(1) as pool:
-            found.append([thing.value for thing in pool.map(doubled, [Thing(1), Thing(2)])])
+            doing = pool.map_async(doubled, [Thing(1), Thing(2)])
+            found.append([thing.value for thing in doing.get(LONGEST)])
     return found
 
 
@@ -626,7 +627,8 @@ def futures():
     found = []
     for kind in (ProcessPoolExecutor, ThreadPoolExecutor):
         with kind(1) as pool:
-            found.append([thing.value for thing in pool.map(doubled, [Thing(1), Thing(2)])])
+            done = pool.map(doubled, [Thing(1), Thing(2)], timeout=LONGEST)
+            found.append([thing.value for thing in done])
     return found
 
 
