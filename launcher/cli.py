@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
+from launcher import __version__
 from launcher.container.presence import InitClient
 from launcher.errors import LaunchError
 from launcher.host.archive import PACKAGE
@@ -58,6 +59,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from launcher.job.help import help_text  # which a job does not need
 
         show(help_text())
+        return 0
+    if run is _launch and arguments.wants_version(argv):
+        show(f"sm-launch {__version__}")
         return 0
     if not isinstance(run, functools.partial):  # a tool runs beside a job, or after it
         note_earlier(environ)
