@@ -39,9 +39,7 @@ def prepare(
         ) from None
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
     argv, said = _arguments(config, argv, environ)
-    argv, made = _from_config(config, argv, environ, signals)
-    left_out = toolkit.too_long(made)
-    made = {name: value for name, value in made.items() if name not in left_out}
+    argv, made, left_out = _from_config(config, argv, environ, signals)
     chosen = torchrun.with_own_variables(_parsed(argv, environ, said), environ)
     seen = _with_groups({**made, **environ}, chosen, environ)
     try:
@@ -65,11 +63,8 @@ def prepare(
     except Exception as error:  # which the other hosts are told, too
         return Job(cluster, chosen, error)
     # Logged only now, so that an error is the only line.
-    for line in (*said, *without_effect(chosen, environ)):
+    for line in (*said, *without_effect(chosen, environ), *left_out):
         log(line)
-    if left_out:
-        names = ", ".join(left_out)
-        log(f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them.")
     if "SM_HOSTS" not in seen:
         log("neither SM_HOSTS nor SageMaker's config files exist: this host is alone.")
     return Job(cluster, chosen, plan)
@@ -122,16 +117,25 @@ def _from_config(
     argv: Sequence[str],
     environ: Mapping[str, str],
     signals: Signals | None,
-) -> tuple[Sequence[str], dict[str, str]]:
-    """Return the arguments and the `SM_*` variables that SageMaker's toolkit would have made."""
+) -> tuple[Sequence[str], dict[str, str], list[str]]:
+    """Return the arguments and the `SM_*` variables that SageMaker's toolkit would have made.
+
+    And what the log says of those that are left out.
+    """
     if config is None:
-        return argv, {}
+        return argv, {}, []
     try:
         argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
         made = toolkit.to_env_vars(config, environ, signals)
-        return argv, {**made, **toolkit.to_other_vars(config, environ)}
+        made.update(toolkit.to_other_vars(config, environ))
     except RecursionError:
         raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
+    left_out = toolkit.too_long(made)
+    if not left_out:
+        return argv, made, []
+    names = ", ".join(left_out)
+    line = f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them."
+    return argv, {name: made[name] for name in made if name not in left_out}, [line]
 
 
 def _with_groups(
