@@ -1,7 +1,6 @@
 """A stop that saves: what hears it, what is left alone, and what else may happen meanwhile."""
 
 import os
-import re
 import shutil
 import signal
 import sys

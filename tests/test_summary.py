@@ -87,7 +87,7 @@ def test_the_parts_add_up(started, attempt, trains, closes, ended, later, number
 
 UNSAVED = [
     # the signal, ranks, what is said of them
-    (15, [(DEFAULT, -15)] * 2, "2 of 2 ranks ended by SIGTERM itself: they had no handler, so they"),
+    (15, [(DEFAULT, -15)] * 2, "2 of 2 ranks ended by SIGTERM itself: they had no handler, so"),
     (15, [(DEFAULT, -15)], "1 of 1 rank ended by SIGTERM itself: it had no handler, so it"),
     (15, [(HANDLES, 143), (DEFAULT, -15)], "1 of 2 ranks ended by SIGTERM itself: it had no han"),
     (1, [(DEFAULT, -1), (HANDLES, 0)], "1 of 2 ranks ended by SIGHUP itself: it had no handler"),

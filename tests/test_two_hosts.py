@@ -193,7 +193,8 @@ def hold_up_the_second(start_two, script, tmp_path, seconds, path):
     return hosts
 
 
-ENDED = r"launcher: {}: every rank succeeded; it took \S+ s: joining \S+ s, start \S+ s, training \S+ s\."
+ENDED = r"launcher: {}: every rank succeeded; it took \S+ s: "
+ENDED += r"joining \S+ s, start \S+ s, training \S+ s\."
 
 
 def test_hosts_that_succeed_leave_together(start_two, script, tmp_path):
