@@ -45,7 +45,7 @@ ARGUMENTS = st.lists(
 
 def planned(*arguments):
     """Return the command of one host on CPU."""
-    resources = Resources(sys.executable, (2, 4), 1, frozenset(), efa=False)
+    resources = Resources(sys.executable, "2.4.0", 1, frozenset(), efa=False)
     cluster = Cluster(("h",), "h", "j", 0, 0, "")
     return [*make_plan(parse(arguments, {}), cluster, resources, {}, added={}).argv]
 

@@ -148,7 +148,7 @@ def started(state: State, event: Start, now: float) -> Step:
     if not isinstance(state.phase, (Joining, Restarting)):
         return state, ()  # a stop came first
     times = state.times
-    times = times._replace(started=min(times.started, now), attempt=now, closes=math.inf)
+    times = Times(times.began, started=min(times.started, now), attempt=now)
     state = state._replace(
         phase=Running(),
         attempt=event.attempt,

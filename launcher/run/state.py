@@ -14,7 +14,6 @@ from launcher.job.job import Job
 from launcher.result.causes import Failure, Result
 from launcher.run.events import Actions
 from launcher.run.ranks import NONE, Rank, Ranks
-from launcher.text.words import lasted
 
 # All in seconds.
 CONFIRM_FAILURE_SECONDS = 2.5  # from what a rank raised to its end: then its failure counts
@@ -169,24 +168,9 @@ class Times(NamedTuple):
     began: float
     started: float = math.inf  # torchrun
     attempt: float = math.inf  # this attempt's torchrun
-    trains: float = math.inf
+    trains: float = math.inf  # since this attempt's first rank runs
     closes: float = math.inf  # when ranks were ended
     ended: float = math.inf
-
-    def took(self, now: float, *, joins: bool, has_stopped: bool) -> str:
-        """Return in words how long each part took, until now; `joins`: other hosts do, too."""
-        parts = [("joining", min(self.started, now) - self.began)] if joins else []
-        if math.isinf(self.started):
-            return ", ".join([*(f"joining {lasted(s)}" for _, s in parts), "nothing was started"])
-        ended = min(self.ended, now)
-        first = min(self.trains, ended)
-        closed = max(first, min(self.closes, ended))
-        parts.append(("start", first - self.started))
-        if self.trains < math.inf:
-            parts.append(("training", closed - first))
-        if now - closed >= 1:
-            parts.append(("saving" if has_stopped else "ending", now - closed))
-        return ", ".join(f"{part} {lasted(seconds)}" for part, seconds in parts)
 
 
 class State(NamedTuple):
