@@ -121,7 +121,7 @@ def main() -> None:
 
     print(
         f"{pairs} pairs, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
-        f"torch {'.'.join(map(str, torch_version()))}, {time.strftime('%Y-%m-%d')}\n"
+        f"torch {torch_version()}, {time.strftime('%Y-%m-%d')}\n"
     )
     print("| what | unit | min | median | max | bound |")
     print("|---|---|---|---|---|---|")

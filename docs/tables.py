@@ -1,4 +1,4 @@
-"""Prints tables from the code into pages: options, exit codes, the machines' transitions.
+"""Prints tables into pages: of options, exit codes, the machines' transitions, the tests' facts.
 
     make docs                          # fill them in, and build the site
     python docs/tables.py              # fill them in; the launcher has to be importable
@@ -9,6 +9,7 @@ Each stands between two comments: `<!-- NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable
@@ -20,7 +21,8 @@ from launcher.run import rows
 from launcher.text.words import flag
 from launcher.transitions import Row
 
-PAGES = [Path(__file__).with_name(name) for name in ("options.md", "how-it-works.md")]
+HERE = Path(__file__).parent
+PAGES = [HERE / name for name in ("options.md", "how-it-works.md", "equality.md")]
 
 
 def table(*head: str) -> Iterator[str]:
@@ -60,11 +62,27 @@ def transitions(rows: Sequence[Row]) -> str:
     return "\n".join([*table("phase", "event", "what happens", "next"), *lines])
 
 
+def equality() -> str:
+    """Return the tables of what a rank is, one for each part."""
+    tests = runpy.run_path(str(HERE.parent / "tests" / "equality.py"))
+    starts, lines = tests["STARTS"], []
+    for part in dict.fromkeys(row.part for row in tests["ROWS"]):
+        lines += [f"**{part.title}**", "", *table("fact", *starts)]
+        for row in tests["ROWS"]:
+            if row.part == part:
+                others = [row.other.get(start) for start in starts]
+                cells = [other.words if other else "equal" for other in others]
+                lines.append(f"| {' | '.join([row.words, *cells])} |")
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
     "run": lambda: transitions(rows.ROWS),
     "coordinator": lambda: transitions(rows_of_hosts.COORDINATOR),
+    "equality": equality,
     "member": lambda: transitions(rows_of_hosts.MEMBER),
 }
 

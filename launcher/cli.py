@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
+from launcher import __version__
 from launcher.container.presence import InitClient
 from launcher.errors import LaunchError
 from launcher.host.archive import PACKAGE
@@ -20,19 +21,11 @@ from launcher.job.job import LaunchPlan
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
-from launcher.result.causes import (
-    NO_RESTART,
-    SUCCESS,
-    Result,
-    of_error,
-    of_launcher,
-    stopped,
-)
+from launcher.result.causes import SUCCESS, Result, of_error, of_launcher, stopped
 from launcher.result.failure import earlier_failure, note_earlier, write_failure
-from launcher.run import supervisor
+from launcher.run import summary, supervisor
 from launcher.run.state import State
 from launcher.text.log import log, show, traceback_of
-from launcher.text.words import signal_name
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -58,6 +51,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from launcher.job.help import help_text  # which a job does not need
 
         show(help_text())
+        return 0
+    if run is _launch and arguments.wants_version(argv):
+        show(f"sm-launch {__version__}")
         return 0
     if not isinstance(run, functools.partial):  # a tool runs beside a job, or after it
         note_earlier(environ)
@@ -146,21 +142,11 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
 
 def _report(end: State, environ: Mapping[str, str]) -> Result:
     """Say how the job ended, for people and for SageMaker, and how long its parts took."""
-    host, result = end.job.current_host, end.result
+    result = end.result
     assert result
-    took = end.times.took(
-        time.monotonic(), joins=end.job.has_peers, has_stopped=bool(result.stop_signal)
-    )
-    if result.exit_code == 0:
-        log(f"{host}: every rank succeeded; {took}.")
-    elif result.stop_signal:
-        log(f"{host}: stopped by {signal_name(result.stop_signal)}; {took}.")
-    else:
-        cause, *details = result.text.splitlines()
-        log(cause.removeprefix("launcher: "))
-        if details and details[0].startswith(NO_RESTART):
-            log(f"{details.pop(0)}.")
-        log("; ".join([*details[:1], f"{host}: {took}."]))
+    for line in summary.lines(end, time.monotonic()):
+        log(line)
+    if result.exit_code and not result.stop_signal:
         write_failure(result.text, environ)
     left = earlier_failure(environ)
     if left and (result.exit_code == 0 or result.stop_signal):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.host.child import Child
-from launcher.job import arguments, resources, toolkit
+from launcher.job import arguments, hyperparameters, resources, toolkit
 from launcher.job.job import Cluster, LaunchPlan
 from launcher.job.options import Options
 from launcher.job.plan import AGENT
@@ -97,11 +97,16 @@ class PlannedJob(NamedTuple):
 
 def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> PlannedJob:
     """Return what a job with these arguments would do, by the same steps; it makes nothing."""
-    argv = [] if list(argv) == ["train"] else argv  # SageMaker's word
     names_script = True
     try:
         config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
+        argv = arguments.without_start_word(argv)
+        if not argv and config is None:
+            words = hyperparameters.as_arguments(environ)
+            argv = words if _TARGETS & {word[2:] for word in words} else argv
         names_script = _names_script(argv, config)
+        if not names_script:  # arguments of a job that is not this command's
+            environ = {**environ, "SM_HPS": ""}
         words = argv if names_script else [*argv, *_ANY]
         prepared = prepare(words, {**environ, **_without_effects(environ, config)})
     except LaunchError as error:

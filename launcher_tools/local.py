@@ -120,7 +120,7 @@ def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str
         ]
     changed = local_setup.changes(args, passed)
     if changed:
-        return [f"as on SageMaker, {join_and_count(changed[:5], len(changed[5:]))}."]
+        return [f"as SDK v2 does, {join_and_count(changed[:5], len(changed[5:]))}."]
     return []
 
 

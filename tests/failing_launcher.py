@@ -18,7 +18,7 @@ from launcher.cli import main  # noqa: E402
 from launcher.host.system import System  # noqa: E402
 from launcher.job import prepare  # noqa: E402
 from launcher.run import machine, supervisor  # noqa: E402
-from launcher.run.events import RanksStarted  # noqa: E402
+from launcher.run.events import ThreadRaised  # noqa: E402
 
 
 def mistaken(plain: Any, *, always: bool) -> Any:
@@ -28,7 +28,7 @@ def mistaken(plain: Any, *, always: bool) -> Any:
     def step(state: Any, event: Any, now: float) -> Any:
         nonlocal raised
         after = plain(state, event, now)
-        if (isinstance(event, RanksStarted) and not raised) or (raised and always):
+        if (isinstance(event, ThreadRaised) and not raised) or (raised and always):
             raised = True
             raise KeyError("a mistake")
         return after

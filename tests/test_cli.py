@@ -17,6 +17,7 @@ from conftest import LAUNCHER, REPO, completed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import launcher
 from launcher.errors import LaunchError
 from launcher.job.options import OPTIONS
 from launcher.job.plan import command
@@ -60,6 +61,13 @@ def test_one_program_under_three_names(command, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("env ") and " OMP_NUM_THREADS=" in done.stdout
     assert " script.py --epochs 3\n" in done.stdout
+
+
+def test_the_version_is_only_asked_for_alone(tmp_path):
+    done = launch("--version")
+    assert (done.returncode, done.stdout) == (0, f"sm-launch {launcher.__version__}\n")
+    assert done.stderr == ""
+    assert planned([*DRY, "--version"]).argv[-1] == "--version"
 
 
 @pytest.mark.parametrize("where", ["current folder", "PYTHONPATH"])
@@ -408,6 +416,59 @@ def test_a_bare_image_runs_from_the_config_files(bare_image, args):
     assert "SM_HP_EPOCHS=3" in done.stdout
     assert f"SM_CHANNEL_TRAIN={bare_image['SAGEMAKER_BASE_DIR']}/input/data/train" in done.stdout
     assert "SM_MODEL_DIR=" not in done.stdout  # present already, so untouched
+
+
+def test_sagemakers_word_for_the_start_does_not_reach_the_script(bare_image, logged):
+    """As it starts an image, tried by hand with options."""
+    said = "train, the first argument, is SageMaker's word for the start of an image: "
+    for environ in (ALONE, {}, bare_image):
+        argv = planned(["train", *DRY, "--epochs", "9", "train"], **environ).argv
+        assert argv[-3:] == ("--epochs", "9", "train") and "train" not in argv[:-1]
+        assert said in logged()
+    planned(["train"], **bare_image)
+    assert said not in logged()
+
+
+# Hyperparameters of SDK v3, with its `command`: they are in SM_HPS alone.
+
+V3 = {"train-script": "script.py", "launcher-dry-run": True, "lr": 1e-3, "flag": True, "no": None}
+V3 = {**V3, "d": {"b": 2, "a": [1]}, "text": "a b", "sagemaker_x": 1, "number": "7"}
+
+
+def test_a_start_without_arguments_takes_those_of_sdk_v3():
+    for words in ([], ["train"]):
+        done = launch(*words, **ALONE, SM_HPS=json.dumps(V3))
+        assert done.returncode == 0, done.stderr
+        rendered = "--lr 0.001 --flag true --no null --d '{\"b\": 2, \"a\": [1]}' --text 'a b'"
+        assert f" script.py {rendered} --sagemaker_x 1 --number 7\n" in done.stdout
+        said = "launcher: started without an argument: the hyperparameters (SM_HPS) are taken.\n"
+        assert done.stderr.startswith(said) and "not among" not in done.stderr
+
+
+def test_under_the_toolkit_they_are_as_that_renders_them():
+    """A shell script that it runs has left them out."""
+    words = json.dumps(["--flag", "True", "--train-script", "script.py"])
+    argv = planned([], **ALONE, SM_HPS='{"flag": true}', SM_USER_ARGS=words).argv
+    assert argv[-3:] == ("script.py", "--flag", "True")
+
+
+def test_hyperparameters_that_are_no_arguments_are_named(logged):
+    hps = {"batch-size": 1, "lr": 2, "d": 3, "x": 4, "sagemaker_x": 5, "lost": 6, "grace": 7}
+    argv = ["--batch_size", "8", "--lr=1", "-d", "1", "x=4", "--launcher-grace", "1"]
+    planned(["--train-script", "script.py", *argv], **ALONE, SM_HPS=json.dumps(hps))
+    said = "of the hyperparameters (SM_HPS) these are not among the arguments: "
+    assert logged() == f"launcher: {said}lost, grace.\n"
+    for known in ("", "{}", "[]", "x", json.dumps({"lr": 1})):
+        planned(["--train-script", "script.py", *argv], **ALONE, SM_HPS=known)
+    assert logged() == ""
+    error = planned(["--epochs", "3"], **ALONE, SM_HPS='{"train-script": "x.py", "epochs": 3}')
+    assert str(error).endswith(f"; see --launcher-help. {said}train-script.")
+
+
+def test_hyperparameters_that_nobody_can_read():
+    error = planned([], **ALONE, SM_HPS='["secret"]')
+    assert str(error) == "SM_HPS is no JSON object; expected one, of the hyperparameters."
+    assert "there is nothing to run" in str(planned([], **ALONE, SM_HPS="{}"))
 
 
 def test_in_a_bare_image_the_command_line_comes_last_and_wins(bare_image, script):

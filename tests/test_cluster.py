@@ -136,6 +136,8 @@ def test_of_mig_slices_a_process_sees_one(tmp_path, known, visible, gpus, mig):
         environ["CUDA_VISIBLE_DEVICES"] = visible
     cluster = read_cluster(environ)
     assert (cluster.num_gpus, cluster.mig) == (gpus, mig)
+    is_named = visible is None or (visible and "MIG" not in visible)  # a GPU is
+    assert cluster.gpu_models == (("NVIDIA A100-SXM4-40GB",) if is_named else ())
 
 
 def test_the_driver_is_asked_for_slices_only_where_a_gpu_is_visible(tmp_path, logged):

@@ -443,6 +443,17 @@ def test_what_distribution_switches_on(monkeypatch):
     says(doctor_job.settings(host(), ours, []))
 
 
+def test_a_job_of_sdk_v3_is_that_of_its_hyperparameters(pretend_torch, script):
+    """With `command`; without a script among them they belong to another command."""
+    pretend_torch("2.8.0")
+    script("")
+    environ = {**os.environ, "SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
+    job = plan_job([], {**environ, "SM_HPS": '{"train-script": "script.py", "lr": 1}'})
+    assert job.names_script and job.plan.argv[-3:] == ("script.py", "--lr", "1")
+    job = plan_job([], {**environ, "SM_HPS": '{"lr": 1}'})
+    assert not (job.names_script or job.error)
+
+
 @pytest.mark.parametrize(
     ("argv", "names_script"),
     [

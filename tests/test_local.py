@@ -623,7 +623,7 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
         SM_MODEL_DIR="/elsewhere",
     )
     folder = run_dir(done)
-    assert "as on SageMaker, --lr 1e-3 becomes --lr 0.001.\n" in done.stderr
+    assert "as SDK v2 does, --lr 1e-3 becomes --lr 0.001.\n" in done.stderr
     for host in ("algo-1", "algo-2"):
         said = " ".join(lines_of(done.stdout, host))
         base = tmp_path / folder / host

@@ -179,6 +179,9 @@ def test_errors_in_what_to_run():
 def test_an_unknown_option_suggests_a_known_one():
     assert "Did you mean --launcher-nproc-per-node?" in refusal([*RUN, "--launcher-nproc_per_nod"])
     assert "is not a launcher option. See" in refusal([*RUN, "--launcher-zzz", "1"])
+    assert "Did you mean --launcher-nproc-per-node? See" in refusal([*RUN, "--launcher-nproc", "2"])
+    of_hangs = "Did you mean --launcher-hang-notify or --launcher-hang-timeout?"
+    assert of_hangs in refusal([*RUN, "--launcher-hang", "2"])
     assert "is not a launcher option" in refusal([*RUN, "--launcher-gra", "1"])  # no abbreviations
 
 

@@ -10,8 +10,9 @@ import pytest
 from conftest import LAUNCHER, ports, slow
 
 MISTAKEN = [sys.executable, str(Path(__file__).parent / "failing_launcher.py")]
+# What a thread raises is an event at which the mistake can happen while ranks run.
 SAVES = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 
 def save(*_):
     print("saved", flush=True)
@@ -19,6 +20,7 @@ def save(*_):
 
 signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
+threading.Thread(target=int, args=("x",)).start()
 time.sleep(600)
 """
 GONE = """

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from launcher import __version__
 from launcher.errors import LaunchError
 from launcher.job import arguments
 from launcher.job.job import Cluster
@@ -17,11 +18,12 @@ from launcher.result.causes import of_error
 
 RESOURCES = Resources(
     python=sys.executable,
-    torch_version=(2, 13),
+    torch="2.13.0+cpu",
     cores=8,
     interfaces=frozenset({"lo", "eth0"}),
     efa=False,
 )
+PYTHON = ".".join(map(str, sys.version_info[:3]))
 ONE = Cluster(("algo-1",), "algo-1", "job", 0, 0, "eth0")
 TWO = ONE._replace(hosts=("algo-1", "algo-2"), current_host="algo-2")
 
@@ -58,16 +60,31 @@ def test_several_hosts():
     }
     tail = made.argv[made.argv.index("--") :]
     assert tail == ("--", RANK, "script", "t.py", "--epochs", "3")
-    assert made.lines()[:2] == (
+    assert made.lines()[:3] == (
+        f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py.",
         "algo-2 is node 1 of 2 in job job: 1 rank on CPU.",
         "algo-1, algo-2 meet at algo-1:29400, their launchers on port 29401.",
     )
+
+
+def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known():
+    begin = f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py"
+    other = plan(environ={"PYTHON_EXEC": "/opt/python"}).program
+    assert other == f"{begin}, its ranks with PYTHON_EXEC=/opt/python."
+    for same in ("", sys.executable):
+        assert plan(environ={"PYTHON_EXEC": same}).program == f"{begin}."
+    of_a_module = options()._replace(train_script="", train_module="pkg.train")
+    made = make_plan(of_a_module, ONE, RESOURCES, {}, added={})
+    assert made.program.endswith(" runs the module pkg.train.")
 
 
 @pytest.mark.parametrize(
     ("cluster", "environ", "says"),
     [
         (TWO._replace(num_gpus=8), {}, "8 ranks on 8 GPUs."),
+        (TWO._replace(num_gpus=8, gpu_models=("NVIDIA A10G",)), {}, "on 8 GPUs (NVIDIA A10G)."),
+        (TWO._replace(num_gpus=2, gpu_models=("Tesla T4", "H")), {}, "2 GPUs (Tesla T4 and H)."),
+        (TWO._replace(gpu_models=("NVIDIA A10G",)), {}, "1 rank on CPU."),  # all are hidden
         (TWO._replace(num_gpus=8, num_neurons=2), {"PET_NPROC_PER_NODE": "4"}, "4 ranks on 8 GPUs"),
         (TWO._replace(num_neurons=2), {}, "2 ranks on 2 Neuron cores."),
         (
@@ -78,14 +95,14 @@ def test_several_hosts():
     ],
 )
 def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
-    assert says in plan(cluster=cluster, environ=environ).lines()[0]
+    assert says in plan(cluster=cluster, environ=environ).lines()[1]
 
 
 def test_a_job_without_a_channel_has_no_port_for_it():
-    assert plan("--launcher-peers", "false").lines()[1] == "algo-1, algo-2 meet at algo-1:29400."
+    assert plan("--launcher-peers", "false").lines()[2] == "algo-1, algo-2 meet at algo-1:29400."
 
 
-def test_the_log_has_five_lines_of_the_plan_at_most(tmp_path):
+def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
     """With all that can be set, and the line that comes when the hosts have met."""
     (tmp_path / "neuron_parallel_compile").write_text("#!/bin/sh\n")
     (tmp_path / "neuron_parallel_compile").chmod(0o755)
@@ -97,10 +114,10 @@ def test_the_log_has_five_lines_of_the_plan_at_most(tmp_path):
     }
     made = plan("--launcher-smddp-compat", environ=environ)
     last = at_address(made, "10.0.0.2", "eth7", has_name=True).lines()
-    assert len(last) == 5
-    assert "PET_MAX_RESTARTS=1" in last[3] and "neuron_parallel_compile runs" in last[3]
-    assert "is the launcher's own, an open implementation" in last[3]
-    assert last[4] == "the other hosts reach algo-2 at 10.0.0.2: GLOO_SOCKET_IFNAME=eth7."
+    assert len(last) == 6
+    assert "PET_MAX_RESTARTS=1" in last[4] and "neuron_parallel_compile runs" in last[4]
+    assert "is the launcher's own, an open implementation" in last[4]
+    assert last[5] == "the other hosts reach algo-2 at 10.0.0.2: GLOO_SOCKET_IFNAME=eth7."
 
 
 def test_the_first_host_keeps_the_store():
@@ -150,7 +167,7 @@ def test_processes_of_a_host_with_mig_slices(mig, argv, environ, nproc, says):
     lines = [line for line in made.remarks if "one MIG slice at most" in line]
     assert made.nproc_per_node == nproc
     assert len(lines) == bool(says) and all(says in line for line in lines)
-    assert made.lines()[0].endswith(" on 1 MIG slice.")
+    assert made.lines()[1].endswith(" on 1 MIG slice.")
 
 
 @pytest.mark.parametrize(
@@ -353,9 +370,9 @@ def test_torch_itself_agrees():
     }
 
 
-@pytest.mark.parametrize(("version", "flag"), [((2, 11), None), ((2, 12), "60")])
+@pytest.mark.parametrize(("version", "flag"), [("2.11.9", None), ("2.12.0a0", "60")])
 def test_the_grace_goes_to_a_torchrun_that_knows_it(version, flag):
-    made = plan("--launcher-grace", "60", resources=RESOURCES._replace(torch_version=version))
+    made = plan("--launcher-grace", "60", resources=RESOURCES._replace(torch=version))
     assert flags(made.argv).get("--shutdown-timeout") == flag
 
 
@@ -446,7 +463,7 @@ def test_hosts_that_are_named_by_ipv6_addresses():
 def test_a_summary_of_many_hosts_is_short():
     hosts = tuple(sorted(f"algo-{number}" for number in range(1, 1001)))
     lines = plan(cluster=TWO._replace(hosts=hosts)).lines()
-    assert "algo-103, algo-104 and 992 more meet at" in lines[1]
+    assert "algo-103, algo-104 and 992 more meet at" in lines[2]
 
 
 def test_the_log_folder_gets_the_ranks_output():

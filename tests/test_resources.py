@@ -29,7 +29,17 @@ def driver(tmp_path):
 
 def test_gpus_are_counted_with_nvidia_smi(driver):
     lines = "echo 'GPU 0: NVIDIA A10G (UUID: GPU-1)'; echo '  MIG 1g'; echo 'GPU 1: NVIDIA'"
-    assert len(resources.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))) == 2
+    found = resources.gpus(driver("nvidia-smi", f'[ "$1" = -L ] && {{ {lines}; }}'))
+    assert [gpu.name for gpu in found] == ["NVIDIA A10G", ""]
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [(None, ["A", "B"]), (["1"], ["B"]), (["2", "GPU-0"], ["A"]), (["MIG-x", "7"], []), ([], [])],
+)
+def test_models_are_those_of_visible_gpus(visible, seen):
+    found = [resources.Gpu(f"GPU-{n}", name=name) for n, name in enumerate(("A", "B", "A", ""))]
+    assert resources.models(found, visible) == seen
 
 
 def test_the_slices_of_a_gpu_in_mig_mode_are_no_gpus(driver):
@@ -41,8 +51,8 @@ def test_the_slices_of_a_gpu_in_mig_mode_are_no_gpus(driver):
     ]
     environ = driver("nvidia-smi", "\n".join(f"echo '{line}'" for line in lines))
     assert resources.gpus(environ) == [
-        ("GPU-5c89", ("MIG-a1", "MIG-GPU-5c89/1/0")),
-        ("GPU-7d5d", ()),
+        ("GPU-5c89", ("MIG-a1", "MIG-GPU-5c89/1/0"), "NVIDIA A100-SXM4-40GB"),
+        ("GPU-7d5d", (), "NVIDIA A100-SXM4-40GB"),
     ]
 
 
@@ -222,12 +232,13 @@ def test_interfaces_are_those_of_the_system():
 )
 def test_torch_version_is_read_not_imported(pretend_torch, version, seen):
     pretend_torch(version)
-    assert resources.torch_version() == seen
+    assert resources.torch_version() == version
+    assert resources.read_resources().torch_version == seen
 
 
 def test_an_unreadable_version_counts_as_the_oldest(pretend_torch, logged):
     pretend_torch("unknown")
-    assert resources.torch_version() == (2, 4)
+    assert resources.torch_version() == "2.4"
     assert "cannot read the version of torch" in logged()
 
 

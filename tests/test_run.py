@@ -45,7 +45,7 @@ ARGUMENTS = st.lists(
 
 def planned(*arguments):
     """Return the command of one host on CPU."""
-    resources = Resources(sys.executable, (2, 4), 1, frozenset(), efa=False)
+    resources = Resources(sys.executable, "2.4.0", 1, frozenset(), efa=False)
     cluster = Cluster(("h",), "h", "j", 0, 0, "")
     return [*make_plan(parse(arguments, {}), cluster, resources, {}, added={}).argv]
 
@@ -523,7 +523,8 @@ def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left
     launcher = psutil.Process(host.process.pid)
     torchrun = host.torchrun
     last = max(int(fd) for fd in os.listdir(f"/proc/{launcher.pid}/fd"))
-    launcher.rlimit(psutil.RLIMIT_NOFILE, (last + 1, last + 1))
+    few = last + 4  # as many as it takes to remove a folder
+    launcher.rlimit(psutil.RLIMIT_NOFILE, (few, few))
     (folder,) = (path for path in os.listdir(host.tmp) if path.startswith("sm-launch-"))
     with contextlib.ExitStack() as ranks:  # many, which wait for a descriptor
         for _ in range(50):

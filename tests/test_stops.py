@@ -135,6 +135,32 @@ def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, w
     assert host.leftovers() == []
 
 
+UNSAVED = """
+import os, signal, time
+if os.environ["RANK"] == os.environ["HANDLES"]:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+print("runs", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("handles", "said"),
+    [
+        ("no rank", "2 of 2 ranks ended by SIGTERM itself: they had no handler, so they saved"),
+        ("0", "1 of 2 ranks ended by SIGTERM itself: it had no handler, so it saved"),
+    ],
+)
+def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
+    host = start("--train-script", script(UNSAVED), *TWO_RANKS, HANDLES=handles)
+    host.wait_for("runs", 2)
+    host.signal(signal.SIGTERM)
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
+    *_, line, last = host.err.splitlines()
+    assert line == f"launcher: localhost: {said} nothing at the stop."
+    assert f", {'saving' if handles == '0' else 'ending'} " in last
+
+
 MANY = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -99,7 +99,8 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script, what, 
         assert cause == f"127.0.0.2, rank 2 (local rank 0) {said}"
         last = host.err.splitlines()[-2:]
         assert last[0] == f"launcher: {cause}"
-        assert last[1].startswith(f"launcher: {times}; {host.name}: joining ")
+        assert last[1].startswith(f"launcher: {times}; {host.name} took ")
+        assert re.search(r": joining \S+ s, start \S+ s, training \S+ s, ending \S+ s\.$", last[1])
         assert re.search(r"^launcher: \S+ s: run Joining to Running on Start", host.err, re.M)
     assert hosts[0].failure == hosts[1].failure
     assert hosts[0].out == "saved after 1\n"
@@ -191,7 +192,8 @@ def hold_up_the_second(start_two, script, tmp_path, seconds, path):
     return hosts
 
 
-ENDED = r"launcher: {}: every rank succeeded; joining \S+ s, start \S+ s, training \S+ s\."
+ENDED = r"launcher: {}: every rank succeeded; it took \S+ s: "
+ENDED += r"joining \S+ s, start \S+ s, training \S+ s\."
 
 
 def test_hosts_that_succeed_leave_together(start_two, script, tmp_path):
@@ -236,7 +238,9 @@ def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_tw
         assert "saved" in host.out and host.failure is None
         assert "TCPStore" not in host.err and "keep-alive" not in host.err, host.log()
         assert "SIGTERM (signal 15): stopping; the ranks of" in host.err
-        assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); joining " in host.err
+        assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); it took " in host.err
+        assert re.search(r"training \S+ s, saving \S+ s\.$", host.err, re.M)
+        assert "no handler" not in host.err
 
 
 @pytest.mark.parametrize(("wrong", "what"), [(0, "its ports"), (1, "its script")])

@@ -15,6 +15,7 @@ from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
+START_WORD = "train"
 _SCRIPT, _MODULE = "--train-script", "--train-module"
 # What people mean as a switch's value, and what SageMaker makes of None.
 _NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
@@ -33,6 +34,16 @@ def wants_help(argv: Sequence[str]) -> bool:
     return list(argv) in (["--help"], ["-h"]) or any(
         _spelled(word) == PREFIX + "help" for word in argv
     )
+
+
+def wants_version(argv: Sequence[str]) -> bool:
+    """Tell whether these arguments ask the launcher, not the script, for its version."""
+    return list(argv) == ["--version"]
+
+
+def without_start_word(argv: Sequence[str]) -> list[str]:
+    """Return the arguments without the word with which SageMaker starts an image."""
+    return list(argv[1:] if list(argv[:1]) == [START_WORD] else argv)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -154,8 +165,10 @@ def _field(name: str) -> str:
     import difflib  # only needed for this error
 
     known = [option[len(PREFIX) :] for option in fields]
-    close = difflib.get_close_matches(spelled[len(PREFIX) :], known, n=1)
-    hint = f" Did you mean {PREFIX}{close[0]}?" if close else ""
+    word = spelled[len(PREFIX) :]
+    near = [name for name in known if name.startswith(f"{word}-")]
+    near = near or difflib.get_close_matches(word, known, n=1)
+    hint = f" Did you mean {' or '.join(PREFIX + name for name in near)}?" if near else ""
     raise LaunchError(f"{name} is not a launcher option.{hint} See --launcher-help.")
 
 

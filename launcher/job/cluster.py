@@ -49,7 +49,7 @@ def read_cluster(
     job_name = _job_name(hosts, environ)
     if instance_groups:
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
-    gpus, mig = _gpus(environ, signals)
+    gpus, mig, models = _gpus(environ, signals)
     neurons = count("SM_NUM_NEURONS", environ)
     if neurons is None:
         neurons = resources.count_neuron_cores(instance_type, environ, signals)
@@ -62,11 +62,12 @@ def read_cluster(
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
         addresses=json.loads(environ.get(HOST_ADDRESSES, "{}")),
         mig=mig,
+        gpu_models=models,
     )
 
 
-def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int]:
-    """Return how many GPUs a process sees, and `mig`.
+def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int, tuple[str, ...]]:
+    """Return how many GPUs a process sees, `mig`, and the GPUs' models.
 
     A process sees no more than one MIG slice, and beside it no GPU that has none (MIG User Guide,
     "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
@@ -81,10 +82,10 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
         if known and visible != []:
             otherwise = "assuming that no GPU is in MIG mode"
             found = resources.gpus(environ, signals, otherwise=otherwise)
-    devices = resources.devices(found, visible)
+    devices, models = resources.devices(found, visible), tuple(resources.models(found, visible))
     if any(device.startswith("MIG-") for device in devices):
-        return 1, len(devices)
-    return known if visible is None else len(visible), 0
+        return 1, len(devices), models
+    return known if visible is None else len(visible), 0, models
 
 
 def _json(variable: str, environ: Mapping[str, str]) -> Any:

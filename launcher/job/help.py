@@ -78,6 +78,7 @@ def help_text() -> str:
     lines += [
         "",
         "  --launcher-help      this text; so is --help as the only argument",
+        "  --version            the launcher's version, as the only argument",
         "",
         "Each option has a twin in the environment: LAUNCHER_GRACE=60 is --launcher-grace 60.",
         "torchrun's own PET_... variables win over what the launcher works out by itself.",

@@ -21,6 +21,7 @@ class Cluster(NamedTuple):
     addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
     # GPUs and MIG slices, if there are any slices: of all these CUDA shows a process one slice.
     mig: int = 0
+    gpu_models: tuple[str, ...] = ()  # each once, as far as they are known
 
     @property
     def nnodes(self) -> int:
@@ -59,11 +60,12 @@ class LaunchPlan(NamedTuple):
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
     nursery: tuple[str, ...] = ()  # the command of what forks torchrun and ranks; (): nothing does
+    program: str = ""  # the line that says which versions run which script
     folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
 
     def lines(self) -> tuple[str, ...]:
         """Return what the log says of the plan, a few lines."""
-        return (*self.summary(), *self.remarks)
+        return (*filter(None, [self.program]), *self.summary(), *self.remarks)
 
     def summary(self) -> tuple[str, ...]:
         """Return the lines that say who takes part: this host, its ranks, the other hosts."""
@@ -74,6 +76,8 @@ class LaunchPlan(NamedTuple):
             devices = plural(cluster.num_gpus, "MIG slice")
         if cluster.num_neurons and not cluster.num_gpus:
             devices = plural(cluster.num_neurons, "Neuron core")
+        if cluster.gpu_models and cluster.num_gpus:
+            devices += f" ({' and '.join(cluster.gpu_models)})"
         lines = [
             f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
             f"in job {cluster.job_name}: {ranks} on {devices}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -94,11 +95,21 @@ def make_plan(
         },
         runner=extra.runner,
         peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
+        program=_program(options, resources, environ),
         folder=options.folder,
         nursery=nursery,
     )
     _check_text(plan)
     return plan
+
+
+def _program(options: Options, resources: Resources, environ: Mapping[str, str]) -> str:
+    """Return what runs; which torch another Python of the ranks' has is not known."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    what = options.train_script or f"the module {options.train_module}"
+    line = f"sm-launch {__version__} with torch {resources.torch} and Python {python} runs {what}"
+    ranks = environ.get("PYTHON_EXEC") or resources.python
+    return f"{line}{'' if ranks == resources.python else f', its ranks with PYTHON_EXEC={ranks}'}."
 
 
 def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
-from launcher.job import arguments, target, toolkit, torchrun
+from launcher.job import arguments, hyperparameters, target, toolkit, torchrun
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job, LaunchPlan, have_peers
 from launcher.job.no_effect import without_effect
@@ -38,10 +38,9 @@ def prepare(
             "the current folder has been removed; change to one that exists."
         ) from None
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
-    argv, made = _from_config(config, argv, environ, signals)
-    left_out = toolkit.too_long(made)
-    made = {name: value for name, value in made.items() if name not in left_out}
-    chosen = torchrun.with_own_variables(arguments.parse(argv, environ), environ)
+    argv, said = _arguments(config, argv, environ)
+    argv, made, left_out = _from_config(config, argv, environ, signals)
+    chosen = torchrun.with_own_variables(_parsed(argv, environ, said), environ)
     seen = _with_groups({**made, **environ}, chosen, environ)
     try:
         cluster = read_cluster(seen, chosen.instance_groups, signals)
@@ -64,11 +63,8 @@ def prepare(
     except Exception as error:  # which the other hosts are told, too
         return Job(cluster, chosen, error)
     # Logged only now, so that an error is the only line.
-    for line in without_effect(chosen, environ):
+    for line in (*said, *without_effect(chosen, environ), *left_out):
         log(line)
-    if left_out:
-        names = ", ".join(left_out)
-        log(f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them.")
     if "SM_HOSTS" not in seen:
         log("neither SM_HOSTS nor SageMaker's config files exist: this host is alone.")
     return Job(cluster, chosen, plan)
@@ -85,23 +81,61 @@ def reached_at(
     return made
 
 
+def _arguments(
+    config: toolkit.TrainingConfig | None, argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the arguments that count, hyperparameters of files apart, and what the log says of it.
+
+    SageMaker starts an image with the word `train`; the script is a hyperparameter.
+    """
+    words, said = arguments.without_start_word(argv), []
+    if words and len(words) < len(argv):
+        said.append(
+            f"{argv[0]}, the first argument, is SageMaker's word for the start of an image: it "
+            "does not reach the script (one that is to comes later)."
+        )
+    if config is None:
+        if not words and (words := hyperparameters.as_arguments(environ)):
+            said.append("started without an argument: the hyperparameters (SM_HPS) are taken.")
+        said += hyperparameters.not_passed(words, environ)
+    return words, said
+
+
+def _parsed(argv: Sequence[str], environ: Mapping[str, str], said: Sequence[str]) -> Options:
+    """Return the options. A script that SM_HPS names, and no argument, is said with the error."""
+    try:
+        return arguments.parse(argv, environ)
+    except LaunchError as error:
+        near = [line for line in said if "train-script" in line or "train-module" in line]
+        if not near:
+            raise
+        raise LaunchError(" ".join([str(error), *near])) from None
+
+
 def _from_config(
     config: toolkit.TrainingConfig | None,
     argv: Sequence[str],
     environ: Mapping[str, str],
     signals: Signals | None,
-) -> tuple[Sequence[str], dict[str, str]]:
-    """Return the arguments and the `SM_*` variables that SageMaker's toolkit would have made."""
+) -> tuple[Sequence[str], dict[str, str], list[str]]:
+    """Return the arguments and the `SM_*` variables that SageMaker's toolkit would have made.
+
+    And what the log says of those that are left out.
+    """
     if config is None:
-        return argv, {}
-    # SageMaker starts an image with the word `train`; the script is a hyperparameter.
-    argv = [] if list(argv) == ["train"] else argv
+        return argv, {}, []
     try:
         argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
         made = toolkit.to_env_vars(config, environ, signals)
-        return argv, {**made, **toolkit.to_other_vars(config, environ)}
+        made.update(toolkit.to_other_vars(config, environ))
     except RecursionError:
         raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
+    left_out = toolkit.too_long(made)
+    if not left_out:
+        return argv, made, []
+    names = ", ".join(left_out)
+    line = f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them."
+    return argv, {name: made[name] for name in made if name not in left_out}, [line]
 
 
 def _with_groups(

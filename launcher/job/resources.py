@@ -34,11 +34,17 @@ class Resources(NamedTuple):
     """The facts of one host that a plan depends on."""
 
     python: str  # the interpreter that runs torchrun and the ranks
-    torch_version: tuple[int, int]
+    torch: str  # its version, such as 2.13.0+cpu
     cores: int  # physical cores that this process may use
     interfaces: frozenset[str]
     efa: bool
     own_interface: str = ""  # with this host's address; only read if SageMaker's does not exist
+
+    @property
+    def torch_version(self) -> tuple[int, int]:
+        """Its first two numbers: which options its torchrun has."""
+        major, minor = re.findall(r"\d+", self.torch)[:2]
+        return int(major), int(minor)
 
 
 def read_resources() -> Resources:
@@ -46,11 +52,11 @@ def read_resources() -> Resources:
 
     Raises LaunchError if torch or its torchrun (exit code 127) or psutil (2) is not installed.
     """
-    version = torch_version()
+    torch = torch_version()
     require_psutil()
     return Resources(
         python=sys.executable,
-        torch_version=version,
+        torch=torch,
         cores=usable_cores(),
         interfaces=network_interfaces(),
         efa=has_efa(),
@@ -67,8 +73,8 @@ def require_files() -> None:
         )
 
 
-def torch_version() -> tuple[int, int]:
-    """Return (major, minor) of the torch that a child process would import.
+def torch_version() -> str:
+    """Return the version of the torch that a child process would import.
 
     From torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError (exit code 127)
     if there is no torch, or one without torchrun.
@@ -89,11 +95,10 @@ def torch_version() -> tuple[int, int]:
             "or run the launcher with the Python that has it.",
         )
     version = read_text(os.path.join(folder, "version.py"))
-    match = re.search(r"__version__ = '(\d+)\.(\d+)", version)
+    match = re.search(r"__version__ = '(\d+\.\d+[^'\n]*)'", version)
     if not match:
         log(f"cannot read the version of torch in {folder}; assuming 2.4.")
-        return (2, 4)
-    return (int(match[1]), int(match[2]))
+    return match[1] if match else "2.4"
 
 
 class Gpu(NamedTuple):
@@ -101,6 +106,7 @@ class Gpu(NamedTuple):
 
     uuid: str
     slices: tuple[str, ...] = ()  # their UUIDs
+    name: str = ""  # of its model
 
 
 def gpus(
@@ -119,7 +125,8 @@ def gpus(
         match = re.search(r"\(UUID: ([^)\s]+)\)", line)
         uuid = match[1] if match else ""
         if line.startswith("GPU "):
-            found.append(Gpu(uuid))
+            model = re.match(r"GPU \d+: (.+?) \(UUID: ", line)
+            found.append(Gpu(uuid, name=model[1] if model else ""))
         elif found and line.lstrip().startswith("MIG "):  # below its GPU
             found[-1] = found[-1]._replace(slices=(*found[-1].slices, uuid or "MIG-"))
     return found
@@ -152,14 +159,24 @@ def devices(found: Sequence[Gpu], visible: Sequence[str] | None) -> list[str]:
         visible = [str(number) for number in range(len(found))]
     chosen: list[str] = []
     for entry in visible:
-        if entry.isdecimal():
-            of_entry = found[int(entry) : int(entry) + 1]
-        else:  # CUDA takes the beginning of a UUID
-            of_entry = [gpu for gpu in found if gpu.uuid.startswith(entry)][:1]
+        of_entry = _named(entry, found)
         for gpu in of_entry:
             chosen += gpu.slices or [gpu.uuid or entry]
         chosen += [] if of_entry else [entry]
     return chosen
+
+
+def models(found: Sequence[Gpu], visible: Sequence[str] | None) -> list[str]:
+    """Return the names of visible GPUs, each once, as far as they are known."""
+    seen = found if visible is None else [gpu for one in visible for gpu in _named(one, found)]
+    return list(dict.fromkeys(gpu.name for gpu in seen if gpu.name))
+
+
+def _named(entry: str, found: Sequence[Gpu]) -> Sequence[Gpu]:
+    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, if it is among those found."""
+    if entry.isdecimal():
+        return found[int(entry) : int(entry) + 1]
+    return [gpu for gpu in found if gpu.uuid.startswith(entry)][:1]  # CUDA takes the beginning
 
 
 def count_neuron_cores(

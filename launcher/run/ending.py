@@ -365,6 +365,9 @@ def _end_torchrun(state: State, ending: Ending) -> Part | None:
         return Part(max(at, torchrun.exit_deadline), kill)
     line = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
     request_by = ending.no_ranks_since + CLOSE_REQUEST_SECONDS
+    if state.is_starting:  # it waits for processes that are not let go
+        line = "torchrun still starts ranks, which are not to run: killing it with SIGKILL."
+        request_by = ending.since + MARGIN_SECONDS
     at = max(at, request_by, torchrun.exit_deadline)
     return Part(at, functools.partial(kill, line=line))
 

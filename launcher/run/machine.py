@@ -148,7 +148,7 @@ def started(state: State, event: Start, now: float) -> Step:
     if not isinstance(state.phase, (Joining, Restarting)):
         return state, ()  # a stop came first
     times = state.times
-    times = times._replace(started=min(times.started, now), attempt=now, closes=math.inf)
+    times = Times(times.began, started=min(times.started, now), attempt=now)
     state = state._replace(
         phase=Running(),
         attempt=event.attempt,
@@ -413,7 +413,8 @@ def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
 def rank_runs(state: State, event: RankRuns, now: float) -> Step:
     """Let a rank go, unless ranks are to end: then its script does not run."""
     if not isinstance(state.phase, Running):
-        return state, (ReplyToRank(event.pid, lets_go=False),)
+        torchrun = state.torchrun._replace(refused=state.torchrun.refused + 1)
+        return state._replace(torchrun=torchrun), (ReplyToRank(event.pid, lets_go=False),)
     times = state.times._replace(trains=min(state.times.trains, now))
     known = ranks.updated(state.ranks, event, now - state.times.attempt)
     return state._replace(times=times, ranks=known), (ReplyToRank(event.pid, lets_go=True),)

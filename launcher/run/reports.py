@@ -19,7 +19,7 @@ import selectors
 import signal
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
 from launcher.host.system import System
@@ -111,6 +111,11 @@ class Reports:
     def pids(self) -> list[int]:
         """Those of the ranks that are known here, and have not ended."""
         return [pid for pid in self._ranks if pid not in self.exit_codes]
+
+    @property
+    def known(self) -> Collection[int]:
+        """The pids of all ranks that were there."""
+        return self._ranks.keys()
 
     @property
     def has_more(self) -> bool:

@@ -14,7 +14,6 @@ from launcher.job.job import Job
 from launcher.result.causes import Failure, Result
 from launcher.run.events import Actions
 from launcher.run.ranks import NONE, Rank, Ranks
-from launcher.text.words import lasted
 
 # All in seconds.
 CONFIRM_FAILURE_SECONDS = 2.5  # from what a rank raised to its end: then its failure counts
@@ -128,6 +127,7 @@ class Torchrun(NamedTuple):
     runs: bool = False
     has_permission: bool = False  # to start ranks
     nproc: int = 0  # how many ranks it starts
+    refused: int = 0  # of these, which came too late to run
     keeps_store: bool = False
     requests_close: bool = False  # it waits for a reply
     tees: bool = False  # it copies what ranks wrote, which takes a while
@@ -168,24 +168,9 @@ class Times(NamedTuple):
     began: float
     started: float = math.inf  # torchrun
     attempt: float = math.inf  # this attempt's torchrun
-    trains: float = math.inf
+    trains: float = math.inf  # since this attempt's first rank runs
     closes: float = math.inf  # when ranks were ended
     ended: float = math.inf
-
-    def took(self, now: float, *, joins: bool, has_stopped: bool) -> str:
-        """Return in words how long each part took, until now; `joins`: other hosts do, too."""
-        parts = [("joining", min(self.started, now) - self.began)] if joins else []
-        if math.isinf(self.started):
-            return ", ".join([*(f"joining {lasted(s)}" for _, s in parts), "nothing was started"])
-        ended = min(self.ended, now)
-        first = min(self.trains, ended)
-        closed = max(first, min(self.closes, ended))
-        parts.append(("start", first - self.started))
-        if self.trains < math.inf:
-            parts.append(("training", closed - first))
-        if now - closed >= 1:
-            parts.append(("saving" if has_stopped else "ending", now - closed))
-        return ", ".join(f"{part} {lasted(seconds)}" for part, seconds in parts)
 
 
 class State(NamedTuple):
@@ -217,6 +202,12 @@ class State(NamedTuple):
     def others_are_unheard(self) -> bool:
         """Whether the launchers of several hosts do not talk, but for their torchruns."""
         return self.job.cluster.nnodes > 1 and not self.job.has_peers
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether torchrun waits for ranks that are not known yet."""
+        torchrun = self.torchrun
+        return torchrun.has_permission and len(self.ranks) + torchrun.refused < torchrun.nproc
 
     @property
     def has_succeeded(self) -> bool:

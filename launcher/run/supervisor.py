@@ -98,6 +98,7 @@ class Supervisor:
         self._child = self._errors = 0
         self._nursery: Nursery | None = None
         self._is_to_search = False  # for leftover processes
+        self._found: list[int] | None = None  # what seem to be such
         self._is_killed = False  # the torchrun whose pid is not known yet
         self._home = ""  # of what a nursery executes, if that is in an archive
         self._attempt = 1  # that the folder is of
@@ -148,9 +149,8 @@ class Supervisor:
                 self._reports.take_ends()
             if self._reports and self._reports.has_more:
                 return  # what has happened comes before what is due
-        if self._is_to_search and is_quiet:
-            self._is_to_search = False
-            self._step(events.LeftoversFound(tuple(self._leftovers())))
+        if is_quiet:
+            self._look_for_leftovers()
         now = self._system.now()
         if now >= machine.due(self.state):
             self._step(events.Time())
@@ -225,7 +225,11 @@ class Supervisor:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
         due = min(due, self._nursery.due()) if self._nursery else due
         seconds = max(0.0, due - self._system.now())
-        if self._is_to_search or (self._reports and self._reports.has_more):
+        if (
+            self._is_to_search
+            or self._found is not None
+            or (self._reports and self._reports.has_more)
+        ):
             return 0
         return None if math.isinf(seconds) else seconds
 
@@ -375,7 +379,7 @@ class Supervisor:
         self._places_request = self._request_calls(may_signal=True)
 
     def _do_find_leftovers(self, action: events.FindLeftovers) -> None:
-        self._is_to_search = True  # once all is read: a rank that was not let go is none of these
+        self._is_to_search = True
 
     def _start_torchrun(self, attempt: int) -> None:
         job = self.state.job
@@ -518,6 +522,18 @@ class Supervisor:
             self._gpu_check.close()
             self._gpu_check = None
 
+    def _look_for_leftovers(self) -> None:
+        """Search; once all is read, say what was found, without ranks that were not let go.
+
+        A process becomes a child of ours after it has reported that it is a rank.
+        """
+        found, self._found = self._found, None
+        if self._is_to_search:
+            self._is_to_search, self._found = False, self._leftovers()
+        elif found is not None:
+            ranks = self._reports.known if self._reports else ()
+            self._step(events.LeftoversFound(tuple(pid for pid in found if pid not in ranks)))
+
     def _leftovers(self) -> list[int]:
         try:
             found = self._system.leftovers(self._child)
@@ -525,8 +541,7 @@ class Supervisor:
             if self._reports:
                 self._reports.hang_up()
             found = self._system.leftovers(self._child)
-        known = self._reports.pids if self._reports else ()
-        return [pid for pid in found if pid not in known]
+        return found
 
     def _cannot_start(self, error: Exception) -> None:
         job = self.state.job

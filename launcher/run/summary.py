@@ -1,0 +1,101 @@
+"""What the log says at a host's end: how the job ended, and where the time went. Pure."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+from launcher.errors import Disposition
+from launcher.result.causes import NO_RESTART
+from launcher.run.ranks import Rank
+from launcher.run.state import State
+from launcher.text.words import lasted, plural, signal_name
+
+
+def lines(state: State, now: float) -> list[str]:
+    """Return the last lines of the log of a job that has a result."""
+    host, result = state.job.current_host, state.result
+    assert result
+    took = f"took {_took(state, now)}."
+    restarts = [f"after {plural(state.attempt - 1, 'restart')}"] if state.attempt > 1 else []
+    if result.stop_signal:
+        how = " ".join([f"{host}: stopped by {signal_name(result.stop_signal)}", *restarts])
+        return [*_unsaved(state), f"{how}; it {took}"]
+    if result.exit_code == 0:
+        return [" ".join([f"{host}: every rank succeeded", *restarts]) + f"; it {took}"]
+    cause, *details = result.text.splitlines()
+    said = [cause.removeprefix("launcher: ")]
+    if details and details[0].startswith(NO_RESTART):
+        said.append(f"{details.pop(0)}.")
+    return [*said, "; ".join([*details[:1], *restarts, f"{host} {took}"])]
+
+
+def _unsaved(state: State) -> list[str]:
+    """Return the line of the ranks that died of the stop's signal, if any did."""
+    reached, died = _reached(state), _died(state)
+    if not died:
+        return []
+    assert state.result
+    name = signal.Signals(state.result.stop_signal).name
+    who, saved = ("it", "it saved") if len(died) == 1 else ("they", "they saved")
+    return [
+        f"{state.job.current_host}: {len(died)} of {plural(len(reached), 'rank')} ended by {name} "
+        f"itself: {who} had no handler, so {saved} nothing at the stop."
+    ]
+
+
+def _reached(state: State) -> list[Rank]:
+    """Return the ranks that got the signal while they ran."""
+    return [rank for rank in state.ranks.values() if rank.disposition is not None]
+
+
+def _died(state: State) -> list[Rank]:
+    """Return those of them of which it is sure that they died of a stop, and did nothing before.
+
+    Not what handled it: Python handles SIGINT, and what has saved may end itself by the signal.
+    """
+    number = state.result.stop_signal if state.result else 0
+    if not number:
+        return []
+    reached = _reached(state)
+    reached = [rank for rank in reached if rank.disposition is Disposition.DEFAULT]
+    return [rank for rank in reached if rank.exit_code == -number]
+
+
+def _took(state: State, now: float) -> str:
+    """Return in words how long the job took on this host, and each part of that."""
+    parts = [f"{part} {lasted(seconds)}" for part, seconds in where_time_went(state, now)]
+    if math.isinf(state.times.started):
+        parts.append("nothing was started")
+    return f"{lasted(now - state.times.began)}: {', '.join(parts)}"
+
+
+def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
+    """Return the parts of the time from the launcher's start until now; they add up to it.
+
+    All from the first attempt's start to the last one's is lost: nobody knows what a script goes on
+    from. A host that is alone joins nobody: what it does before its start is a part of that.
+    """
+    times, result = state.times, state.result
+    if math.isinf(times.started):
+        return [("joining", now - times.began)] if state.job.has_peers else []
+    ended = min(times.ended, now)
+    trains = min(times.trains, times.closes, ended)
+    closes = max(trains, min(times.closes, ended))
+    is_success = result is not None and result.exit_code == 0
+    if is_success and now - closes < 1:
+        closes = now  # torchrun's own end
+    joined = times.started if state.job.has_peers else times.began
+    parts = [("joining", joined - times.began)] if state.job.has_peers else []
+    if state.attempt > 1:
+        parts.append(("lost to failed attempts", times.attempt - joined))
+        joined = times.attempt
+    parts.append(("start", trains - joined))
+    if times.trains < math.inf:
+        parts.append(("training", closes - trains))
+    if not is_success or closes < now:
+        has_saved = (
+            result is not None and result.stop_signal and len(_died(state)) < len(_reached(state))
+        )
+        parts.append(("saving" if has_saved else "ending", now - closes))
+    return parts

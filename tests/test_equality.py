@@ -1,0 +1,274 @@
+"""A rank of the launcher's, beside one of plain torchrun's: the rows of tests/equality.py.
+
+The first test runs all jobs. The reference is plain torchrun itself, with the arguments that the
+launcher gives it; for what needs no torch, `python -u`, as torchrun starts its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import equality
+import psutil
+import pytest
+from conftest import LAUNCHER, poll
+from equality import ROWS, STARTS
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("equality"),  # one process of `make test` runs the jobs
+]
+
+PLAIN = "plain"
+TORCHRUN = "--nnodes=1 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0"
+TORCHRUN += " --local-addr=localhost --max-restarts=1"
+# How a shell may start a job: all of this has to reach the ranks as torchrun passes it on.
+SHELL = """
+import os, resource, signal, sys
+os.umask(0o27)
+os.nice(1)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (600, 700))
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, for itself
+    signal.signal(number, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+VARIABLES = {
+    "TZ": "Asia/Kolkata",
+    "PYTHONWARNINGS": "ignore::UserWarning",
+    "PYTHONIOENCODING": "latin-1:backslashreplace",
+    "PYTHONINTMAXSTRDIGITS": "5000",
+    "PYTHONUTF8": "1",
+}
+THING = "\nclass Thing:\n    def __init__(self, value):\n        self.value = value\n"
+TOOL = f"""from . import helper
+from package import helper as again
+import equality
+{THING}
+equality.tell("module")
+"""
+ODD = "import equality\nequality.tell('odd')\n"
+WRAPPER = f'#!/bin/sh\nexec {sys.executable} -W error::FutureWarning -X dev "$@"\n'
+
+
+class Terminal:
+    """0 to 2 of all jobs, the same for each: a terminal, a pipe that is read, a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ours, theirs = os.openpty()
+        reader, writer = os.pipe()
+        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._ends = self._ours, theirs, writer, log
+        self.files = {"stdin": theirs, "stdout": writer, "stderr": log}
+        self._thread = threading.Thread(target=self._read, args=(reader,))
+        self._thread.start()
+
+    def _read(self, reader: int) -> None:
+        with open(reader, "rb") as file:
+            file.read()
+
+    def close(self) -> None:
+        for end in self._ends:
+            os.close(end)
+        self._thread.join()
+
+
+class Jobs:
+    """Runs the jobs of one start after another, in folders of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._base, self._tmp = folder, tempfile.mkdtemp(prefix="test-")
+        self._terminal = Terminal(folder)
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+        self._environ = {**kept, **VARIABLES, "TMPDIR": self._tmp}
+        self._running: list[psutil.Process] = []
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running:
+            for one in [*process.children(recursive=True), process] if process.is_running() else []:
+                one.kill()
+        self._terminal.close()
+        shutil.rmtree(self._tmp)
+
+    def facts(self, start: str) -> dict[str, list[Any]]:
+        """Return each fact's values, of all attempts and ranks that have it."""
+        self._start, self._folder = start, self._base / start
+        self._write_scripts()
+        found: dict[str, list[Any]] = {}
+        codes = [*self._script(found), *self._odd(), *self._module()]
+        assert not any(codes), self._log()
+        self._ends(found)
+        for path in sorted(self._folder.glob("*-[01]-[0-9].json")):
+            text = path.read_text().replace(str(self._folder), "FOLDER")
+            for name, value in json.loads(text).items():
+                found.setdefault(name, []).append(value)
+        return found
+
+    def _write_scripts(self) -> None:
+        package, odd = self._folder / "package", self._folder / "odd"
+        for folder in (package, odd):
+            folder.mkdir(parents=True)
+            shutil.copy(equality.__file__, folder.parent)
+        shutil.copy(equality.__file__, odd)
+        shutil.copy(equality.__file__, package / "script.py")
+        (package / "__init__.py").touch()
+        (package / "helper.py").touch()
+        (package / "tool.py").write_text(TOOL)
+        (odd / "script.py").write_text(ODD)
+        (odd / "socket.py").touch()
+        (odd / "queue.py").touch()
+        (odd / "python").write_text(WRAPPER)
+        (odd / "python").chmod(0o755)
+
+    def _log(self) -> str:
+        return (self._base / "log").read_text(errors="replace")[-8000:]
+
+    def _begin(self, *words: str, **environ: str) -> psutil.Popen:
+        command = [sys.executable, "-c", SHELL, *words]
+        environ = {**self._environ, **environ}
+        process = psutil.Popen(command, cwd=self._folder, env=environ, **self._terminal.files)
+        self._running.append(process)
+        return process
+
+    def _launcher(self, *words: str) -> list[str]:
+        start = [] if self._start == "cold" else ["--launcher-start", self._start]
+        return [*LAUNCHER, *start, *words]
+
+    def _script(self, found: dict[str, list[Any]]) -> list[int]:
+        """Run the script with torch, which fails once: ranks have a second attempt."""
+        launcher = [*self._launcher("--launcher-nproc-per-node", "2"), "--train-script"]
+        script = ["equality.py", *equality.ARGUMENTS]
+        if self._start == PLAIN:
+            options = [*TORCHRUN.split(), "--rdzv-id=job", "--"]
+            module = [sys.executable, "-m", "torch.distributed.run"]
+            job = self._begin(*module, *options, *script, **self._threads(script))
+        else:
+            job = self._begin(*launcher, *script, "--launcher-max-restarts", "1")
+        ready = [self._folder / f"script-1-{rank}.json" for rank in (0, 1)]
+        poll(lambda: job.poll() is not None or all(map(Path.exists, ready)), 300)
+        assert job.poll() is None, self._log()
+        found["waits_to_be_seen"] = [self._seen()]
+        (self._folder / "seen").touch()
+        return [job.wait(60)]
+
+    def _threads(self, script: list[str]) -> dict[str, str]:
+        """Return the threads that the launcher gives each rank, which are its own matter."""
+        words = [
+            *LAUNCHER,
+            "--launcher-nproc-per-node",
+            "2",
+            "--launcher-dry-run",
+            "--train-script",
+        ]
+        options = {"capture_output": True, "text": True, "check": True, "cwd": self._folder}
+        shown = subprocess.run([*words, *script], env=self._environ, **options)
+        return {"OMP_NUM_THREADS": re.findall(r"OMP_NUM_THREADS=(\d+)", shown.stdout)[0]}
+
+    def _seen(self) -> str:
+        """Return of which ranks `sm-launch stacks` shows that they are in waits_to_be_seen."""
+        if self._start == PLAIN:
+            return ""
+        words = [*LAUNCHER, "stacks"]
+        shown = subprocess.run(words, env=self._environ, capture_output=True, text=True, timeout=60)
+        before = shown.stdout.partition("in waits_to_be_seen")[0]  # of all jobs on this machine
+        return re.findall(r"\d+ ranks \(.*?\)", before)[-1]
+
+    def _odd(self) -> list[int]:
+        python = {"PYTHON_EXEC": str(self._folder / "odd" / "python")}
+        if self._start == PLAIN:
+            return self._ranks(2, python["PYTHON_EXEC"], "-u", "odd/script.py", **python)
+        words = self._launcher("--launcher-nproc-per-node", "2", "--train-script", "odd/script.py")
+        return [self._begin(*words, **python).wait(100)]
+
+    def _module(self) -> list[int]:
+        if self._start == PLAIN:
+            return self._ranks(2, sys.executable, "-u", "-m", "package.tool", "x")
+        words = self._launcher("--launcher-nproc-per-node", "2", "--train-module", "package.tool")
+        return [self._begin(*words, "x").wait(100)]
+
+    def _ends(self, found: dict[str, list[Any]]) -> None:
+        """Run as many ranks as there are ways to end: exit codes as the launcher has seen them."""
+        ways = [row.name for row in ROWS if row.part.job == "ends"]
+        script = "package/script.py"
+        if self._start == PLAIN:
+            codes = self._ranks(len(ways), sys.executable, "-u", script, "ends")
+        else:
+            words = self._launcher(
+                "--launcher-nproc-per-node", str(len(ways)), "--launcher-verbose"
+            )
+            self._begin(*words, "--train-script", script, "ends").wait(100)
+            log = (self._base / "log").read_text(errors="replace")
+            ended = dict(re.findall(r"RankEnded\(pid=(\d+), exit_code=(-?\d+)", log))
+            pids = [self._read(f"ends-1-{rank}.json")["pid"] for rank in range(len(ways))]
+            codes = [int(ended[str(pid)]) for pid in pids]
+        for rank, (name, code) in enumerate(zip(ways, codes)):
+            texts = [(self._folder / f"ends-{rank}.{one}").read_text() for one in ("out", "err")]
+            found[name] = [[code, *(text.replace(str(self._folder), "FOLDER") for text in texts)]]
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return dict(json.loads((self._folder / name).read_text()))
+
+    def _ranks(self, count: int, *words: str, **environ: str) -> list[int]:
+        """Run a command as ranks, as torchrun does; return their exit codes."""
+        ranks = [
+            self._begin(*words, **environ, RANK=str(rank), LOCAL_RANK=str(rank))
+            for rank in range(count)
+        ]
+        return [rank.wait(100) for rank in ranks]
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory):
+    """Return what gives a start's facts. All jobs run once, in the first test's environment."""
+    kept: dict[str, dict[str, list[Any]]] = {}
+
+    def told(start: str) -> dict[str, list[Any]]:
+        if not kept:
+            for name in (PLAIN, *STARTS):
+                kept[name] = {}  # should it fail
+            with Jobs(tmp_path_factory.mktemp("equality")) as jobs:
+                kept.update((name, jobs.facts(name)) for name in (PLAIN, *STARTS))
+        assert kept[start], "a job has failed: the test that ran first says how"
+        return kept[start]
+
+    return told
+
+
+def counted(values: list[Any]) -> int:
+    return len(set(map(json.dumps, values)))
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_rank_is_as_plain_torchruns_or_as_the_page_says(row, start, told):
+    plain, ours = told(PLAIN)[row.name], told(start)[row.name]
+    if row.is_drawn:
+        assert counted(plain) == 4
+        plain, ours = [4], [counted(ours)]
+    if row.within:
+        is_equal = all(abs(a - b) <= row.within * a for a, b in zip(plain, ours))
+    else:
+        is_equal = plain == ours
+    other = row.other.get(start)
+    if other is None:
+        assert is_equal, f"plain: {plain}\n{start}: {ours}"
+    elif other.value is ...:
+        assert not is_equal, "it is equal now: the page does not have to say more"
+    else:
+        assert plain != ours == [other.value] * len(ours)

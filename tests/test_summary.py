@@ -1,0 +1,113 @@
+"""The last lines of a host's log."""
+
+import math
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import job_of
+
+from launcher.errors import Disposition
+from launcher.result.causes import SUCCESS, Result, stopped
+from launcher.run import machine, summary
+from launcher.run.ranks import Rank
+from launcher.run.state import Times
+
+FAILED = Result(1, "algo-1, rank 0 failed\nexit code 1, 7 s after start\nTraceback ...\n")
+TIMES = Times(100.0, started=101.0, attempt=101.0, trains=104.0, closes=110.0, ended=112.0)
+HANDLES, IGNORES, DEFAULT = Disposition.HANDLES, Disposition.IGNORES, Disposition.DEFAULT
+
+
+def state(result=SUCCESS, hosts=("algo-1", "algo-2"), ranks=(), **known):
+    """Return the last state; ranks are (disposition, exit code)."""
+    made = {
+        71 + n: Rank(71 + n, n, n, runs=False, disposition=disposition, exit_code=code)
+        for n, (disposition, code) in enumerate(ranks)
+    }
+    known = {"times": TIMES, "attempt": 1, **known}
+    first = machine.begin(job_of("algo-1", hosts), 100.0)
+    return first._replace(result=result, ranks=made, **known)
+
+
+def test_a_success():
+    times = TIMES._replace(closes=math.inf, ended=130.2)
+    (line,) = summary.lines(state(times=times), 130.5)
+    assert line == "algo-1: every rank succeeded; it took 30 s: " + (
+        "joining 1.0 s, start 3.0 s, training 26 s."
+    )
+    (line,) = summary.lines(state(times=times), 230.2)  # the other host trained on
+    assert line.endswith(": joining 1.0 s, start 3.0 s, training 26 s, ending 100 s.")
+
+
+def test_after_a_restart_what_failed_is_lost():
+    times = TIMES._replace(attempt=161.0, trains=163.0, closes=math.inf, ended=170.0)
+    (line,) = summary.lines(state(times=times, attempt=2), 170.0)
+    assert line == "algo-1: every rank succeeded after 1 restart; it took 70 s: " + (
+        "joining 1.0 s, lost to failed attempts 60 s, start 2.0 s, training 7.0 s."
+    )
+    times = times._replace(closes=169.0)
+    *_, line = summary.lines(state(FAILED, times=times, attempt=3, hosts=("algo-1",)), 170.0)
+    assert line == "exit code 1, 7 s after start; after 2 restarts; algo-1 took 70 s: " + (
+        "lost to failed attempts 61 s, start 2.0 s, training 6.0 s, ending 1.0 s."
+    )
+
+
+def test_a_job_that_starts_nothing():
+    times, stop = Times(100.0), stopped(signal.SIGTERM)
+    (line,) = summary.lines(state(stop, times=times, attempt=0), 103.0)
+    how = "algo-1: stopped by SIGTERM (signal 15); it took 3.0 s: "
+    assert line == f"{how}joining 3.0 s, nothing was started."
+    (line,) = summary.lines(state(stop, times=times, attempt=0, hosts=("algo-1",)), 103.0)
+    assert line == f"{how}nothing was started."
+
+
+AT = st.floats(100.0, 1000.0) | st.just(math.inf)
+
+
+@given(
+    *(AT, AT, AT, AT, AT, st.floats(0, 999)),
+    st.integers(1, 3),
+    st.sampled_from([SUCCESS, FAILED, stopped(15)]),
+)
+def test_the_parts_add_up(started, attempt, trains, closes, ended, later, number, result):
+    """Whatever is known of them, as far as a clock gives it: in order, from the start on."""
+    attempt = attempt if number > 1 else started
+    started, attempt = sorted((started, attempt))
+    if attempt == math.inf:
+        started = attempt = 100.0
+    trains, closes, ended = (max(at, attempt) for at in (trains, closes, ended))
+    now = max(at for at in (attempt, trains, closes, ended) if at < math.inf) + later
+    times = Times(100.0, started, attempt, trains, closes, ended)
+    for hosts in (("algo-1",), ("algo-1", "algo-2")):
+        last = state(result, hosts, times=times, attempt=number)
+        parts = [seconds for _, seconds in summary.where_time_went(last, now)]
+        assert sum(parts) == pytest.approx(now - 100.0) and min(parts) >= 0
+
+
+UNSAVED = [
+    # the signal, ranks, what is said of them
+    (15, [(DEFAULT, -15)] * 2, "2 of 2 ranks ended by SIGTERM itself: they had no handler, so"),
+    (15, [(DEFAULT, -15)], "1 of 1 rank ended by SIGTERM itself: it had no handler, so it"),
+    (15, [(HANDLES, 143), (DEFAULT, -15)], "1 of 2 ranks ended by SIGTERM itself: it had no han"),
+    (1, [(DEFAULT, -1), (HANDLES, 0)], "1 of 2 ranks ended by SIGHUP itself: it had no handler"),
+    (2, [(DEFAULT, -2)], "1 of 1 rank ended by SIGINT itself: it had no handler"),
+    (15, [(None, -15), (DEFAULT, -15)], "1 of 1 rank ended by SIGTERM itself"),  # not of the stop
+    (15, [(HANDLES, -15)], ""),  # what has saved may end itself so
+    (2, [(HANDLES, -2)], ""),  # Python's KeyboardInterrupt, which may have been caught
+    (15, [(DEFAULT, -9), (IGNORES, -9), (HANDLES, 0), (DEFAULT, 0), (DEFAULT, None)], ""),
+    (1, [(DEFAULT, -15)], ""),  # by another signal
+    (15, [(None, 0), (None, 1)], ""),
+]
+
+
+@pytest.mark.parametrize(("number", "ranks", "said"), UNSAVED)
+def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
+    *unsaved, last = summary.lines(state(stopped(number), ranks=ranks), 113.0)
+    assert len(unsaved) == bool(said)
+    for line in unsaved:
+        assert line.startswith(f"algo-1: {said}") and line.endswith(" saved nothing at the stop.")
+    is_saved = any(one not in ((DEFAULT, -number), (None, -number)) for one in ranks if one[0])
+    assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'ending'} 3.0 s.")
+    for result in (FAILED, SUCCESS):
+        assert "handler" not in "".join(summary.lines(state(result, ranks=ranks), 113.0))
