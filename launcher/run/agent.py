@@ -26,6 +26,11 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
+# What torchrun raises for a setting that it cannot use.
+WRONG_VALUES = (
+    *(ValueError, KeyError),
+    *(FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError),
+)
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -310,6 +315,7 @@ def run(launcher: AgentConnection | None) -> int:
     """Run torchrun with this process's arguments; raise what it raises, or return 0."""
     import torch
     from torch.distributed import run as torchrun
+    from torch.distributed.elastic.events.handlers import get_logging_handler
 
     parsed = arguments(torchrun, launcher)
     is_host = "is_host=1" in parsed.rdzv_conf.split(",")
@@ -324,7 +330,13 @@ def run(launcher: AgentConnection | None) -> int:
         socket.getfqdn = lambda name="": address
     if launcher:
         launcher.report({"at_rendezvous": True})
-    torchrun.run(parsed)
+    try:
+        get_logging_handler(getattr(parsed, "event_log_handler", "null"))
+        torchrun.run(parsed)
+    except WRONG_VALUES as error:
+        if launcher is None or agents:
+            raise
+        launcher.refuse(error_text(error))  # it has begun nothing with its settings
     for agent in agents:
         depart_from_store(agent, is_host=is_host)
     return 0

@@ -348,13 +348,13 @@ class Supervisor:
         environment = {**self._environ, **plan.environment}
         if self._channel.own_address:
             resolves = self._channel.own_name_resolves
-            plan = reached_at(plan, self._channel.own_address, resolves, environment)
+            plan = reached_at(plan, job, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
         if attempt > 1:
             self._begin_attempt(job)
         mark = self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         # A relative TMPDIR leads there from this process's folder alone.
-        own = os.path.abspath(self._folder) if plan.folder else self._folder
+        own = os.path.abspath(self._folder) if job.options.folder else self._folder
         environment.update({RUN_DIR: own, JOB_MARK: mark})
         plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
@@ -363,7 +363,11 @@ class Supervisor:
         if job.options.watch:
             environment[WATCHER] = watcher
         self._child = self._system.start(
-            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
+            argv,
+            environment,
+            (JOB_MARK, mark),
+            tied=bool(plan.runner),
+            folder=job.options.folder,
         )
 
     def _begin_attempt(self, job: Job) -> None:
