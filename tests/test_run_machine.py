@@ -14,7 +14,6 @@ from launcher.peers.messages import (
     Cleared,
     End,
     Failed,
-    NoRanksAnywhere,
     NoRanksHere,
     RanksSucceeded,
     Restart,
@@ -169,10 +168,6 @@ def test_of_a_killed_torchrun_the_reason_is_told():
     )
 
 
-def test_a_rank_that_ends_with_0_has_not_failed():
-    assert running().at(5.0, raised()).at(6.0, RankEnded(71, 0)).phase is Running
-
-
 def test_the_first_rank_that_ends_with_0_is_told_and_all_of_them_with_a_failure():
     """Ranks of the same host may fail because of it, or ranks of others."""
     host = running().at(2.0, RanksStarted((*RANKS, (73, 2, 2), (74, 3, 3)), False))
@@ -295,15 +290,6 @@ def test_a_rank_that_said_what_it_raised_is_not_told():
     assert host.done == [SignalRanks((72,), TERM)]
 
 
-def test_a_rank_that_starts_after_the_others_has_its_whole_grace():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
-    host.at(2.0, RankRuns(71, 0, 0)).at(3.0, Signal(TERM))
-    assert SignalRanks((71,), TERM) in host.done
-    host.at(4.0, RanksStarted(RANKS, False))
-    assert host.done == [SignalRanks((72,), TERM)]
-    assert host.due(22.0).due(24.0).done == [KillRanks((71, 72))]
-
-
 @pytest.mark.parametrize("connected", [False, True])
 def test_without_leave_torchrun_is_killed_at_once(connected):
     host = Host().at(0.0, Start(1)).at(1.0, *[TorchrunRuns()] * connected, Signal(TERM))
@@ -337,20 +323,6 @@ def test_a_torchrun_that_copies_output_has_time_for_it():
     host.at(9.0, LeftoversFound(())).at(10.0, End(FAILED))
     assert not host.kills_torchrun  # another host has failed
     assert host.due(19.0).kills_torchrun
-
-
-def test_a_torchrun_that_does_not_ask_is_killed():
-    host = ended(running().at(5.0, End(FAILED)), 6.0)
-    assert host.due(8.0).kills_torchrun and NoRanksHere(1) in host.told()
-
-
-def test_the_torchrun_that_keeps_the_store_goes_last():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), StartRequested())
-    host.at(2.0, RanksStarted(RANKS, True)).at(5.0, End(FAILED))
-    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, LeftoversFound(()))
-    assert host.told() == []  # another host's torchrun may still sign in at this one's store
-    assert host.at(6.2, CloseRequested()).done == [Report(NoRanksHere(1))]
-    assert host.at(9.0, NoRanksAnywhere(1)).done == [Reply(depart=True)]
 
 
 def test_a_restart_clears_the_attempt_and_waits_for_the_word():
@@ -519,21 +491,9 @@ def test_its_failure_is_the_hosts():
     )
 
 
-def test_the_third_interrupt_kills_all():
-    host = running().at(5.0, Signal(2)).at(5.5, Signal(2)).at(6.0, Signal(2))
-    assert host.kills_torchrun and KillRanks((71, 72)) in host.done
-    host.at(6.1, RankEnded(71, -9), RankEnded(72, -9), TorchrunEnded(-9), ChildEnded(-9))
-    assert host.at(6.1, LeftoversFound(())).phase is Done and host.state.result == stopped(2)
-
-
 def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
     host = running().at(5.0, Signal(2)).at(5.0, Signalled({71: Disposition.IGNORES}))
     assert host.done == [SignalGroup(71, 2)]
-
-
-def test_a_stop_reaches_what_a_rank_has_started_that_dies_of_it():
-    host = running().at(5.0, Signal(TERM)).at(5.0, Signalled({71: Disposition.DEFAULT}))
-    assert SignalGroup(71, TERM) in host.at(5.1, RankEnded(71, -TERM)).done
 
 
 def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
