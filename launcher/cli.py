@@ -126,10 +126,10 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     # After a stop nothing will be started of what was planned, perhaps without devices.
     if not signals.stop():
         if isinstance(plan, LaunchPlan):
-            for line in plan.lines():
+            for line in job.lines():
                 log(line)
             if job.options.dry_run:
-                show(command(plan))
+                show(command(plan, job.options.folder))
                 return SUCCESS
         elif not job.has_peers:
             raise plan

@@ -99,13 +99,26 @@ def test_arguments_that_torchrun_does_not_take(monkeypatch, arguments, says):
         ),
         ({"PET_NODE_RANK": "x"}, "argument --node-rank/--node_rank: invalid int value: 'x'"),
         ({"PET_MASTER_PORT": ""}, "argument --master-port/--master_port: invalid int value: ''"),
+        (
+            {"PET_LOG_DIR": "/proc/x"},
+            "FileNotFoundError: [Errno 2] No such file or directory: '/proc/x'",
+        ),
+        (
+            {"PET_RDZV_CONF": "x="},
+            "ValueError: The rendezvous configuration option 'x' must have a value specified.",
+        ),
+        ({"PET_EVENT_LOG_HANDLER": "nowhere"}, "KeyError: 'nowhere'"),
+        (
+            {"LAUNCHER_TORCHRUN_ARGS": "--tee 9"},
+            r"ValueError: 9 does not match: <^[0123]$> or <^(\d:[0123],)*(\d:[0123])$>",
+        ),
     ],
 )
 def test_what_torchrun_refuses_is_one_line_and_exit_2(start, script, environ, says):
     host = start("--train-script", script("print('ran')"), **environ)
     assert host.wait() == 2, host.log()
     assert host.failure.splitlines()[0] == f"localhost: torchrun failed: {says}"
-    assert "usage" not in host.err and host.out == ""
+    assert not re.search("usage|Traceback", host.err) and host.out == ""
 
 
 SEES = """

@@ -44,6 +44,9 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
+RANKS = whole(1, 1024)  # of one host
+
+
 def _or_never(text: str) -> float:
     return _SECONDS(text) or math.inf
 
@@ -154,7 +157,7 @@ class Options(NamedTuple):
         Option(
             _SIZE,
             "auto|N",
-            _or_auto(whole(1, 1024)),
+            _or_auto(RANKS),
             "processes per host; auto: its GPUs, else Neuron cores, else 1",
         ),
     ] = None

@@ -389,14 +389,14 @@ class Supervisor:
         environment = {**self._environ, **plan.environment}
         if self._channel.own_address:
             resolves = self._channel.own_name_resolves
-            plan = reached_at(plan, self._channel.own_address, resolves, environment)
+            plan = reached_at(plan, job, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
         if attempt > self._attempt:
             self._begin_attempt(job)
             self._attempt = attempt
         mark = self._mark
         # A relative TMPDIR leads there from this process's folder alone.
-        own = os.path.abspath(self._folder) if plan.folder else self._folder
+        own = os.path.abspath(self._folder) if job.options.folder else self._folder
         environment.update({RUN_DIR: own, JOB_MARK: mark})
         plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
@@ -406,17 +406,21 @@ class Supervisor:
             environment[WATCHER] = watcher
         self._child, self._is_killed = 0, False
         if self._nursery:
-            self._nursery.fork(argv[1:], environment, plan.folder)
+            self._nursery.fork(argv[1:], environment, job.options.folder)
             return
         self._child = self._system.start(
-            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
+            argv,
+            environment,
+            (JOB_MARK, mark),
+            tied=bool(plan.runner),
+            folder=job.options.folder,
         )
 
     # Warm starts.
 
     def _begin_nursery(self) -> None:
         """Start what forks torchrun, for its imports to overlap with joining."""
-        plan = self.state.job.plan
+        job, plan = self.state.job, self.state.job.plan
         if isinstance(plan, Exception) or not plan.nursery:
             return
         self._home = self._folders.enter_context(self._system.folder(self._environ))
@@ -425,7 +429,7 @@ class Supervisor:
         try:
             argv = unpacked(plan.nursery, self._home)
             mark = JOB_MARK, self._mark
-            self._nursery = Nursery(self._system, argv, environ, mark, plan.folder, *took)
+            self._nursery = Nursery(self._system, argv, environ, mark, job.options.folder, *took)
         except (OSError, subprocess.SubprocessError) as error:
             self._starts_cold(str(error))
 
