@@ -9,18 +9,18 @@ Each stands between two comments: `<!-- NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Callable
 
 from launcher.job.help import EXIT_CODES, default_of
 from launcher.job.options import OPTIONS
 from launcher.peers import rows as rows_of_hosts
-from launcher.run import rows
+from launcher.run import history, rows
 from launcher.text.words import flag
 from launcher.transitions import Row
 
-PAGES = [Path(__file__).with_name(name) for name in ("options.md", "how-it-works.md")]
+PAGES = [Path(__file__).with_name(name) for name in ("options.md", "how-it-works.md", "tools.md")]
 
 
 def table(*head: str) -> Iterator[str]:
@@ -60,11 +60,19 @@ def transitions(rows: Sequence[Row]) -> str:
     return "\n".join([*table("phase", "event", "what happens", "next"), *lines])
 
 
+def named(head: str, rows: Mapping[str, str]) -> str:
+    """Return a table of names and what they mean."""
+    lines = [f"| {code(name)} | {meaning} |" for name, meaning in rows.items()]
+    return "\n".join([*table(head, "meaning"), *lines])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
     "run": lambda: transitions(rows.ROWS),
     "coordinator": lambda: transitions(rows_of_hosts.COORDINATOR),
+    "fields of events": lambda: named("field", history.FIELDS),
+    "events": lambda: named("event", history.EVENTS),
     "member": lambda: transitions(rows_of_hosts.MEMBER),
 }
 
