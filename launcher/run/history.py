@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from launcher.errors import Disposition
 from launcher.job.options import EVENTS_DIR, JOB_MARK
@@ -35,7 +36,7 @@ EVENTS: Mapping[str, str] = {
     " a hang that ends the job fails the rank that the others wait for",
     "stalled": "the log says that `ranks` make no progress, since `since`; `rank`, if it is known,"
     " is the one that they wait for",
-    "continued": "the log says that `ranks` make progress again, since `since`",
+    "continued": "`ranks` of a stall make progress again, since `since`",
     "restart": "this attempt's ranks are ended, to be started again, because of `cause`",
     "stop": "the job is stopped by `cause`, a signal: ranks have their grace to save",
     "ending": "this host's ranks are ended, as the job has failed with `cause`",
@@ -190,17 +191,17 @@ def of_hosts(
     if after.attempt != before.attempt or after.watch is before.watch:
         return notes
     were, are = _waiting(before.watch), _waiting(after.watch)
+    for stall in before.watch.stalls:
+        gone = _only_in(stall, were, are, lambda here, there: here < there)
+        if gone:
+            at = round(min(now, stall.progress_at) - began, 3)
+            notes.append(note._replace(event="continued", ranks=gone, since=at))
     for stall in after.watch.stalls:
-        new = [rank for rank in _waiting_in(stall) if rank not in were]
+        new = _only_in(stall, are, were, lambda here, there: here > there)
         if new:
             cause = _line(sentences.stall(stall.finding, now))
             one = _at_root(note, stall)._replace(event="stalled", cause=cause, ranks=new)
             notes.append(one._replace(since=round(stall.finding.since - began, 3)))
-    for stall in before.watch.stalls:
-        gone = [rank for rank in _waiting_in(stall) if rank not in are]
-        if gone:
-            at = round(min(now, stall.progress_at) - began, 3)
-            notes.append(note._replace(event="continued", ranks=gone, since=at))
     if after.watch.hang and not before.watch.hang:
         text = after.watch.hang.text
         for stall in after.watch.stalls:
@@ -210,8 +211,27 @@ def of_hosts(
     return notes
 
 
-def _waiting(watch: judge.State) -> set[int]:
-    return {rank for stall in watch.stalls for rank in _waiting_in(stall)}
+def _waiting(watch: judge.State) -> Mapping[int, float]:
+    """Return since when ranks wait; of two stalls of a rank that the log has, the later counts."""
+    found: dict[int, float] = {}
+    for stall in watch.stalls:
+        for rank in _waiting_in(stall):
+            found[rank] = max(stall.finding.since, found.get(rank, -math.inf))
+    return found
+
+
+def _only_in(
+    stall: judge.Stall,
+    here: Mapping[int, float],
+    there: Mapping[int, float],
+    is_other: Callable[[float, float], bool],
+) -> list[int]:
+    """Return the ranks that wait in a stall, but at the other end of a step in none, or another.
+
+    Of a stall that continues the beginning may become earlier, when more is known of it.
+    """
+    ranks = [rank for rank in _waiting_in(stall) if here[rank] == stall.finding.since]
+    return [rank for rank in ranks if rank not in there or is_other(here[rank], there[rank])]
 
 
 def _waiting_in(stall: judge.Stall) -> list[int]:
