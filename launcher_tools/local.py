@@ -16,7 +16,7 @@ from launcher.job.options import EVENTS_DIR, HOST_ADDRESSES
 from launcher.result.causes import SUCCESS, Result, exit_code_of, of_error, stopped
 from launcher.text.log import log, show
 from launcher.text.words import join_and_count, plural, printable, short, signal_name
-from launcher_tools import local_options, local_setup
+from launcher_tools import local_options, local_setup, timeline
 from launcher_tools.local_hosts import Host, Loop
 from launcher_tools.local_options import Choices
 from launcher_tools.local_output import Output, Printer
@@ -158,6 +158,7 @@ def _end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bo
         if reason:
             lines.append(f"  {os.path.join(host.name, local_setup.FAILURE)}")
             reasons.setdefault(reason, []).append(host.name)
+    lines += [f"  {line}" for line in timeline.left_in(run_dir)]
     code, how = result_of(hosts).exit_code, "succeeded"
     if code:
         word = "was stopped" if was_stopped and not reasons else "failed"

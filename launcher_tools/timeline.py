@@ -132,6 +132,15 @@ def write(found: Timeline, path: str) -> None:
         ) from None
 
 
+def left_in(folder: str) -> list[str]:
+    """Write the page of a run folder; return what its files are, or why there is none."""
+    try:
+        write(read(folder), os.path.join(folder, PAGE))
+    except LaunchError as error:
+        return [f"no {PAGE}: {error}"]
+    return [f"{PAGE}: what each rank did when; each host's {NAME} has it for programs"]
+
+
 # As text.
 
 

@@ -195,7 +195,7 @@ def aligned(logs: Mapping[str, Sequence[Line]]) -> dict[str, list[Line]]:
     if not names:
         return {}
     starts = {name: _starts(logs[name]) for name in names}
-    first = max(reversed(names), key=lambda name: len(starts[name]))
+    first = max(names, key=lambda name: len(starts[name]))
     moved = {
         name: _moved(logs[name], starts[name], starts[first], _clock(logs[first])) for name in names
     }

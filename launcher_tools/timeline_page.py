@@ -23,7 +23,8 @@ _STYLE = """
   --training: #62a8e0; --waiting: #f5b335; --waits: #8a5a00; --saving: #4fc08d; --ending: #b0615a;
   --restart: #a387d0; --ended: #2b343d; --unknown: #14191f; --edge: #46525f; } }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink);
+body { margin: 0; display: flex; flex-direction: column; height: 100vh;
+  background: var(--page); color: var(--ink);
   font: 14px/1.45 system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
 header, .tools, .legend, main, aside { padding: 0 1rem; }
 h1 { font-size: 1.15rem; margin: .8rem 0 .2rem; overflow-wrap: anywhere; }
@@ -41,11 +42,12 @@ button { cursor: pointer; } button:hover { background: var(--panel); }
   list-style: none; }
 .legend svg { width: 14px; height: 14px; vertical-align: -2px; margin-right: .3rem; }
 .legend b { color: var(--ink); font-weight: 600; }
-main { overflow: auto; max-height: calc(100vh - 9rem); min-height: 12rem; padding-left: 0; }
+main { overflow: auto; flex: 1 1 0; min-height: 8rem; padding-left: 0; }
 .inner { width: calc(var(--label) + (100% - var(--label)) * var(--zoom, 1)); }
 .row { display: grid; grid-template-columns: var(--label) 1fr; align-items: center; }
 .label { position: sticky; left: 0; z-index: 2; background: var(--page); padding: 0 .5rem 0 1rem;
-  white-space: nowrap; overflow: hidden; text-overflow: ellipsis; height: 100%; }
+  white-space: nowrap; overflow: hidden; text-overflow: ellipsis; height: 100%;
+  line-height: 20px; }
 .rank .label { padding-left: 2.2rem; color: var(--soft); font-size: 13px; }
 .host { border-top: 1px solid var(--line); }
 .host .label { font-weight: 600; display: flex; align-items: center; padding-left: .6rem; }
@@ -56,13 +58,14 @@ main { overflow: auto; max-height: calc(100vh - 9rem); min-height: 12rem; paddin
 .track { position: relative; min-height: 20px;
   background: repeating-linear-gradient(90deg, var(--grid) 0 1px, transparent 1px var(--tick)); }
 .track > svg { display: block; width: 100%; height: 20px; overflow: visible; }
-.track > svg.thin { height: 5px; overflow: hidden; margin-bottom: 1px; }
+.track > svg.thin { height: var(--thin, 5px); overflow: hidden; margin-bottom: 1px; }
 .track > svg.over { position: absolute; top: 50%; left: 0; margin-top: -10px; }
 .axis { position: sticky; top: 0; z-index: 3; background: var(--page);
   border-bottom: 1px solid var(--line); }
 .axis .label { z-index: 4; }
 .ticks { position: relative; height: 1.5rem; overflow: hidden; font-size: 12px; }
-.ticks span { position: absolute; padding-left: 3px; border-left: 1px solid var(--line); }
+.ticks span { position: absolute; padding-left: 3px; border-left: 1px solid var(--line);
+  white-space: nowrap; }
 rect, .mark { cursor: pointer; }
 .bar { stroke: var(--page); stroke-width: .5px; }
 .unknown, .ended { stroke: var(--edge); }
@@ -70,23 +73,24 @@ rect, .mark { cursor: pointer; }
 .on { stroke: var(--ink); stroke-width: 2px; stroke-dasharray: none; }
 .mark path { stroke: var(--page); stroke-width: 5px; paint-order: stroke; fill: none; }
 .mark .ink { stroke-width: 2.6px; stroke: var(--ink); }
+.stalled path, .stop path, .lost path { fill: var(--page); }
 .mark.failed .ink { stroke: var(--failed); }
 .mark.on .ink { stroke-width: 4px; }
-aside { position: fixed; left: 0; right: 0; bottom: 0; z-index: 5; background: var(--panel);
-  border-top: 1px solid var(--line); padding: .45rem 1rem; height: 5.4rem; overflow: auto; }
+aside { z-index: 5; background: var(--panel); border-top: 1px solid var(--line);
+  padding: .45rem 1rem; height: 4.6rem; flex: none; overflow: auto; }
 aside p { margin: 0; overflow-wrap: anywhere; }
 .none { padding: 1rem; }
-.foot { height: 5.6rem; }
 noscript pre { overflow: auto; padding: 1rem; }
 [hidden] { display: none !important; }
-@media (max-width: 640px) {
+@media (max-width: 640px), (max-height: 480px) {
   :root { --label: 5.4rem; }
+  body { display: block; height: auto; padding-bottom: 7rem; }
   header, .tools, .legend, aside { padding-left: .6rem; padding-right: .6rem; }
-  main { padding-right: .6rem; max-height: none; overflow-y: visible; overflow-x: auto; }
+  main { padding-right: .6rem; overflow-x: auto; }
   .label { padding-left: .6rem; } .rank .label { padding-left: .9rem; }
   .host .label { padding-left: 0; } .host small { display: none; }
   .legend { gap: .1rem .7rem; font-size: 13px; } input { flex: 1 1 100%; }
-  aside { height: 6.6rem; font-size: 13px; } .foot { height: 7rem; }
+  aside { position: fixed; left: 0; right: 0; bottom: 0; height: 6.6rem; font-size: 13px; }
 }
 @media (prefers-reduced-motion: no-preference) { .on { transition: stroke-width .1s; } }
 """
@@ -105,7 +109,6 @@ _BODY = """
 </div>
 <ul class="legend" id="legend" aria-label="Seconds that a rank spends, on average"></ul>
 <main id="chart" aria-label="What each rank did when"><div class="inner" id="inner"></div></main>
-<div class="foot"></div>
 <aside aria-live="polite"><p id="words"></p></aside>
 <svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>
 <pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse"
@@ -164,9 +167,10 @@ function choose(one) {
   } else hint();
 }
 function hint() {
+  const has_keys = !matchMedia("(pointer: coarse)").matches;
   $("words").textContent = "Point at a bar or a mark for its words; click to keep them." +
-    " Keys: \u2191 \u2193 rows, \u2190 \u2192 bars, Enter folds a host, / filter, + \u2212 zoom, " +
-    "Esc back.";
+    (has_keys ? " Keys: \u2191 \u2193 rows, \u2190 \u2192 bars, Enter folds a host, " +
+    "/ filter, + \u2212 zoom, Esc back." : "");
 }
 function bars(svg, lane, who, height, items) {
   for (const [kind, start, seconds, attempt, words] of lane.bars) {
@@ -226,9 +230,9 @@ for (const host of job.hosts) {
     for (const [kind, , seconds] of lane.bars) sums[kind] = (sums[kind] || 0) + seconds;
     one.setAttribute("aria-label", who + ": " + Object.keys(sums).map(kind => kind + " " +
       lasted(sums[kind])).concat(lane.marks.map(m => m[0])).join(", "));
-    one.text = (who + " " + lane.bars.map(b => b[0] + " " + b[4]).join(" ") + " " +
-      lane.marks.concat(host.marks).map(m => m[0] + " " + m[2]).join(" ")).toLowerCase();
-    one.rank = lane.rank; one.of = host.name.toLowerCase();
+    one.text = [who, ...lane.bars.map(bar => bar[0]), ...lane.marks.flatMap(m => [m[0], m[2]])]
+      .join(" ").toLowerCase();
+    one.bars = lane.bars; one.rank = lane.rank; one.of = host.name.toLowerCase();
     mine.push(one); lanes.push(one); all.push(...lane.marks);
   }
   const over = draw(track, "svg", { class: "over" }), group = draw(over, "g", {});
@@ -289,8 +293,10 @@ function grid() {
     43200, 86400];
   const step = steps.find(s => s >= wanted) || Math.ceil(wanted / 86400) * 86400;
   ticks.textContent = "";
-  for (let s = 0; s < total && ticks.childElementCount < 4000; s += step)
-    el(ticks, "span", clock(s, step), "").style.left = percent(s);
+  for (let s = 0; s < total && ticks.childElementCount < 4000; s += step) {
+    const fits = width * (total - s) / total > 44;
+    el(ticks, "span", fits ? clock(s, step) : "\u00a0", "").style.left = percent(s);
+  }
   $("inner").style.setProperty("--tick", width * step / total + "px");
 }
 
@@ -335,8 +341,11 @@ el($("how"), "span", code + ", " + lasted(job.seconds) + ", " + counted(job.host
   ", " + counted(ranks, "rank") + more, "soft");
 $("cause").textContent = job.cause;
 for (const note of job.notes) el($("notes"), "p", "Note: " + note + ".", "soft");
+el($("legend"), "li", "A rank, on average:", "");
 for (const [kind, meaning] of Object.entries(job.kinds)) {
-  if (job.means[kind] < .005) continue;
+  const longest = Math.max(0, ...lanes.flatMap(lane => lane.bars)
+    .filter(bar => bar[0] === kind).map(bar => bar[2]));
+  if (longest < total / 400) continue;
   const entry = el($("legend"), "li", "", ""), svg = draw(entry, "svg", {});
   const shape = draw(svg, "rect", { class: "bar " + kind, x: 1, y: 1, width: 12, height: 12 });
   shape.style.fill = kind === "waiting" ? "url(#hatch)" : "var(--" + kind + ")";
@@ -346,10 +355,12 @@ for (const [kind, meaning] of Object.entries(job.kinds)) {
 const used = new Set(job.hosts.flatMap(h => h.marks.concat(h.lanes.flatMap(l => l.marks)))
   .map(mark => mark[0]));
 for (const kind of Object.keys(paths).filter(kind => used.has(kind))) {
-  const entry = el($("legend"), "li", "", ""), svg = draw(entry, "svg", { viewBox: "-8 -8 16 16" });
+  const entry = el($("legend"), "li", "", "");
+  const svg = draw(entry, "svg", { viewBox: "-8 -8 16 16" });
   draw(draw(svg, "g", { class: "mark " + kind }), "path", { d: paths[kind], class: "ink" });
   el(entry, "span", names[kind] || kind, "");
 }
+if (lanes.length > 64) $("inner").style.setProperty("--thin", "3px");
 if (lanes.length > 32) for (const host of hosts) host.isFolded = true;
 $("filter").addEventListener("input", show);
 $("fold").addEventListener("click", () => {
