@@ -12,7 +12,7 @@ import json
 from launcher_tools.timeline_lanes import KINDS, Timeline
 
 _STYLE = """
-:root { color-scheme: light dark; --label: 11.5rem;
+:root { color-scheme: light dark; --label: clamp(9rem, var(--chars) * .6rem + 6rem, 18rem);
   --page: #fff; --ink: #1b2530; --soft: #586472; --line: #d5dbe1; --grid: #eef1f4; --panel: #f5f7f9;
   --focus: #0b57d0; --failed: #c5221f; --joining: #b9c2cc; --start: #8fbfe6; --training: #2f78b7;
   --waiting: #f0a202; --waits: #9c6500; --saving: #2e9e6b; --ending: #d98880; --restart: #a887d1;
@@ -83,12 +83,12 @@ aside p { margin: 0; overflow-wrap: anywhere; }
 noscript pre { overflow: auto; padding: 1rem; }
 [hidden] { display: none !important; }
 @media (max-width: 640px), (max-height: 480px) {
-  :root { --label: 5.4rem; }
+  :root { --label: clamp(4.6rem, var(--chars) * .58rem + 1.7rem, 8rem); }
   body { display: block; height: auto; padding-bottom: 7rem; }
   header, .tools, .legend, aside { padding-left: .6rem; padding-right: .6rem; }
   main { padding-right: .6rem; overflow-x: auto; }
   .label { padding-left: .6rem; } .rank .label { padding-left: .9rem; }
-  .host .label { padding-left: 0; } .host small { display: none; }
+  .host .label { padding: 0; } .host button { padding: 0 .2rem; } .host small { display: none; }
   .legend { gap: .1rem .7rem; font-size: 13px; } input { flex: 1 1 100%; }
   aside { position: fixed; left: 0; right: 0; bottom: 0; height: 6.6rem; font-size: 13px; }
 }
@@ -206,12 +206,16 @@ function goTo(one) {
   row = one; row.tabIndex = 0; row.classList.add("at");
 }
 
+const longest = Math.max(6, ...job.hosts.map(host => host.name.length));
+document.documentElement.style.setProperty("--chars", longest);
+
 // The rows: of each host, and of each of its ranks.
 const axis = el($("inner"), "div", "", "row axis");
 el(axis, "div", "", "label");
 const ticks = el(axis, "div", "", "ticks"), hosts = [], lanes = [];
 for (const host of job.hosts) {
   const [top, label, track] = newRow("host", null), mine = [];
+  label.title = host.name;
   const button = el(label, "button", "", "");
   button.type = "button"; button.tabIndex = -1;
   const sign = el(button, "span", "", ""), size = host.lanes.filter(l => l.rank !== null).length;
@@ -345,7 +349,7 @@ el($("legend"), "li", "A rank, on average:", "");
 for (const [kind, meaning] of Object.entries(job.kinds)) {
   const longest = Math.max(0, ...lanes.flatMap(lane => lane.bars)
     .filter(bar => bar[0] === kind).map(bar => bar[2]));
-  if (longest < total / 400) continue;
+  if (longest < total / 200) continue;
   const entry = el($("legend"), "li", "", ""), svg = draw(entry, "svg", {});
   const shape = draw(svg, "rect", { class: "bar " + kind, x: 1, y: 1, width: 12, height: 12 });
   shape.style.fill = kind === "waiting" ? "url(#hatch)" : "var(--" + kind + ")";

@@ -51,6 +51,7 @@ def help_text() -> str:
         "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
         "       sm-launch doctor [--json] [ARGUMENT OF A JOB ...]",
         "       sm-launch stacks",
+        "       sm-launch timeline DIR [-o PAGE] [--text]",
         "       sm-launch init [COMMAND [ARGUMENT ...]]",
         "",
         "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",

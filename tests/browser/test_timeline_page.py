@@ -28,6 +28,13 @@ def test_nothing_is_wider_than_the_screen(opened, width):
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_of_hosts_are_whole(opened, width):
+    page = opened(large(), width)
+    cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+    assert page.locator(".host button, .host .label").evaluate_all(cut) == []
+
+
 def test_bars_of_a_lane_fill_it(opened):
     page = opened(small())
     track = size(page, ".rank .ticks, .rank .track")
