@@ -59,6 +59,7 @@ def help_text() -> str:
         "With `local`, do so on this machine as on several hosts; see sm-launch local --help.",
         "With `doctor`, say what this host has, and whether a job with these arguments would run.",
         "With `stacks`, beside a running job, print where all its ranks are, on all hosts.",
+        "With `timeline`, draw what each rank of a job did when, from what its hosts have noted.",
         "With `init`, be a container's PID 1: run COMMAND (SageMaker's is `train`) and pass stops",
         "on to the launcher below it. If COMMAND is missing or is an option, be the launcher.",
         "",
