@@ -14,7 +14,7 @@ TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
 .PHONY: failure demo bundle image docs dist check test test-fast test-systems test-compat \
-	test-frameworks matrix simulate bench clean
+	test-frameworks test-pages matrix simulate bench clean
 
 SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
 	$(shell find launcher launcher_tools smddp -name "*.py")
@@ -134,6 +134,11 @@ test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/bin/sm-launch $(FRAMEWORKS)/bin/torchrun VENV=$(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/pip install --quiet "$(NAME)[frameworks]"
 	$(FRAMEWORKS)/bin/pytest tests/frameworks
+
+# The page of `sm-launch timeline`, in a browser: Chromium, or Chrome, of this machine.
+test-pages: needs-test-pages $(PYTEST)
+	$(BIN)/pip install --quiet "$(NAME)[pages]"
+	$(PYTEST) tests/browser
 
 # Jobs broken in every way, and how long their hosts took to end (docs/hosts.md), with the bounds
 # of seconds that `make test` is not held to; and the other cases that it leaves out. MATRIX_OF=

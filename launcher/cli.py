@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
     # What looks at a job from beside it says nothing for the container.
-    is_beside = argv[:1] in (["doctor"], ["stacks"])
+    is_beside = argv[:1] in (["doctor"], ["stacks"], ["timeline"])
     run: Callable[[Sequence[str], Mapping[str, str], Signals], Result] = _launch
     if argv[:1] == ["init"]:
         argv = argv[1:]
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             from launcher.container import init  # which a job does not need
 
             run = init.run
-    elif argv[:1] in (["local"], ["doctor"], ["stacks"]):
+    elif argv[:1] in (["local"], ["doctor"], ["stacks"], ["timeline"]):
         argv, run = argv[1:], functools.partial(_run_tool, argv[0])
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need

@@ -42,6 +42,10 @@ esac
 case $tests in
 test | matrix | test-systems) there mpirun || need mpirun openmpi-bin ;;
 esac
+if [ "$tests" = test-pages ]; then
+    there chromium-headless-shell || there chromium || there google-chrome ||
+        need "Chromium or Chrome" chromium
+fi
 if [ "$tests" = test-systems ]; then
     there openssl || need openssl openssl # for the AWS of tests/aws.py
     there docker-compose || docker compose version >/dev/null 2>&1 ||

@@ -25,6 +25,7 @@ from typing import Any, Callable
 
 from launcher.errors import STOPS, WARNINGS, Disposition, LaunchError
 from launcher.host.child import Question
+from launcher.host.journal import Journal
 from launcher.host.run_dir import IN_RANK, unpacked
 from launcher.host.signals import left_alone
 from launcher.host.system import System
@@ -42,7 +43,7 @@ from launcher.peers.messages import (
     StacksRequest,
 )
 from launcher.result.causes import Failure, of_error, of_launcher
-from launcher.run import events, machine
+from launcher.run import events, history, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State, Why
@@ -114,7 +115,10 @@ class Supervisor:
             except Exception as error:  # before any host starts anything
                 job = job._replace(plan=error)
         self.state = machine.begin(job, system.now())
-        self._channel = Channel(job, system, self._receive)
+        folder = history.folder(environ, job.options.log_dir)
+        self._journal = Journal(folder, job.current_host, system.log)
+        self._journal.note(history.began, self.state)
+        self._channel = Channel(job, system, self._receive, self._note_hosts)
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -142,6 +146,7 @@ class Supervisor:
                 self._nursery.close()
             self._end_attempt()
             self._folders.close()
+            self._journal.close()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
         if self._reports:
@@ -272,12 +277,17 @@ class Supervisor:
     def _decide(self, event: Any) -> events.Actions:
         before, now = self.state, self._system.now()
         self.state, actions = machine.step(before, event, now)
+        self._journal.note(history.of_run, before, event, self.state, actions, now)
         if before.job.options.verbose:
             began = before.times.began
             line = described("run", before, event, self.state, actions, now - began)
             if line:
                 self._system.log(line)
         return actions
+
+    def _note_hosts(self, before: Any, event: Any, after: Any, now: float) -> None:
+        host, began = self.state.job.current_host, self.state.times.began
+        self._journal.note(history.of_hosts, before, event, after, host, now, began)
 
     def _on_signals(self) -> None:
         numbers, reports = self._system.signals.take(), self._reports
