@@ -264,6 +264,8 @@ def run(chosen: list[str], of: list[str], rounds: int, patience: float) -> Found
         figure: {way: [] for way in of} for figure in FIGURES if figure in chosen
     }
     load = os.getloadavg()[0]
+    if any("0.7" in way for way in of):
+        ways.mount_for_the_debian()
     for way in of:  # once for the page cache
         measured(way, "start-1x2", [], patience)
     for number, (figure, also) in itertools.product(range(rounds), list(jobs_for(chosen))):

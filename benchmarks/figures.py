@@ -14,7 +14,9 @@ from xml.sax.saxutils import escape
 
 NEVER, FAILED = "never", "failed"
 Value = Union[float, str, None]
-BASE = "torchrun"  # what all others are compared with, round by round
+BASE = "torchrun"  # what others are compared with, round by round
+OTHER_BASES = {"ft_launcher 0.7": "torchrun beside 0.7"}  # the same torch with another Python
+BASES = (BASE, *OTHER_BASES.values())
 
 
 class Figure(NamedTuple):
@@ -81,17 +83,18 @@ def summary(values: Sequence[Value]) -> Summary:
 
 
 def ratios(found: Found, figure: str, way: str) -> Summary:
-    """Return a way's ratios to torchrun in the same rounds.
+    """Return a way's ratios to its torchrun in the same rounds.
 
     Where torchrun never got there, they are to the bound: less than that is what is known.
     """
     by_way = found.values[figure]
-    pairs = list(zip(by_way.get(way, ()), by_way.get(BASE, ())))
+    base = by_way.get(OTHER_BASES.get(way, BASE), [])
+    pairs = list(zip(by_way.get(way, ()), base))
     both = [float(a) / float(b) for a, b in pairs if is_number(a) and is_number(b)]
     if both:
         return Summary(both)
     own = summary(by_way.get(way, ()))
-    if own.numbers and summary(by_way.get(BASE, ())).other == NEVER:
+    if own.numbers and summary(base).other == NEVER:
         return Summary([number / found.patience for number in own.numbers], NEVER)
     return Summary([], own.other)
 
@@ -134,16 +137,16 @@ def table(found: Found) -> Iterator[str]:
             "1" if way == BASE and one.numbers else cell(one, 0, "< " if one.other == NEVER else "")
             for way, one in zip(ways, compared)
         ]
-        bound = f"{figure.cold} / {figure.warm}" if figure.cold else ""
-        yield f"| | of torchrun's | {' | '.join(cells)} | {bound} |"
+        bound = f" {figure.cold} / {figure.warm}" if figure.cold else ""
+        yield f"| | of torchrun's | {' | '.join(cells)} |{bound} |"
 
 
 # The picture.
 
 WIDTH, LEFT, RIGHT, LINE, GAP, TOP = 960, 300, 880, 13, 12, 96
-# Ours stands out; in the dark the same hues, lighter.
-LIGHT = ("#8c959f", "#bf8700", "#8250df", "#1a7f37", "#0969da", "#cf222e", "#e16f24")
-DARK = ("#9198a1", "#d29922", "#ab7df8", "#3fb950", "#4493f8", "#f85149", "#f0883e")
+# In the order of the ways, for light and for dark: the last two, which are ours, are blue.
+LIGHT = ("#8c959f", "#bf8700", "#8250df", "#4ac26b", "#1a7f37", "#54aeff", "#0550ae")
+DARK = ("#9198a1", "#d29922", "#ab7df8", "#56d364", "#2ea043", "#79c0ff", "#1f6feb")
 
 
 def style(ways: int) -> str:
@@ -161,9 +164,11 @@ def style(ways: int) -> str:
 
 def picture(found: Found) -> str:
     """Return an SVG of all ratios to torchrun: bars from 1 to the median, lines for the spread."""
-    ways = [way for way in found.ways if way != BASE]
+    ways = [way for way in found.ways if way not in BASES]
     shown = {
-        name: {way: ratios(found, name, way) for way in ways if found.values[name].get(way)}
+        name: {
+            way: ratios(found, name, way) for way in ways if any(found.values[name].get(way, ()))
+        }
         for name in found.values
         if found.values[name].get(BASE)
     }
@@ -195,12 +200,11 @@ def picture(found: Found) -> str:
     end = height - 16 * len(found.about) - 16
     for power in range(low, high + 1):
         width = 2 if power == 0 else 1
+        tick = f"1/{2**-power}" if power < 0 else f"{2**power}"
         parts.append(
             f'<path class="rule" d="M{x(2**power)} {TOP - 12}V{end}" stroke-width="{width}"/>'
         )
-        parts.append(
-            f'<text x="{x(2**power)}" y="{TOP - 18}" text-anchor="middle">{2**power:g}</text>'
-        )
+        parts.append(f'<text x="{x(2**power)}" y="{TOP - 18}" text-anchor="middle">{tick}</text>')
     y = TOP
     for name, lane in shown.items():
         middle = y + LINE * len(lane) / 2 + 4

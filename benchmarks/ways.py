@@ -10,6 +10,8 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -17,6 +19,8 @@ REPO = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 # With torch from this environment: `make bench` makes them.
 ACCELERATE, NVRX = REPO / ".venv-accelerate", REPO / ".venv-nvrx"
+# A whole Debian, whose Python differs: so it has a torchrun of its own to be compared with.
+NEW_NVRX = REPO / ".venv-nvrx-0.7"
 
 
 class Job(NamedTuple):
@@ -41,11 +45,17 @@ Command = tuple[list[str], dict[str, str]]
 Way = Callable[[Job, str], Command]
 
 
-def elastic(program: Path) -> Way:
+def elastic(*program: str | Path) -> Way:
     """Return the way of a program with torchrun's options."""
 
     def way(job: Job, host: str) -> Command:
-        words = [str(program), "--nnodes", str(len(job.hosts)), "--nproc-per-node", str(job.ranks)]
+        words = [
+            *map(str, program),
+            "--nnodes",
+            str(len(job.hosts)),
+            "--nproc-per-node",
+            str(job.ranks),
+        ]
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{job.hosts[0]}:{job.port}"]
         words += ["--rdzv-id", "job", "--max-restarts", str(job.restarts)]
         return [*words, job.script, *job.arguments], store_on_the_first(job, host)
@@ -158,12 +168,32 @@ def accelerate(job: Job, host: str) -> Command:
     return [*words, job.script, *job.arguments], {}
 
 
+def in_a_debian(program: str) -> Way:
+    start = elastic("chroot", NEW_NVRX, f"/venv/bin/{program}")
+
+    def way(job: Job, host: str) -> Command:
+        words, variables = start(job, host)
+        return words, {**variables, "PATH": "/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+    return way
+
+
+def mount_for_the_debian() -> None:
+    """Give it, in this mount namespace, what jobs need of this machine."""
+    for path in (Path("/proc"), Path("/dev"), Path(tempfile.gettempdir())):
+        inside = NEW_NVRX / path.relative_to("/")
+        inside.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "--rbind", path, inside], check=True)
+
+
 WAYS: dict[str, Way] = {
     "torchrun": elastic(BIN / "torchrun"),
     "notebook": notebook,
     "toolkit": toolkit,
     "accelerate": accelerate,
-    "ft_launcher": elastic(NVRX / "bin" / "ft_launcher"),
+    "ft_launcher 0.4": elastic(NVRX / "bin" / "ft_launcher"),
+    "torchrun beside 0.7": in_a_debian("torchrun"),
+    "ft_launcher 0.7": in_a_debian("ft_launcher"),
     "sm-launch": ours(),
     "sm-launch warm": ours("--launcher-start", "warm"),
 }
@@ -180,15 +210,15 @@ def missing(way: str) -> str:
         said = subprocess.run([BIN / "sm-launch", "--help"], capture_output=True, text=True).stdout
         return "" if "--launcher-start " in said else "sm-launch has no --launcher-start"
     needs = {
-        "toolkit": BIN.parent / f"lib/{_PYTHON}/site-packages/sagemaker_training",
+        "toolkit": Path(sysconfig.get_path("purelib"), "sagemaker_training"),
         "accelerate": ACCELERATE / "bin" / "accelerate",
-        "ft_launcher": NVRX / "bin" / "ft_launcher",
+        "ft_launcher 0.4": NVRX / "bin" / "ft_launcher",
+        "torchrun beside 0.7": NEW_NVRX / "venv" / "bin" / "torchrun",
+        "ft_launcher 0.7": NEW_NVRX / "venv" / "bin" / "ft_launcher",
     }
     path = needs.get(way, BIN / "sm-launch")
-    return "" if path.exists() else f"{path} does not exist: make bench makes it"
-
-
-_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    target = "make nvrx" if NEW_NVRX in path.parents else "make bench"
+    return "" if path.exists() else f"{path} does not exist: {target} makes it"
 
 
 def versions() -> list[str]:
@@ -200,8 +230,12 @@ def versions() -> list[str]:
         ("sagemaker_training", BIN.parent),
         ("accelerate", ACCELERATE),
         ("nvidia-resiliency-ext", NVRX),
+        ("nvidia-resiliency-ext", NEW_NVRX / "venv"),
     ):
-        where = [str(environment / "lib" / _PYTHON / "site-packages")]
-        for distribution in importlib.metadata.distributions(name=name, path=where):
-            found.append(f"{name} {distribution.version}")
+        for where in environment.glob("lib/python3*/site-packages"):
+            for one in importlib.metadata.distributions(name=name, path=[str(where)]):
+                with_python = (
+                    f" (Python {where.parent.name[6:]})" if NEW_NVRX in where.parents else ""
+                )
+                found.append(f"{name} {one.version}{with_python}")
     return found
