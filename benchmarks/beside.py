@@ -266,7 +266,7 @@ def run(chosen: list[str], of: list[str], rounds: int, patience: float) -> Found
     load = os.getloadavg()[0]
     if any("0.7" in way for way in of):
         ways.mount_for_the_debian()
-    for way in of:  # once for the page cache
+    for way in of if rounds > 1 else ():  # once for the page cache
         measured(way, "start-1x2", [], patience)
     for number, (figure, also) in itertools.product(range(rounds), list(jobs_for(chosen))):
         first = number % len(of)
@@ -281,15 +281,16 @@ def run(chosen: list[str], of: list[str], rounds: int, patience: float) -> Found
                 values[one][way].append(found[one])
             said = ", ".join(f"{one} {found[one]}" for one in wanted)
             print(f"round {number + 1}: {way}: {said}", file=sys.stderr, flush=True)
-    return Found(about(rounds, load), patience, values)
+    return Found(about(rounds, load, patience), patience, values)
 
 
-def about(rounds: int, load: float) -> tuple[str, ...]:
+def about(rounds: int, load: float, patience: float) -> tuple[str, ...]:
     """Return what the numbers depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = {line.partition(": ")[2] for line in lines if line.startswith("model name")}
     machine = [f"{os.cpu_count()} CPUs ({', '.join(models)})", f"Linux {platform.release()}"]
     machine += [f"load before {load:.1f}", f"Python {platform.python_version()}"]
+    machine += [f"never: not within {patience:g} s"]
     rounds_of = f"{rounds} rounds" if rounds != 1 else "1 round"
     return (
         ", ".join([rounds_of, time.strftime("%Y-%m-%d"), *machine]),
@@ -302,7 +303,7 @@ def main() -> None:
     parser.add_argument("--figure", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--of", nargs="+", choices=ways.WAYS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--patience", type=float, default=20, help="seconds until it is never")
+    parser.add_argument("--patience", type=float, default=40, help="seconds until it is never")
     parser.add_argument("--write", type=Path, default=ways.REPO / "runs" / "beside.json")
     parser.add_argument("--read", type=Path, help="a file that --write wrote: no run")
     parser.add_argument("--picture", type=Path, help="write the ratios there, as an SVG")

@@ -130,7 +130,7 @@ def table(found: Found) -> Iterator[str]:
         tried = [[v for v in by_way.get(way, ()) if v is not None] for way in ways]
         cells = [cell(summary(values), len(values)) for values in tried]
         yield f"| {figure.label} | {figure.unit} | {' | '.join(cells)} | |"
-        if not by_way.get(BASE):
+        if not any(by_way.get(base) for base in BASES):
             continue
         compared = [ratios(found, name, way) for way in ways]
         cells = [
@@ -170,7 +170,7 @@ def picture(found: Found) -> str:
             way: ratios(found, name, way) for way in ways if any(found.values[name].get(way, ()))
         }
         for name in found.values
-        if found.values[name].get(BASE)
+        if any(found.values[name].get(base) for base in BASES)
     }
     all_ratios = [n for lane in shown.values() for one in lane.values() for n in one.numbers]
     low = max(-6, math.floor(math.log2(min([0.5, *all_ratios]))))

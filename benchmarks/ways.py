@@ -173,7 +173,9 @@ def in_a_debian(program: str) -> Way:
 
     def way(job: Job, host: str) -> Command:
         words, variables = start(job, host)
-        return words, {**variables, "PATH": "/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        variables["PATH"] = "/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        variables["NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE"] = "1"  # its word for hosts on one machine
+        return words, variables
 
     return way
 
