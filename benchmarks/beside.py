@@ -8,10 +8,10 @@ Each round tries all ways once, in an order that moves on by one from round to r
 machine whose speed drifts favours none; ratios are those of the same round. Prints a table, and
 writes what was found to runs/beside.json (--write) and a picture of the ratios (--picture).
 
-Needs Linux, root (or user namespaces), iproute2, torch, the launcher, and what `make bench`
-installs for the others; a way that is not installed is left out, with a line. The benchmark runs
-itself again in namespaces, with a network and process ids of its own: no port is taken, and
-nothing is left behind whatever ends it.
+Needs Linux, root (or user namespaces), iproute2, util-linux, torch, the launcher, and what `make
+bench` installs for the others; a way that is not installed is left out, with a line. The benchmark
+runs itself again in namespaces, with a network and process ids of its own: no port is taken, and
+no process is left behind whatever ends it.
 
 What is measured:
 
@@ -38,6 +38,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 import figures
 import psutil
@@ -229,7 +230,7 @@ def memory_of_all() -> float:
 
 def measured(way: str, figure: str, wanted: list[str], patience: float) -> dict[str, Value]:
     """Run one job; return the figures that it yields."""
-    with tempfile.TemporaryDirectory(prefix="beside-") as name:
+    with tempfile.TemporaryDirectory() as name:
         try:
             with Running(way, figure, Path(name), patience) as running:
                 if figure == "restart":
@@ -330,13 +331,22 @@ def main() -> None:
     print("\n".join((*found.about, "", *figures.table(found))))
 
 
-def in_namespaces() -> None:
-    """Run this again as process 1 of a network and of process ids of its own; no return."""
-    unshare = ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
+def in_namespaces() -> NoReturn:
+    """Run this again as process 1 of a network and of process ids of its own; no return.
+
+    unshare ignores SIGTERM and SIGINT, but takes all with it when it is killed: as it is when this
+    process ends, in whatever way.
+    """
+    unshare = ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child"]
+    unshare += ["--net", "--pid", "--mount-proc"]
     if os.geteuid() != 0:
         unshare += ["--user", "--map-root-user"]
     up = ["sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable]
-    os.execvp("unshare", [*unshare, *up, *sys.argv, "--in-namespaces"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="beside-") as folder:
+        again = [*unshare, *up, *sys.argv, "--in-namespaces"]
+        done = subprocess.run(again, env={**os.environ, "TMPDIR": folder})
+    sys.exit(done.returncode)
 
 
 if __name__ == "__main__":

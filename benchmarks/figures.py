@@ -144,27 +144,36 @@ def table(found: Found) -> Iterator[str]:
 # The picture.
 
 WIDTH, LEFT, RIGHT, LINE, GAP, TOP = 960, 300, 880, 13, 12, 96
-# In the order of the ways, for light and for dark: the last two, which are ours, are blue.
-LIGHT = ("#8c959f", "#bf8700", "#8250df", "#4ac26b", "#1a7f37", "#54aeff", "#0550ae")
-DARK = ("#9198a1", "#d29922", "#ab7df8", "#56d364", "#2ea043", "#79c0ff", "#1f6feb")
+# For a light page and for a dark one; ours are blue.
+HUES = {
+    "notebook": ("#8c959f", "#9198a1"),
+    "toolkit": ("#bf8700", "#d29922"),
+    "accelerate": ("#8250df", "#ab7df8"),
+    "ft_launcher 0.4": ("#4ac26b", "#56d364"),
+    "ft_launcher 0.7": ("#1a7f37", "#2ea043"),
+    "sm-launch": ("#54aeff", "#79c0ff"),
+    "sm-launch warm": ("#0550ae", "#1f6feb"),
+}
 
 
-def style(ways: int) -> str:
+def style(ways: Sequence[str]) -> str:
     """Return the colours, of which a reader's browser takes those for light or for dark."""
 
-    def colours(text: str, page: str, rule: str, hues: Sequence[str]) -> str:
-        one = [f".w{way}{{fill:{hues[way % len(hues)]}}}" for way in range(ways)]
-        one += [f".l{way}{{stroke:{hues[way % len(hues)]}}}" for way in range(ways)]
+    def colours(text: str, page: str, rule: str, which: int) -> str:
+        hues = [HUES[way][which] for way in ways]
+        one = [
+            f".w{place}{{fill:{hue}}}.l{place}{{stroke:{hue}}}" for place, hue in enumerate(hues)
+        ]
         return f"text{{fill:{text}}}.page{{fill:{page}}}.rule{{stroke:{rule}}}{''.join(one)}"
 
-    light = colours("#1f2328", "#ffffff", "#d1d9e0", LIGHT)
-    dark = colours("#f0f6fc", "#0d1117", "#3d444d", DARK)
+    light = colours("#1f2328", "#ffffff", "#d1d9e0", 0)
+    dark = colours("#f0f6fc", "#0d1117", "#3d444d", 1)
     return f"{light}@media (prefers-color-scheme:dark){{{dark}}}"
 
 
 def picture(found: Found) -> str:
     """Return an SVG of all ratios to torchrun: bars from 1 to the median, lines for the spread."""
-    ways = [way for way in found.ways if way not in BASES]
+    ways = [way for way in HUES if way in found.ways]
     shown = {
         name: {
             way: ratios(found, name, way) for way in ways if any(found.values[name].get(way, ()))
@@ -188,7 +197,7 @@ def picture(found: Found) -> str:
         f'height="{height}" font-family="-apple-system, \'Segoe UI\', Helvetica, Arial, '
         '\'DejaVu Sans\', sans-serif" font-size="13">',
         "<title>Launchers compared with plain torchrun, as ratios: left of 1 is less</title>",
-        f"<style>{style(len(ways))}</style>",
+        f"<style>{style(ways)}</style>",
         f'<rect class="page" width="{WIDTH}" height="{height}"/>',
         '<text x="20" y="28" font-size="16" font-weight="bold">Compared with plain torchrun: '
         "left of 1 is less time, CPU or memory</text>",
