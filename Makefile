@@ -14,7 +14,7 @@ TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
 .PHONY: failure demo bundle image docs dist check test test-fast test-systems test-compat \
-	test-frameworks test-pages matrix simulate bench clean
+	test-frameworks test-pages matrix simulate bench nvrx clean
 
 SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
 	$(shell find launcher launcher_tools smddp -name "*.py")
@@ -102,12 +102,24 @@ test-fast: $(PYTEST)
 # Two versions of SageMaker's Python SDK, which cannot share an environment.
 SDK_V2 := .venv-sdk-v2/sagemaker-2.257.7
 SDK_V3 := .venv-sdk-v3/sagemaker-train-1.27.0
+# What `make bench` compares with, beside what $(VENV) has; with the torch of that.
+ACCELERATE := .venv-accelerate/accelerate-1.15.0
+NVRX := .venv-nvrx/nvidia-resiliency-ext-0.4.1
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 
-$(SDK_V2) $(SDK_V3):
+$(ACCELERATE) $(NVRX): | $(TORCHRUN)
+$(SDK_V2) $(SDK_V3) $(ACCELERATE) $(NVRX):
 	@echo "installing $(@F) into $(@D), which can take minutes ..."
 	@$(PYTHON) -m venv --clear $(@D)
+	@$(if $(filter $@,$(ACCELERATE) $(NVRX)),$(BIN)/python -c '$(SITE)' \
+		> "$$($(@D)/bin/python -c '$(SITE)')/torch.pth")
 	@$(@D)/bin/pip install --quiet "$$(echo $(@F) | sed 's/-\([0-9.]*\)$$/==\1/')"
 	@touch $@
+
+# A newer one, which `make bench` takes in if it is there. It wants a newer Debian: root, debootstrap,
+# some minutes and 5 GB.
+nvrx:
+	sh benchmarks/nvrx.sh .venv-nvrx-0.7 "$(firstword $(TORCH))" 0.7.0
 
 # The slow cases, above all of the systems in docs/training.md; and the tests of a whole launcher, of
 # the one file.
@@ -154,16 +166,17 @@ simulate: $(PYTEST)
 	PYTHONPATH=tests $(BIN)/python -m simulation --jobs $(JOBS) --seed $(SEED) \
 		$(if $(PLAN),--replay "$(PLAN)") $(if $(MISTAKES),--mistakes)
 
-# What the launcher costs over plain torchrun, what looks at ranks and the channel between hosts do,
-# how fast the reference training is, and what memory model parallelism saves: 20 minutes.
-bench: $(TORCHRUN)
+# What the launcher itself costs, what it does beside torchrun and others, what looks at ranks and the
+# channel between hosts do, how fast the reference training is, and what memory model parallelism
+# saves: an hour and a half.
+bench: $(TORCHRUN) $(PYTEST) $(ACCELERATE) $(NVRX)
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/restart.py
+	$(BIN)/python benchmarks/beside.py --picture docs/beside-torchrun.svg
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .venv-sdk-v2 .venv-sdk-v3 .engine build \
-		dist runs site *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .venv-sdk-v2 .venv-sdk-v3 .venv-accelerate \
+		.venv-nvrx .venv-nvrx-0.7 .engine build dist runs site *.egg-info

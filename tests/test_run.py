@@ -559,11 +559,11 @@ def test_a_line_of_the_log_is_one_write():
 
 
 @pytest.mark.more
-def test_the_benchmark_still_runs():
+def test_the_benchmark_of_its_own_cost_still_runs():
     argv = [sys.executable, str(REPO / "benchmarks" / "overhead.py"), "--pairs", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n|") == 12  # ten figures below the head
+    assert done.stdout.count("\n|") == 8  # six figures below the head
 
 
 def test_an_earlier_runs_failure_file_stays_behind_a_success(start, script, tmp_path):
