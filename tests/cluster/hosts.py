@@ -20,7 +20,7 @@ from conftest import REPO, poll
 
 from cluster.engine import LABEL
 
-CONTAINERS = (pytest.mark.torch,)
+CONTAINERS = (pytest.mark.containers, pytest.mark.torch)
 # Seconds that bounds have on top where other tests run beside these, as in `make test`: they are
 # held where none do, as in `make matrix`.
 SLACK = 20 if "PYTEST_XDIST_WORKER" in os.environ else 0
