@@ -21,7 +21,7 @@ from conftest import REPO, poll
 from cluster.engine import LABEL
 
 CONTAINERS = (pytest.mark.containers, pytest.mark.torch)
-# Seconds that bounds have on top where other tests run beside these, as in `make test`: they are
+# Seconds that bounds have on top where others run beside these, as in `make test-containers`: they are
 # held where none do, as in `make matrix`.
 SLACK = 20 if "PYTEST_XDIST_WORKER" in os.environ else 0
 # How a container comes to run a script.
