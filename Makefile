@@ -131,8 +131,8 @@ test-compat:
 	$(MAKE) test VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
 	$(MAKE) test VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-# Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
-# results. torch.compile needs a C++ compiler.
+# Lightning, Hugging Face's, DeepSpeed, hydra and others: the same results as under torchrun, causes,
+# stops and restarts. torch.compile needs a C++ compiler.
 FRAMEWORKS := .venv-frameworks
 test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/bin/sm-launch $(FRAMEWORKS)/bin/torchrun VENV=$(FRAMEWORKS)

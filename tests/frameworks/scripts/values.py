@@ -1,7 +1,7 @@
 """What the scripts of this folder share: how they say what they computed, stop and fail.
 
-Their second argument is what is to happen: `stop`, where they have set what makes them save, `unset`,
-where they have not, or `fail`.
+Their second argument is what is to happen: `stop`, where they have set what makes them save,
+`unset`, where they have not, or `fail`.
 """
 
 import json
