@@ -13,8 +13,8 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: failure demo bundle image docs dist check test test-fast test-systems test-compat \
-	test-frameworks test-pages matrix simulate bench nvrx clean
+.PHONY: failure demo bundle image docs dist check test test-fast test-containers test-systems \
+	test-compat test-frameworks test-pages matrix simulate bench nvrx clean
 
 SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
 	$(shell find launcher launcher_tools smddp -name "*.py")
@@ -23,6 +23,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py)
 LAUNCHER := $(BIN)/sm-launch
 TORCHRUN := $(BIN)/torchrun
 PYTEST := $(BIN)/pytest
+MKDOCS := $(BIN)/mkdocs
 
 $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
@@ -42,8 +43,12 @@ $(TORCHRUN): setup.cfg | $(LAUNCHER)
 	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") "$(NAME)[train]"
 	@touch $@
 
-$(PYTEST): setup.cfg | $(LAUNCHER)
-	$(BIN)/pip install --quiet "$(NAME)[test,check,docs]"
+$(PYTEST): setup.cfg | $(LAUNCHER) $(MKDOCS)
+	$(BIN)/pip install --quiet "$(NAME)[test,check]"
+	@touch $@
+
+$(MKDOCS): docs/requirements.txt | $(BIN)/pip
+	$(BIN)/pip install --quiet --requirement docs/requirements.txt
 	@touch $@
 
 # A job of which one rank fails, on one host; README.md shows what it prints. It should exit with 1.
@@ -70,9 +75,9 @@ image:
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
 # The tables of docs/options.md, from the code, and the pages as a site, in site/.
-docs: $(PYTEST)
-	$(BIN)/python docs/tables.py
-	$(BIN)/mkdocs build --strict
+docs: $(MKDOCS)
+	PYTHONPATH=. $(BIN)/python docs/tables.py
+	$(MKDOCS) build --strict
 	@echo "the site is in site/: open site/index.html"
 
 # What a release consists of, made anew.
@@ -97,7 +102,7 @@ test: needs-test $(TORCHRUN) $(PYTEST)
 
 # Without the simulator, which `make simulate` runs, too.
 test-fast: $(PYTEST)
-	$(PYTEST) -m "not torch and not more and not systems" --ignore tests/simulation
+	$(PYTEST) -m "not torch and not more and not systems and not containers" --ignore tests/simulation
 
 # Two versions of SageMaker's Python SDK, which cannot share an environment.
 SDK_V2 := .venv-sdk-v2/sagemaker-2.257.7
@@ -121,6 +126,10 @@ $(SDK_V2) $(SDK_V3) $(ACCELERATE) $(NVRX):
 nvrx:
 	sh benchmarks/nvrx.sh .venv-nvrx-0.7 "$(firstword $(TORCH))" 0.7.0
 
+# On real containers, and on hosts in network namespaces.
+test-containers: needs-test-containers $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
+	$(PYTEST) -n 4 --dist loadgroup -m "containers and not more"
+
 # The slow cases, above all of the systems in docs/training.md; and the tests of a whole launcher, of
 # the one file.
 test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3) bundle
@@ -129,18 +138,13 @@ test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3) bundl
 		tests/test_local.py tests/test_restarts.py tests/test_run.py tests/test_stops.py \
 		tests/test_two_hosts.py
 
-# The tests without containers, with the oldest torch that the launcher supports and the newest that
-# installs.
+# `make test` with the oldest torch that the launcher supports, and with the newest that installs.
 test-compat:
-	$(MAKE) test-without-containers \
-		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
-	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
+	$(MAKE) test VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
+	$(MAKE) test VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-test-without-containers: $(TORCHRUN) $(PYTEST)
-	$(PYTEST) --ignore tests/cluster
-
-# Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
-# results. torch.compile needs a C++ compiler.
+# Lightning, Hugging Face's, DeepSpeed, hydra and others: the same results as under torchrun, causes,
+# stops and restarts. torch.compile needs a C++ compiler.
 FRAMEWORKS := .venv-frameworks
 test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/bin/sm-launch $(FRAMEWORKS)/bin/torchrun VENV=$(FRAMEWORKS)

@@ -16,7 +16,7 @@ from launcher.peers import state as of_peers
 from launcher.peers.events import Lost
 from launcher.peers.messages import Failed, Restart, Start, Stop
 from launcher.result.causes import Failure, of_hang
-from launcher.run.events import Actions, RankRuns, RanksStarted, Report
+from launcher.run.events import Actions, RankRuns, Reply, Report, StartRequested
 from launcher.run.ranks import Rank
 from launcher.run.state import Done, Ending, Failing, Running, State, Why
 from launcher.text.words import shortened, signal_name
@@ -30,7 +30,7 @@ EVENTS: Mapping[str, str] = {
     "began": "the launcher has begun; `job` is the job's name",
     "joined": "all hosts have joined",
     "attempt": "an attempt begins: on all hosts at the same time, but for the network's delay",
-    "started": "torchrun has started a rank's process",
+    "started": "torchrun may start a rank's process",
     "runs": "a rank's script is about to run",
     "failed": "a rank, or the host if `rank` is null, has failed with `cause` and `exit_code`;"
     " a hang that ends the job fails the rank that the others wait for",
@@ -102,9 +102,9 @@ def of_run(before: State, event: Any, after: State, actions: Actions, now: float
     if isinstance(event, Start) and after.attempt != before.attempt:
         names = ["attempt"] if before.attempt else ["joined", "attempt"]
         notes += [note._replace(event=name) for name in names]
-    elif isinstance(event, RanksStarted):
-        notes += [note._replace(event="started", rank=rank) for _, rank, _ in event.ranks]
-    elif isinstance(event, RankRuns):
+    elif isinstance(event, StartRequested) and Reply() in actions:
+        notes += [note._replace(event="started", rank=rank) for rank, _ in event.ranks]
+    elif isinstance(event, RankRuns) and event.pid in after.ranks:
         notes.append(note._replace(event="runs", rank=event.rank))
     for action in actions:
         if isinstance(action, Report) and isinstance(action.message, Failed):
@@ -182,11 +182,11 @@ def of_hosts(
     before: Any, event: Any, after: Any, host: str, now: float, began: float
 ) -> list[Note]:
     """Return what a step of the coordinator decides: stalls as the log has them, lost hosts."""
-    if not isinstance(after, of_peers.State):
+    if not isinstance(after, of_peers.JobState):
         return []  # a member's
     note = Note(round(now - began, 3), host, after.attempt)
     notes: list[Note] = []
-    if isinstance(event, Lost) and not isinstance(before.phase, of_peers.Ended):
+    if isinstance(event, Lost) and not isinstance(before.phase, of_peers.JobEnded):
         notes.append(note._replace(event="lost", host=event.host, cause=event.why))
     if after.attempt != before.attempt or after.watch is before.watch:
         return notes
@@ -211,7 +211,7 @@ def of_hosts(
     return notes
 
 
-def _waiting(watch: judge.State) -> Mapping[int, float]:
+def _waiting(watch: judge.Stalls) -> Mapping[int, float]:
     """Return since when ranks wait; of two stalls of a rank that the log has, the later counts."""
     found: dict[int, float] = {}
     for stall in watch.stalls:
