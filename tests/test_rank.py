@@ -236,6 +236,22 @@ def test_the_first_process_ends_as_the_rank_does_that_did_not_come_to_be(script,
     assert ours == (-signal.SIGKILL, "", "")
 
 
+def test_a_rank_that_dies_as_the_launcher_hears_of_it_is_the_launchers_to_reap(script, tmp_path):
+    """Which waits for its end, and nobody else's."""
+    script("print(1)")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os; os.write = lambda *what: os.kill(os.getpid(), 9)\n"
+    )
+    reaps = (
+        "import ctypes, os, subprocess, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
+        "first = subprocess.Popen(sys.argv[1:]); print([os.wait()[1] for _ in range(2)])"
+    )
+    with told_by_a_rank(os.environ["TMPDIR"], lets_go=False) as told:
+        env = {**RANK_0, "PYTHONPATH": str(tmp_path)}
+        ours = both("script.py", env=env, runs=[sys.executable, "-c", reaps])[1]
+    assert ours == (0, "[9, 9]\n", "") and len(told) == 1
+
+
 def test_threads_that_were_there_before_the_script_are_there_in_the_rank(script, tmp_path):
     """Of a profiler's sitecustomize: a fork has none of them."""
     script("import os, threading; print(threading.active_count(), 'LAUNCHER_FORKED' in os.environ)")

@@ -155,8 +155,10 @@ def _forked() -> tuple[int, int]:
 
 
 def _end_as(pid: int) -> None:
-    """End as a child has."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """End as a child has; the launcher, which may know that, reaps it."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no other
             signal.signal(-code, signal.SIG_DFL)
