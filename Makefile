@@ -13,8 +13,8 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: failure demo bundle image docs dist check test test-fast test-systems test-compat \
-	test-frameworks matrix simulate bench clean
+.PHONY: failure demo bundle image docs dist check test test-fast test-containers test-systems \
+	test-compat test-frameworks test-pages matrix simulate bench nvrx clean
 
 SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
 	$(shell find launcher launcher_tools smddp -name "*.py")
@@ -23,6 +23,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' launcher/__init__.py)
 LAUNCHER := $(BIN)/sm-launch
 TORCHRUN := $(BIN)/torchrun
 PYTEST := $(BIN)/pytest
+MKDOCS := $(BIN)/mkdocs
 
 $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
@@ -42,8 +43,12 @@ $(TORCHRUN): setup.cfg | $(LAUNCHER)
 	$(BIN)/pip install --quiet $(foreach word,$(TORCH),"$(word)") "$(NAME)[train]"
 	@touch $@
 
-$(PYTEST): setup.cfg | $(LAUNCHER)
-	$(BIN)/pip install --quiet "$(NAME)[test,check,docs]"
+$(PYTEST): setup.cfg | $(LAUNCHER) $(MKDOCS)
+	$(BIN)/pip install --quiet "$(NAME)[test,check]"
+	@touch $@
+
+$(MKDOCS): docs/requirements.txt | $(BIN)/pip
+	$(BIN)/pip install --quiet --requirement docs/requirements.txt
 	@touch $@
 
 # A job of which one rank fails, on one host; README.md shows what it prints. It should exit with 1.
@@ -70,9 +75,9 @@ image:
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
 # The tables of docs/options.md, from the code, and the pages as a site, in site/.
-docs: $(PYTEST)
-	$(BIN)/python docs/tables.py
-	$(BIN)/mkdocs build --strict
+docs: $(MKDOCS)
+	PYTHONPATH=. $(BIN)/python docs/tables.py
+	$(MKDOCS) build --strict
 	@echo "the site is in site/: open site/index.html"
 
 # What a release consists of, made anew.
@@ -97,17 +102,33 @@ test: needs-test $(TORCHRUN) $(PYTEST)
 
 # Without the simulator, which `make simulate` runs, too.
 test-fast: $(PYTEST)
-	$(PYTEST) -m "not torch and not more and not systems" --ignore tests/simulation
+	$(PYTEST) -m "not torch and not more and not systems and not containers" --ignore tests/simulation
 
 # Two versions of SageMaker's Python SDK, which cannot share an environment.
 SDK_V2 := .venv-sdk-v2/sagemaker-2.257.7
 SDK_V3 := .venv-sdk-v3/sagemaker-train-1.27.0
+# What `make bench` compares with, beside what $(VENV) has; with the torch of that.
+ACCELERATE := .venv-accelerate/accelerate-1.15.0
+NVRX := .venv-nvrx/nvidia-resiliency-ext-0.4.1
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 
-$(SDK_V2) $(SDK_V3):
+$(ACCELERATE) $(NVRX): | $(TORCHRUN)
+$(SDK_V2) $(SDK_V3) $(ACCELERATE) $(NVRX):
 	@echo "installing $(@F) into $(@D), which can take minutes ..."
 	@$(PYTHON) -m venv --clear $(@D)
+	@$(if $(filter $@,$(ACCELERATE) $(NVRX)),$(BIN)/python -c '$(SITE)' \
+		> "$$($(@D)/bin/python -c '$(SITE)')/torch.pth")
 	@$(@D)/bin/pip install --quiet "$$(echo $(@F) | sed 's/-\([0-9.]*\)$$/==\1/')"
 	@touch $@
+
+# A newer one, which `make bench` takes in if it is there. It wants a newer Debian: root, debootstrap,
+# some minutes and 5 GB.
+nvrx:
+	sh benchmarks/nvrx.sh .venv-nvrx-0.7 "$(firstword $(TORCH))" 0.7.0
+
+# On real containers, and on hosts in network namespaces.
+test-containers: needs-test-containers $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
+	$(PYTEST) -n 4 --dist loadgroup -m "containers and not more"
 
 # The slow cases, above all of the systems in docs/training.md; and the tests of a whole launcher, of
 # the one file.
@@ -117,23 +138,23 @@ test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3) bundl
 		tests/test_local.py tests/test_restarts.py tests/test_run.py tests/test_stops.py \
 		tests/test_two_hosts.py
 
-# The tests without containers, with the oldest torch that the launcher supports and the newest that
-# installs.
+# `make test` with the oldest torch that the launcher supports, and with the newest that installs.
 test-compat:
-	$(MAKE) test-without-containers \
-		VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
-	$(MAKE) test-without-containers VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
+	$(MAKE) test VENV=.venv-oldest PYTHON=$(PYTHON_OLDEST) TORCH="torch===2.4.0 torchvision==0.19.0"
+	$(MAKE) test VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
-test-without-containers: $(TORCHRUN) $(PYTEST)
-	$(PYTEST) --ignore tests/cluster
-
-# Lightning, Hugging Face's, hydra and others under the launcher and under torchrun, with the same
-# results. torch.compile needs a C++ compiler.
+# Lightning, Hugging Face's, DeepSpeed, hydra and others: the same results as under torchrun, causes,
+# stops and restarts. torch.compile needs a C++ compiler.
 FRAMEWORKS := .venv-frameworks
 test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/bin/sm-launch $(FRAMEWORKS)/bin/torchrun VENV=$(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/pip install --quiet "$(NAME)[frameworks]"
 	$(FRAMEWORKS)/bin/pytest tests/frameworks
+
+# The page of `sm-launch timeline`, in a browser: Chromium, or Chrome, of this machine.
+test-pages: needs-test-pages $(PYTEST)
+	$(BIN)/pip install --quiet "$(NAME)[pages]"
+	$(PYTEST) tests/browser
 
 # Jobs broken in every way, and how long their hosts took to end (docs/hosts.md), with the bounds
 # of seconds that `make test` is not held to; and the other cases that it leaves out. MATRIX_OF=
@@ -149,16 +170,17 @@ simulate: $(PYTEST)
 	PYTHONPATH=tests $(BIN)/python -m simulation --jobs $(JOBS) --seed $(SEED) \
 		$(if $(PLAN),--replay "$(PLAN)") $(if $(MISTAKES),--mistakes)
 
-# What the launcher costs over plain torchrun, what looks at ranks and the channel between hosts do,
-# how fast the reference training is, and what memory model parallelism saves: 20 minutes.
-bench: $(TORCHRUN)
+# What the launcher itself costs, what it does beside torchrun and others, what looks at ranks and the
+# channel between hosts do, how fast the reference training is, and what memory model parallelism
+# saves: an hour and a half.
+bench: $(TORCHRUN) $(PYTEST) $(ACCELERATE) $(NVRX)
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/restart.py
+	$(BIN)/python benchmarks/beside.py --picture docs/beside-torchrun.svg
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .venv-sdk-v2 .venv-sdk-v3 .engine build \
-		dist runs site *.egg-info
+	rm -rf .venv .venv-oldest .venv-newest .venv-frameworks .venv-sdk-v2 .venv-sdk-v3 .venv-accelerate \
+		.venv-nvrx .venv-nvrx-0.7 .engine build dist runs site *.egg-info

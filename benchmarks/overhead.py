@@ -1,11 +1,10 @@
-"""What the launcher costs over the same torchrun command run by hand.
+"""What the launcher itself costs: its own CPU time and peak memory, installed and as one file.
 
     python benchmarks/overhead.py [--pairs 9]
 
-Prints a table of the launcher's own CPU time and peak memory, installed and as one file (`make
-bundle`), and of the time from launch to the end of a first all-reduce of two ranks, launcher and
-bare torchrun taken in turn so that a machine whose speed drifts does not favour either. Needs torch
-and the launcher installed.
+Prints a table of them, for a job of two ranks that do an all-reduce; both (`make bundle`) in turn
+so that a machine whose speed drifts does not favour either. How soon ranks start, and how that
+compares with torchrun, is in beside.py. Needs torch and the launcher installed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,10 @@ from pathlib import Path
 
 BUILD = Path(__file__).resolve().parent.parent / "bundle" / "build.py"
 ALL_REDUCE = """
-import os, sys, time
+import os
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 0:
-    with open(sys.argv[1], "w") as file:
-        print(time.time(), file=file)
 os._exit(0)  # the end is not what is measured, and torch 2.4 can deadlock in it
 """
 
@@ -48,13 +44,12 @@ def cpu_of_python(environment: dict[str, str]) -> float:
     return cpu
 
 
-def run(argv: list[str], environment: dict[str, str], stamp: Path) -> dict[str, float]:
-    """Run a command to its end; return seconds to the all-reduce, its own CPU s and peak MiB.
+def run(argv: list[str], environment: dict[str, str]) -> dict[str, float]:
+    """Run a command to its end; return its own CPU s and peak MiB.
 
     "Own" leaves out its children: CPU is read when it has ended but is not reaped, memory while
     it runs (VmHWM).
     """
-    start = time.time()
     process = subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL)
     proc = Path("/proc", str(process.pid))
     peak = 0
@@ -67,7 +62,7 @@ def run(argv: list[str], environment: dict[str, str], stamp: Path) -> dict[str, 
     cpu = cpu_of(process.pid)
     if process.wait() != 0:
         sys.exit(f"{shlex.join(argv)} failed with {process.returncode}")
-    return {"reduced": float(stamp.read_text()) - start, "cpu": cpu, "peak": peak / 1024}
+    return {"cpu": cpu, "peak": peak / 1024}
 
 
 def main() -> None:
@@ -76,34 +71,28 @@ def main() -> None:
     pairs = parser.parse_args().pairs
 
     with tempfile.TemporaryDirectory() as folder:
-        script, stamp = Path(folder, "reduce.py"), Path(folder, "stamp")
+        script = Path(folder, "reduce.py")
         script.write_text(ALL_REDUCE)
         environment = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("SM_", "PET_", "LAUNCHER_", "SAGEMAKER_"))
         }
-        environment["OMP_NUM_THREADS"] = "1"  # on both sides
+        environment["OMP_NUM_THREADS"] = "1"
         environment["TMPDIR"] = folder  # torchrun leaves its log folders behind
         one_file = Path(folder, "launcher.py")
         subprocess.run([sys.executable, BUILD, one_file], check=True)
-        words = ["--launcher-nproc-per-node", "2", "--train-script", str(script), str(stamp)]
+        words = ["--launcher-nproc-per-node", "2", "--train-script", str(script)]
         launcher = [sys.executable, "-m", "launcher", *words]
         bundled = [sys.executable, str(one_file), *words]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        torchrun += ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-        torchrun += ["--rdzv-id", "bench", "--rdzv-conf", "is_host=1", "--local-addr", "localhost"]
-        torchrun += ["--max-restarts", "0", "--", str(script), str(stamp)]
-        for command in (launcher, bundled, torchrun):  # once for the page cache
-            run(command, environment, stamp)
-        ours, files, theirs, python = [], [], [], []
+        for command in (launcher, bundled):  # once for the page cache
+            run(command, environment)
+        ours, files, python = [], [], []
         for _ in range(pairs):
-            ours.append(run(launcher, environment, stamp))
-            files.append(run(bundled, environment, stamp))
-            theirs.append(run(torchrun, environment, stamp))
+            ours.append(run(launcher, environment))
+            files.append(run(bundled, environment))
             python.append(cpu_of_python(environment))
 
-    ratios = [a["reduced"] / b["reduced"] for a, b in zip(ours, theirs)]
     more = [1000 * (a["cpu"] - b["cpu"]) for a, b in zip(files, ours)]
     rows = [
         ("launcher's own CPU time", "ms", [1000 * a["cpu"] for a in ours], "100"),
@@ -112,10 +101,6 @@ def main() -> None:
         ("one file: its own CPU time", "ms", [1000 * a["cpu"] for a in files], "150"),
         ("of that, over the installed one, pair by pair", "ms", more, ""),
         ("one file: its own peak memory", "MiB", [a["peak"] for a in files], "30"),
-        ("launch to first all-reduce, launcher", "s", [a["reduced"] for a in ours], ""),
-        ("launch to first all-reduce, one file", "s", [a["reduced"] for a in files], ""),
-        ("launch to first all-reduce, torchrun", "s", [b["reduced"] for b in theirs], ""),
-        ("ratio of the two, pair by pair", "", ratios, "1.03"),
     ]
     from launcher.job.resources import torch_version
 

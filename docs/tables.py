@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Callable
 
 from launcher.job.help import EXIT_CODES, default_of
 from launcher.job.options import OPTIONS
 from launcher.peers import rows as rows_of_hosts
-from launcher.run import rows
+from launcher.run import history, rows
 from launcher.text.words import flag
 from launcher.transitions import Row
 
 HERE = Path(__file__).parent
-PAGES = [HERE / name for name in ("options.md", "how-it-works.md", "equality.md")]
+PAGES = [HERE / name for name in ("options.md", "how-it-works.md", "tools.md", "equality.md")]
 
 
 def table(*head: str) -> Iterator[str]:
@@ -77,12 +77,20 @@ def equality() -> str:
     return "\n".join(lines[:-1])
 
 
+def named(head: str, rows: Mapping[str, str]) -> str:
+    """Return a table of names and what they mean."""
+    lines = [f"| {code(name)} | {meaning} |" for name, meaning in rows.items()]
+    return "\n".join([*table(head, "meaning"), *lines])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
     "run": lambda: transitions(rows.ROWS),
     "coordinator": lambda: transitions(rows_of_hosts.COORDINATOR),
     "equality": equality,
+    "fields of events": lambda: named("field", history.FIELDS),
+    "events": lambda: named("event", history.EVENTS),
     "member": lambda: transitions(rows_of_hosts.MEMBER),
 }
 

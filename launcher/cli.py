@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
     # What looks at a job from beside it says nothing for the container.
-    is_beside = argv[:1] in (["doctor"], ["stacks"])
+    is_beside = argv[:1] in (["doctor"], ["stacks"], ["timeline"])
     run: Callable[[Sequence[str], Mapping[str, str], Signals], Result] = _launch
     if argv[:1] == ["init"]:
         argv = argv[1:]
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             from launcher.container import init  # which a job does not need
 
             run = init.run
-    elif argv[:1] in (["local"], ["doctor"], ["stacks"]):
+    elif argv[:1] in (["local"], ["doctor"], ["stacks"], ["timeline"]):
         argv, run = argv[1:], functools.partial(_run_tool, argv[0])
     if run is _launch and arguments.wants_help(argv):
         from launcher.job.help import help_text  # which a job does not need
@@ -126,10 +126,10 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
     # After a stop nothing will be started of what was planned, perhaps without devices.
     if not signals.stop():
         if isinstance(plan, LaunchPlan):
-            for line in plan.lines():
+            for line in job.lines():
                 log(line)
             if job.options.dry_run:
-                show(command(plan))
+                show(command(plan, job.options.folder))
                 return SUCCESS
         elif not job.has_peers:
             raise plan

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from launcher.errors import LaunchError
 from launcher.host.child import Child
 from launcher.job import arguments, hyperparameters, resources, toolkit
-from launcher.job.job import Cluster, LaunchPlan
+from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
 from launcher.job.plan import AGENT
 from launcher.job.prepare import prepare
@@ -221,6 +221,7 @@ def plan(job: PlannedJob, refused: str) -> Iterator[ReportLine]:
         to_do = f"correct {flag('torchrun_args')}"
         yield problem("job", f"torchrun would fail: {refused}", to_do)
     else:
-        summary = " ".join(job.plan.summary()).rstrip(".") if job.plan else ""
+        lines = Job(job.cluster, job.options, job.plan).summary() if job.plan else ()
+        summary = " ".join(lines).rstrip(".")
         alone = "" if job.names_script else "no script is named, so only this host was checked; "
         yield ok("job", alone + summary)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import resources
-from launcher.job.options import HOST_ADDRESSES
+from launcher.job.options import EVENTS_DIR, HOST_ADDRESSES
 from launcher.result.causes import SUCCESS, Result, exit_code_of, of_error, stopped
 from launcher.text.log import log, show
 from launcher.text.words import join_and_count, plural, printable, short, signal_name
-from launcher_tools import local_options, local_setup
+from launcher_tools import local_options, local_setup, timeline
 from launcher_tools.local_hosts import Host, Loop
 from launcher_tools.local_options import Choices
 from launcher_tools.local_output import Output, Printer
@@ -66,6 +66,7 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
         base_dir = os.path.join(run_dir, host)
         variables = local_setup.environment(environ, base_dir, job_name, share, ports)
         variables[HOST_ADDRESSES] = json.dumps(addresses)
+        variables[EVENTS_DIR] = os.path.abspath(run_dir)
         hosts.append(Host(number, share.cpus, base_dir, variables))
     words = [*chosen.launcher_words, *(chosen.script_args if refused else ())]
     if chosen.doctor:
@@ -157,6 +158,7 @@ def _end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bo
         if reason:
             lines.append(f"  {os.path.join(host.name, local_setup.FAILURE)}")
             reasons.setdefault(reason, []).append(host.name)
+    lines += [f"  {line}" for line in timeline.left_in(run_dir)]
     code, how = result_of(hosts).exit_code, "succeeded"
     if code:
         word = "was stopped" if was_stopped and not reasons else "failed"

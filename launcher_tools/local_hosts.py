@@ -92,7 +92,8 @@ class Host:
         """Return a pipe to its log, as on SageMaker: a file could be emptied (`> /dev/stdout`).
 
         What reads it lives as long as somebody writes, and takes all: nobody waits for a reader of
-        our output, or needs us to live, or fails because the disk is full.
+        our output, or needs us to live, or fails because the disk is full. It is a shell's fixed
+        line, since two programs in turn read the pipe; a Python would be ten times as large.
         """
         with open(self.logs[stream], "ab") as log:
             drain = subprocess.Popen(

@@ -19,7 +19,7 @@ class End:
         self._stack = contextlib.ExitStack()
         # Only the supervisor waits for signals.
         self.system = self._stack.enter_context(System(signals=None))
-        self.channel = Channel(job, self.system, self._told)
+        self.channel = Channel(job, self.system, self._told, lambda *_: None)
         self._stack.callback(self.channel.close)
         try:
             self.channel.begin()

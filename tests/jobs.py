@@ -8,8 +8,6 @@ from typing import Any
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
 
-ENDPOINT = "algo-1:29400"
-
 
 def job_of(
     current_host: str,
@@ -25,5 +23,5 @@ def job_of(
     plan: LaunchPlan | Exception = ValueError("this host cannot start")
     if fingerprint != {}:
         agree = fingerprint or {"script": "script train.py"}
-        plan = LaunchPlan(("torchrun",), {}, cluster, "2", ENDPOINT, (), agree, runner)
+        plan = LaunchPlan(("torchrun",), {}, "2", (), agree, runner)
     return Job(cluster, Options(**options), plan)

@@ -30,20 +30,24 @@ there cc || need cc gcc libc6-dev
 python_can "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')" ||
     need "Python's headers" python3-dev
 python_can "import ensurepip, venv" || need "Python's venv" python3-venv
-# For hosts in network namespaces, which root alone can make.
-there ip || [ "$(id -u)" -ne 0 ] || need ip iproute2
 case $tests in
-test | matrix | test-systems)
+test-containers | matrix)
     # debootstrap makes a base image where none can be pulled.
     engine_can_be_started || engine_answers ||
         need "$engine" docker.io debootstrap iptables ca-certificates
+    there ip || need ip iproute2 # for hosts in network namespaces
     ;;
 esac
 case $tests in
-test | matrix | test-systems) there mpirun || need mpirun openmpi-bin ;;
-esac
-if [ "$tests" = test-systems ]; then
+test-pages)
+    there chromium-headless-shell || there chromium || there google-chrome ||
+        need "Chromium or Chrome" chromium
+    ;;
+test-containers | test-systems)
     there openssl || need openssl openssl # for the AWS of tests/aws.py
+    ;;
+esac
+if [ "$tests" = test-containers ]; then
     there docker-compose || docker compose version >/dev/null 2>&1 ||
         need "docker compose" docker-compose # for the local mode of SageMaker's SDKs
 fi
@@ -51,10 +55,6 @@ fi
 if [ $form = packages ]; then
     echo "$packages"
 elif [ -n "$missing" ]; then
-    instead=""
-    if [ "$tests" = test ] && [ "$missing" = "$engine" ]; then
-        instead="; or make test-without-containers"
-    fi
-    echo "make $tests needs $missing: apt-get install $packages (.ci/run installs it, too)$instead." >&2
+    echo "make $tests needs $missing: apt-get install $packages (.ci/run installs it, too)." >&2
     exit 1
 fi

@@ -14,7 +14,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 KINDS = ("IPv4", "IPv6 alone", "own name is 127.0.1.1", "own name has no address")
+
+
+def in_namespaces(test):
+    """Mark a test that makes namespaces."""
+    reason = "root alone can make namespaces"
+    return pytest.mark.containers(pytest.mark.skipif(os.geteuid() != 0, reason=reason)(test))
 
 
 def run(*words: str) -> None:

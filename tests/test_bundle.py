@@ -222,7 +222,9 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     host = start(*words, command=[sys.executable, "launcher.py"], **environ)
     assert host.wait() == 1, host.log()
     assert (
-        host.out.count("0o700 ['agent.py', 'describe.py', 'in_rank.py', 'rank.py', 'unseen.py']\n")
+        host.out.count(
+            "0o700 ['agent.py', 'describe.py', 'in_rank.py', 'nursery.py', 'rank.py', 'unseen.py']\n"
+        )
         == 2
     ), host.log()
     first = "localhost, rank 1 (local rank 1) failed with ValueError: loss is nan"

@@ -147,6 +147,14 @@ def planned(argv, **environ):
         flush()
 
 
+def folder_of(argv, **environ):
+    """Return where the ranks of a plan run."""
+    try:
+        return prepare(argv, {**os.environ, **environ}).options.folder
+    finally:
+        flush()
+
+
 NESTED = "remove distribution= from the estimator"
 WRONG = [
     # environment, arguments, what the one line says
@@ -501,16 +509,16 @@ def test_what_is_found_in_sagemakers_folder_for_code_runs_there(bare_image, code
     """As under `train`, if nothing of that name is in the current folder."""
     (tmp_path / "ml" / "input" / "config" / "hyperparameters.json").write_text("{}")
     for found in (["--train-script", "tools/tool.py"], ["--train-module", "pkg"]):
-        assert planned(found, **bare_image).folder == code
-    assert planned(["--train-script", f"{code}/tools/tool.py"], **bare_image).folder == code
-    assert planned(["--train-script", "script.py"], **bare_image).folder == ""  # of tmp_path
+        assert folder_of(found, **bare_image) == code
+    assert folder_of(["--train-script", f"{code}/tools/tool.py"], **bare_image) == code
+    assert folder_of(["--train-script", "script.py"], **bare_image) == ""  # of tmp_path
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__main__.py").write_text("")
-    assert planned(["--train-module", "pkg"], **bare_image).folder == ""
+    assert folder_of(["--train-module", "pkg"], **bare_image) == ""
     images = shutil.copytree(code, tmp_path / "images")
     os.remove(f"{code}/tools/tool.py")
     found = ["--train-script", "tools/tool.py", "--launcher-script-dir", str(images)]
-    assert planned(found, **bare_image).folder == ""
+    assert folder_of(found, **bare_image) == ""
 
 
 def test_pythonpath_begins_with_sagemakers_folder_for_code(bare_image, code, monkeypatch):
@@ -518,15 +526,17 @@ def test_pythonpath_begins_with_sagemakers_folder_for_code(bare_image, code, mon
     for argv in (["--train-script", "script.py"], ["--train-script", "tools/tool.py"]):
         assert planned(argv, **bare_image).environment["PYTHONPATH"] == f"{code}:{theirs}"
     monkeypatch.chdir(code)
-    plan = planned(["--train-script", "tools/tool.py", "--launcher-smddp-compat"], **bare_image)
+    argv = ["--train-script", "tools/tool.py", "--launcher-smddp-compat"]
+    plan = planned(argv, **bare_image)
     folders = plan.environment["PYTHONPATH"].split(":")
     assert folders[:-1] == [code, theirs] and folders[-1].endswith("/smddp")
-    assert plan.folder == ""
+    assert folder_of(argv, **bare_image) == ""
 
 
 def test_where_a_toolkit_has_made_the_surroundings_they_stay(bare_image, code):
-    plan = planned(["--train-script", "tools/tool.py"], **bare_image, **ALONE)
-    assert plan.folder == "" and "PYTHONPATH" not in plan.environment
+    argv = ["--train-script", "tools/tool.py"]
+    plan = planned(argv, **bare_image, **ALONE)
+    assert folder_of(argv, **bare_image, **ALONE) == "" and "PYTHONPATH" not in plan.environment
 
 
 def test_relative_paths_are_those_of_the_launchers_folder(bare_image, code, tmp_path):
@@ -630,7 +640,7 @@ def nodes_planned(argv, environ):
     plan = prepared.plan
     assert all(isinstance(word, str) for word in plan.argv)
     os.fsencode(command(plan))
-    return plan.cluster.nnodes
+    return prepared.cluster.nnodes
 
 
 def test_random_environments_and_arguments():

@@ -20,6 +20,7 @@ import pytest
 from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, poll
 from hypothesis import given
 from hypothesis import strategies as st
+from network import in_namespaces
 
 from launcher.errors import LaunchError
 from launcher.host import run_dir as job_dir
@@ -584,7 +585,7 @@ def test_a_folder_that_cannot_be_made(script, pretend_torch):
     assert "cannot make the folder /proc/run (" in done.stderr and "--run-dir" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+@in_namespaces
 def test_a_machine_with_one_loopback_address(script, pretend_torch):
     pretend_torch("2.13.0")
     only = "ip link set lo up; ip address delete 127.0.0.1/8 dev lo; "

@@ -1,16 +1,10 @@
 """Jobs on networks of all kinds: real launchers and ranks in network namespaces; needs root."""
 
 import json
-import os
-import shutil
 
 import pytest
 from conftest import LAUNCHER, more
-from network import KINDS, Network
-
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
-)
+from network import KINDS, Network, in_namespaces
 
 HOSTS = ("algo-1", "algo-2")
 ALL_REDUCE = """
@@ -26,6 +20,7 @@ dist.destroy_process_group()  # without it gloo's threads can abort a rank at it
 """
 
 
+@in_namespaces
 @pytest.mark.torch
 @pytest.mark.row
 @pytest.mark.parametrize("kind", [KINDS[1], *map(more, KINDS[2:])])

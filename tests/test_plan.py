@@ -10,7 +10,9 @@ import pytest
 from launcher import __version__
 from launcher.errors import LaunchError
 from launcher.job import arguments
-from launcher.job.job import Cluster
+from launcher.job.cluster import read_cluster
+from launcher.job.job import Cluster, Job
+from launcher.job.options import OPTIONS
 from launcher.job.plan import AGENT, RANK, at_address, command, for_attempt, make_plan
 from launcher.job.resources import Resources
 from launcher.job.torchrun import with_own_variables
@@ -39,6 +41,11 @@ def plan(*argv, cluster=TWO, resources=RESOURCES, environ=None, added=None):
     )
 
 
+def job(*argv, cluster=TWO, environ=None):
+    chosen = options(*argv, environ=environ)
+    return Job(cluster, chosen, plan(*argv, cluster=cluster, environ=environ))
+
+
 def flags(argv):
     """Return torchrun's options of a plan: {"--nnodes": "2", ...}."""
     return dict(word.split("=", 1) for word in argv[2 : argv.index("--")])
@@ -60,7 +67,7 @@ def test_several_hosts():
     }
     tail = made.argv[made.argv.index("--") :]
     assert tail == ("--", RANK, "script", "t.py", "--epochs", "3")
-    assert made.lines()[:3] == (
+    assert job("--epochs", "3").lines()[:3] == (
         f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py.",
         "algo-2 is node 1 of 2 in job job: 1 rank on CPU.",
         "algo-1, algo-2 meet at algo-1:29400, their launchers on port 29401.",
@@ -95,11 +102,11 @@ def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known()
     ],
 )
 def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
-    assert says in plan(cluster=cluster, environ=environ).lines()[1]
+    assert says in job(cluster=cluster, environ=environ).lines()[1]
 
 
 def test_a_job_without_a_channel_has_no_port_for_it():
-    assert plan("--launcher-peers", "false").lines()[2] == "algo-1, algo-2 meet at algo-1:29400."
+    assert job("--launcher-peers", "false").lines()[2] == "algo-1, algo-2 meet at algo-1:29400."
 
 
 def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
@@ -112,8 +119,9 @@ def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
         "PET_MAX_RESTARTS": "1",
         "PET_NPROC_PER_NODE": "3",
     }
-    made = plan("--launcher-smddp-compat", environ=environ)
-    last = at_address(made, "10.0.0.2", "eth7", has_name=True).lines()
+    of = job("--launcher-smddp-compat", environ=environ)
+    made = at_address(of.plan, of, "10.0.0.2", "eth7", has_name=True)
+    last = of._replace(plan=made).lines()
     assert len(last) == 6
     assert "PET_MAX_RESTARTS=1" in last[4] and "neuron_parallel_compile runs" in last[4]
     assert "is the launcher's own, an open implementation" in last[4]
@@ -163,11 +171,13 @@ def test_processes_per_host(gpus, neurons, argv, environ, nproc):
     ],
 )
 def test_processes_of_a_host_with_mig_slices(mig, argv, environ, nproc, says):
-    made = plan(*argv, cluster=ONE._replace(num_gpus=1, mig=mig), environ=environ)
+    cluster = ONE._replace(num_gpus=1, mig=mig)
+    made = plan(*argv, cluster=cluster, environ=environ)
     lines = [line for line in made.remarks if "one MIG slice at most" in line]
     assert made.nproc_per_node == nproc
     assert len(lines) == bool(says) and all(says in line for line in lines)
-    assert made.lines()[1].endswith(" on 1 MIG slice.")
+    (_, first, *_) = Job(cluster, options(*argv, environ=environ), made).lines()
+    assert first.endswith(" on 1 MIG slice.")
 
 
 @pytest.mark.parametrize(
@@ -280,6 +290,7 @@ BAD = [
     ("PET_MAX_RESTARTS", "-1"),
     ("PET_MAX_RESTARTS", "x"),
     ("PET_SHUTDOWN_TIMEOUT", "9" * 5000),
+    ("PET_SHUTDOWN_TIMEOUT", "-5"),
     ("PET_MONITOR_INTERVAL", "abc"),
     ("PET_MONITOR_INTERVAL", ""),
     ("PET_MONITOR_INTERVAL", "0"),
@@ -315,6 +326,28 @@ GOOD = [
 def test_a_variable_that_torchrun_would_refuse(variable, text):
     with pytest.raises(LaunchError, match=f"^{variable} is .{text[:9]}.*; expected .*[.]$"):
         plan(cluster=ONE, environ={variable: text})
+
+
+ABSURD = ["", " ", "-5", "0", "x", "/proc/x", "::", "=", "nan", "1e300", "[]", "\udcff", "9" * 5000]
+VARIABLES = [
+    *(f"LAUNCHER_{name.upper()}" for name in OPTIONS),
+    *(variable for variable, _ in BAD),
+    *(f"PET_{name}" for name in ("LOG_DIR", "NNODES", "NPROC_PER_NODE", "RDZV_CONF", "RDZV_ID")),
+    *("PET_MODULE", "PET_NO_PYTHON", "PET_RDZV_ENDPOINT", "PET_RUN_PATH", "OMP_NUM_THREADS"),
+    *("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "LAUNCHER_HOST_ADDRESSES"),
+]
+
+
+@pytest.mark.parametrize("variable", sorted({*VARIABLES}))
+def test_no_value_makes_the_launcher_itself_fail(variable):
+    """It is taken, or refused in one line; what torchrun alone can refuse, its agent does."""
+    for text in ABSURD:
+        environ = {variable: text}
+        try:
+            cluster = read_cluster({**environ, "SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0"})
+            assert plan(cluster=cluster._replace(job_name="job"), environ=environ)
+        except LaunchError as error:
+            assert of_error(error).exit_code == 2 and "\n" not in str(error)
 
 
 @pytest.mark.parametrize(("variable", "text"), GOOD)
@@ -439,8 +472,9 @@ FIRST = TWO._replace(current_host="algo-1", network_interface_name="")
 def test_a_host_that_the_others_reach_at_an_address(
     cluster, address, interface, has_name, endpoint, added
 ):
-    before = plan(cluster=cluster)
-    made = at_address(before, address, interface, has_name=has_name)
+    of = job(cluster=cluster)
+    before = of.plan
+    made = at_address(before, of, address, interface, has_name=has_name)
     assert made.environment == {**before.environment, **added}
     assert flags(made.argv) == {**flags(before.argv), "--rdzv-endpoint": endpoint}
     assert made.remarks[len(before.remarks) :] == (
@@ -462,7 +496,7 @@ def test_hosts_that_are_named_by_ipv6_addresses():
 
 def test_a_summary_of_many_hosts_is_short():
     hosts = tuple(sorted(f"algo-{number}" for number in range(1, 1001)))
-    lines = plan(cluster=TWO._replace(hosts=hosts)).lines()
+    lines = job(cluster=TWO._replace(hosts=hosts)).lines()
     assert "algo-103, algo-104 and 992 more meet at" in lines[2]
 
 

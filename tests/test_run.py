@@ -99,13 +99,26 @@ def test_arguments_that_torchrun_does_not_take(monkeypatch, arguments, says):
         ),
         ({"PET_NODE_RANK": "x"}, "argument --node-rank/--node_rank: invalid int value: 'x'"),
         ({"PET_MASTER_PORT": ""}, "argument --master-port/--master_port: invalid int value: ''"),
+        (
+            {"PET_LOG_DIR": "/proc/x"},
+            "FileNotFoundError: [Errno 2] No such file or directory: '/proc/x'",
+        ),
+        (
+            {"PET_RDZV_CONF": "x="},
+            "ValueError: The rendezvous configuration option 'x' must have a value specified.",
+        ),
+        ({"PET_EVENT_LOG_HANDLER": "nowhere"}, "KeyError: 'nowhere'"),
+        (
+            {"LAUNCHER_TORCHRUN_ARGS": "--tee 9"},
+            r"ValueError: 9 does not match: <^[0123]$> or <^(\d:[0123],)*(\d:[0123])$>",
+        ),
     ],
 )
 def test_what_torchrun_refuses_is_one_line_and_exit_2(start, script, environ, says):
     host = start("--train-script", script("print('ran')"), **environ)
     assert host.wait() == 2, host.log()
     assert host.failure.splitlines()[0] == f"localhost: torchrun failed: {says}"
-    assert "usage" not in host.err and host.out == ""
+    assert not re.search("usage|Traceback", host.err) and host.out == ""
 
 
 SEES = """
@@ -546,11 +559,11 @@ def test_a_line_of_the_log_is_one_write():
 
 
 @pytest.mark.more
-def test_the_benchmark_still_runs():
+def test_the_benchmark_of_its_own_cost_still_runs():
     argv = [sys.executable, str(REPO / "benchmarks" / "overhead.py"), "--pairs", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n|") == 12  # ten figures below the head
+    assert done.stdout.count("\n|") == 8  # six figures below the head
 
 
 def test_an_earlier_runs_failure_file_stays_behind_a_success(start, script, tmp_path):

@@ -14,7 +14,6 @@ from launcher.peers.messages import (
     Cleared,
     End,
     Failed,
-    NoRanksAnywhere,
     NoRanksHere,
     RanksSucceeded,
     Restart,
@@ -173,10 +172,6 @@ def test_of_a_killed_torchrun_the_reason_is_told():
     assert f"neuron_parallel_compile was killed by SIGKILL (signal 9); {oom}" in (
         host.told()[0].failure.text
     )
-
-
-def test_a_rank_that_ends_with_0_has_not_failed():
-    assert running().at(5.0, raised()).at(6.0, RankEnded(71, 0)).phase is Running
 
 
 def test_the_first_rank_that_ends_with_0_is_told_and_all_of_them_with_a_failure():
@@ -367,15 +362,6 @@ def test_a_torchrun_that_does_not_ask_is_killed():
     assert host.due(8.0).kills_torchrun and NoRanksHere(1) in host.told()
 
 
-def test_the_torchrun_that_keeps_the_store_goes_last():
-    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS._replace(keeps_store=True))
-    host.at(2.0, *(RankRuns(*rank) for rank in RANKS)).at(5.0, End(FAILED))
-    host.at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0)).at(6.1, LeftoversFound(()))
-    assert host.told() == []  # another host's torchrun may still sign in at this one's store
-    assert host.at(6.2, CloseRequested()).done == [Report(NoRanksHere(1))]
-    assert host.at(9.0, NoRanksAnywhere(1)).done == [Reply(depart=True)]
-
-
 def test_a_restart_clears_the_attempt_and_waits_for_the_word():
     host = running().at(5.0, Restart(1, "attempt 1 of 2 failed"))
     assert host.lines == ["attempt 1 of 2 failed"] and host.why is Why.RESTART
@@ -544,21 +530,9 @@ def test_its_failure_is_the_hosts():
     )
 
 
-def test_the_third_interrupt_kills_all():
-    host = running().at(5.0, Signal(2)).at(5.5, Signal(2)).at(6.0, Signal(2))
-    assert host.kills_torchrun and KillRanks((71, 72)) in host.done
-    host.at(6.1, RankEnded(71, -9), RankEnded(72, -9), TorchrunEnded(-9), ChildEnded(-9))
-    assert host.at(6.1, LeftoversFound(())).phase is Done and host.state.result == stopped(2)
-
-
 def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
     host = running().at(5.0, Signal(2)).at(5.0, Signalled({71: Disposition.IGNORES}))
     assert host.done == [SignalGroup(71, 2)]
-
-
-def test_a_stop_reaches_what_a_rank_has_started_that_dies_of_it():
-    host = running().at(5.0, Signal(TERM)).at(5.0, Signalled({71: Disposition.DEFAULT}))
-    assert SignalGroup(71, TERM) in host.at(5.1, RankEnded(71, -TERM)).done
 
 
 def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():

@@ -9,7 +9,6 @@ import os
 import random
 import resource
 import selectors
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import pytest
 from channel_end import End
 from conftest import free_port, poll
 from jobs import job_of
-from network import Network
+from network import Network, in_namespaces
 
 from launcher.peers import channel, member, messages
 from launcher.peers.connection import Connection
@@ -492,7 +491,7 @@ print(threading.active_count(), attempts(), *(end.result for end in ends))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+@in_namespaces
 def test_hosts_that_wait_say_so_whatever_dns_does():
     with Network(("one",), "IPv4") as network:
         command = [*network.on("one"), sys.executable, "-c", SLOW]

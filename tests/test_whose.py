@@ -6,6 +6,7 @@ import signal
 import psutil
 import pytest
 from conftest import LAUNCHER, ended_by, poll
+from network import in_namespaces
 
 pytestmark = pytest.mark.torch
 
@@ -97,7 +98,7 @@ exec setpriv --regid 12345 --clear-groups --bounding-set -sys_ptrace "$@"
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@in_namespaces
 def test_a_stop_where_proc_hides_the_processes_of_others(start, script):
     """As some clusters mount it. Root without these rights is as blind, but may read our files."""
     path = script("import subprocess; subprocess.Popen(['sleep', '600'])\n" + SAVES)

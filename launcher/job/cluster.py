@@ -60,10 +60,24 @@ def read_cluster(
         num_gpus=gpus,
         num_neurons=neurons,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
-        addresses=json.loads(environ.get(HOST_ADDRESSES, "{}")),
+        addresses=_addresses(environ),
         mig=mig,
         gpu_models=models,
     )
+
+
+def _addresses(environ: Mapping[str, str]) -> Mapping[str, str]:
+    text = environ.get(HOST_ADDRESSES) or "{}"
+    try:
+        addresses = json.loads(text)
+    except (ValueError, RecursionError):
+        addresses = None
+    if not isinstance(addresses, dict) or not all(isinstance(a, str) for a in addresses.values()):
+        raise LaunchError(
+            f"{HOST_ADDRESSES} is {short(text)}; expected a JSON object of hosts' addresses, "
+            "or it unset."
+        )
+    return addresses
 
 
 def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int, tuple[str, ...]]:

@@ -52,42 +52,24 @@ class LaunchPlan(NamedTuple):
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    cluster: Cluster
     nproc_per_node: str
-    rdzv_endpoint: str
     remarks: tuple[str, ...]  # lines for the log: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
-    peer_port: int = 0  # of the launchers' channel on the first host, 0 if there is none
     nursery: tuple[str, ...] = ()  # the command of what forks torchrun and ranks; (): nothing does
     program: str = ""  # the line that says which versions run which script
-    folder: str = ""  # where torchrun and the ranks run, "" for the launcher's current folder
 
-    def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan, a few lines."""
-        return (*filter(None, [self.program]), *self.summary(), *self.remarks)
 
-    def summary(self) -> tuple[str, ...]:
-        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
-        cluster, nproc = self.cluster, self.nproc_per_node
-        ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
-        devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
-        if cluster.mig:
-            devices = plural(cluster.num_gpus, "MIG slice")
-        if cluster.num_neurons and not cluster.num_gpus:
-            devices = plural(cluster.num_neurons, "Neuron core")
-        if cluster.gpu_models and cluster.num_gpus:
-            devices += f" ({' and '.join(cluster.gpu_models)})"
-        lines = [
-            f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
-            f"in job {cluster.job_name}: {ranks} on {devices}."
-        ]
-        if cluster.nnodes > 1:
-            named = some_of(cluster.hosts)
-            hosts = join_and_count(named, cluster.nnodes - len(named))
-            also = f", their launchers on port {self.peer_port}" if self.peer_port else ""
-            lines.append(f"{hosts} meet at {self.rdzv_endpoint}{also}.")
-        return tuple(lines)
+def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
+    """Return where the torchruns meet, if this word leads to the first host."""
+    if cluster.nnodes > 1:
+        return joined(host, options.rdzv_port)
+    return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
+
+
+def joined(host: str, port: int) -> str:
+    """Return a host and a port as one word, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def have_peers(cluster: Cluster, options: Options) -> bool:
@@ -137,8 +119,8 @@ class Job(NamedTuple):
 
     @property
     def endpoint(self) -> str:
-        """Where the torchruns of all hosts find each other."""
-        return self.plan.rdzv_endpoint if isinstance(self.plan, LaunchPlan) else ""
+        """Where the torchruns of all hosts find each other, on the first host, by its name."""
+        return endpoint_at(self.cluster, self.options, self.cluster.hosts[0])
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -147,3 +129,35 @@ class Job(NamedTuple):
         It is empty if this host cannot start.
         """
         return self.plan.fingerprint if isinstance(self.plan, LaunchPlan) else {}
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what the log says of the plan, a few lines."""
+        if isinstance(self.plan, Exception):
+            return ()
+        program = filter(None, [self.plan.program])
+        return (*program, *self.summary(), *self.plan.remarks)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
+        if isinstance(self.plan, Exception):
+            return ()
+        cluster, nproc = self.cluster, self.plan.nproc_per_node
+        ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
+        devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
+        if cluster.mig:
+            devices = plural(cluster.num_gpus, "MIG slice")
+        if cluster.num_neurons and not cluster.num_gpus:
+            devices = plural(cluster.num_neurons, "Neuron core")
+        if cluster.gpu_models and cluster.num_gpus:
+            devices += f" ({' and '.join(cluster.gpu_models)})"
+        lines = [
+            f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
+            f"in job {cluster.job_name}: {ranks} on {devices}."
+        ]
+        if cluster.nnodes > 1:
+            named = some_of(cluster.hosts)
+            hosts = join_and_count(named, cluster.nnodes - len(named))
+            port = self.options.peer_port
+            also = f", their launchers on port {port}" if self.options.peers else ""
+            lines.append(f"{hosts} meet at {self.endpoint}{also}.")
+        return tuple(lines)

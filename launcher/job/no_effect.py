@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from launcher.job.options import OPTIONS, Options, whole
+from launcher.job.options import OPTIONS, RANKS, Options
 from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import PREFIX, flag
 
@@ -52,6 +52,6 @@ def _meant_for_the_launcher(chosen: Options) -> Iterator[str]:
 
 def _is_count(text: str) -> bool:
     try:
-        return bool(whole(1, 1024)(text))
+        return bool(RANKS(text))
     except ValueError:
         return text in ("auto", "gpu")

@@ -24,7 +24,12 @@ WATCHER = "LAUNCHER_WATCHER"
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-INTERNAL = (RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER, INIT, HOST_ADDRESSES)
+# And the folder DIR of each host's DIR/HOST/events.jsonl, where --launcher-log-dir names none.
+EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
+INTERNAL = (
+    *(RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER),
+    *(INIT, HOST_ADDRESSES, EVENTS_DIR),
+)
 SWITCHES = {"true": True, "false": False}
 
 
@@ -42,6 +47,9 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
         raise ValueError(f"a whole number from {minimum} to {maximum}")
 
     return parse
+
+
+RANKS = whole(1, 1024)  # of one host
 
 
 def _or_never(text: str) -> float:
@@ -154,7 +162,7 @@ class Options(NamedTuple):
         Option(
             _SIZE,
             "auto|N",
-            _or_auto(whole(1, 1024)),
+            _or_auto(RANKS),
             "processes per host; auto: its GPUs, else Neuron cores, else 1",
         ),
     ] = None

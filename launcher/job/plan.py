@@ -11,7 +11,7 @@ from launcher import __version__
 from launcher.errors import LaunchError
 from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.job import torchrun
-from launcher.job.job import Cluster, LaunchPlan
+from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, joined
 from launcher.job.options import ATTEMPT, MASTER_ADDR, Options, names
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
@@ -31,13 +31,13 @@ class _Extra(NamedTuple):
     fingerprint: Mapping[str, Any]
 
 
-def command(plan: LaunchPlan) -> str:
-    """Return the command with the environment it adds, to be pasted into a shell."""
+def command(plan: LaunchPlan, folder: str = "") -> str:
+    """Return the command to be pasted into a shell: where it runs, and what it adds."""
     import shlex  # only people need it
 
     words = [shlex.quote(f"{name}={value}") for name, value in plan.environment.items()]
     argv = _plain(plan.argv) if ARCHIVE else plan.argv
-    begin = f"cd {shlex.quote(plan.folder)} && env" if plan.folder else "env"
+    begin = f"cd {shlex.quote(folder)} && env" if folder else "env"
     return " \\\n    ".join([begin, *words, shlex.join(argv)])
 
 
@@ -65,7 +65,6 @@ def make_plan(
     each other, and for text that cannot be passed to a process.
     """
     torchrun.refuse_conflicts(options, cluster, environ)
-    endpoint = torchrun.endpoint_of(cluster, options)
     nproc = torchrun.nproc_per_node(options, cluster, environ)
     flags, replaced = torchrun.flags(options, cluster, resources, environ)
     extra = _extra(options, {**environ, **added})
@@ -81,22 +80,18 @@ def make_plan(
         # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
         argv=(*filter(None, [extra.runner]), resources.python, AGENT, *flags, "--", RANK, *words),
         environment={**added, **for_speed, **extra.environment},
-        cluster=cluster,
         nproc_per_node=str(nproc),
-        rdzv_endpoint=endpoint,
         remarks=tuple(filter(None, [*reasons, " ".join(filter(None, others))])),
         fingerprint={
             "version of the launcher": __version__,
             "version of torch": ".".join(map(str, resources.torch_version)),
-            "rendezvous endpoint": endpoint,
+            "rendezvous endpoint": endpoint_at(cluster, options, cluster.hosts[0]),
             "script": " ".join(script),
             "script's arguments": list(options.script_args),
             **extra.fingerprint,
         },
         runner=extra.runner,
-        peer_port=options.peer_port if cluster.nnodes > 1 and options.peers else 0,
         program=_program(options, resources, environ),
-        folder=options.folder,
         nursery=nursery,
     )
     _check_text(plan)
@@ -152,7 +147,9 @@ def _nursery(
     return (resources.python, "-u", NURSERY, folder, *options.preload), ""
 
 
-def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool) -> LaunchPlan:
+def at_address(
+    plan: LaunchPlan, job: Job, address: str, interface: str, *, has_name: bool
+) -> LaunchPlan:
     """Return the plan of a host that the others reach at an address.
 
     gloo has to use the interface with that address: by itself it takes the one that the host's own
@@ -160,18 +157,16 @@ def at_address(plan: LaunchPlan, address: str, interface: str, *, has_name: bool
     not resolve: then its torchrun keeps the store at the address, and all ranks get the address as
     MASTER_ADDR.
     """
-    cluster = plan.cluster
+    cluster = job.cluster
     added: dict[str, str] = {}
     if interface:
         added["GLOO_SOCKET_IFNAME"] = interface
     argv = plan.argv
     if cluster.node_rank == 0 and not has_name:
         added[MASTER_ADDR] = address
-        endpoint = torchrun.joined(address, int(plan.rdzv_endpoint.rpartition(":")[2]))
+        endpoint = joined(address, job.options.rdzv_port)
         option = "--rdzv-endpoint="
-        argv = tuple(
-            option + endpoint if word == option + plan.rdzv_endpoint else word for word in argv
-        )
+        argv = tuple(option + endpoint if word == option + job.endpoint else word for word in argv)
     if not added:
         return plan
     reasons = ", ".join(f"{name}={value}" for name, value in added.items())

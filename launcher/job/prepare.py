@@ -59,7 +59,7 @@ def prepare(
         added = {**others, **_surroundings(chosen, home, environ)}
         plan = _planned(chosen, cluster, environ, added)
         if have_peers(cluster, chosen) and cluster.node_rank == 0:
-            _require_port(plan.rdzv_endpoint)
+            _require_port(Job(cluster, chosen, plan).endpoint)
     except Exception as error:  # which the other hosts are told, too
         return Job(cluster, chosen, error)
     # Logged only now, so that an error is the only line.
@@ -71,11 +71,11 @@ def prepare(
 
 
 def reached_at(
-    plan: LaunchPlan, address: str, own_name_resolves: bool, environ: Mapping[str, str]
+    plan: LaunchPlan, job: Job, address: str, own_name_resolves: bool, environ: Mapping[str, str]
 ) -> LaunchPlan:
     """Have torchrun and gloo use the address that the other hosts have found this one at."""
     interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
-    made = at_address(plan, address, interface, has_name=own_name_resolves)
+    made = at_address(plan, job, address, interface, has_name=own_name_resolves)
     for line in made.remarks[len(plan.remarks) :]:
         log(line)
     return made

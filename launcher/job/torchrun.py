@@ -7,19 +7,19 @@ The comments say what goes wrong without an option, as seen in torchrun's source
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.errors import LaunchError
-from launcher.job.job import Cluster
-from launcher.job.options import OPTIONS, Options, names, whole
+from launcher.job.job import Cluster, endpoint_at
+from launcher.job.options import OPTIONS, RANKS, Options, names
 from launcher.job.resources import Resources
 from launcher.text.words import flag, short
 
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 _STREAMS = re.compile("[0-3]|[0-9]:[0-3](,[0-9]:[0-3])*").fullmatch
+_DAY = 86400  # seconds
 _LEVELS = ("INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTSET")
 
 
@@ -33,7 +33,7 @@ def _is_count(text: str) -> bool:
 
 
 def _is_interval(text: str) -> bool:
-    return 0 < float(text) < math.inf
+    return 0 < float(text) <= _DAY
 
 
 # What torchrun would show a traceback for, a second after its start, and what the launcher reads:
@@ -46,10 +46,10 @@ _CHECKS: Mapping[str, tuple[Callable[[str], object], str]] = {
         "ranks of a host with commas between, such as 0,1",
     ),
     "PET_MAX_RESTARTS": (_is_count, "a whole number"),
-    "PET_MONITOR_INTERVAL": (_is_interval, "seconds above 0, such as 0.5"),
+    "PET_MONITOR_INTERVAL": (_is_interval, f"seconds above 0, at most {_DAY}, such as 0.5"),
     "PET_RDZV_ID": (lambda text: "/" not in text, "a name without a slash: it names a folder"),
     "PET_REDIRECTS": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
-    "PET_SHUTDOWN_TIMEOUT": (_is_whole, "a whole number of seconds"),
+    "PET_SHUTDOWN_TIMEOUT": (_is_count, "a whole number of seconds"),
     "PET_STANDALONE": (_is_whole, "0 or 1"),
     "PET_TEE": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
     "PET_VIRTUAL_LOCAL_RANK": (_is_whole, "0 or 1"),
@@ -151,10 +151,14 @@ def _values(
     options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
     """Return the values of torchrun's options, each with the field of ours that sets it, or ""."""
+    first = cluster.address(cluster.hosts[0])
     values = {
         "nproc-per-node": (str(_own_nproc(options, cluster)), "nproc_per_node"),
         "rdzv-backend": ("c10d", ""),
-        "rdzv-endpoint": (_endpoint_at(cluster, options, cluster.address), "rdzv_port"),
+        "rdzv-endpoint": (
+            endpoint_at(cluster, options, first),
+            "rdzv_port",
+        ),
         "rdzv-id": (cluster.job_name, ""),
         # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
         "local-addr": (
@@ -196,22 +200,6 @@ def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
     return ",".join([*pairs, *typed])  # of a key given twice the last counts
 
 
-def endpoint_of(cluster: Cluster, options: Options) -> str:
-    """Return where the ranks of all hosts meet, on the first host, by its name."""
-    return _endpoint_at(cluster, options, str)
-
-
-def _endpoint_at(cluster: Cluster, options: Options, address: Callable[[str], str]) -> str:
-    if cluster.nnodes > 1:
-        return joined(address(cluster.hosts[0]), options.rdzv_port)
-    return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
-
-
-def joined(host: str, port: int) -> str:
-    """Return a host and a port as one word, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> int | str:
     """Return the number of processes of this host, or torchrun's word for it (gpu, cpu).
 
@@ -225,7 +213,7 @@ def nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str
         return text
     else:
         try:
-            nproc = whole(1, 1024)(text)
+            nproc = RANKS(text)
         except ValueError as error:
             raise LaunchError(f"{where} is {text!r}; expected {error}, or gpu.") from None
     if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:

@@ -1,10 +1,11 @@
 """This host's part of the job's agreement, and its connections to the other hosts' launchers.
 
-    channel = Channel(job, system, command)
+    channel = Channel(job, system, command, decided)
     channel.begin()
 
 What happens is given to the coordinator's state machine, or a member's; what they decide is done
-here, but for what they command this host's own run: that is done by command(message).
+here, but for what they command this host's own run: that is done by command(message). Whoever
+notes what is decided has decided(before, event, after, now).
 
 *The order of things.* A command may have this host's run report at once, and a report is an event
 here. So events queue: all actions of a step are carried out before the next event is taken in
@@ -62,8 +63,14 @@ _LATE_SECONDS = 1.0
 class Channel:
     """This host's connections, and where it listens, if it does."""
 
-    def __init__(self, job: Job, system: System, command: Callable[[Any], None]) -> None:
-        self._job, self._system, self._command = job, system, command
+    def __init__(
+        self,
+        job: Job,
+        system: System,
+        command: Callable[[Any], None],
+        decided: Callable[[Any, Any, Any, float], None],
+    ) -> None:
+        self._job, self._system, self._command, self._decided = job, system, command, decided
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else member
         self._connections: dict[str, Connection] = {}  # by host
@@ -133,6 +140,7 @@ class Channel:
         before, now = self.state, self._system.now()
         actions: tuple[Action, ...]
         self.state, actions = self._machine.step(before, event, now)
+        self._decided(before, event, self.state, now)
         if self._job.options.verbose:
             line = described("hosts", before, event, self.state, actions, now - self._began)
             if line:

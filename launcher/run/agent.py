@@ -27,6 +27,11 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, Callable, NoReturn
 
+# What torchrun raises for a setting that it cannot use.
+WRONG_VALUES = (
+    *(ValueError, KeyError),
+    *(FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError),
+)
 HERE = os.path.dirname(os.path.abspath(__file__))
 _STARTED_SECONDS = 0.02  # between two looks at a process that is to become a rank
 
@@ -399,6 +404,7 @@ def run(launcher: AgentConnection | None, nursery: Any) -> int:
     """Run torchrun with this process's arguments; raise what it raises, or return 0."""
     import torch
     from torch.distributed import run as torchrun
+    from torch.distributed.elastic.events.handlers import get_logging_handler
 
     parsed = arguments(torchrun, launcher)
     is_host = "is_host=1" in parsed.rdzv_conf.split(",")
@@ -413,7 +419,13 @@ def run(launcher: AgentConnection | None, nursery: Any) -> int:
         socket.getfqdn = lambda name="": address
     if launcher:
         launcher.report({"at_rendezvous": True})
-    torchrun.run(parsed)
+    try:
+        get_logging_handler(getattr(parsed, "event_log_handler", "null"))
+        torchrun.run(parsed)
+    except WRONG_VALUES as error:
+        if launcher is None or agents:
+            raise
+        launcher.refuse(error_text(error))  # it has begun nothing with its settings
     for agent in agents:
         depart_from_store(agent, is_host=is_host)
     return 0

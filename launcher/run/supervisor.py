@@ -25,6 +25,7 @@ from typing import Any, Callable
 
 from launcher.errors import STOPS, WARNINGS, Disposition, LaunchError
 from launcher.host.child import Question
+from launcher.host.journal import Journal
 from launcher.host.run_dir import IN_RANK, unpacked
 from launcher.host.signals import left_alone
 from launcher.host.system import System
@@ -42,7 +43,7 @@ from launcher.peers.messages import (
     StacksRequest,
 )
 from launcher.result.causes import Failure, of_error, of_launcher
-from launcher.run import events, machine
+from launcher.run import events, history, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.state import Done, Joining, State, Why
@@ -114,7 +115,10 @@ class Supervisor:
             except Exception as error:  # before any host starts anything
                 job = job._replace(plan=error)
         self.state = machine.begin(job, system.now())
-        self._channel = Channel(job, system, self._receive)
+        folder = history.folder(environ, job.options.log_dir)
+        self._journal = Journal(folder, job.current_host, system.log)
+        self._journal.note(history.began, self.state)
+        self._channel = Channel(job, system, self._receive, self._note_hosts)
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -142,6 +146,7 @@ class Supervisor:
                 self._nursery.close()
             self._end_attempt()
             self._folders.close()
+            self._journal.close()
 
     def _do_what_is_due(self, *, is_quiet: bool) -> None:
         if self._reports:
@@ -272,12 +277,17 @@ class Supervisor:
     def _decide(self, event: Any) -> events.Actions:
         before, now = self.state, self._system.now()
         self.state, actions = machine.step(before, event, now)
+        self._journal.note(history.of_run, before, event, self.state, actions, now)
         if before.job.options.verbose:
             began = before.times.began
             line = described("run", before, event, self.state, actions, now - began)
             if line:
                 self._system.log(line)
         return actions
+
+    def _note_hosts(self, before: Any, event: Any, after: Any, now: float) -> None:
+        host, began = self.state.job.current_host, self.state.times.began
+        self._journal.note(history.of_hosts, before, event, after, host, now, began)
 
     def _on_signals(self) -> None:
         numbers, reports = self._system.signals.take(), self._reports
@@ -389,14 +399,14 @@ class Supervisor:
         environment = {**self._environ, **plan.environment}
         if self._channel.own_address:
             resolves = self._channel.own_name_resolves
-            plan = reached_at(plan, self._channel.own_address, resolves, environment)
+            plan = reached_at(plan, job, self._channel.own_address, resolves, environment)
             environment.update(plan.environment)
         if attempt > self._attempt:
             self._begin_attempt(job)
             self._attempt = attempt
         mark = self._mark
         # A relative TMPDIR leads there from this process's folder alone.
-        own = os.path.abspath(self._folder) if plan.folder else self._folder
+        own = os.path.abspath(self._folder) if job.options.folder else self._folder
         environment.update({RUN_DIR: own, JOB_MARK: mark})
         plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
@@ -406,17 +416,21 @@ class Supervisor:
             environment[WATCHER] = watcher
         self._child, self._is_killed = 0, False
         if self._nursery:
-            self._nursery.fork(argv[1:], environment, plan.folder)
+            self._nursery.fork(argv[1:], environment, job.options.folder)
             return
         self._child = self._system.start(
-            argv, environment, (JOB_MARK, mark), tied=bool(plan.runner), folder=plan.folder
+            argv,
+            environment,
+            (JOB_MARK, mark),
+            tied=bool(plan.runner),
+            folder=job.options.folder,
         )
 
     # Warm starts.
 
     def _begin_nursery(self) -> None:
         """Start what forks torchrun, for its imports to overlap with joining."""
-        plan = self.state.job.plan
+        job, plan = self.state.job, self.state.job.plan
         if isinstance(plan, Exception) or not plan.nursery:
             return
         self._home = self._folders.enter_context(self._system.folder(self._environ))
@@ -425,7 +439,7 @@ class Supervisor:
         try:
             argv = unpacked(plan.nursery, self._home)
             mark = JOB_MARK, self._mark
-            self._nursery = Nursery(self._system, argv, environ, mark, plan.folder, *took)
+            self._nursery = Nursery(self._system, argv, environ, mark, job.options.folder, *took)
         except (OSError, subprocess.SubprocessError) as error:
             self._starts_cold(str(error))
 

@@ -43,7 +43,7 @@ def running_engine() -> Iterator[docker.DockerClient]:
     if not shutil.which("dockerd") or os.geteuid() != 0:
         raise RuntimeError(
             "no container engine answers; start one, or run the tests as root with dockerd "
-            "installed (apt-get install docker.io), or make test-without-containers"
+            "installed (apt-get install docker.io)"
         )
     with _using_engine() as host, mock.patch.dict(os.environ, DOCKER_HOST=host):
         yield _client()

@@ -20,9 +20,9 @@ from conftest import REPO, poll
 
 from cluster.engine import LABEL
 
-CONTAINERS = (pytest.mark.torch,)
-# Seconds that bounds have on top where other tests run beside these, as in `make test`: they are
-# held where none do, as in `make matrix`.
+CONTAINERS = (pytest.mark.containers, pytest.mark.torch)
+# Seconds that bounds have on top where other tests run beside these, as in `make test-containers`:
+# they are held where none do, as in `make matrix`.
 SLACK = 20 if "PYTEST_XDIST_WORKER" in os.environ else 0
 # How a container comes to run a script.
 TRAIN = "train"  # SageMaker's way: the toolkit's `train`, with the script in a source_dir

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.hosts import CONTAINERS
 
-pytestmark = [*CONTAINERS, pytest.mark.systems, pytest.mark.timeout(600)]
+pytestmark = [*CONTAINERS, pytest.mark.timeout(600)]
 
 
 def findings(report):

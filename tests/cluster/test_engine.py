@@ -24,6 +24,7 @@ print(run("iptables-save"))
 """
 
 
+@pytest.mark.containers
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root and iptables"
 )

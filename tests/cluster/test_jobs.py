@@ -84,7 +84,6 @@ def test_one_file_in_an_image_that_has_a_launcher(job):
         assert (host.failure, host.temporary_files()) == (None, [])
 
 
-@pytest.mark.systems
 def test_two_hosts_tell_ants_from_bees(job_with_torchvision, ants_and_bees):
     job = job_with_torchvision
     small = {"weights": "none", "image_size": 64, "batch_size": 4, "epochs": 2}

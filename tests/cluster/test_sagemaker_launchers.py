@@ -10,7 +10,7 @@ from cluster.conftest import add_torchvision
 from cluster.hosts import CONTAINERS
 
 # Each mpirun runner of the toolkit sleeps for half a minute on the first host, and again on others.
-pytestmark = [*CONTAINERS, pytest.mark.systems, pytest.mark.timeout(900)]
+pytestmark = [*CONTAINERS, pytest.mark.timeout(900)]
 
 # What the Python SDK 2.257 makes of `distribution=`: hyperparameters. It sets the number of
 # processes for mpi alone; elsewhere it stands for the two GPUs that these hosts lack.

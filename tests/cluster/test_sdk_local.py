@@ -19,7 +19,7 @@ from cluster import engine
 from cluster.hosts import CONTAINERS
 
 # One at a time: all have a network of the same name, and hosts of v3 have the same names on it.
-pytestmark = [*CONTAINERS, pytest.mark.systems, pytest.mark.xdist_group("sdk")]
+pytestmark = [*CONTAINERS, pytest.mark.xdist_group("sdk")]
 pytestmark += [pytest.mark.timeout(600)]
 versions = pytest.mark.parametrize("version", sdk.VERSIONS)
 

@@ -1,7 +1,7 @@
 """Frameworks that people train with: the same under the launcher as under torchrun.
 
 `make test-frameworks` runs these, in an environment of their own; plain pytest leaves them out.
-scripts/ has one small job for each. None needs a network.
+scripts/ has one small job for each. None needs a network. The facts are in docs/training.md.
 """
 
 import json
@@ -12,14 +12,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, ended_by
+from conftest import LAUNCHER, completed, ended_by
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
 
+BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
-OURS = [*LAUNCHER, "--launcher-nproc-per-node", "2", "--train-script"]
+# Every way in which the launcher can start ranks: options for all tests.
+STARTS = {"cold": []}
 # Nothing is fetched or sent, and sums do not depend on who counts the cores.
 ALONE = {
     "OMP_NUM_THREADS": "1",
@@ -33,6 +35,7 @@ ARGUMENTS = {
     "with_lightning": ["FOLDER"],
     "with_trainer": ["FOLDER"],
     "with_accelerate": ["FOLDER"],
+    "with_deepspeed": ["FOLDER"],
     "with_hydra": ["lr=0.5", "model.layers=[1,2]", "+new=a b", "hydra.run.dir=FOLDER"],
     "with_fire": ["one", "two", "--lr=1e-3", "--layers", "[1,2]", "--log=x", "--deep"],
     "with_click": ["--seed", "3", "train", "x", "--lr", "0.5", "--quiet"],
@@ -42,14 +45,32 @@ ARGUMENTS = {
 }
 
 
-@pytest.fixture
-def run(start, tmp_path):
-    """Start a script with two ranks: run(OURS, "with_hydra", ...) -> Host."""
+@pytest.fixture(params=STARTS)
+def ours(request):
+    """Start a script as the launcher does: ours("--launcher-NAME", ...) -> a command."""
 
-    def run(command, name, *arguments):
+    def ours(*options):
+        ranks = ("--launcher-nproc-per-node", "2")
+        return [*LAUNCHER, *ranks, *STARTS[request.param], *options, "--train-script"]
+
+    return ours
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(start, tmp_path, folder):
+    """Start a script with two ranks: run(ours(), "with_hydra", ...) -> Host."""
+
+    def run(command, name, *arguments, **environ):
         caches = {"HF_HOME": tmp_path / "cache", "TORCHINDUCTOR_CACHE_DIR": tmp_path / "compiled"}
-        environ = {**ALONE, **{name: str(path) for name, path in caches.items()}}
-        arguments = [word.replace("FOLDER", str(tmp_path / "folder")) for word in arguments]
+        environ = {**ALONE, **{name: str(path) for name, path in caches.items()}, **environ}
+        arguments = [word.replace("FOLDER", str(folder)) for word in arguments]
         return start(SCRIPTS / f"{name}.py", *arguments, command=command, **environ)
 
     return run
@@ -60,6 +81,11 @@ def values(host):
     return sorted(line for line in host.out.splitlines() if line.startswith('{"rank":'))
 
 
+def said(host):
+    """Return what each rank has said last."""
+    return {line["rank"]: line for line in map(json.loads, values(host))}
+
+
 def files(folder):
     """Return what is in a folder, without times, process ids and random words."""
     paths = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
@@ -67,57 +93,116 @@ def files(folder):
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_the_same_as_under_torchrun(name, run, tmp_path):
+def test_the_same_as_under_torchrun(name, run, ours, folder, tmp_path):
     results = []
-    for command in (TORCHRUN, OURS):
-        (tmp_path / "folder").mkdir()
+    for command in (TORCHRUN, ours()):
+        folder.mkdir(exist_ok=True)
         host = run(command, name, *ARGUMENTS[name])
         assert host.wait(150) == 0, host.log()
-        results.append((values(host), files(tmp_path / "folder")))
-        for folder in ("folder", "cache", "compiled"):
-            shutil.rmtree(tmp_path / folder, ignore_errors=True)
-    said = [json.loads(line) for line in results[0][0]]
-    assert {line["rank"] for line in said} == {0, 1}
+        results.append((values(host), files(folder)))
+        for made in ("folder", "cache", "compiled"):
+            shutil.rmtree(tmp_path / made, ignore_errors=True)
+    assert {json.loads(line)["rank"] for line in results[0][0]} == {0, 1}
     assert results[1] == results[0]
     assert host.processes() == [] and host.failure is None
 
 
+CONFIG = SCRIPTS / "conf" / "accelerate.yaml"
+NAMES = """
+import json, os
+print(json.dumps({name: os.environ[name] for name in os.environ if "ACCELERATE" in name}))
+"""
+
+
+def test_variables_are_to_accelerate_what_its_configuration_is(run, ours, script, folder, tmp_path):
+    """`accelerate launch` reads the file, the script does not: the launcher leaves both alone."""
+    launch = [BIN / "accelerate", "launch", "--config_file", CONFIG, "--main_process_port", "0"]
+    printed = completed(*launch, script(NAMES), **ALONE).stdout
+    variables = json.loads(printed.splitlines()[0])
+    (tmp_path / "cache" / "accelerate").mkdir(parents=True)
+    shutil.copy(CONFIG, tmp_path / "cache" / "accelerate" / "default_config.yaml")
+    precisions = []
+    for environ in ({}, variables):
+        host = run(ours(), "with_accelerate", "FOLDER", **environ)
+        assert host.wait(120) == 0, host.log()
+        precisions += [line["precision"] for line in said(host).values()]
+        shutil.rmtree(folder)
+        folder.mkdir()
+    assert precisions == ["no", "no", "bf16", "bf16"]
+
+
+# What a script has to have set before a stop saves, and before a restart resumes, is in scripts/.
 SAVED = {
-    "with_lightning": "stopped.ckpt",
-    "with_trainer": "checkpoint-3/model.safetensors",
-    "with_accelerate": "model.safetensors",
+    "with_lightning": ("FOLDER", "stopped.ckpt"),
+    "with_trainer": ("FOLDER", "checkpoint-3/model.safetensors"),
+    "with_accelerate": ("FOLDER", "model.safetensors"),
+    "with_deepspeed": ("FOLDER", "latest"),
+    "with_hydra": ("hydra.run.dir=FOLDER", "saved-0"),
 }
 
 
+def arguments(name, event):
+    first = SAVED[name][0]
+    return (first, f"event={event}" if "=" in first else event)
+
+
 @pytest.mark.parametrize("name", SAVED)
-def test_a_stop_saves_as_the_framework_does(name, run, tmp_path):
-    """Their loaders have workers, which a stop must not end before the rank has saved."""
-    (tmp_path / "folder").mkdir()
-    host = run(OURS, name, "FOLDER", "--stop")
+def test_a_stop_saves_where_that_is_set(name, run, ours, folder):
+    """Loaders have workers, which a stop must not end before the rank has saved."""
+    host = run(ours(), name, *arguments(name, "stop"))
     host.wait_for('"ready": true', 2)
     host.signal(signal.SIGTERM)
     assert host.wait(120) == ended_by(signal.SIGTERM), host.log()
-    assert (tmp_path / "folder" / SAVED[name]).exists(), host.log()
+    assert (folder / SAVED[name][1]).exists(), host.log()
     assert "killed by signal" not in host.err
     assert host.failure is None and host.leftovers() == []
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_stop_saves_nothing_by_itself(name, run, ours, folder):
+    host = run(ours(), name, *arguments(name, "unset"))
+    host.wait_for('"ready": true', 2)
+    host.signal(signal.SIGTERM)
+    assert host.wait(120) == ended_by(signal.SIGTERM), host.log()
+    own = [".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "with_hydra.log"]
+    assert [file for file in files(folder) if file not in own] == []
+    assert host.failure is None and host.leftovers() == []
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_failure_is_named_and_the_restart_resumes(name, run, ours):
+    host = run(ours("--launcher-max-restarts", "1"), name, *arguments(name, "fail"))
+    assert host.wait(150) == 0, host.log()
+    assert host.err.count("rank 1 (local rank 1) failed with ValueError: loss is nan") == 1
+    assert said(host)[1]["resumed"] == 4, host.log()
+    assert host.failure is None and host.leftovers() == []
+
+
+def test_a_folder_of_hydra_by_the_time_is_another_one_after_a_restart(run, ours):
+    host = run(ours("--launcher-max-restarts", "1"), "with_hydra", "event=fail")
+    assert host.wait(150) == 0, host.log()
+    assert said(host)[1]["resumed"] == 0, host.log()
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "exit_code", "says"),
     [
+        ("with_lightning", ["FOLDER", "fail"], 1, "failed with ValueError: loss is nan"),
         (
             "with_hydra",
-            ["fails=true", "hydra.run.dir=FOLDER"],
+            ["event=raise", "hydra.run.dir=FOLDER"],
             1,
             "failed with ValueError: loss is nan",
         ),
         ("with_click", ["train", "x", "--lr", "nan"], 2, "exited: loss is nan"),
     ],
-    ids=["hydra", "click"],
+    ids=["lightning", "hydra", "click"],
 )
-def test_an_exit_says_what_it_came_from(name, arguments, exit_code, says, run):
-    """Both print an exception in their own way, and call sys.exit() for it."""
-    host = run(OURS, name, *arguments)
+def test_a_failure_file_names_what_the_framework_has_caught(
+    name, arguments, exit_code, says, run, ours
+):
+    """They save or print it in their own way, and raise it again or call sys.exit() for it."""
+    host = run(ours(), name, *arguments)
     assert host.wait(120) == exit_code, host.log()
     first = host.failure.splitlines()[0]
     assert re.fullmatch(rf"localhost, rank [01] \(local rank [01]\) {says}", first)

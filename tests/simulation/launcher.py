@@ -63,12 +63,11 @@ class Launcher:
         self.system = System(job, machine, self._wake)
         cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
         other = {"script's arguments": ["--seed", str(machine.number)]}
-        cluster = Cluster(job.names, machine.name, "job", 0, 0, "")
         runner = "" if job.plan.runner is None else COMPILE
         argv = ("python", "agent.py", "--rdzv-id=job", "--", "rank.py")
         agree = other if differs else FINGERPRINT
         plan: LaunchPlan | LaunchError
-        plan = LaunchPlan(argv, {}, cluster, "1", f"{job.names[0]}:29400", (), agree)
+        plan = LaunchPlan(argv, {}, "1", (), agree)
         plan = plan._replace(runner=runner)
         if cannot:
             plan = LaunchError("--train-script: there is none")

@@ -1,14 +1,12 @@
 """The documents' ways to train with several processes of one model: examples/systems."""
 
 import json
-import os
 import re
-import shutil
 import signal
 
 import pytest
 from conftest import LAUNCHER, SYSTEMS, ended_by, slow
-from network import KINDS, Network
+from network import KINDS, Network, in_namespaces
 
 pytestmark = pytest.mark.torch
 
@@ -161,8 +159,7 @@ def test_a_stop_ends_the_server_and_the_trainers(start_two, script):
         assert host.failure is None and host.leftovers() == []
 
 
-@pytest.mark.systems
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+@in_namespaces
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_and_trainers_on_networks_of_all_kinds(start, kind):
     names = ("algo-1", "algo-2")

@@ -1,42 +1,67 @@
 """Hugging Face accelerate around a loop of the script's own, stopped by a trigger."""
 
+import os
 import signal
 import sys
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, set_seed
 from small import digest, network, points
-from values import say, wait_for_stop
+from values import fail_once, say, wait_for_stop
+
+
+class Progress:
+    """What load_state() cannot know: which epochs are done."""
+
+    epochs = 0
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state):
+        self.epochs = state["epochs"]
 
 
 def main():
-    folder = sys.argv[1]
-    stop = sys.argv[2:] == ["--stop"]
+    folder, *event = sys.argv[1:]
     heard = []
-    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    if event != ["unset"]:
+        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     set_seed(7)
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=2),
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
     loader = torch.utils.data.DataLoader(points(), batch_size=8, shuffle=True, num_workers=2)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    steps = 0
-    for _ in range(2):
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+    if os.listdir(folder):
+        accelerator.load_state(folder)
+    resumed = steps = progress.epochs * len(loader)
+    while progress.epochs < 2:
         for samples, labels in loader:
-            loss = torch.nn.functional.cross_entropy(model(samples), labels)
-            optimizer.zero_grad()
-            accelerator.backward(loss)
-            optimizer.step()
+            with accelerator.accumulate(model):
+                loss = torch.nn.functional.cross_entropy(model(samples), labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
             steps += 1
-            if stop and steps == 3:
+            if event in (["stop"], ["unset"]) and steps == 3:
                 wait_for_stop(lambda: heard)
+            if event == ["fail"]:
+                fail_once(steps)
             if heard:
                 accelerator.set_trigger()
             if accelerator.check_trigger():
                 accelerator.save_state(folder)
                 sys.exit(128 + signal.SIGTERM)
-    accelerator.save_state(folder)
+        progress.epochs += 1
+        accelerator.save_state(folder)
     say(
         ranks=[
             accelerator.process_index,
@@ -44,6 +69,10 @@ def main():
             accelerator.num_processes,
         ],
         kind=str(accelerator.distributed_type),
+        precision=accelerator.mixed_precision,
+        accumulated=accelerator.gradient_accumulation_steps,
+        bucket_view=model.gradient_as_bucket_view,
+        resumed=resumed,
         steps=steps,
         losses=accelerator.gather(loss.detach().reshape(1)).tolist(),
         weights=digest(accelerator.unwrap_model(model)),

@@ -1,25 +1,41 @@
 """A hydra app: it finds its configuration beside the script, and names its job after it."""
 
 import os
+import signal
+import sys
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
 from omegaconf import OmegaConf
-from values import say
+from values import fail_once, say, wait_for_stop
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="config")
 def main(config):
-    if config.fails:
-        raise ValueError("loss is nan")
     run = HydraConfig.get()
+    saved = Path(run.runtime.output_dir, f"saved-{os.environ['RANK']}")
+    heard = []
+    if config.event == "raise":
+        raise ValueError("loss is nan")
+    if config.event == "stop":
+        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    if config.event in ("stop", "unset"):
+        wait_for_stop(lambda: heard)
+        saved.write_text("3")
+        sys.exit(128 + signal.SIGTERM)
+    resumed = int(saved.read_text()) if saved.exists() else 0
+    if config.event == "fail":
+        saved.write_text("4")
+        fail_once(6)
     say(
         config=OmegaConf.to_container(config),
         job=run.job.name,
         overrides=list(run.overrides.task),
         sources=[source.path for source in run.runtime.config_sources],
         folders=[run.runtime.output_dir, get_original_cwd(), os.getcwd()],
+        resumed=resumed,
     )
 
 

@@ -6,7 +6,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from small import digest, network, points
-from values import say, wait_for_stop
+from values import fail_once, say, wait_for_stop
 
 
 class Model(lightning.LightningModule):
@@ -23,16 +23,33 @@ class Model(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-class Stopped(Callback):
+class Events(Callback):
+    def __init__(self, event):
+        self.event = event
+
+    def on_train_start(self, trainer, *_):
+        self.resumed = trainer.global_step
+
     def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 3:
+        if self.event in ("stop", "unset") and trainer.global_step == 3:
             wait_for_stop(lambda: trainer.received_sigterm)
+        if self.event == "fail":
+            fail_once(trainer.global_step)
+
+
+SAVES = {
+    "": lambda folder: [ModelCheckpoint(folder)],
+    "stop": lambda folder: [OnExceptionCheckpoint(folder, "stopped")],
+    "unset": lambda folder: [ModelCheckpoint(folder)],
+    "fail": lambda folder: [ModelCheckpoint(folder, save_last=True)],
+}
 
 
 def main():
     lightning.seed_everything(7, workers=True, verbose=False)
     folder = sys.argv[1]
-    stop = sys.argv[2:] == ["--stop"]
+    event = "".join(sys.argv[2:])
+    events = Events(event)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
@@ -42,18 +59,18 @@ def main():
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[OnExceptionCheckpoint(folder, "stopped"), Stopped()]
-        if stop
-        else [ModelCheckpoint(folder)],
+        callbacks=[*SAVES[event](folder), events],
     )
     model = Model()
     loader = torch.utils.data.DataLoader(
         points(), batch_size=8, num_workers=2, persistent_workers=True
     )
-    trainer.fit(model, loader)
+    # With "last" the first start begins anew, and a later one where the newest checkpoint was.
+    trainer.fit(model, loader, ckpt_path="last" if event == "fail" else None)
     say(
         environment=type(trainer.strategy.cluster_environment).__name__,
         ranks=[trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.world_size],
+        resumed=events.resumed,
         steps=trainer.global_step,
         loss=float(trainer.callback_metrics["loss"]),
         weights=digest(model),

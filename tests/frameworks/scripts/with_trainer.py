@@ -13,7 +13,8 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
-from values import say, wait_for_stop
+from transformers.trainer_utils import get_last_checkpoint
+from values import fail_once, say, wait_for_stop
 
 SMALL = BertConfig(
     vocab_size=32,
@@ -25,29 +26,36 @@ SMALL = BertConfig(
 )
 
 
-class Stopped(TrainerCallback):
+class Events(TrainerCallback):
     """Runs behind the Trainer's own callback, which saves before the next step."""
 
-    def __init__(self, requested):
-        self.requested = requested
+    def __init__(self, event):
+        self.event = event
+        self.requested = lambda: False
+
+    def on_train_begin(self, args, state, control, **_):
+        self.resumed = state.global_step
 
     def on_step_end(self, args, state, control, **_):
-        if state.global_step == 3:
+        if self.event in ("stop", "unset") and state.global_step == 3:
             wait_for_stop(self.requested)
+        if self.event == "fail":
+            fail_once(state.global_step)
 
 
 def main():
-    stop = sys.argv[2:] == ["--stop"]
+    folder, *event = sys.argv[1:]
+    events = Events("".join(event))
     args = TrainingArguments(
-        sys.argv[1],
+        folder,
         use_cpu=True,
         num_train_epochs=2,
-        per_device_train_batch_size=4,
+        per_device_train_batch_size=8,
         dataloader_num_workers=2,
         report_to="none",
         disable_tqdm=True,
-        save_strategy="no" if stop else "epoch",
-        enable_jit_checkpoint=stop,
+        save_strategy="no" if events.event == "stop" else "epoch",
+        enable_jit_checkpoint=events.event == "stop",
         seed=7,
     )
     set_seed(7)
@@ -56,17 +64,20 @@ def main():
         {"input_ids": torch.arange(8) + number % 16, "labels": number % 2} for number in range(64)
     ]
     trainer = Trainer(model, args, train_dataset=examples)
-    if stop:
+    if events.event == "stop":
         (own,) = (
             callback
             for callback in trainer.callback_handler.callbacks
             if isinstance(callback, JITCheckpointCallback)
         )
-        trainer.add_callback(Stopped(lambda: own.jit_manager.is_checkpoint_requested))
-    result = trainer.train()
+        events.requested = lambda: own.jit_manager.is_checkpoint_requested
+    trainer.add_callback(events)
+    # True would fail in a job's first start, which has no checkpoint yet.
+    result = trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     say(
         ranks=[args.process_index, args.local_process_index, args.world_size],
         mode=str(args.parallel_mode),
+        resumed=events.resumed,
         steps=result.global_step,
         loss=result.training_loss,
         weights=digest(model),

@@ -1,0 +1,249 @@
+"""What a host notes of its job's course: a line of events.jsonl for each event that decides. Pure.
+
+`of_run` and `of_hosts` see each step of the two state machines and decide nothing. The journal
+(host/journal.py) writes what they return; `sm-launch timeline` reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
+
+from launcher.errors import Disposition
+from launcher.job.options import EVENTS_DIR, JOB_MARK
+from launcher.peers import state as of_peers
+from launcher.peers.events import Lost
+from launcher.peers.messages import Failed, Restart, Start, Stop
+from launcher.result.causes import Failure, of_hang
+from launcher.run.events import Actions, RankRuns, Reply, Report, StartRequested
+from launcher.run.ranks import Rank
+from launcher.run.state import Done, Ending, Failing, Running, State, Why
+from launcher.text.words import shortened, signal_name
+from launcher.watch import judge, sentences
+from launcher.watch.waits import Absent
+
+_LONGEST_CAUSE = 600  # characters
+
+# The events, and what the page says of them (docs/tables.py).
+EVENTS: Mapping[str, str] = {
+    "began": "the launcher has begun; `job` is the job's name",
+    "joined": "all hosts have joined",
+    "attempt": "an attempt begins: on all hosts at the same time, but for the network's delay",
+    "started": "torchrun may start a rank's process",
+    "runs": "a rank's script is about to run",
+    "failed": "a rank, or the host if `rank` is null, has failed with `cause` and `exit_code`;"
+    " a hang that ends the job fails the rank that the others wait for",
+    "stalled": "the log says that `ranks` make no progress, since `since`; `rank`, if it is known,"
+    " is the one that they wait for",
+    "continued": "`ranks` of a stall make progress again, since `since`",
+    "restart": "this attempt's ranks are ended, to be started again, because of `cause`",
+    "stop": "the job is stopped by `cause`, a signal: ranks have their grace to save",
+    "ending": "this host's ranks are ended, as the job has failed with `cause`",
+    "saved": "a rank that handles the stop's signal has ended by itself within its grace",
+    "ended": "a rank's process has ended, with `exit_code` (again once that is known); or, if"
+    " `rank` is null, this host's share of the job, with the job's `cause` and exit code",
+    "lost": "the first host has lost `host`, which can say nothing more, because of `cause`",
+}
+
+
+class Note(NamedTuple):
+    """One line, but for the time of day. What is not known, or does not apply, is null."""
+
+    seconds: float
+    host: str
+    attempt: int
+    rank: int | None = None
+    event: str = ""
+    cause: str = ""
+    exit_code: int | None = None
+    ranks: Sequence[int] = ()
+    since: float | None = None
+    job: str = ""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The line's fields, without those that say nothing."""
+        fields = self._asdict().items()
+        return {key: one for key, one in fields if key == "rank" or one not in (None, "", ())}
+
+
+# The fields of a line, `utc` among them, and what the page says of them.
+FIELDS: Mapping[str, str] = {
+    "utc": "the time of day by this host's clock, as `2026-11-22T16:56:12.345Z`",
+    "seconds": "since this launcher began, by a clock that nobody sets: clocks of hosts differ",
+    "host": "the host that it happened to: this one, but for `lost`, and ranks of other hosts",
+    "attempt": "from 1; 0 until all hosts have joined",
+    "rank": "the rank; null if it concerns the host, or several ranks",
+    "event": "one of the events below",
+    "cause": "why, in one line; not there if there is nothing to say",
+    "exit_code": "of a process, negative for a signal, or of the job; not there if not known",
+    "ranks": "several ranks; not there without",
+    "since": "when that began, as `seconds`; not there if it is now",
+    "job": "the job's name; of `began` alone",
+}
+
+
+def folder(environ: Mapping[str, str], log_dir: str) -> str:
+    """Return the folder DIR of DIR/HOST/events.jsonl; "" for none, as below another launcher."""
+    return "" if environ.get(JOB_MARK) else environ.get(EVENTS_DIR) or log_dir
+
+
+def began(state: State) -> list[Note]:
+    """Return the first line."""
+    return [Note(0.0, state.job.current_host, 0, None, "began", job=state.job.cluster.job_name)]
+
+
+def of_run(before: State, event: Any, after: State, actions: Actions, now: float) -> list[Note]:
+    """Return what a step of this host's run (machine.py) decides."""
+    at, host = round(now - after.times.began, 3), after.job.current_host
+    note = Note(at, host, after.attempt)
+    notes: list[Note] = []
+    if isinstance(event, Start) and after.attempt != before.attempt:
+        names = ["attempt"] if before.attempt else ["joined", "attempt"]
+        notes += [note._replace(event=name) for name in names]
+    elif isinstance(event, StartRequested) and Reply() in actions:
+        notes += [note._replace(event="started", rank=rank) for rank, _ in event.ranks]
+    elif isinstance(event, RankRuns) and event.pid in after.ranks:
+        notes.append(note._replace(event="runs", rank=event.rank))
+    for action in actions:
+        if isinstance(action, Report) and isinstance(action.message, Failed):
+            notes.append(_failed(note, action.message.failure))
+    notes += _of_ranks(before, after, note)
+    return notes + _of_phase(before, event, after, actions, note)
+
+
+def _failed(note: Note, failure: Failure) -> Note:
+    rank = failure.rank if failure.rank >= 0 else None
+    code = failure.exit_code
+    return note._replace(event="failed", rank=rank, cause=_line(failure.text), exit_code=code)
+
+
+def _line(text: str) -> str:
+    return shortened(text.partition("\n")[0].removeprefix("launcher: "), _LONGEST_CAUSE)
+
+
+def _of_ranks(before: State, after: State, note: Note) -> list[Note]:
+    """Return which ranks' processes have ended, and whether they had saved at a stop."""
+    if after.ranks is before.ranks:
+        return []
+    notes = []
+    for pid, rank in after.ranks.items():
+        was = before.ranks.get(pid)
+        if rank.runs or (was and (was.runs, was.exit_code) == (rank.runs, rank.exit_code)):
+            continue
+        note = note._replace(rank=rank.rank)
+        if _has_saved(rank, after.phase):
+            notes.append(note._replace(event="saved"))
+        notes.append(note._replace(event="ended", exit_code=rank.exit_code))
+    return notes
+
+
+def _has_saved(rank: Rank, phase: Any) -> bool:
+    """Tell whether a rank has handled a stop: as far as anybody but its script can know."""
+    if not isinstance(phase, Ending) or phase.why is not Why.STOP:
+        return False
+    ends = (0, 128 + phase.number)
+    return rank.disposition is Disposition.HANDLES and rank.exit_code in ends
+
+
+def _of_phase(before: State, event: Any, after: State, actions: Actions, note: Note) -> list[Note]:
+    """Return why this host's ranks begin to be ended, and how its share of the job has ended."""
+    notes = []
+    why, result = _why(after), after.result
+    if why is not None and why is not _why(before):
+        if why is Why.STOP and isinstance(after.phase, Ending):
+            cause = signal_name(after.phase.number)
+            notes.append(note._replace(event="stop", cause=cause))
+        elif why is Why.RESTART and isinstance(event, Restart):
+            notes.append(note._replace(event="restart", cause=_line(event.why)))
+        elif why is Why.FAILURE:
+            notes.append(note._replace(event="ending", cause=_line(result.text if result else "")))
+    elif not isinstance(after.phase, (Running, Failing, Ending)):
+        for action in actions:  # nothing runs here that could be stopped
+            if isinstance(action, Report) and isinstance(action.message, Stop):
+                cause = signal_name(action.message.number)
+                notes.append(note._replace(event="stop", cause=cause))
+    if isinstance(after.phase, Done) and not isinstance(before.phase, Done) and result:
+        stop = f"stopped by {signal_name(result.stop_signal)}" if result.stop_signal else ""
+        cause, code = stop or _line(result.text), result.exit_code
+        notes.append(note._replace(event="ended", cause=cause, exit_code=code))
+    return notes
+
+
+def _why(state: State) -> Why | None:
+    return state.phase.why if isinstance(state.phase, Ending) else None
+
+
+# What the coordinator alone knows.
+
+
+def of_hosts(
+    before: Any, event: Any, after: Any, host: str, now: float, began: float
+) -> list[Note]:
+    """Return what a step of the coordinator decides: stalls as the log has them, lost hosts."""
+    if not isinstance(after, of_peers.JobState):
+        return []  # a member's
+    note = Note(round(now - began, 3), host, after.attempt)
+    notes: list[Note] = []
+    if isinstance(event, Lost) and not isinstance(before.phase, of_peers.JobEnded):
+        notes.append(note._replace(event="lost", host=event.host, cause=event.why))
+    if after.attempt != before.attempt or after.watch is before.watch:
+        return notes
+    were, are = _waiting(before.watch), _waiting(after.watch)
+    for stall in before.watch.stalls:
+        gone = _only_in(stall, were, are, lambda here, there: here < there)
+        if gone:
+            at = round(min(now, stall.progress_at) - began, 3)
+            notes.append(note._replace(event="continued", ranks=gone, since=at))
+    for stall in after.watch.stalls:
+        new = _only_in(stall, are, were, lambda here, there: here > there)
+        if new:
+            cause = _line(sentences.stall(stall.finding, now))
+            one = _at_root(note, stall)._replace(event="stalled", cause=cause, ranks=new)
+            notes.append(one._replace(since=round(stall.finding.since - began, 3)))
+    if after.watch.hang and not before.watch.hang:
+        text = after.watch.hang.text
+        for stall in after.watch.stalls:
+            if sentences.stall(stall.finding, now) == text:
+                note = _at_root(note, stall)
+        notes.append(_failed(note, of_hang(text))._replace(rank=note.rank))
+    return notes
+
+
+def _waiting(watch: judge.Stalls) -> Mapping[int, float]:
+    """Return since when ranks wait; of two stalls of a rank that the log has, the later counts."""
+    found: dict[int, float] = {}
+    for stall in watch.stalls:
+        for rank in _waiting_in(stall):
+            found[rank] = max(stall.finding.since, found.get(rank, -math.inf))
+    return found
+
+
+def _only_in(
+    stall: judge.Stall,
+    here: Mapping[int, float],
+    there: Mapping[int, float],
+    is_other: Callable[[float, float], bool],
+) -> list[int]:
+    """Return the ranks that wait in a stall, but at the other end of a step in none, or another.
+
+    Of a stall that continues the beginning may become earlier, when more is known of it.
+    """
+    ranks = [rank for rank in _waiting_in(stall) if here[rank] == stall.finding.since]
+    return [rank for rank in ranks if rank not in there or is_other(here[rank], there[rank])]
+
+
+def _waiting_in(stall: judge.Stall) -> list[int]:
+    """Return the ranks that wait in a stall which the log has, and of which it has no progress."""
+    finding = stall.finding
+    absent = finding.root if isinstance(finding.reason, Absent) else ()
+    return [rank for rank in sorted(finding.ranks) if stall.is_logged and rank not in absent]
+
+
+def _at_root(note: Note, stall: judge.Stall) -> Note:
+    """Return a line of the rank that the others wait for, if it is one."""
+    if len(stall.finding.root) != 1:
+        return note
+    (rank,) = stall.finding.root
+    return note._replace(rank=rank, host=stall.finding.ranks[rank].host)

@@ -1,0 +1,228 @@
+"""`sm-launch timeline`: what each rank of a job did when, as a page or as text.
+
+It reads the DIR/HOST/events.jsonl of all hosts (launcher/run/history.py), whatever has become of
+them: of a job that was killed the last line may be cut off, and a host may have none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+
+from launcher.errors import LaunchError
+from launcher.host.journal import NAME
+from launcher.host.signals import Signals
+from launcher.job import arguments
+from launcher.result.causes import SUCCESS, Result, of_error
+from launcher.text.log import log, show
+from launcher.text.words import lasted, plural, printable, short
+from launcher_tools import timeline_page
+from launcher_tools.timeline_lanes import KINDS, Host, Lane, Line, Mark, Timeline, parsed, timeline
+
+PAGE = "timeline.html"
+_MOST_BYTES = 64 << 20  # of a file
+_HELP = f"""\
+usage: sm-launch timeline DIR [-o PAGE] [--text]
+
+Show what each rank of a job did when, from DIR/HOST/{NAME}: DIR is what --launcher-log-dir
+named, or the run folder of sm-launch local.
+
+  -o PAGE  the page to write; by default DIR/{PAGE}. It needs nothing else, nor a network.
+  --text   print it here instead
+
+Exit codes: 0; 2 if DIR has no {NAME}, or the page cannot be written."""
+# What a rank does, and what has happened, as one character.
+_LETTERS = dict(zip(KINDS, "j-=wsxr. "))
+_MARKS = {"failed": "X", "stalled": "!", "stop": "S", "restart": "R", "lost": "L"}
+_MOST_HAPPENED = 40  # lines
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
+    """Write the page, or print the text; say in one line why not."""
+    if arguments.wants_help(argv):
+        show(_HELP)
+        return SUCCESS
+    try:
+        folder, page, is_text = _chosen(argv)
+        found = read(folder)
+        if is_text:
+            show("\n".join(text(found, shutil.get_terminal_size((100, 24)).columns)))
+        if page or not is_text:
+            path = page or os.path.join(folder, PAGE)
+            write(found, path)
+            log(f"the timeline is in {path}: open it in a browser.")
+    except LaunchError as error:
+        log(str(error))
+        return of_error(error).result
+    return SUCCESS
+
+
+def _chosen(argv: Sequence[str]) -> tuple[str, str, bool]:
+    """Return the folder, the page's path, and whether text is wanted. Raises LaunchError."""
+    rest, folders, page, is_text = list(argv), list[str](), "", False
+    while rest:
+        word = rest.pop(0)
+        if word == "--text":
+            is_text = True
+        elif word in ("-o", "--output"):
+            page = rest.pop(0) if rest else ""
+            if not page:
+                raise LaunchError(f"{word} needs a value: the path of the page to write.")
+        elif word.startswith("-"):
+            raise LaunchError(f"sm-launch timeline has no option {short(word)}; see --help.")
+        else:
+            folders.append(word)
+    if len(folders) != 1:
+        seen = f"got {plural(len(folders), 'folder')}" if folders else "got none"
+        raise LaunchError(f"sm-launch timeline takes one folder, but {seen}; see --help.")
+    return folders[0], page, is_text
+
+
+def read(folder: str) -> Timeline:
+    """Return the timeline of a folder. Raises LaunchError if it has no file of a host."""
+    logs: dict[str, list[Line]] = {}
+    notes = []
+    for host, path in _files(folder):  # by their folders' names
+        try:
+            with open(path, "rb") as file:
+                data = file.read(_MOST_BYTES)
+        except OSError as error:
+            notes.append(f"{host}/{NAME} cannot be read ({error.strerror})")
+            continue
+        lines, bad = parsed(data.decode("utf-8", "replace"))
+        if bad:
+            notes.append(f"{host}/{NAME}: {plural(bad, 'line')} cannot be read, or cut off")
+        if lines and lines[0].host in logs:
+            notes.append(f"{host}/{NAME} is of {lines[0].host}, which has another file")
+        elif lines:
+            logs[lines[0].host] = lines
+    if not logs:
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise LaunchError(
+            f"no host's {NAME} in {folder}{why}; expected the folder that --launcher-log-dir "
+            "named, or the run folder of sm-launch local."
+        )
+    return timeline(logs, [printable(note) for note in notes])
+
+
+def _files(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the hosts' names and files; the folder may be that of one host."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise LaunchError(f"cannot read the folder {folder} ({error.strerror}).") from None
+    if NAME in names:
+        yield os.path.basename(os.path.abspath(folder)), os.path.join(folder, NAME)
+    for name in names:
+        path = os.path.join(folder, name, NAME)
+        if os.path.isfile(path):  # no pipe, which may never say anything
+            yield name, path
+
+
+def write(found: Timeline, path: str) -> None:
+    """Write the page. Raises LaunchError."""
+    page = timeline_page.page(found, title(found), "\n".join(text(found, 120)))
+    try:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(page)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write {path} ({error.strerror}); name another with -o."
+        ) from None
+
+
+def left_in(folder: str) -> list[str]:
+    """Write the page of a run folder; return what its files are, or why there is none."""
+    try:
+        write(read(folder), os.path.join(folder, PAGE))
+    except LaunchError as error:
+        return [f"no {PAGE}: {error}"]
+    return [f"{PAGE}: what each rank did when; each host's {NAME} has it for programs"]
+
+
+# As text.
+
+
+def text(found: Timeline, columns: int) -> list[str]:
+    """Return the timeline as lines: one for each rank, or for ranks of a host that did the same."""
+    label = max((len(_label(host, lane)) for host in found.hosts for lane in host.lanes), default=0)
+    label += 3 + 4  # of a second number
+    width = max(20, min(columns, 200) - label)
+    rows = [f"{name:{label}}{strip}".rstrip() for name, strip in _rows(found, width)]
+    used = {letter for row in rows for letter in row[label:]}
+    keys = [*_LETTERS.items(), *_MARKS.items()]
+    legend = [f"{letter} {kind}" for kind, letter in keys if letter in used - {" "}]
+    means = found.means()
+    spent = [f"{kind} {lasted(means[kind])}" for kind in KINDS if means[kind] >= 0.05]
+    end = lasted(found.seconds)
+    return [
+        title(found),
+        *(f"note: {note}" for note in found.notes),
+        "",
+        f"{'':{label}}0 s{end:>{width - 3}}",
+        *rows,
+        "",
+        "  ".join(legend),
+        f"a rank on average: {', '.join(spent)}",
+        "",
+        *_happened(found),
+    ]
+
+
+def title(found: Timeline) -> str:
+    """Return how a job ended, in a line."""
+    ranks = sum(lane.rank is not None for lane in found.lanes)
+    size = f"{plural(len(found.hosts), 'host')}, {plural(ranks, 'rank')}"
+    restarts = f" after {plural(found.attempts - 1, 'restart')}" if found.attempts > 1 else ""
+    cause = f": {found.cause}" if found.cause else ""
+    return f"{found.job or 'job'} ({size}) {found.how}{restarts}, {lasted(found.seconds)}{cause}"
+
+
+def _label(host: Host, lane: Lane) -> str:
+    return host.name if lane.rank is None else f"{host.name} {lane.rank}"
+
+
+def _rows(found: Timeline, width: int) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for host in found.hosts:
+        before = None
+        for lane in host.lanes:
+            strip = _strip(lane, host.marks, found.seconds, width)
+            if before and rows[-1][1] == strip:
+                rows[-1] = f"{before}-{lane.rank}", strip
+            else:
+                before = _label(host, lane)
+                rows.append((before, strip))
+    return rows
+
+
+def _strip(lane: Lane, of_host: Sequence[Mark], seconds: float, width: int) -> str:
+    """Return a lane as characters: what is longest in each, with a mark where there is one."""
+    cell = max(seconds, 1e-9) / width
+    longest: list[tuple[float, str]] = [(0.0, " ")] * width
+    for bar in lane.bars:
+        end = bar.start + bar.seconds
+        for at in range(int(bar.start / cell), min(width, int(end / cell) + 1)):
+            part = min(end, (at + 1) * cell) - max(bar.start, at * cell)
+            longest[at] = max(longest[at], (part, _LETTERS[bar.kind]))
+    letters = [letter for _, letter in longest]
+    for mark in (*of_host, *lane.marks):  # the rank's own count more
+        letters[max(0, min(width - 1, int(mark.at / cell)))] = _MARKS[mark.kind]
+    return "".join(letters)
+
+
+def _happened(found: Timeline) -> list[str]:
+    """Return what has happened, in order; what several hosts say is said once."""
+    said: dict[tuple[str, str], tuple[float, str]] = {}
+    for host in found.hosts:
+        of_ranks = [
+            (mark, f"{host.name}, rank {lane.rank}") for lane in host.lanes for mark in lane.marks
+        ]
+        for mark, name in [*((mark, host.name) for mark in host.marks), *of_ranks]:
+            first = min(said.get((mark.kind, mark.words), (mark.at, name)), (mark.at, name))
+            said[mark.kind, mark.words] = first
+    rows = sorted((at, name, kind, words) for (kind, words), (at, name) in said.items())
+    lines = [f"{at:9.1f} s  {name}: {kind}: {words}" for at, name, kind, words in rows]
+    more = len(lines) - _MOST_HAPPENED
+    return lines[:_MOST_HAPPENED] + ([f"... and {more} more"] if more > 0 else [])

@@ -1,0 +1,405 @@
+"""From lines of events.jsonl to what each rank did when. Pure.
+
+Clocks of hosts differ. All hosts start an attempt at the same time, but for the network's delay: so
+the seconds of each host are shifted by those at which its own attempt began. What was before the
+first one goes with it. A host that has begun none is placed by its clock.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from launcher.text.words import printable
+
+_MOST_SECONDS = 1e9
+# What a rank does, in the order of the legend.
+KINDS: Mapping[str, str] = {
+    "joining": "the host waits until all have joined",
+    "start": "torchrun and the rank start, until its script runs",
+    "training": "the script runs",
+    "waiting": "the log says that the rank makes no progress",
+    "saving": "the job was stopped: the rank has its grace to save",
+    "ending": "the job has failed: the rank is ended",
+    "restart": "the rank is ended, and waits to be started again",
+    "ended": "the rank has ended, others have not",
+    "unknown": "nothing is known of the host: it has not begun, or it is lost",
+}
+_RUNS = ("start", "training")
+MARKS = ("failed", "stalled", "stop", "restart", "lost")
+
+
+class Line(NamedTuple):
+    """A line, checked."""
+
+    event: str
+    seconds: float
+    host: str
+    attempt: int
+    rank: int | None
+    cause: str
+    exit_code: int | None
+    ranks: tuple[int, ...]
+    since: float
+    job: str
+    utc: float  # 0: not known
+
+
+class Bar(NamedTuple):
+    """What a rank does for a while, in seconds since the job began."""
+
+    kind: str
+    start: float
+    seconds: float
+    attempt: int
+    words: str
+
+
+class Mark(NamedTuple):
+    """What has happened at one time."""
+
+    kind: str
+    at: float
+    words: str
+
+
+class Lane(NamedTuple):
+    """One rank; None: a host of which no rank is known."""
+
+    rank: int | None
+    bars: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
+
+
+class Host(NamedTuple):
+    """A host, with what has happened to all of its ranks."""
+
+    name: str
+    lanes: tuple[Lane, ...]
+    marks: tuple[Mark, ...]
+
+
+class Timeline(NamedTuple):
+    """A job."""
+
+    job: str
+    how: str  # succeeded, failed, stopped, has not ended
+    cause: str
+    exit_code: int | None
+    seconds: float
+    attempts: int
+    hosts: tuple[Host, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """All lanes."""
+        return [lane for host in self.hosts for lane in host.lanes]
+
+    def means(self) -> dict[str, float]:
+        """Return how long a rank does each thing, on average."""
+        lanes = self.lanes
+        bars = [bar for lane in lanes for bar in lane.bars]
+        sums = {kind: sum(bar.seconds for bar in bars if bar.kind == kind) for kind in KINDS}
+        return {kind: seconds / max(1, len(lanes)) for kind, seconds in sums.items()}
+
+
+# Lines.
+
+
+def parsed(text: str) -> tuple[list[Line], int]:
+    """Return the lines of a file's last job, and how many of the file are no lines of ours."""
+    lines: list[Line] = []
+    bad = 0
+    for row in text.split("\n"):
+        if not row.strip():
+            continue
+        try:
+            line = _line(json.loads(row))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            bad += 1
+            continue
+        if line.event == "began":
+            lines = []
+        lines.append(line)
+    return lines, bad
+
+
+def _line(value: Any) -> Line:
+    """Check a line. Raises ValueError, TypeError or KeyError."""
+    seconds = _number(value["seconds"])
+    rank, code = value["rank"], value.get("exit_code")
+    return Line(
+        event=_text(value["event"]),
+        seconds=seconds,
+        host=_text(value["host"]),
+        attempt=_whole(value["attempt"]),
+        rank=None if rank is None else _whole(rank),
+        cause=_text(value.get("cause", "")),
+        exit_code=code if isinstance(code, int) and abs(code) < 1024 else None,
+        ranks=tuple(_whole(one) for one in value.get("ranks", ())),
+        since=_number(value.get("since", seconds)),
+        job=_text(value.get("job", "")),
+        utc=_utc(value.get("utc")),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return printable(value[:2000])
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not -_MOST_SECONDS < value < _MOST_SECONDS:
+        raise ValueError(value)
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError(value)
+    return int(value)
+
+
+def _utc(value: Any) -> float:
+    try:
+        return datetime.datetime.strptime(f"{value}+0000", "%Y-%m-%dT%H:%M:%S.%fZ%z").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Sort hosts as people do: algo-2 before algo-10."""
+
+    def key(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in _parts(name)]
+
+    return sorted(names, key=key)
+
+
+def _parts(name: str) -> list[str]:
+    return re.findall(r"[0-9]{1,18}|[^0-9]+|[0-9]+", name)
+
+
+# One clock.
+
+
+def aligned(logs: Mapping[str, Sequence[Line]]) -> dict[str, list[Line]]:
+    """Return each host's lines in seconds since the job's first line, in order."""
+    names = in_order([name for name, lines in logs.items() if lines])
+    if not names:
+        return {}
+    starts = {name: _starts(logs[name]) for name in names}
+    first = max(names, key=lambda name: len(starts[name]))
+    moved = {
+        name: _moved(logs[name], starts[name], starts[first], _clock(logs[first])) for name in names
+    }
+    began = min(lines[0].seconds for lines in moved.values())
+    return {
+        name: [one._replace(seconds=one.seconds - began, since=one.since - began) for one in lines]
+        for name, lines in moved.items()
+    }
+
+
+def _starts(lines: Sequence[Line]) -> dict[int, float]:
+    return {one.attempt: one.seconds for one in reversed(lines) if one.event == "attempt"}
+
+
+def _clock(lines: Sequence[Line]) -> float:
+    """Return the time of day at a launcher's begin; 0 if it is not known."""
+    return next((one.utc - one.seconds for one in lines if one.utc), 0.0)
+
+
+def _moved(
+    lines: Sequence[Line], own: Mapping[int, float], first: Mapping[int, float], clock: float
+) -> list[Line]:
+    shifts = {attempt: first[attempt] - at for attempt, at in own.items() if attempt in first}
+    here = _clock(lines)
+    otherwise = here - clock if here and clock else 0.0
+    moved, latest = [], -math.inf
+    for one in lines:
+        known = [attempt for attempt in sorted(shifts) if attempt <= one.attempt] or sorted(shifts)[
+            :1
+        ]
+        shift = shifts[known[-1]] if known else otherwise
+        latest = max(latest, one.seconds + shift)
+        moved.append(one._replace(seconds=latest, since=one.since + shift))
+    return moved
+
+
+# Lanes.
+
+
+class _Said(NamedTuple):
+    """What the first host says of others: stalls of ranks, hosts that are lost, a hang."""
+
+    stalls: Mapping[int, Sequence[tuple[float, float, str]]]
+    lost: Mapping[str, tuple[float, str]]
+    marks: Mapping[tuple[str, int | None], Sequence[Mark]]
+
+
+def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> Timeline:
+    """Return what each rank of a job did when; of several jobs in the files, the last one's."""
+    began = {name: lines[0] for name, lines in logs.items() if lines and lines[0].job}
+    job = max(began.values(), key=lambda line: line.utc).job if began else ""
+    others = [name for name, line in began.items() if line.job != job]
+    notes = [
+        *notes,
+        *(f"{name}: its last job is {began[name].job}, not this one" for name in others),
+    ]
+    hosts = aligned({name: lines for name, lines in logs.items() if name not in others})
+    end = max((lines[-1].seconds for lines in hosts.values()), default=0.0)
+    said = _said(hosts, end)
+    ends = [one for lines in hosts.values() for one in lines if _is_end(one)]
+    found = []
+    for name, lines in hosts.items():
+        ranks = sorted({one.rank for one in lines if one.rank is not None and one.host == name})
+        gone = _gone_at(name, lines, said, has_ended=bool(ends), end=end)
+        lanes = [_lane(name, rank, lines, said, gone, end) for rank in ranks]
+        lanes = lanes or [_lane(name, None, lines, said, gone, end)]
+        marks = [
+            _mark(one) for one in lines if _is_mark(one) and one.rank is None and one.host == name
+        ]
+        found.append(Host(name, tuple(lanes), (*marks, *said.marks.get((name, None), ()))))
+    how, last = _how(ends)
+    attempts = max((one.attempt for lines in hosts.values() for one in lines), default=0)
+    cause, code = (last.cause, last.exit_code) if last else ("", None)
+    return Timeline(job, how, cause, code, end, attempts, tuple(found), tuple(notes))
+
+
+def _is_end(line: Line) -> bool:
+    return line.event == "ended" and line.rank is None
+
+
+def _how(ends: Sequence[Line]) -> tuple[str, Line | None]:
+    last = max(ends, key=lambda one: (bool(one.exit_code), bool(one.cause)), default=None)
+    if last is None:
+        return "has not ended", None
+    if last.exit_code == 0:
+        return "succeeded", last
+    return "stopped" if last.cause.startswith("stopped by ") else "failed", last
+
+
+def _is_mark(line: Line) -> bool:
+    return line.event in MARKS
+
+
+def _mark(line: Line) -> Mark:
+    code = "" if line.exit_code is None else f" (exit code {line.exit_code})"
+    return Mark(line.event, line.seconds, f"{line.cause}{code}")
+
+
+def _said(hosts: Mapping[str, Sequence[Line]], end: float) -> _Said:
+    stalls: dict[int, list[tuple[float, float, str]]] = {}
+    lost: dict[str, tuple[float, str]] = {}
+    marks: dict[tuple[str, int | None], list[Mark]] = {}
+    for name, lines in hosts.items():
+        for number, one in enumerate(lines):
+            if one.host != name and _is_mark(one):
+                marks.setdefault((one.host, one.rank), []).append(_mark(one))
+            if one.event == "lost":
+                lost[one.host] = one.seconds, one.cause
+            for rank in one.ranks if one.event == "stalled" else ():
+                until = next(_ends_of(rank, lines[number + 1 :]), end)
+                stalls.setdefault(rank, []).append((one.since, until, one.cause))
+    return _Said(stalls, lost, marks)
+
+
+def _ends_of(rank: int, later: Sequence[Line]) -> Iterator[float]:
+    for one in later:
+        if one.event == "continued" and rank in one.ranks:
+            yield one.since
+        elif one.event == "attempt":
+            yield one.seconds
+
+
+def _gone_at(
+    name: str, lines: Sequence[Line], said: _Said, *, has_ended: bool, end: float
+) -> tuple[float, str]:
+    """Return from when on nothing is known of a host, and why."""
+    if any(_is_end(one) for one in lines):
+        return end, ""
+    if name in said.lost:
+        at, why = said.lost[name]
+        return max(at, 0.0), f"lost: {why}"
+    return (lines[-1].seconds if has_ended else end), "its file ends here"
+
+
+def _lane(
+    name: str,
+    rank: int | None,
+    lines: Sequence[Line],
+    said: _Said,
+    gone: tuple[float, str],
+    end: float,
+) -> Lane:
+    own = [one for one in lines if one.host == name and one.rank in (None, rank)]
+    bars: list[Bar] = []
+    now = Bar("unknown", 0.0, 0.0, 0, "not begun")
+    for one in own:
+        kind, words = _next(now.kind, one)
+        if one.event == "saved" and now.kind == "saving":
+            now = now._replace(words=f"saved; {now.words}")
+        if kind != now.kind or one.event == "attempt":
+            bars.append(now._replace(seconds=one.seconds - now.start))
+            now = Bar(kind, one.seconds, 0.0, one.attempt, words)
+        elif one.rank is not None and one.exit_code is not None:
+            now = now._replace(words=words)
+    bars.append(now._replace(seconds=end - now.start))
+    bars = [
+        part
+        for bar in bars
+        for part in _with_stalls(bar, said.stalls.get(-1 if rank is None else rank, ()))
+    ]
+    marks = [_mark(one) for one in own if _is_mark(one) and one.rank is not None]
+    if rank is not None:
+        marks += said.marks.get((name, rank), ())
+    return Lane(
+        rank, tuple(bar for bar in _until(bars, gone, end) if bar.seconds > 0), tuple(marks)
+    )
+
+
+def _next(kind: str, line: Line) -> tuple[str, str]:
+    """Return what a rank does after a line, and the words for it."""
+    event = line.event
+    if event == "began":
+        return "joining", ""
+    if event == "attempt":
+        return "start", ""
+    if event == "runs":
+        return "training", ""
+    if event == "stop":
+        return ("saving" if kind in _RUNS else kind), line.cause
+    if event == "ending":
+        return ("ending" if kind in _RUNS else kind), line.cause
+    if event == "restart":
+        return "restart", line.cause
+    if event == "ended" and (kind != "restart" or line.rank is None):
+        code = "" if line.exit_code is None else f"exit code {line.exit_code}"
+        return "ended", code
+    return kind, ""
+
+
+def _with_stalls(bar: Bar, stalls: Sequence[tuple[float, float, str]]) -> Iterator[Bar]:
+    """Yield a bar of training in parts: in some the rank waits."""
+    at, end = bar.start, bar.start + bar.seconds
+    for since, until, cause in sorted(stalls) if bar.kind == "training" else ():
+        since, until = max(at, since), min(end, until)
+        if since < until:
+            yield bar._replace(start=at, seconds=since - at)
+            yield Bar("waiting", since, until - since, bar.attempt, cause)
+            at = until
+    yield bar._replace(start=at, seconds=end - at)
+
+
+def _until(bars: Sequence[Bar], gone: tuple[float, str], end: float) -> Iterator[Bar]:
+    at, why = gone
+    for bar in bars:
+        yield bar._replace(seconds=min(bar.seconds, at - bar.start))
+    last = bars[-1].attempt
+    yield Bar("unknown", at, end - at, last, why)

@@ -1,0 +1,173 @@
+"""The page of `sm-launch timeline`, in Chromium: with a mouse, keys, a small and a dark screen."""
+
+import pytest
+from timelines import HOSTILE, STALL, large, line
+
+RANKS = "#inner .rank:visible"
+WORDS = "#words"
+CAUSE = HOSTILE.replace("\x1b", "\\x1b")
+
+
+def small(**more):
+    text = line(0, "began", job="small", attempt=0) + line(1, "attempt")
+    for rank in range(2):
+        text += line(4, "started", rank=rank) + line(5 + rank, "runs", rank=rank)
+    text += line(9, "failed", rank=1, cause=f"rank 1 {HOSTILE}", exit_code=1)
+    text += line(9.5, "ending", cause=HOSTILE) + line(10, "ended", cause=HOSTILE, exit_code=1)
+    return {"algo-1": text}
+
+
+def size(page, selector):
+    return page.locator(selector).first.bounding_box()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_screen(opened, width):
+    for files in (large(), small()):
+        page = opened(files, width)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_of_hosts_are_whole(opened, width):
+    page = opened(large(), width)
+    cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+    assert page.locator(".host button, .host .label").evaluate_all(cut) == []
+
+
+def test_bars_of_a_lane_fill_it(opened):
+    page = opened(small())
+    track = size(page, ".rank .ticks, .rank .track")
+    for lane in page.locator(RANKS).all():
+        boxes = [bar.bounding_box() for bar in lane.locator(".bar").all()]
+        assert sum(box["width"] for box in boxes) == pytest.approx(track["width"], abs=3)
+
+
+def test_of_many_ranks_hosts_are_folded_and_unfold_one_by_one_or_all(opened):
+    page = opened(large())
+    assert page.locator(RANKS).count() == 0 and page.locator(".host:visible").count() == 16
+    # All hosts on one screen, each with a strip for each of its ranks.
+    assert page.evaluate("document.documentElement.scrollHeight") <= 800
+    assert page.locator(".host").first.locator("svg.thin:visible").count() == 8
+    page.get_by_role("button", name="algo-2 8 ranks").click()
+    assert page.locator(RANKS).count() == 8
+    page.get_by_role("button", name="Fold all").click()
+    assert page.locator(RANKS).count() == 0
+    page.get_by_role("button", name="Unfold all").click()
+    assert page.locator(RANKS).count() == 128
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("3", 1),
+        ("0-7", 8),
+        ("rank 37", 1),
+        ("algo-1", 8),
+        ("algo-12 failed", 1),
+        ("waiting", 127),
+        ("nothing", 0),
+    ],
+)
+def test_the_filter(opened, text, count):
+    page = opened(large())
+    page.keyboard.press("/")
+    page.keyboard.type(text)
+    assert page.locator(RANKS).count() == count
+    assert page.locator("#count").text_content() == f"{count} of 128 ranks"
+    assert page.get_by_text("No rank matches.").is_visible() is (count == 0)
+    page.keyboard.press("Escape")
+    assert page.locator(RANKS).count() == 0 and page.locator("#count").text_content() == ""
+
+
+def test_words_are_shown_where_the_mouse_points_and_kept_by_a_click(opened):
+    page = opened(small())
+    page.locator(".rank .bar.training").first.hover()
+    assert page.locator(WORDS).text_content() == (
+        "algo-1, rank 0: training for 4.5 s, from 5.0 s to 9.5 s, attempt 1."
+    )
+    page.locator(".rank .mark.failed").click()
+    kept = f"algo-1, rank 1: failed at 9.0 s: rank 1 {CAUSE} (exit code 1)"
+    assert page.locator(WORDS).text_content() == kept
+    page.locator(".rank .bar.start").first.hover()
+    assert page.locator(WORDS).text_content() == kept
+    page.keyboard.press("Escape")
+    assert page.locator(WORDS).text_content().startswith("Point at a bar")
+
+
+def test_all_of_it_by_keys(opened):
+    page = opened(large())
+    page.keyboard.press("ArrowDown")  # from the first host
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    assert page.locator(RANKS).count() == 8
+    for _ in range(6):
+        page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(
+        "algo-5, rank 37: "
+    )
+    seen = []
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+        seen.append(page.locator(WORDS).text_content())
+    assert seen[0].startswith("algo-5, rank 37: unknown for") and "training" in seen[3]
+    assert any(f"others wait for this rank at 0:03:09: {STALL}" in words for words in seen)
+    assert seen[-1] == seen[-2]  # the last one
+    page.keyboard.press("Enter")
+    assert page.locator(RANKS).count() == 0
+
+
+def test_a_larger_scale_keeps_labels_in_sight(opened):
+    page = opened(large())
+    before = size(page, ".host .bar.training")["width"]
+    for key in "+++":
+        page.keyboard.press(key)
+    assert size(page, ".host .bar.training")["width"] == pytest.approx(8 * before, rel=0.01)
+    page.evaluate("document.getElementById('chart').scrollLeft = 3000")
+    assert size(page, ".host .label")["x"] == 0
+    labels = page.locator(".ticks span").all_text_contents()
+    assert labels[:3] == ["0:00", "0:00:10", "0:00:20"] or labels[0].startswith("0:00")
+    for key in "----":
+        page.keyboard.press(key)
+    assert size(page, ".host .bar.training")["width"] == pytest.approx(before, rel=0.01)
+
+
+def test_what_comes_from_the_job_is_text(opened):
+    page = opened(small())
+    assert page.title().startswith("small (1 host, 2 ranks) failed, 10 s: </script><script>")
+    assert page.locator("#cause").text_content() == CAUSE
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_on_a_dark_screen_it_is_dark_and_can_be_read(opened, width):
+    """Text on its background has the contrast that WCAG asks for (AA: 4.5)."""
+    for scheme, is_dark in (("light", False), ("dark", True)):
+        page = opened(small(), width, scheme)
+        for selector in ("#how span", "#cause", ".rank .label", "#words", "#how b"):
+            ink, ground = page.evaluate(CONTRAST, selector)
+            assert (ground < 0.2) is is_dark, selector
+            assert (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05) >= 4.5, selector
+
+
+# The luminance of an element's text, and of what is behind it.
+CONTRAST = """selector => {
+  const luminance = color => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255)
+      .map(part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4);
+    return .2126 * parts[0] + .7152 * parts[1] + .0722 * parts[2];
+  };
+  let one = document.querySelector(selector);
+  const ink = getComputedStyle(one).color;
+  while (/, 0\\)$|transparent/.test(getComputedStyle(one).backgroundColor)) one = one.parentElement;
+  return [luminance(ink), luminance(getComputedStyle(one).backgroundColor)];
+}"""
+
+
+def test_without_scripts_the_text_is_there(browser, opened, tmp_path):
+    opened(small())
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"file://{tmp_path}/logs/timeline.html")
+    assert "algo-1 1" in page.locator("noscript pre").text_content()
+    context.close()

@@ -1,0 +1,98 @@
+"""benchmarks/beside.py: the table and the picture of recorded figures; and that it still runs."""
+
+import json
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from conftest import REPO
+
+BESIDE = [sys.executable, str(REPO / "benchmarks" / "beside.py")]
+RECORDED = {
+    "about": ["3 rounds, 2 CPUs", "torch 2.13.0, a & b"],
+    "patience": 20,
+    "values": {
+        "start-1x2": {
+            "torchrun": [2.0, 4.0, 2.5],
+            "accelerate": [None, None, None],
+            "ft_launcher 0.4": [2.2, "failed", 3.0],
+            "torchrun beside 0.7": [3.0, 4.0, 2.0],
+            "ft_launcher 0.7": [6.0, 6.0, 6.0],
+            "sm-launch": [1.0, 3.0, 1.25],
+        },
+        "failure": {
+            "torchrun": ["never", "never", None],
+            "accelerate": ["never", "never", None],
+            "ft_launcher 0.4": [9.04, 10.0, 11.0],
+            "torchrun beside 0.7": ["never", "never", None],
+            "ft_launcher 0.7": ["failed", "failed", "failed"],
+            "sm-launch": [0.5, 0.25, 1.0],
+        },
+        "stop": {"torchrun": [0.9, 1.0, 1.1], "accelerate": ["never"] * 3, "sm-launch": [4, 5, 6]},
+    },
+}
+# Ratios are medians of those of each round, which is not the ratio of the medians: 0.5, not 0.6.
+TABLE = """\
+| start to first all-reduce, 2 ranks | s | 2.50 (2.00-4.00) | - | 2.60 (2.20-3.00), failed in 1 \
+| 3.00 (2.00-4.00) | 6.00 (6.00-6.00) | 1.25 (1.00-3.00) | |
+| | of torchrun's | 1 | - | 1.15 (1.10-1.20) | 1.00 (0.80-1.50) | 2.00 (1.50-3.00) \
+| 0.50 (0.50-0.75) | 1.00 / 0.60 |
+| failure to last host down, no collective | s | never | never | 10.0 (9.04-11.0) | never | failed \
+| 0.50 (0.25-1.00) | |
+| | of torchrun's | never | never | < 0.50 (0.45-0.55) | never | failed | < 0.025 (0.013-0.050) | |
+| SIGTERM to the ranks' handlers | ms | 1.00 (0.90-1.10) | never | - | - | - | 5.00 (4.00-6.00) | |
+| | of torchrun's | 1 | never | - | - | - | 5.00 (4.44-5.45) | |
+"""
+
+
+def test_recorded_figures_become_a_table_and_a_picture(tmp_path):
+    recorded, drawn = tmp_path / "recorded.json", tmp_path / "picture.svg"
+    recorded.write_text(json.dumps(RECORDED))
+    argv = [*BESIDE, "--read", str(recorded), "--picture", str(drawn)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    about, table = done.stdout.split("\n\n")
+    assert about == "\n".join(RECORDED["about"])
+    head, rule, rows = table.split("\n", 2)
+    ways = list(RECORDED["values"]["start-1x2"])
+    assert head == f"| median (min-max) | | {' | '.join(ways)} | bound, cold / warm |"
+    assert rule.count("|") == head.count("|")
+    assert rows == TABLE
+
+    picture = ElementTree.fromstring(drawn.read_text(encoding="utf-8"))
+    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[-2:] == RECORDED["about"]
+    values = [text for text in texts if re.fullmatch(r"(under )?\d\.\d\d+|never|failed", text)]
+    in_order = ["1.15", "2.00", "0.50", "never", "under 0.50", "failed", "under 0.025"]
+    assert values == [*in_order, "never", "5.00"]
+    # Bars begin or end at 1, less is left of it; the other colours are for a dark page.
+    (one,) = (t for t in picture.iter("{http://www.w3.org/2000/svg}text") if t.text == "1")
+    bars = [
+        (float(rect.get("x")), float(rect.get("x")) + float(rect.get("width")))
+        for rect in picture.iter("{http://www.w3.org/2000/svg}rect")
+        if float(rect.get("y", "0")) > 90
+    ]
+    middle = float(one.get("x"))
+    is_less = [abs(end - middle) < 0.2 for _, end in bars]
+    assert is_less == [False, False, True, True, True, False]
+    assert all(abs(begin - middle) < 0.2 for (begin, _), less in zip(bars, is_less) if not less)
+    assert "@media (prefers-color-scheme:dark)" in drawn.read_text(encoding="utf-8")
+
+
+@pytest.mark.more
+@pytest.mark.torch
+def test_a_quick_look_leaves_no_process(tmp_path):
+    """A start, the stop in it and a failure that torchrun never hears of, in namespaces."""
+    written = tmp_path / "found.json"
+    argv = [*BESIDE, "--figure", "start-1x2", "stop", "failure", "--of", "torchrun", "sm-launch"]
+    argv += ["--rounds", "1", "--patience", "5", "--write", str(written)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    values = json.loads(written.read_text())["values"]
+    assert list(values) == ["start-1x2", "stop", "failure"]
+    assert values["failure"]["torchrun"] == ["never"], done.stderr
+    del values["failure"]["torchrun"]
+    numbers = [one for by_way in values.values() for way in by_way.values() for one in way]
+    assert len(numbers) == 5 and all(number > 0 for number in numbers), done.stderr

@@ -1,0 +1,250 @@
+"""events.jsonl: what launchers note of their job, in simulated jobs and on real disks."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from jobs import job_of
+from simulation.job import Job
+from simulation.plan import AtStop, Fault, Plan, Script, What
+from simulation.strategies import drawn
+
+from launcher.host.journal import Journal
+from launcher.peers import coordinator, events
+from launcher.peers.messages import ProgressReport
+from launcher.run import history
+from launcher.run.history import EVENTS, FIELDS, Note
+from launcher.watch.progress import Group, Rank
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Have all simulated hosts write below a folder."""
+    monkeypatch.setattr(history, "folder", lambda *_: str(tmp_path / "events"))
+    return tmp_path / "events"
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def told(folder, host):
+    """Return what a simulated host of a job has noted: rank, event and exit code."""
+    found = lines(folder / host / "events.jsonl")
+    return [(one["rank"], one["event"], one.get("exit_code")) for one in found]
+
+
+def run(plan):
+    job = Job(plan, trace=True)
+    job.run()
+    return job
+
+
+def test_a_restart_and_a_failure_from_begin_to_end(folder):
+    run(Plan(hosts=1, nproc=2, max_restarts=1, faults=(Fault(What.RAISES, 3.0, local_rank=1),)))
+    noted = told(folder, "algo-0001")
+    assert noted[:3] == [(None, "began", None), (None, "joined", None), (None, "attempt", None)]
+    assert sorted(noted[3:7]) == [(r, e, None) for r in (0, 1) for e in ("runs", "started")]
+    assert noted[7][:2] == (1, "failed")
+    names = [event for _, event, _ in noted[8:]]
+    assert names.index("restart") < names.index("attempt") and names[-1] == "ended"
+    assert noted[-1] == (None, "ended", 0)
+    (restart,) = (
+        one for one in lines(folder / "algo-0001" / "events.jsonl") if one["event"] == "restart"
+    )
+    assert restart["cause"].startswith("attempt 1 of 2 failed after") and restart["attempt"] == 1
+
+
+@pytest.mark.parametrize(
+    ("at_stop", "saves"), [(AtStop.SAVES, True), (AtStop.DIES, False), (AtStop.IGNORES, False)]
+)
+def test_a_stop_is_noted_and_only_who_handled_it_has_saved(folder, at_stop, saves):
+    run(Plan(hosts=2, script=Script(at_stop=at_stop), faults=(Fault(What.STOP, 3.0),)))
+    for host, rank in (("algo-0001", 0), ("algo-0002", 1)):
+        noted = told(folder, host)
+        assert (None, "stop", None) in noted
+        assert ((rank, "saved", None) in noted) is saves
+        assert noted[-1] == (None, "ended", 143)
+
+
+def test_the_first_host_notes_a_lost_one(folder):
+    run(Plan(hosts=2, faults=(Fault(What.LAUNCHER_KILLED, 3.0, host=1),)))
+    (lost,) = (
+        one for one in lines(folder / "algo-0001" / "events.jsonl") if one["event"] == "lost"
+    )
+    assert (lost["host"], lost["cause"]) == ("algo-0002", "its launcher died")
+    assert "ended" not in [one for rank, one, _ in told(folder, "algo-0002") if rank is None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_lines_are_in_order_and_say_how_the_job_ended(folder, seed):
+    by = random.Random(seed)
+    for number in range(100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(history, "folder", lambda *_, at=folder / str(number): str(at))
+            job = run(drawn(by))
+        for machine in job.machines:
+            path = folder / str(number) / machine.name / "events.jsonl"
+            if path.exists():
+                check(lines(path), machine.launcher, job)
+
+
+def check(noted, launcher, job):
+    names = [one["event"] for one in noted]
+    assert names[0] == "began" and names.count("began") == 1 and set(names) <= set(EVENTS)
+    assert all(set(one) <= set(FIELDS) for one in noted)
+    assert [one["seconds"] for one in noted] == sorted(one["seconds"] for one in noted)
+    assert not [line for line in job.watch.trace if "the job goes on without it" in line]
+    attempts = [one["attempt"] for one in noted if one["event"] == "attempt"]
+    assert attempts == list(range(1, len(attempts) + 1)) and ("joined" in names) == bool(attempts)
+    ends = [one for one in noted if one["event"] == "ended" and one["rank"] is None]
+    if launcher.result is None:  # it was killed, or still runs
+        assert not ends
+    elif ends:  # not where the launcher has failed
+        assert noted[-1] == ends[0] and len(ends) == 1
+        assert ends[0]["exit_code"] == launcher.result.exit_code
+
+
+# A stall: what the coordinator alone knows.
+
+
+def waits(rank, collective=61, **more):
+    group = Group("0-3", last=collective, waits=61, op="all_reduce")
+    return Rank(rank, rank % 2, 70.0, groups=(group,), **more)
+
+
+def test_a_stall_its_end_and_a_hang():
+    hosts = ("algo-1", "algo-2")
+    job = job_of("algo-1", hosts, peer_port=29401, hang_notify=60, hang_timeout=200, watch=1)
+    state, noted = coordinator.begin(job, 0.0)[0], []
+
+    def happens(now, *more):
+        nonlocal state
+        for event in (*more, events.Time()):
+            before = state
+            state, _ = coordinator.step(before, event, now)
+            noted.extend(history.of_hosts(before, event, state, "algo-1", now, 10.0))
+
+    def report(host, *ranks):
+        return events.Received(host, ProgressReport(1, ranks, 0))
+
+    hello = state.hello._replace(host="algo-2")
+    happens(20.0, events.Arrived(1, "127.0.0.2", hello))
+    late = Rank(3, 1, 70.0, groups=(Group("0-3", last=60),), place="load, data.py:88")
+    happens(100.0, report("algo-1", waits(0), waits(1)), report("algo-2", waits(2), late))
+    happens(101.0)
+    (stalled,) = noted
+    assert stalled[:4] == (91.0, "algo-2", 1, 3) and stalled.event == "stalled"
+    assert stalled.ranks == [0, 1, 2] and stalled.since == 20.0  # 70 s before 100
+    assert stalled.cause.startswith(
+        "no progress for 71 s: algo-2, rank 3 (local rank 1) is absent from"
+    )
+    happens(142.0)  # the log says it again
+    happens(150.0, report("algo-1"), report("algo-2"))
+    happens(151.0)
+    assert noted[1:] == []  # not yet: a time-out of torch's may have ended it
+    happens(161.0)
+    assert [(one.event, one.ranks, one.since) for one in noted[1:]] == [
+        ("continued", [0, 1, 2], 141.0)
+    ]
+    happens(250.0, report("algo-1", waits(0), waits(1)), report("algo-2", waits(2), late))
+    happens(251.0)
+    while coordinator.due(state) < 390.0:
+        happens(coordinator.due(state))
+    stalled, hang = noted[2:]
+    assert (stalled.event, hang.event) == ("stalled", "failed")
+    assert hang[:4] == (375.0, "algo-2", 1, 3) and hang.exit_code == 75
+    assert hang.cause.startswith("no progress for 205 s: algo-2, rank 3")
+
+
+# The file.
+
+
+def note(*_):
+    return [Note(1.5, "algo-1", 1, 3, "failed", cause="a\nb", exit_code=1)]
+
+
+def test_a_line_has_its_fields_and_no_empty_ones(tmp_path):
+    journal = Journal(str(tmp_path / "new"), "algo-1", pytest.fail)
+    journal.note(note)
+    journal.close()
+    (line,) = lines(tmp_path / "new" / "algo-1" / "events.jsonl")
+    utc = line.pop("utc")
+    assert len(utc) == len("2026-11-22T16:56:12.345Z") and utc[10] + utc[-1] == "TZ"
+    assert line == {
+        "seconds": 1.5, "host": "algo-1", "attempt": 1, "rank": 3, "event": "failed",
+        "cause": "a\nb", "exit_code": 1,
+    }  # fmt: skip
+    assert list(FIELDS) == ["utc", *Note._fields]
+
+
+def test_a_line_that_was_cut_off_costs_the_next_job_none(tmp_path):
+    path = tmp_path / "algo-1" / "events.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"event": "beg')
+    Journal(str(tmp_path), "algo-1", pytest.fail).note(note)
+    assert [line[:8] for line in path.read_text().splitlines()] == ['{"event"', '{"utc": ']
+
+
+def full(folder):
+    folder.mkdir()
+    (folder / "events.jsonl").symlink_to("/dev/full")
+
+
+def pipe(folder):
+    folder.mkdir()
+    os.mkfifo(folder / "events.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (full, "No space left on device"),
+        (pipe, "Resource temporarily unavailable"),
+        (lambda folder: folder.write_text(""), "File exists"),
+        (lambda folder: (folder / "events.jsonl").mkdir(parents=True), "Is a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line_of_the_log(tmp_path, make, why):
+    make(tmp_path / "algo-1")
+    log = []
+    journal = Journal(str(tmp_path), "algo-1", log.append)
+    for _ in range(1000):
+        journal.note(note)
+    journal.close()
+    where = f"{tmp_path}/algo-1/events.jsonl"
+    assert log == [f"cannot write {where} ({why}): the job goes on without it."]
+
+
+def test_a_mistake_in_what_is_noted_costs_no_job(tmp_path):
+    log = []
+    journal = Journal(str(tmp_path), "algo-1", log.append)
+    journal.note(lambda: 1 / 0)
+    journal.note(note)
+    assert log == [
+        f"cannot write {tmp_path}/algo-1/events.jsonl (ZeroDivisionError: division by zero): "
+        "the job goes on without it."
+    ]
+    assert Path(tmp_path, "algo-1", "events.jsonl").read_text() == ""
+
+
+def test_without_a_folder_nothing_is_written(tmp_path):
+    journal = Journal("", "algo-1", pytest.fail)
+    journal.note(note)
+    assert not os.path.exists("algo-1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "log_dir", "folder"),
+    [
+        ({}, "", ""),
+        ({}, "logs", "logs"),
+        ({"LAUNCHER_EVENTS_DIR": "/run"}, "logs", "/run"),
+        # Below another launcher, whose lines these would follow.
+        ({"LAUNCHER_EVENTS_DIR": "/run", "LAUNCHER_JOB_MARK": "x"}, "logs", ""),
+    ],
+)
+def test_where_they_are_written(environ, log_dir, folder):
+    assert history.folder(environ, log_dir) == folder

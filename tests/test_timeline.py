@@ -1,0 +1,307 @@
+"""`sm-launch timeline`: what each rank did when, from whatever hosts have left."""
+
+import html
+import json
+import os
+import random
+import re
+
+import pytest
+from conftest import LAUNCHER, completed
+from hypothesis import given
+from hypothesis import strategies as st
+from simulation.job import Job
+from simulation.strategies import drawn
+from timelines import HOSTILE, large, line, write
+
+from launcher.errors import LaunchError
+from launcher.run import history
+from launcher.run.history import EVENTS
+from launcher_tools import timeline as tool
+from launcher_tools import timeline_page
+from launcher_tools.timeline_lanes import KINDS, MARKS, parsed, timeline
+
+TIMELINE = [*LAUNCHER, "timeline"]
+
+
+def drawn_of(**files):
+    logs = {host.replace("_", "-"): parsed(text)[0] for host, text in files.items()}
+    return timeline(logs)
+
+
+def lane_of(found, rank):
+    (lane,) = (one for one in found.lanes if one.rank == rank)
+    return lane
+
+
+def kinds(lane):
+    return [(bar.kind, round(bar.start, 3), round(bar.seconds, 3)) for bar in lane.bars]
+
+
+def adds_up(found):
+    """Tell whether the bars of each lane follow one another, from the job's begin to its end."""
+    for lane in found.lanes:
+        at = 0.0
+        for bar in lane.bars:
+            assert bar.start == pytest.approx(at, abs=1e-6) and bar.kind in KINDS
+            at += bar.seconds
+        assert at == pytest.approx(found.seconds, abs=1e-6), lane
+        assert all(mark.kind in MARKS for mark in lane.marks)
+    return True
+
+
+# What ranks did.
+
+
+def test_a_job_of_16_hosts_with_a_stall_a_restart_and_a_stop():
+    found = timeline({host: parsed(text)[0] for host, text in large().items()})
+    assert (found.how, found.exit_code, found.attempts) == ("stopped", 143, 2)
+    assert [host.name for host in found.hosts] == [f"algo-{n}" for n in range(1, 17)]
+    assert len(found.lanes) == 128 and adds_up(found)
+    assert kinds(lane_of(found, 0)) == [
+        ("joining", 0, 8.75), ("start", 8.75, 6), ("training", 14.75, 115), ("waiting", 129.75, 90),
+        ("training", 219.75, 181), ("restart", 400.75, 9), ("start", 409.75, 10),
+        ("training", 419.75, 380), ("saving", 799.75, 10), ("ended", 809.75, 20),
+    ]  # fmt: skip
+    assert kinds(lane_of(found, 93))[6:8] == [("ended", 399.75, 1), ("restart", 400.75, 9)]
+    assert "waiting" not in [kind for kind, *_ in kinds(lane_of(found, 37))]
+    assert [mark.kind for mark in lane_of(found, 37).marks] == ["stalled"]
+    assert [mark.kind for mark in lane_of(found, 93).marks] == ["failed"]
+    assert [mark.kind for mark in found.hosts[3].marks] == ["restart", "stop"]
+    assert kinds(lane_of(found, 127))[0] == ("unknown", 0, 3.75)  # algo-16 began last
+    assert lane_of(found, 0).bars[-2].words == "saved; SIGTERM (signal 15)"
+
+
+def test_hosts_are_aligned_where_each_attempt_begins():
+    """Whatever their clocks say, which one of them sets in between."""
+    one = line(0, "began", job="x") + line(5, "attempt") + line(8, "runs", rank=0)
+    one += line(20, "restart") + line(25, "attempt", attempt=2) + line(40, "ended", attempt=2)
+    two = line(0, "began", "algo-2", job="x") + line(2, "attempt", "algo-2")
+    two += line(7, "runs", "algo-2", rank=1) + line(17.5, "restart", "algo-2")
+    two += line(24, "attempt", "algo-2", attempt=2) + line(39, "ended", "algo-2", attempt=2)
+    found = drawn_of(algo_1=one, algo_2=two)
+    assert found.seconds == 40 and adds_up(found)
+    assert [bar[:3] for bar in lane_of(found, 1).bars] == [
+        ("unknown", 0, 3), ("joining", 3, 2), ("start", 5, 5), ("training", 10, 10.5),
+        ("restart", 20.5, 4.5), ("start", 25, 15),
+    ]  # fmt: skip
+
+
+def test_nothing_is_known_of_a_host_from_when_it_was_lost():
+    one = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
+    one += line(9, "lost", "algo-2", cause="its launcher died") + line(12, "ended", exit_code=69)
+    two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
+    two += line(2, "runs", "algo-2", rank=1)
+    found = drawn_of(algo_1=one, algo_2=two)
+    assert lane_of(found, 1).bars[-1] == ("unknown", 9, 3, 1, "lost: its launcher died")
+    assert [mark.kind for mark in found.hosts[1].marks] == ["lost"] and adds_up(found)
+
+
+def test_a_host_without_a_word_of_its_end_is_unknown_after_its_last():
+    one = line(0, "began", job="x") + line(1, "attempt") + line(30, "ended", exit_code=1)
+    two = line(0, "began", "algo-2", job="x") + line(1, "attempt", "algo-2")
+    two += line(6, "runs", "algo-2", rank=1)
+    found = drawn_of(algo_1=one, algo_2=two)
+    assert lane_of(found, 1).bars[-1][:3] == ("unknown", 6, 24)
+    running = drawn_of(algo_2=two)  # as of a job that runs
+    assert running.how == "has not ended" and adds_up(running)
+
+
+def test_a_stall_without_an_end_lasts_to_that_of_the_attempt():
+    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
+    text += (
+        line(9, "stalled", ranks=[0], since=5)
+        + line(20, "restart")
+        + line(21, "attempt", attempt=2)
+    )
+    text += line(22, "runs", rank=0, attempt=2) + line(30, "ended", rank=0, attempt=2, exit_code=0)
+    lane = lane_of(drawn_of(algo_1=text), 0)
+    assert [bar.kind for bar in lane.bars] == [
+        "joining", "start", "training", "waiting", "restart", "start", "training",
+    ]  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(EVENTS)),
+            st.floats(0, 1000),
+            st.integers(0, 2),
+            st.sampled_from((None, 0, 1, 9)),
+            st.sampled_from(("algo-1", "algo-2")),
+            st.lists(st.integers(0, 9), max_size=3),
+            st.floats(0, 1000),
+        ),
+        max_size=30,
+    )
+)
+def test_bars_add_up_to_the_jobs_time_whatever_lines_there_are(rows):
+    files = {"algo_1": "", "algo_2": ""}
+    for number, (event, seconds, attempt, rank, host, ranks, since) in enumerate(rows):
+        text = line(seconds, event, host, attempt, rank=rank, ranks=ranks, since=since, job="x")
+        files["algo_1" if number % 2 else "algo_2"] += text
+    found = drawn_of(**files)
+    assert adds_up(found)
+    assert tool.text(found, 80) and timeline_page.page(found, "t", "t")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bars_add_up_of_simulated_jobs(seed, tmp_path, monkeypatch):
+    by = random.Random(seed)
+    for number in range(60):
+        folder = tmp_path / str(number)
+        monkeypatch.setattr(history, "folder", lambda *_, at=folder: str(at))
+        Job(drawn(by)).run()
+        if folder.exists():
+            assert adds_up(tool.read(str(folder)))
+
+
+# What files may be.
+
+
+BAD = ("", "{", "null", "[]", "7", '{"event": "runs"}', "[" * 100_000, '{"seconds": NaN}')
+BAD += (line(1, "runs", rank=True), line(1e12, "runs"), line(1, "runs").replace("1,", "1e999,"))
+BAD += (line(1, "runs", rank="3"), line(1, "runs", ranks=[-1]), line(1, "runs")[:-20], "\udcff")
+
+
+def test_lines_that_are_none_are_counted_and_cost_no_others():
+    good = line(0, "began", job="x") + line(2, "runs", rank=0)
+    lines, bad = parsed(good + "\n".join(text.rstrip("\n") for text in BAD) + "\n" + good[-90:])
+    assert [one.event for one in lines][:2] == ["began", "runs"]
+    assert bad == len([text for text in BAD if text.strip()]) + (len(lines) == 2)
+
+
+def test_files_that_cannot_be_read_are_noted(tmp_path):
+    good = line(0, "began", job="x") + line(2, "runs", rank=0)
+    folder = write(tmp_path / "logs", {"algo-1": good + '{"cut off', "algo-2": ""})
+    (folder / "algo-3").mkdir()
+    (folder / "algo-3" / "events.jsonl").write_bytes(b"\xff\xfe\0")
+    (folder / "algo-4" / "events.jsonl").mkdir(parents=True)
+    (folder / "stdout.log").write_text("")
+    found = tool.read(str(folder))
+    assert [host.name for host in found.hosts] == ["algo-1"]
+    assert found.notes == (
+        "algo-1/events.jsonl: 1 line cannot be read, or cut off",
+        "algo-3/events.jsonl: 1 line cannot be read, or cut off",
+    )
+
+
+def test_of_several_jobs_in_a_folder_the_last_is_drawn(tmp_path):
+    old = line(0, "began", job="old") + line(2, "runs", rank=5)
+    new = line(60, "began", job="new") + line(62, "runs", rank=0)
+    folder = write(
+        tmp_path / "logs", {"algo-1": old + new, "algo-2": old.replace("algo-1", "algo-2")}
+    )
+    found = tool.read(str(folder))
+    assert (found.job, [lane.rank for lane in found.lanes]) == ("new", [0])
+    assert found.notes == ("algo-2: its last job is old, not this one",)
+
+
+def test_hostile_text_stays_text():
+    text = line(0, "began", job=HOSTILE) + line(1, "attempt") + line(2, "runs", rank=0)
+    text += line(3, "failed", rank=0, cause=HOSTILE, exit_code=1)
+    text += line(4, "ended", cause=HOSTILE, exit_code=1)
+    found = drawn_of(algo_1=text)
+    page = timeline_page.page(found, tool.title(found), "\n".join(tool.text(found, 80)))
+    assert page.count("<script") == 2 and page.count("</script") == 2 and "<img" not in page
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)[0])
+    assert data["cause"] == HOSTILE.replace("\x1b", "\\x1b")
+    assert html.escape(data["cause"][:40]) in page and "\x1b" not in page
+    assert all(row.isprintable() for row in tool.text(found, 80))
+
+
+def test_the_page_loads_nothing():
+    found = drawn_of(algo_1=line(0, "began", job="x"))
+    page = timeline_page.page(found, "t", "t")
+    assert "default-src 'none'" in page
+    assert re.findall(r'(?:src|href)=|@import|url\((?!#)|fetch|//(?!www\.w3\.org/2000/svg)\S',
+                      re.sub(r"// .*", "", page)) == []  # fmt: skip
+
+
+# The command.
+
+
+def test_the_page_and_the_text(tmp_path):
+    folder = write(tmp_path / "logs", large())
+    done = completed(*TIMELINE, folder)
+    assert done.stderr == (
+        f"launcher: the timeline is in {folder}/timeline.html: open it in a browser.\n"
+    )
+    assert (folder / "timeline.html").read_text().startswith("<!doctype html>")
+    done = completed(*TIMELINE, "--text", folder, COLUMNS="90")
+    rows = done.stdout.splitlines()
+    assert rows[0].startswith(
+        "large (16 hosts, 128 ranks) stopped after 1 restart, 13 min: stopped"
+    )
+    assert all(len(row) <= 90 for row in rows[2:20])
+    (row,) = (row for row in rows if row.startswith("algo-12 93"))
+    assert "X" in row and "S" in row
+    assert "algo-5, rank 37: stalled: no progress for 60 s" in done.stdout
+    assert not os.path.exists("timeline.html")
+    completed(*TIMELINE, "--text", "-o", "page.html", folder)
+    assert os.path.exists("page.html")
+
+
+def test_the_folder_may_be_that_of_one_host(tmp_path):
+    folder = write(tmp_path / "logs", {"algo-2": line(0, "began", "algo-2", job="x")})
+    assert [host.name for host in tool.read(str(folder / "algo-2")).hosts] == ["algo-2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "sm-launch timeline takes one folder, but got none; see --help."),
+        (["a", "b"], "sm-launch timeline takes one folder, but got 2 folders; see --help."),
+        (["--wide", "a"], "sm-launch timeline has no option '--wide'; see --help."),
+        (["a", "-o"], "-o needs a value: the path of the page to write."),
+        (["none"], "cannot read the folder none (No such file or directory)."),
+        (
+            ["."],
+            "no host's events.jsonl in .; expected the folder that --launcher-log-dir named, or",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(argv, words):
+    done = completed(*TIMELINE, *argv, code=2)
+    assert done.stderr.startswith(f"launcher: {words}") and done.stderr.count("\n") == 1
+    assert not os.path.exists("output/failure")
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    folder = write(tmp_path / "logs", {"algo-1": line(0, "began", job="x")})
+    with pytest.raises(
+        LaunchError, match=r"cannot write /dev/full \(No space left on device\); name"
+    ):
+        tool.write(tool.read(str(folder)), "/dev/full")
+
+
+# Of real jobs.
+
+
+@pytest.mark.torch
+def test_local_leaves_a_timeline_and_names_it(script, tmp_path):
+    path = script("import os, sys\nsys.exit(3 if os.environ['RANK'] == '1' else 0)\n")
+    done = completed(
+        *LAUNCHER, "local", "--hosts", "2", "--run-dir", "runs/drawn", "--", path, code=3
+    )
+    named = (
+        "  timeline.html: what each rank did when; each host's events.jsonl has it for programs\n"
+    )
+    assert named in done.stdout
+    assert os.path.exists("runs/drawn/timeline.html")
+    found = tool.read("runs/drawn")
+    assert [[lane.rank for lane in host.lanes] for host in found.hosts] == [[0], [1]]
+    assert found.how == "failed" and [mark.kind for mark in found.hosts[1].lanes[0].marks] == [
+        "failed"
+    ]
+    assert adds_up(found)
+
+
+@pytest.mark.torch
+def test_with_a_log_dir_a_launcher_leaves_its_events(script):
+    path = script("print('trains')\n")
+    completed(*LAUNCHER, "--train-script", path, "--launcher-log-dir", "logs")
+    (name,) = (name for name in os.listdir("logs") if os.path.exists(f"logs/{name}/events.jsonl"))
+    found = tool.read("logs")
+    assert (name, found.how, found.exit_code) == ("localhost", "succeeded", 0)
+    assert [bar.kind for bar in found.lanes[0].bars][-3:] == ["start", "training", "ended"]
