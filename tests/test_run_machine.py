@@ -310,7 +310,7 @@ def test_a_torchrun_that_starts_ranks_sees_that_they_do_not_run():
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0))
     assert not host.kills_torchrun
-    assert host.due(7.0).kills_torchrun  # not all have come
+    assert host.due(4.0).due(7.0).kills_torchrun  # not all have come
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0), RankRuns(72, 1, 1))
     assert host.due(4.0).kills_torchrun
@@ -542,7 +542,7 @@ def test_a_rank_that_survives_sigkill_is_left_though_torchrun_is_gone():
 
 def test_a_torchrun_that_survives_sigkill_is_left():
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, End(FAILED))
-    assert host.at(2.0, LeftoversFound(())).due(7.0).kills_torchrun
+    assert host.at(2.0, LeftoversFound(())).due(4.0).due(7.0).kills_torchrun
     assert host.due(12.0).phase is Done
 
 
