@@ -16,7 +16,7 @@ from launcher.peers import coordinator, events
 from launcher.peers.messages import ProgressReport
 from launcher.run import history
 from launcher.run.history import EVENTS, FIELDS, Note
-from launcher.watch.progress import Group, Rank
+from launcher.watch.progress import Group, StalledRank
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def check(noted, launcher, job):
 
 def waits(rank, collective=61, **more):
     group = Group("0-3", last=collective, waits=61, op="all_reduce")
-    return Rank(rank, rank % 2, 70.0, groups=(group,), **more)
+    return StalledRank(rank, rank % 2, 70.0, groups=(group,), **more)
 
 
 def test_a_stall_its_end_and_a_hang():
@@ -132,7 +132,7 @@ def test_a_stall_its_end_and_a_hang():
 
     hello = state.hello._replace(host="algo-2")
     happens(20.0, events.Arrived(1, "127.0.0.2", hello))
-    late = Rank(3, 1, 70.0, groups=(Group("0-3", last=60),), place="load, data.py:88")
+    late = StalledRank(3, 1, 70.0, groups=(Group("0-3", last=60),), place="load, data.py:88")
     happens(100.0, report("algo-1", waits(0), waits(1)), report("algo-2", waits(2), late))
     happens(101.0)
     (stalled,) = noted

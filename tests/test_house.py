@@ -30,6 +30,8 @@ ACTS = {
     "launcher.run.supervisor",
     "launcher.run.reports",
     "launcher.run.agent",
+    "launcher.run.nursery",
+    "launcher.run.starts",
     "launcher.run.rank",
     "launcher.run.describe",
     "launcher.run.unseen",
@@ -70,6 +72,7 @@ ALLOWED_IN_PURE = {
 # Executed by path in torchrun, in each rank, and in the toolkit's process.
 CHILDREN = [
     "launcher.run.agent",
+    "launcher.run.nursery",
     "launcher.run.rank",
     "launcher.run.describe",
     "launcher.run.unseen",
@@ -224,6 +227,7 @@ def test_nothing_but_the_standard_library_and_psutil_is_imported():
     }
     assert theirs == {
         ("launcher.run.agent", "torch"),
+        ("launcher.run.nursery", "torch"),
         ("launcher.container.training", "sagemaker_training"),
         ("launcher_tools.doctor_probe", "torch"),
     }

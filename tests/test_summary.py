@@ -22,7 +22,7 @@ HANDLES, IGNORES, DEFAULT = Disposition.HANDLES, Disposition.IGNORES, Dispositio
 def state(result=SUCCESS, hosts=("algo-1", "algo-2"), ranks=(), **known):
     """Return the last state; ranks are (disposition, exit code)."""
     made = {
-        71 + n: Rank(71 + n, n, n, runs=False, disposition=disposition, exit_code=code)
+        71 + n: Rank(71 + n, n, n, disposition=disposition, exit_code=code)
         for n, (disposition, code) in enumerate(ranks)
     }
     known = {"times": TIMES, "attempt": 1, **known}

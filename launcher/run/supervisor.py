@@ -18,7 +18,6 @@ import math
 import os
 import selectors
 import signal
-import subprocess
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Callable
@@ -46,10 +45,10 @@ from launcher.result.causes import Failure, of_error, of_launcher
 from launcher.run import events, history, machine
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
+from launcher.run.starts import Starts
 from launcher.run.state import Done, Joining, State, Why
-from launcher.run.warm import Nursery
 from launcher.text.log import described, traceback_of
-from launcher.text.words import Log, flag, printable
+from launcher.text.words import Log, printable
 from launcher.watch import stacks
 from launcher.watch.host import Watch
 
@@ -96,11 +95,10 @@ class Supervisor:
         self._stacks_requests: dict[int, int] = {}
         self._places_request = 0  # before ranks are killed
         self._logged = {""}  # of what the watch cannot see
-        self._child = self._errors = 0
-        self._nursery: Nursery | None = None
+        self._errors = 0
+        self._starts = Starts(system, self._torchrun_ended, self._start_again)
         self._is_to_search = False  # for leftover processes
         self._found: list[int] | None = None  # what seem to be such
-        self._is_killed = False  # the torchrun whose pid is not known yet
         self._home = ""  # of what a nursery executes, if that is in an archive
         self._attempt = 1  # that the folder is of
         self._gpu_check: Question | None = None  # to the driver of the GPUs
@@ -142,8 +140,7 @@ class Supervisor:
         finally:
             self._channel.close()
             self._end_gpu_check()
-            if self._nursery:
-                self._nursery.close()
+            self._starts.close()
             self._end_attempt()
             self._folders.close()
             self._journal.close()
@@ -159,8 +156,8 @@ class Supervisor:
         now = self._system.now()
         if now >= machine.due(self.state):
             self._step(events.Time())
-        if self._nursery and now >= self._nursery.due():
-            self._nursery.is_late()
+        if now >= self._starts.due():
+            self._starts.is_late()
         if now >= self._channel.due():
             self._channel.tick()
         if now >= self._watch.due():
@@ -212,7 +209,7 @@ class Supervisor:
         try:
             self._system.end_all(pids, self.state.grace(Why.FAILURE))
         except Exception:  # /proc cannot be read
-            for leader in (*pids, *self._if_unreaped(self._child)):
+            for leader in (*pids, *self._if_unreaped(self._starts.child)):
                 self._system.send_group(leader, signal.SIGKILL)
         result = self.state.result or failure.result
         self.state = self.state._replace(phase=Done(), result=result)
@@ -228,7 +225,7 @@ class Supervisor:
 
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due(), self._ends_by())
-        due = min(due, self._nursery.due()) if self._nursery else due
+        due = min(due, self._starts.due())
         seconds = max(0.0, due - self._system.now())
         if (
             self._is_to_search
@@ -291,7 +288,7 @@ class Supervisor:
 
     def _on_signals(self) -> None:
         numbers, reports = self._system.signals.take(), self._reports
-        if signal.SIGCHLD in numbers and reports and (self._child or self._nursery):
+        if signal.SIGCHLD in numbers and reports and self._starts.has_children:
             for pid, exit_code in self._system.reap():
                 self._reaped(pid, exit_code, reports)
         for number in numbers:
@@ -316,16 +313,18 @@ class Supervisor:
         self._system.log(passed_on(number, len(handle), len(pids)))
 
     def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
-        if self._nursery and pid == self._nursery.pid:
-            self._nursery.ended()
+        if self._starts.is_nursery(pid, exit_code):
             return
-        if pid != self._child:
+        if pid != self._starts.child:
             reports.child_ended(events.OrphanEnded(pid, exit_code))  # or a rank
             return
         reports.exit_codes[pid] = exit_code  # as of the others
-        self._torchrun_ended(exit_code, reports)
+        self._torchrun_ended(exit_code)
 
-    def _torchrun_ended(self, exit_code: int, reports: Reports) -> None:
+    def _torchrun_ended(self, exit_code: int) -> None:
+        reports = self._reports
+        if reports is None:
+            return
         if not self.state.job.runner:
             reports.child_ended(events.TorchrunEnded(exit_code))
         reports.child_ended(events.ChildEnded(exit_code))
@@ -363,18 +362,16 @@ class Supervisor:
         self._system.send_members(action.pid, action.number)
 
     def _do_signal_child(self, action: events.SignalChild) -> None:
-        for leader in self._if_unreaped(self._child):
+        for leader in self._if_unreaped(self._starts.child):
             self._system.send_group(leader, action.number)
 
     def _do_kill_torchrun(self, action: events.KillTorchrun) -> None:
-        if not self._child and self._nursery and self._reports:
-            if self._nursery.forget():
-                self._torchrun_ended(-signal.SIGKILL, self._reports)  # it has never begun
-            self._is_killed = True
-            return
         # Where a program runs torchrun, that is our child.
         torchrun = self._reports.torchrun if self._reports and self.state.job.runner else 0
-        for pid in self._if_unreaped(torchrun or self._child):
+        child = torchrun or self._starts.child
+        if not child:
+            self._starts.kill_early()
+        for pid in self._if_unreaped(child):
             self._system.send(pid, signal.SIGKILL)
 
     def _do_kill_ranks(self, action: events.KillRanks) -> None:
@@ -404,65 +401,31 @@ class Supervisor:
         if attempt > self._attempt:
             self._begin_attempt(job)
             self._attempt = attempt
-        mark = self._mark
         # A relative TMPDIR leads there from this process's folder alone.
         own = os.path.abspath(self._folder) if job.options.folder else self._folder
-        environment.update({RUN_DIR: own, JOB_MARK: mark})
+        environment.update({RUN_DIR: own, JOB_MARK: self._mark})
         plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
         *argv, watcher = unpacked((*plan.argv, IN_RANK), self._home or self._folder)
         if job.options.watch:
             environment[WATCHER] = watcher
-        self._child, self._is_killed = 0, False
-        if self._nursery:
-            self._nursery.fork(argv[1:], environment, job.options.folder)
-            return
-        self._child = self._system.start(
-            argv,
-            environment,
-            (JOB_MARK, mark),
-            tied=bool(plan.runner),
-            folder=job.options.folder,
-        )
-
-    # Warm starts.
+        mark = JOB_MARK, self._mark
+        tied, folder = bool(plan.runner), job.options.folder
+        self._starts.start(argv, environment, mark, tied=tied, folder=folder)
 
     def _begin_nursery(self) -> None:
-        """Start what forks torchrun, for its imports to overlap with joining."""
         job, plan = self.state.job, self.state.job.plan
         if isinstance(plan, Exception) or not plan.nursery:
             return
-        self._home = self._folders.enter_context(self._system.folder(self._environ))
+        home = self._home = self._folders.enter_context(self._system.folder(self._environ))
+        mark = JOB_MARK, self._mark
         environ = {**self._environ, **plan.environment, JOB_MARK: self._mark}
-        took = self._torchrun_forked, self._starts_cold
-        try:
-            argv = unpacked(plan.nursery, self._home)
-            mark = JOB_MARK, self._mark
-            self._nursery = Nursery(self._system, argv, environ, mark, job.options.folder, *took)
-        except (OSError, subprocess.SubprocessError) as error:
-            self._starts_cold(str(error))
+        self._starts.begin_warm(unpacked(plan.nursery, home), environ, mark, job.options.folder)
 
-    def _torchrun_forked(self, pid: int) -> None:
-        self._child = pid
-        self._system.add_leader(pid)
-        self._system.limit_files(pid)
-        if self._reports and pid in self._reports.exit_codes:
-            self._torchrun_ended(self._reports.exit_codes[pid], self._reports)
-        elif self._is_killed:
-            self._system.send(pid, signal.SIGKILL)
-
-    def _starts_cold(self, why: str) -> None:
-        """Go on without a nursery; a torchrun that it was to fork starts now."""
-        self._system.log(f"{flag('start')} warm: starting cold, as {why}.")
-        nursery, self._nursery = self._nursery, None
-        if nursery and nursery.start and self._is_killed and self._reports:
-            self._torchrun_ended(-signal.SIGKILL, self._reports)
-        elif nursery and nursery.start:
-            attempt = self.state.attempt
-            # In a folder of its own: one that has been forked all the same is nobody's.
-            self._begin_attempt(self.state.job)
-            self._do_start_torchrun(events.StartTorchrun(attempt))
+    def _start_again(self) -> None:
+        self._begin_attempt(self.state.job)
+        self._do_start_torchrun(events.StartTorchrun(self.state.attempt))
 
     def _begin_attempt(self, job: Job) -> None:
         """Make the folder of an attempt, where its ranks report. Raises LaunchError."""
@@ -550,11 +513,11 @@ class Supervisor:
 
     def _leftovers(self) -> list[int]:
         try:
-            found = self._system.leftovers(self._child)
+            found = self._system.leftovers(self._starts.child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
                 self._reports.hang_up()
-            found = self._system.leftovers(self._child)
+            found = self._system.leftovers(self._starts.child)
         return found
 
     def _cannot_start(self, error: Exception) -> None:
