@@ -123,6 +123,16 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
                 yield f"process {helper.pid} of rank {rank.rank} has heard {helper.heard}"
 
 
+@promise("one that becomes known later does not run")
+def late_ranks_end(watch: Watch) -> Iterator[str]:
+    """Once it has said its pid, within a second."""
+    pauses = seconds_of(watch, *PAUSES)
+    for rank in watch.ranks:
+        by = rank.said_at + 1 + pauses
+        if math.isinf(rank.let_go_at) and by < (rank.ended or math.inf):
+            yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}, {rank.said_at:.3f} s"
+
+
 @promise("The launcher alone reaps ranks")
 def launcher_reaps(watch: Watch) -> Iterator[str]:
     """All that have ended by its own end."""
@@ -136,11 +146,11 @@ def launcher_reaps(watch: Watch) -> Iterator[str]:
 @promise("torchrun kills after 30 s what is left of them")
 def ends_without_launcher(watch: Watch) -> Iterator[str]:
     """Of a host's ranks when its launcher was killed; if torchrun can."""
-    killed = has(watch, What.LAUNCHER_KILLED)
+    killed = {one.machine: one.time for one in has(watch, What.LAUNCHER_KILLED)}
     if planned(watch, *OF_TORCHRUN, *HELD) or len(has(watch, *LOSSES)) > 1:
         return
-    for rank in watch.ranks:
-        at = next((one.time for one in killed if one.machine is rank.machine), math.inf)
+    for rank in [one for one in watch.ranks if one.machine in killed]:
+        at = killed[rank.machine]
         by, torchrun = at + 32, rank.torchrun
         can = torchrun.ended is None or torchrun.ended > at
         if can and rank.started < by and (rank.ended is None or rank.ended > by):

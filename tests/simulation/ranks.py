@@ -115,9 +115,9 @@ class Watcher:
 class Rank(Process):
     """One rank's process: `starter` has forked it.
 
-    Attributes: `let_go_at`, when the launcher let its script run; `broken_by`, the fault of the
-    plan that it fails with; `succeeds`, it has trained to the end; `secondary`, it fails because
-    another one did.
+    Attributes: `said_at`, when it said its pid; `let_go_at`, when the launcher let its script run;
+    `broken_by`, the fault of the plan that it fails with; `succeeds`, it has trained to the end;
+    `secondary`, it fails because another one did.
     """
 
     def __init__(self, starter: Starter, world: World) -> None:
@@ -125,7 +125,7 @@ class Rank(Process):
         self.starter, self.torchrun = starter, starter.torchrun
         self.world = world
         self.rank, self.local_rank = starter.rank, starter.local_rank
-        self.let_go_at = math.inf
+        self.said_at = self.let_go_at = math.inf
         self.script = self.job.plan.script
         self.broken_by: Fault | None = None
         self.broken_at: float | None = None
@@ -153,6 +153,7 @@ class Rank(Process):
             self.end(NOT_LET_GO)
             return
         self.pipe.say({"rank": self.rank, "local_rank": self.local_rank, "pid": self.pid})
+        self.said_at = self.clock.now
         if not self.starter.dies(Moment.SAID, self):
             self.starter.knows()
             self.clock.after(self.job.random.uniform(0, 0.003), self._dies, Moment.KNOWN)

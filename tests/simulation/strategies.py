@@ -152,6 +152,10 @@ THEMES = (
     Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD),
           STARTING, (0, 1), (1, 1, 2), (1, 2, 4), amounts=(0.2, 1.0), apart=APART[:7],
           trains=(3.0,), runners=(0.0, 5.0), first=((What.STARTS_SLOWLY, What.DIES_STARTING),)),
+    # A launcher that stands still while its ranks end, past their time.
+    Theme((What.STOP, What.RAISES), TRAINING, (0, 0, 1), (1, 1, 2), (2, 3), amounts=(4.0, 20.0),
+          apart=APART[1:6], at_stop=(AtStop.SAVES, AtStop.DIES, AtStop.FAILS),
+          first=((What.STOP, What.CTRL_C, *AT_ONCE[:2]), (What.LAUNCHER_PAUSES,))),
     # Ctrl-C three times of a host whose messages take long, while another one is missing.
     Theme((What.STOP, What.RAISES), (0.0,), (0, 1), (2, 3, 3), (1,), amounts=(4.0,),
           apart=(2.0, 3.0, 3.8, 4.0, 4.2, 4.4, 4.6, 4.8),
