@@ -198,7 +198,9 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
 def first_of_a_host(watch: Watch) -> Iterator[str]:
     """If what the ranks did is all that went wrong, and each was to say it in time."""
     own = [one for one in has(watch, *RANK_FAILURES) if one.rank]
-    odd = any(one.fault.what in (What.FORGIVEN, What.LINGERS) for one in own)
+    # torchrun sees one after the other whether processes have become ranks.
+    unordered = (What.FORGIVEN, What.LINGERS, What.DIES_STARTING)
+    odd = any(one.fault.what in unordered for one in own)
     if len(own) != len(watch.faults) or odd or planned(watch, *SLOW) or watch.decided is None:
         return
     named = re.match(r"\S+, rank (\d+) ", watch.decided[1].text)
