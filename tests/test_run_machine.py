@@ -29,6 +29,7 @@ from launcher.run.events import (
     CheckGpus,
     ChildEnded,
     CloseRequested,
+    FindLeftovers,
     GpusChecked,
     KillRanks,
     KillTorchrun,
@@ -294,6 +295,22 @@ def test_a_rank_that_comes_once_ranks_are_to_end_does_not_run(event):
     assert host.at(4.0, RankRuns(72, 1, 1)).done == [ReplyToRank(72, lets_go=False)]
 
 
+@pytest.mark.parametrize("event", [Signal(TERM), End(FAILED), Restart(1, "again")])
+def test_the_end_of_a_rank_that_does_not_run_is_waited_for_and_is_no_failure(event):
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(3.0, event)
+    host.at(3.1, LeftoversFound((72,)), RankRuns(72, 1, 1), CloseRequested())
+    assert not any(isinstance(one, Reply) for one in host.done)
+    ended = host.at(3.2, RankEnded(72, 143))
+    assert FindLeftovers() in ended.done and Reply(depart=True) in ended.done
+    assert not ended.lines and not any(isinstance(one, Failed) for one in host.told())
+
+
+def test_a_rank_that_does_not_run_and_does_not_end_is_killed():
+    host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(3.0, End(FAILED))
+    host.at(3.1, RankRuns(72, 1, 1)).at(12.9, Time())
+    assert KillRanks((72,)) in host.at(13.0, Time()).done
+
+
 def test_a_process_that_ends_before_it_is_a_rank_has_failed():
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS)
     (failed,) = host.at(2.0, RankNotStarted(71, 0, 0, 127)).told()
@@ -308,11 +325,12 @@ def test_without_leave_torchrun_is_killed_at_once(connected):
 
 def test_a_torchrun_that_starts_ranks_sees_that_they_do_not_run():
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
-    host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0))
-    assert not host.kills_torchrun
-    assert host.due(4.0).due(7.0).kills_torchrun  # not all have come
+    host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0), RankEnded(71, 143))
+    assert not host.at(4.0, Time()).kills_torchrun
+    assert host.due(7.0).kills_torchrun  # not all have come
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0), RankRuns(72, 1, 1))
+    host.at(2.2, RankEnded(71, 143), RankEnded(72, 143)).at(2.2, LeftoversFound(()))
     assert host.due(4.0).kills_torchrun
 
 

@@ -205,6 +205,32 @@ def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, scri
     poll(lambda: not host.processes(), timeout=30)
 
 
+IGNORES = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("runs", flush=True)
+time.sleep(1000)
+"""
+ONE_IS_LATE = "import os, time; time.sleep(1000 * (os.environ.get('RANK') == '1'))"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path, is_killed):
+    """And that its launcher was killed: then it ends its ranks itself."""
+    (tmp_path / "sitecustomize.py").write_text(ONE_IS_LATE)
+    options = (*TWO_RANKS, "--launcher-failure-grace", "1", "--launcher-grace", "1")
+    host = start("--train-script", script(IGNORES), *options, PYTHONPATH=str(tmp_path))
+    host.wait_for("runs")
+    (agent,) = (one for one in host.processes() if "agent.py" in " ".join(one.cmdline()))
+    if is_killed:
+        host.process.kill()
+    else:
+        agent.terminate()
+        assert host.wait(30) == 69 and "killing it" not in host.err, host.log()
+        assert "it was sent SIGTERM (signal 15), not by the launcher" in host.failure
+    poll(lambda: not host.processes(), timeout=25)
+
+
 REPLACED = """
 import os, signal, sys, time
 if os.environ["RANK"] == "0" and "PYTHONHASHSEED" not in os.environ:

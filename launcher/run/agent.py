@@ -106,7 +106,8 @@ class AgentConnection:
     """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone.
 
     A thread reads what it says, apart from the main thread, in which a signal may raise anywhere.
-    `pids` and `exit_codes` are those of the ranks, its children, by rank.
+    `pids` and `exit_codes` are those of the ranks, its children, by rank; `ranks` are those that
+    torchrun has started.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -116,6 +117,7 @@ class AgentConnection:
         self._news = threading.Condition()
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
+        self.ranks: list[Rank] = []
         self.is_gone = False
         self.report({"torchrun_pid": os.getpid()})
         threading.Thread(target=self._read, daemon=True).start()
@@ -133,6 +135,11 @@ class AgentConnection:
         # Not the reply to one that a signal has cut short.
         self.wait(lambda: self._answer.get("request") == number)
         return {} if self.is_gone else self._answer
+
+    def rank(self, rank: int, started: subprocess.Popen[bytes] | None) -> Rank:
+        """Note a rank that torchrun has started."""
+        self.ranks.append(Rank(self, rank, started))
+        return self.ranks[-1]
 
     def wait(self, is_over: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until something is so, the launcher is gone, or the time is over."""
@@ -201,7 +208,9 @@ class Rank:
     def pid(self) -> int:
         """The process's, once it is known."""
         pids = self._launcher.pids
-        while self._rank not in pids and not self._launcher.is_gone and not self._has_failed():
+        while self._rank not in pids and self.poll() is None and not self._has_failed():
+            if self._launcher.is_gone:
+                break
             self._launcher.wait(lambda: self._rank in pids, _STARTED_SECONDS)
         pid = pids.get(self._rank, self._started.pid if self._started else 0)
         if self._pidfd < 0 and self._rank in pids:
@@ -231,6 +240,9 @@ class Rank:
         return code
 
     def _has_gone(self) -> bool:
+        """Without a launcher, which has not let go those that are not known: these end."""
+        if self._rank not in self._launcher.pids:
+            return self._started is None or self._started.poll() is not None
         if self._pidfd >= 0:
             return bool(select.select([self._pidfd], [], [], 0)[0])
         with contextlib.suppress(ProcessLookupError):
@@ -248,6 +260,13 @@ class Rank:
             if self._launcher.is_gone:
                 time.sleep(0.05)
         return code
+
+    def give_up(self) -> None:
+        """End what was to become it, if it has not: the launcher does not wait for that."""
+        if self._rank not in self._launcher.pids:
+            self._launcher.exit_codes.setdefault(self._rank, -signal.SIGKILL)
+            if self._started and self._started.poll() is None:
+                os.killpg(self._started.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill it, and its group, if it still runs."""
@@ -290,12 +309,9 @@ class HeldAgent:
         about = {"keeps_store": keeps_store, "world": worker_group.workers[0].world_size}
         if not self.launcher.request({"starts": ranks, **about}):
             depart(1)  # the launcher is gone
-        pids = super()._start_workers(worker_group)  # type: ignore[misc]
-        context = self._pcontext  # type: ignore[attr-defined]
-        context.close = functools.partial(self._end, context, context.close)
-        return pids
+        return super()._start_workers(worker_group)  # type: ignore[misc]
 
-    def _end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:
+    def end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:
         """Wait until the launcher has ended the ranks; then have torchrun see that they have.
 
         torchrun calls this also after a success, and several times.
@@ -307,13 +323,15 @@ class HeldAgent:
                 message["signal"] = error.sigval  # type: ignore[union-attr]
             elif error:
                 message["error"] = error_text(error)
-            ranks = [one.proc for one in context.subprocess_handlers.values()]
+            ranks = self.launcher.ranks
             if any(rank.poll() != 0 for rank in ranks):
                 self._stop_keep_alive()
             answer = self.launcher.request(message)
             context.was_answered = True
             if not answer:
                 end_ranks(ranks, timeout)
+            for rank in ranks:
+                rank.give_up()
         close(death_sig, timeout)
         if answer.get("depart"):
             depart(1)
@@ -337,6 +355,7 @@ def end_ranks(ranks: list[Any], seconds: float) -> None:
 
 def attach(launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool) -> list[Any]:
     """Have torchrun use our agent, and leave ranks to the launcher; return its agents."""
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext as Context
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
         SubprocessHandler as Handler,
     )
@@ -347,16 +366,21 @@ def attach(launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool
         if nursery:
             why_not = nursery.fork(args, env, [handler._stdout, handler._stderr])
             if not why_not:
-                return Rank(launcher, rank, None)
+                return launcher.rank(rank, None)
             launcher.report({"cold": why_not})
-        return Rank(launcher, rank, popen(handler, args, env))
+        return launcher.rank(rank, popen(handler, args, env))
 
     def close(handler: Any, death_sig: Any = None) -> None:
         for file in (handler._stdout, handler._stderr):  # of --redirects and --tee
             if file:
                 file.close()
 
+    def close_all(context: Any, death_sig: Any = None, timeout: Any = 30) -> None:
+        close = functools.partial(close_context, context)
+        agents[-1].end(context, close, death_sig, timeout)
+
     popen, Handler._popen, Handler.close = Handler._popen, start, close
+    close_context, Context.close = Context.close, close_all  # a signal may come as ranks start
     agents: list[Any] = []
     own = {"launcher": launcher, "is_host": is_host, "tees": tees, "agents": agents}
     api.LocalElasticAgent = type("Agent", (HeldAgent, api.LocalElasticAgent), own)

@@ -111,7 +111,9 @@ def _signal_ranks(state: State, ending: Ending) -> Part | None:
     pids = tuple(
         rank.pid
         for rank in state.alive
-        if rank.pid not in ending.signalled and (ending.why is Why.STOP or not rank.failure)
+        if rank.pid not in ending.signalled
+        and (ending.why is Why.STOP or not rank.failure)
+        and not rank.is_refused
     )
     if not pids or ending.why in (Why.SUCCESS, Why.INTERRUPT):
         return None

@@ -104,7 +104,7 @@ def of_run(before: State, event: Any, after: State, actions: Actions, now: float
         notes += [note._replace(event=name) for name in names]
     elif isinstance(event, StartRequested) and Reply() in actions:
         notes += [note._replace(event="started", rank=rank) for rank, _ in event.ranks]
-    elif isinstance(event, RankRuns) and event.pid in after.ranks:
+    elif isinstance(event, RankRuns) and not after.ranks[event.pid].is_refused:
         notes.append(note._replace(event="runs", rank=event.rank))
     for action in actions:
         if isinstance(action, Report) and isinstance(action.message, Failed):

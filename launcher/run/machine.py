@@ -412,11 +412,12 @@ def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
 
 def rank_runs(state: State, event: RankRuns, now: float) -> Step:
     """Let a rank go, unless ranks are to end: then its script does not run."""
-    if not isinstance(state.phase, Running):
-        torchrun = state.torchrun._replace(refused=state.torchrun.refused + 1)
-        return state._replace(torchrun=torchrun), (ReplyToRank(event.pid, lets_go=False),)
-    times = state.times._replace(trains=min(state.times.trains, now))
     known = ranks.updated(state.ranks, event, now - state.times.attempt)
+    if not isinstance(state.phase, Running):
+        refused = known[event.pid]._replace(is_refused=True)
+        state = state._replace(ranks={**known, event.pid: refused})
+        return state, (ReplyToRank(event.pid, lets_go=False),)
+    times = state.times._replace(trains=min(state.times.trains, now))
     return state._replace(times=times, ranks=known), (ReplyToRank(event.pid, lets_go=True),)
 
 
@@ -429,6 +430,8 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     actions: Actions = ()
     if isinstance(state.phase, Ending) and rank and rank.exit_code is not None and not was_known:
         actions = ended_while_ending(state, state.phase, rank)
+        if rank.is_refused:  # it may have been found as a leftover process before it was known
+            actions = (FindLeftovers(),)
     elif rank and rank.exit_code == 0 and not was_known:
         actions = report_ends(state, now, only_first=isinstance(state.phase, Running))
     state, counted = count(state, now)

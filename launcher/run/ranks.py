@@ -38,6 +38,7 @@ class Rank(NamedTuple):
     local_rank: int
     failure: RankFailure | None = None
     exit_code: int | None = None
+    is_refused: bool = False  # it came too late: its script does not run, and it ends by itself
     counts: bool = False  # its failure has been reported to the coordinator
     disposition: Disposition | None = None  # at the signal that it was sent; None: none was
     script_ended_at: float = math.inf  # by itself
@@ -90,7 +91,7 @@ def _with_exit_code(rank: Rank, report: RankEnded, time: float) -> Rank:
     exit_code = report.exit_code
     rank = rank._replace(exit_code=exit_code)
     if rank.failure is None:
-        if exit_code == 0:
+        if exit_code == 0 or rank.is_refused:
             return rank
         failure = _failure(rank, report, exit_code, time)
         place, frames = stacks.place(report.calls), stacks.frames_of(report.calls)

@@ -127,7 +127,6 @@ class Torchrun(NamedTuple):
     runs: bool = False
     has_permission: bool = False  # to start ranks
     nproc: int = 0  # how many ranks it starts
-    refused: int = 0  # of these, which came too late to run
     keeps_store: bool = False
     requests_close: bool = False  # it waits for a reply
     tees: bool = False  # it copies what ranks wrote, which takes a while
@@ -207,7 +206,7 @@ class State(NamedTuple):
     def is_starting(self) -> bool:
         """Whether torchrun waits for ranks that are not known yet."""
         torchrun = self.torchrun
-        return torchrun.has_permission and len(self.ranks) + torchrun.refused < torchrun.nproc
+        return torchrun.has_permission and len(self.ranks) < torchrun.nproc
 
     @property
     def has_succeeded(self) -> bool:

@@ -204,7 +204,7 @@ class Job:
         machine.gpu_is_broken = True
 
     def _cut(self, fault: Fault, machine: Machine) -> None:
-        if machine.is_up and not machine.is_cut:
+        if machine.is_up and not machine.is_cut and self.plan.hosts > 1:
             self.watch.fault(fault, machine)
             machine.is_cut = True
             self.network.give_up(machine)

@@ -178,7 +178,9 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
     if told is None:
         return  # what the watch has seen stands in its place
     failed_at = told.time - told.age
-    of_it = [rank for rank in watch.ranks if rank.attempt == attempt and rank.exit_code == 0]
+    # A program may run several torchruns in an attempt; the last one's ranks train.
+    world = next(rank.world for rank in reversed(watch.ranks) if rank.attempt == attempt)
+    of_it = [rank for rank in world.ranks if rank.exit_code == 0]
     word = r"(had )?ended with exit code 0"
     named = re.search(rf", rank (\d+)(?: and (\d+) more)? {word}", first)
     if named:

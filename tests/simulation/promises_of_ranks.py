@@ -7,9 +7,11 @@ import signal
 from collections.abc import Iterator
 
 from simulation.facts import (
+    HELD,
     LOSSES,
     OF_TORCHRUN,
     PAUSES,
+    ended,
     has,
     launchers,
     lost,
@@ -119,6 +121,30 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
             by = since + 2 + seconds_of(watch, *PAUSES)
             if helper.ended is None or helper.ended > by:
                 yield f"process {helper.pid} of rank {rank.rank} has heard {helper.heard}"
+
+
+@promise("The launcher alone reaps ranks")
+def launcher_reaps(watch: Watch) -> Iterator[str]:
+    """All that have ended by its own end."""
+    for launcher in ended(watch):
+        for rank in watch.ranks:
+            is_ours = rank.machine is launcher.machine and rank.ended is not None
+            if is_ours and rank.ended < launcher.ended_at and math.isinf(rank.reaped_at):
+                yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended:.3f} s"
+
+
+@promise("torchrun kills after 30 s what is left of them")
+def ends_without_launcher(watch: Watch) -> Iterator[str]:
+    """Of a host's ranks when its launcher was killed; if torchrun can."""
+    killed = has(watch, What.LAUNCHER_KILLED)
+    if planned(watch, *OF_TORCHRUN, *HELD) or len(has(watch, *LOSSES)) > 1:
+        return
+    for rank in watch.ranks:
+        at = next((one.time for one in killed if one.machine is rank.machine), math.inf)
+        by, torchrun = at + 32, rank.torchrun
+        can = torchrun.ended is None or torchrun.ended > at
+        if can and rank.started < by and (rank.ended is None or rank.ended > by):
+            yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}, killed at {at:.3f} s"
 
 
 @promise("Ctrl-C three times within 2 s kills the job at once")

@@ -81,6 +81,26 @@ def test_all_promises_are_kept(seed: int) -> None:
             faults=(Fault(What.HOOK, 9.0, amount=4.0), Fault(What.TORCHRUN_KILLED, 11.6)),
             seed=225,
         ),
+        Plan(  # a host alone has nobody to be cut off from
+            hosts=1,
+            script=Script(at_break=AtBreak.WAITS),
+            faults=(Fault(What.CUT, 5.0), Fault(What.RAISES, 7.0, amount=20.0)),
+            seed=129,
+        ),
+        Plan(  # a program runs torchrun again: the first one's ranks are not those that fail
+            nproc=2,
+            script=Script(seconds=3.0),
+            faults=(Fault(What.RAISES, 7.2, 1, 1, amount=2.0), Fault(What.STOP, 8.2, 1)),
+            seed=1,
+            runner=5.0,
+            runs=2,
+        ),
+        Plan(  # torchrun may not reap a rank before the launcher knows that it ended with 0
+            hosts=4,
+            nproc=2,
+            faults=(Fault(What.FORGIVEN, 3.0, 2, 1), Fault(What.STOP, 4.1, 2)),
+            seed=96,
+        ),
         Plan(  # torchrun's end is reaped, and not taken in, when a stop kills it
             hosts=1,
             script=Script(at_stop=AtStop.DIES),
@@ -130,6 +150,7 @@ def test_promises_are_those_of_the_pages() -> None:
     pages = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
     text = " ".join(" ".join(page.read_text() for page in pages).split())
     named = [*PROMISES, watch.QUIET, watch.LEFT, watch.IN_ORDER, watch.IN_ROWS]
+    named += [watch.KNOWN, watch.TOLD, watch.REAPED]
     assert [promise for promise in named if promise not in text] == []
 
 
