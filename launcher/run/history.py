@@ -18,7 +18,7 @@ from launcher.peers.messages import Failed, Restart, Start, Stop
 from launcher.result.causes import Failure, of_hang
 from launcher.run.events import Actions, RankRuns, Reply, Report, StartRequested
 from launcher.run.ranks import Rank
-from launcher.run.state import Done, Ending, Failing, Running, State, Why
+from launcher.run.state import Done, Ending, Failing, Restarting, Running, State, Why
 from launcher.text.words import shortened, signal_name
 from launcher.watch import judge, sentences
 from launcher.watch.waits import Absent
@@ -151,6 +151,8 @@ def _of_phase(before: State, event: Any, after: State, actions: Actions, note: N
     """Return why this host's ranks begin to be ended, and how its share of the job has ended."""
     notes = []
     why, result = _why(after), after.result
+    if isinstance(event, Restart) and isinstance(after.phase, Restarting):
+        notes.append(note._replace(event="restart", cause=_line(event.why)))  # all had ended
     if why is not None and why is not _why(before):
         if why is Why.STOP and isinstance(after.phase, Ending):
             cause = signal_name(after.phase.number)
