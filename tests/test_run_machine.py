@@ -158,8 +158,8 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(end, says, between):
 def test_what_a_thread_raised_does_not_end_a_rank_and_tells_of_a_kill():
     host = running().at(5.0, of_thread("pin", oom="out of memory"))
     assert host.phase is Running and host.done == []
-    host.at(6.0, of_thread("pin"), raised(72), RankEnded(72, 1))
-    assert "thread" not in host.told()[0].failure.text  # it was another rank's
+    other = running().at(5.0, of_thread("pin")).at(6.0, raised(72), RankEnded(72, 1))
+    assert "thread" not in other.told()[0].failure.text  # it was another rank's
     host.at(7.0, RankEnded(71, 1))
     assert "; out of memory (thread" in host.told()[0].failure.text
 
@@ -182,8 +182,8 @@ def test_the_first_rank_that_ends_with_0_is_told_and_all_of_them_with_a_failure(
     host.at(8.0, raised(), RankEnded(71, 1))
     ends, failed = host.told()
     assert ends == RanksSucceeded(1, 1, (3.0, 1.0)) and isinstance(failed, Failed)
-    # While the coordinator waits for a better cause: that may have come before the failure.
-    assert host.at(9.0, RankEnded(74, 0)).told() == [RanksSucceeded(1, 1, (4.0, 2.0, 0.0))]
+    # While the coordinator waits for other causes ranks are ended: what they end with says nothing.
+    assert host.at(9.0, RankEnded(74, 0)).told() == [RanksSucceeded(1, 1, (4.0, 2.0))]
 
 
 def test_a_failure_is_told_with_its_age():
@@ -266,9 +266,17 @@ def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said, st
 
 
 def test_without_a_word_from_the_coordinator_ranks_are_ended():
-    host = running().at(5.0, RankEnded(71, 3)).due(5.0 + 0.3 + 5)
+    host = running().at(5.0, TorchrunEnded(-9)).due(5.0 + 1.0 + 5)
     assert (host.phase, host.why) == (Ending, Why.FAILURE)
-    assert host.done == [SignalRanks((72,), TERM)]
+    assert host.done == [SignalRanks((71, 72), TERM)]
+
+
+def test_ranks_end_while_the_coordinator_waits_if_there_can_be_no_better_cause():
+    host = running(nproc=3).at(5.0, raised(), RankEnded(71, 1))
+    assert host.phase is Failing and SignalRanks((72, 73), TERM) in host.done
+    assert host.at(5.1, RankEnded(72, -TERM)).told() == []  # that is no failure
+    host.at(5.3, End(FAILED))
+    assert host.why is Why.FAILURE and host.done == []  # once
 
 
 def test_ranks_are_told_once_and_killed_when_their_time_is_over():
@@ -326,8 +334,8 @@ def test_without_leave_torchrun_is_killed_at_once(connected):
 def test_a_torchrun_that_starts_ranks_sees_that_they_do_not_run():
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0), RankEnded(71, 143))
-    assert not host.kills_torchrun
-    assert host.due(4.0).due(7.0).kills_torchrun  # not all have come
+    assert not host.at(4.0, Time()).kills_torchrun
+    assert host.due(7.0).kills_torchrun  # not all have come
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0), RankRuns(72, 1, 1))
     host.at(2.2, RankEnded(71, 143), RankEnded(72, 143)).at(2.2, LeftoversFound(()))

@@ -45,6 +45,7 @@ from launcher.run.state import (
     PLACES_SECONDS,
     Done,
     Ending,
+    Failing,
     GpuCheck,
     Kill,
     Restarting,
@@ -77,6 +78,12 @@ def advance(state: State, ending: Ending, now: float) -> Step:
         state, more = due.act(now)
         actions += more
     return state, actions
+
+
+def begun(state: State, why: Why, now: float, number: int = signal.SIGTERM) -> Ending:
+    """Return how processes are ended from now on; ranks of a failed host may have a signal."""
+    signalled = state.phase.signalled if isinstance(state.phase, Failing) else frozenset[int]()
+    return Ending(why, now, now + state.grace(why), number, signalled)
 
 
 def deadline(state: State, ending: Ending) -> float:

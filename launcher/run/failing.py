@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
 
 from launcher.peers.messages import Failed
-from launcher.result.causes import Failure, of_rank, of_torchrun, told_to_end
+from launcher.result.causes import Cause, Failure, of_rank, of_torchrun, told_to_end
 from launcher.run import ranks
-from launcher.run.events import Actions, Report
+from launcher.run.events import Actions, Report, SignalRanks
 from launcher.run.state import (
     CONFIRM_FAILURE_SECONDS,
     MARGIN_SECONDS,
@@ -24,7 +25,7 @@ def count(state: State, now: float, *, everything: bool = False) -> Step:
         return state, ()
     began, job = state.times.attempt, state.job
     patience = -math.inf if everything else CONFIRM_FAILURE_SECONDS
-    counting, wait = ranks.to_count(state.ranks, now - began, patience)
+    counting, wait = ranks.to_count(_by_themselves(state), now - began, patience)
     actions: Actions = ()
     for rank in counting:
         known = {**state.ranks, rank.pid: rank._replace(counts=True)}
@@ -36,6 +37,12 @@ def count(state: State, now: float, *, everything: bool = False) -> Step:
     return state._replace(count_at=began + wait), actions
 
 
+def _by_themselves(state: State) -> ranks.Ranks:
+    """Return the ranks that end by themselves, if they do."""
+    signalled = state.phase.signalled if isinstance(state.phase, Failing) else ()
+    return {pid: rank for pid, rank in state.ranks.items() if pid not in signalled}
+
+
 def report_ends(state: State, now: float, *, only_first: bool = False) -> Actions:
     """Report which ranks have ended with 0: that may break others' collective.
 
@@ -44,7 +51,7 @@ def report_ends(state: State, now: float, *, only_first: bool = False) -> Action
     """
     if only_first and state.program.name:
         return ()
-    ends = ranks.ended_well(state.ranks, state.attempt, now - state.times.attempt)
+    ends = ranks.ended_well(_by_themselves(state), state.attempt, now - state.times.attempt)
     is_known = only_first and (state.has_succeeded or any(len(one.ages) > 1 for one in ends))
     return () if is_known else tuple(map(Report, ends))
 
@@ -57,9 +64,12 @@ def fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
         # There is no restart after somebody else has ended torchrun.
         report += (Report(Failed(state.attempt, stopped_by_others(state, phase, now))),)
     if not isinstance(phase, Failing):
-        deadline = now + failure.cause.patience + MARGIN_SECONDS
-        state = state._replace(phase=Failing(deadline))
-    return state, report
+        phase = Failing(now + failure.cause.patience + MARGIN_SECONDS)
+    if failure.cause is Cause.OWN and not phase.signalled:
+        pids = tuple(rank.pid for rank in state.alive if not (rank.failure or rank.is_refused))
+        phase = phase._replace(signalled=frozenset(pids))
+        report += (SignalRanks(pids, signal.SIGTERM),) if pids else ()
+    return state._replace(phase=phase), report
 
 
 def of_torchrun_here(

@@ -18,7 +18,7 @@ from launcher.peers.messages import Failed, Restart, Start, Stop
 from launcher.result.causes import Failure, of_hang
 from launcher.run.events import Actions, RankRuns, Reply, Report, StartRequested
 from launcher.run.ranks import Rank
-from launcher.run.state import Done, Ending, Failing, Running, State, Why
+from launcher.run.state import Done, Ending, Failing, Restarting, Running, State, Why
 from launcher.text.words import shortened, signal_name
 from launcher.watch import judge, sentences
 from launcher.watch.waits import Absent
@@ -104,7 +104,7 @@ def of_run(before: State, event: Any, after: State, actions: Actions, now: float
         notes += [note._replace(event=name) for name in names]
     elif isinstance(event, StartRequested) and Reply() in actions:
         notes += [note._replace(event="started", rank=rank) for rank, _ in event.ranks]
-    elif isinstance(event, RankRuns) and event.pid in after.ranks:
+    elif isinstance(event, RankRuns) and not after.ranks[event.pid].is_refused:
         notes.append(note._replace(event="runs", rank=event.rank))
     for action in actions:
         if isinstance(action, Report) and isinstance(action.message, Failed):
@@ -151,6 +151,8 @@ def _of_phase(before: State, event: Any, after: State, actions: Actions, note: N
     """Return why this host's ranks begin to be ended, and how its share of the job has ended."""
     notes = []
     why, result = _why(after), after.result
+    if isinstance(event, Restart) and isinstance(after.phase, Restarting):
+        notes.append(note._replace(event="restart", cause=_line(event.why)))  # all had ended
     if why is not None and why is not _why(before):
         if why is Why.STOP and isinstance(after.phase, Ending):
             cause = signal_name(after.phase.number)

@@ -55,6 +55,7 @@ from launcher.result.causes import stopped
 from launcher.run import ranks
 from launcher.run.ending import (
     advance,
+    begun,
     deadline,
     ended_while_ending,
     failed_before,
@@ -297,7 +298,7 @@ def _stop(state: State, number: int, now: float) -> Step:
             return state, ()
         phase = instead(state, phase, Why.STOP, now)._replace(number=number)
     else:
-        phase = Ending(Why.STOP, now, now + grace, number)
+        phase = begun(state, Why.STOP, now, number)
         before = failed_before(state, state.ranks.values(), number)
     line = f"{signal_name(number)}: stopping; the ranks of {host} have {grace:g} s to save."
     state, actions = advance(_closing(state, now), phase, now)
@@ -464,7 +465,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
 
 def _end(state: State, why: Why, now: float) -> Step:
     state = state if why is Why.SUCCESS else _closing(state, now)
-    return advance(state, Ending(why, now, now + state.grace(why)), now)
+    return advance(state, begun(state, why, now), now)
 
 
 def _closing(state: State, now: float) -> State:

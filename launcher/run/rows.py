@@ -124,9 +124,10 @@ ROWS = (
         (Failing,),
         (*OF_A_RANK, TorchrunEnded),
         (),
-        "tell `Failed` of what counts now: it may be a better cause; tell `RanksSucceeded`",
+        "tell `Failed` of what counts now: it may be a better cause; tell `RanksSucceeded`; once "
+        "there can be no better one, end the other ranks",
     ),
-    Row((Failing,), (TorchrunRuns, CloseRequested, ChildEnded), (), "note it"),
+    Row((Failing,), (TorchrunRuns, CloseRequested, ChildEnded, Signalled), (), "note it"),
     Row((Failing,), (Signal,), (), "tell `Stop`: it counts if ranks are to be restarted"),
     Row(
         (Failing,),

@@ -59,9 +59,13 @@ class Running(NamedTuple):
 
 
 class Failing(NamedTuple):
-    """This host has failed. The coordinator decides what follows; at the deadline the ranks end."""
+    """This host has failed. The coordinator decides what follows; at the deadline the ranks end.
+
+    Where there can be no better cause they do at once: no decision would let them go on.
+    """
 
     deadline: float
+    signalled: frozenset[int] = frozenset()  # ranks that got SIGTERM
 
 
 class Kill(NamedTuple):
