@@ -105,6 +105,7 @@ class Supervisor:
         self._error: Exception | None = None  # the launcher's own, the first
         self._events: deque[Any] = deque()  # to be taken in
         self._is_stepping = False
+        self._signals: deque[int] = deque()  # to be taken in
         self._give_up_at = math.inf  # where they go on, or an end is still waited for
         self._watch = _watch(job)
         if isinstance(job.plan, LaunchPlan):
@@ -150,7 +151,8 @@ class Supervisor:
             if is_quiet:
                 self._reports.take_ends()
             if self._reports and self._reports.has_more:
-                return  # what has happened comes before what is due
+                return  # what has happened comes before a stop, and before what is due
+        self._take_signals()
         if is_quiet:
             self._look_for_leftovers()
         now = self._system.now()
@@ -216,7 +218,8 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
-        self._on_signals()  # a stop that came before anything was started
+        self._on_signals()
+        self._take_signals()  # a stop that came before anything was started
         if not isinstance(self.state.phase, Done):
             self._channel.begin()
             self._begin_nursery()
@@ -291,11 +294,12 @@ class Supervisor:
         if signal.SIGCHLD in numbers and reports and self._starts.has_children:
             for pid, exit_code in self._system.reap():
                 self._reaped(pid, exit_code, reports)
-        for number in numbers:
-            if number == signal.SIGCHLD:
-                continue
-            if self._reports:
-                self._reports.take_ends()  # they have come before, whatever their signal's place is
+        self._signals.extend(number for number in numbers if number != signal.SIGCHLD)
+
+    def _take_signals(self) -> None:
+        """Take in signals: ends have come before, whatever the place of their signal is."""
+        while self._signals:
+            number = self._signals.popleft()
             if number in STOPS:
                 self._step(events.Signal(number))
             else:

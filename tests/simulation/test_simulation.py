@@ -81,6 +81,16 @@ def test_all_promises_are_kept(seed: int) -> None:
             faults=(Fault(What.HOOK, 9.0, amount=4.0), Fault(What.TORCHRUN_KILLED, 11.6)),
             seed=225,
         ),
+        Plan(  # a stop is heard of with the end of what runs torchrun, and before torchrun's
+            script=Script(seconds=3.0),
+            faults=(
+                Fault(What.HOST_SLOW, host=1, amount=2.0),
+                Fault(What.STOP, 7.0),
+                Fault(What.LAUNCHER_PAUSES, 7.0, amount=1.0),
+            ),
+            seed=150,
+            runner=0.0,
+        ),
         Plan(  # a host alone has nobody to be cut off from
             hosts=1,
             script=Script(at_break=AtBreak.WAITS),
