@@ -1,7 +1,8 @@
 """`sm-launch stacks`: where all ranks of the jobs on this host are, of all their hosts.
 
-Each launcher has a Unix socket in its job's folder, which only its user can reach. A rank's
-environment names that folder.
+Each launcher has a Unix socket in its job's folder, which only its user can reach. The kernel lists
+it (/proc/net/unix), unless it is in another network namespace; a rank's environment names it, too,
+unless the rank was forked (--launcher-start warm).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import LaunchError
+from launcher.host.run_dir import PREFIX, SOCKET
 from launcher.host.signals import Signals
 from launcher.job import arguments
 from launcher.job.options import RUN_DIR
@@ -80,7 +82,12 @@ def _show(argv: Sequence[str], signals: Signals) -> Result:
 
 
 def _folders() -> Iterator[str]:
-    """Yield the folders of the launchers whose processes this user may see."""
+    """Yield the folders of the launchers whose sockets or processes this user may see."""
+    with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as file:
+        for line in file:
+            folder, name = os.path.split(os.fsdecode(line.split(maxsplit=7)[-1].strip()))
+            if name == SOCKET and os.path.basename(folder).startswith(PREFIX):
+                yield folder
     prefix = f"{RUN_DIR}=".encode()
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -96,7 +103,7 @@ def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TO_CONNECT)
         try:
-            connection.connect(os.path.join(folder, "socket"))
+            connection.connect(os.path.join(folder, SOCKET))
         except OSError:
             return None
         with contextlib.suppress(OSError, ValueError, KeyError):

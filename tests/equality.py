@@ -16,7 +16,7 @@ import os  # noqa: E402
 import time  # noqa: E402
 from typing import Any, Callable, NamedTuple  # noqa: E402
 
-STARTS = ("cold",)  # values of --launcher-start: columns of the page, and parameters of the tests
+STARTS = ("cold", "warm")  # values of --launcher-start: the page has a column for each
 
 
 class Other(NamedTuple):
@@ -58,13 +58,19 @@ ARGUMENTS = ("--epochs", "1", "", "a b", "--", "--help", "-m")
 OF_ONE_JOB = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
 
 
-def fact(words, *, is_drawn=False, within=0.0, rank=None, **other: Other):
-    """Have a function be a row of the part that is begun.
+def fact(words, *, is_drawn=False, within=0.0, rank=None, **other):
+    """Have a function be a row of the part that is begun; None of a start: equal again.
+
+    A warm start differs as a cold one does, unless its own `Other` says how.
 
     is_drawn: what counts is how many of its values differ, over two ranks and two attempts.
     within: numbers that differ by no more than this share are equal. rank: the only one to have it,
     as it takes long.
     """
+
+    if "cold" in other:
+        other.setdefault("warm", other["cold"])
+    other = {start: how for start, how in other.items() if how}
 
     def keep(probe):
         ROWS.append(Row(PART, words, probe, other, is_drawn, within, rank))
@@ -104,7 +110,7 @@ def short(words):
     return [os.path.basename(word) for word in words]
 
 
-@fact("`torch` is not imported yet")
+@fact("`torch` is not imported yet", warm=Other("it is, and what it imports"))
 def torch_is_imported():
     return "torch" in LOADED
 
@@ -171,7 +177,11 @@ def orig_argv():
     return short(getattr(sys, "orig_argv", ()))
 
 
-@fact("`/proc/PID/cmdline`", cold=Other(RANK_PY))
+@fact(
+    "`/proc/PID/cmdline`",
+    cold=Other(RANK_PY),
+    warm=Other("those of the process that forks it: nursery.py"),
+)
 def cmdline():
     return short(own_file("cmdline").split("\0"))
 
@@ -198,6 +208,7 @@ def values():
 @fact(
     "`/proc/PID/environ` is `os.environ`",
     cold=Other("and where the launcher is: `LAUNCHER_...`", ["LAUNCHER"]),
+    warm=Other("that of the process that forks it"),
 )
 def proc_environ():
     names = {one.partition("=")[0] for one in own_file("environ").split("\0") if one}
@@ -233,10 +244,11 @@ def session():
     return os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), terminal
 
 
-@fact("parent", cold=Other("torchrun, as the launcher runs it", ["agent.py"]))
+@fact("parent", cold=Other("the launcher, not torchrun", ["--train-script"]))
 def parent():
+    ours = "torch.distributed.run", "agent.py", "nursery.py", "--train-script"
     with open(f"/proc/{os.getppid()}/cmdline") as file:
-        return [one for one in short(file.read().split("\0")) if one in ("torchrun", "agent.py")]
+        return [one for one in short(file.read().split("\0")) if one in ours]
 
 
 @fact("0 to 2 are the same open files")
@@ -261,6 +273,7 @@ def streams():
 @fact(
     "calls below the script's own lines: `inspect.stack()`",
     cold=Other("two of rank.py's; no traceback that is printed has them", ["rank.py"] * 2),
+    warm=Other("rank.py's and nursery.py's; no traceback that is printed has them"),
 )
 def calls_below():
     frame, found = sys._getframe(), []
@@ -353,7 +366,9 @@ def faults():
     return faulthandler.is_enabled()
 
 
-@fact("number of `atexit` handlers")
+@fact(
+    "number of `atexit` handlers", warm=Other("torch's, which a script has once it imports torch")
+)
 def exit_handlers():
     import atexit
 
@@ -395,14 +410,14 @@ def time_zone():
     return before, after
 
 
-@fact("`warnings.filters`")
+@fact("`warnings.filters`", warm=Other("torch's are there"))
 def filters():
     import warnings
 
     return [str(one) for one in warnings.filters]
 
 
-@fact("loggers, and the root's level and handlers")
+@fact("loggers, and the root's level and handlers", warm=Other("torch's are there"))
 def loggers():
     import logging
 
@@ -418,16 +433,26 @@ def processes():
     return multiprocessing.get_start_method(allow_none=True), here.name, here.daemon, parent
 
 
-@fact("what `prctl` has: a signal at the parent's death, a subreaper, `dumpable`")
+def asked(option):
+    """Return what prctl(2) says of an option whose value it writes."""
+    import ctypes
+
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(option, ctypes.byref(number), 0, 0, 0)
+    return number.value
+
+
+@fact("the signal at its parent's death", cold=Other("SIGTERM, when the launcher is killed", 15))
+def signal_of_death():
+    return asked(2)  # PR_GET_PDEATHSIG
+
+
+@fact("what else `prctl` has: a subreaper, `dumpable`, no new privileges, seccomp")
 def of_the_kernel():
     import ctypes
 
-    libc, number = ctypes.CDLL(None), ctypes.c_int()
-    found = []
-    for get in (2, 37):  # PR_GET_PDEATHSIG, PR_GET_CHILD_SUBREAPER
-        libc.prctl(get, ctypes.byref(number), 0, 0, 0)
-        found.append(number.value)
-    return found, libc.prctl(3, 0, 0, 0, 0), libc.prctl(39, 0, 0, 0, 0), status("Seccomp")
+    libc = ctypes.CDLL(None)  # PR_GET_CHILD_SUBREAPER, PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS
+    return asked(37), libc.prctl(3, 0, 0, 0, 0), libc.prctl(39, 0, 0, 0, 0), status("Seccomp")
 
 
 @fact("what a child of `subprocess` sees: variables, descriptors, signals, input")
@@ -450,7 +475,10 @@ PART = Part("After `import torch`", "script")
 SET_BY_SCRIPT = {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_LOGS": "-inductor"}
 
 
-@fact("TORCH_DISTRIBUTED_DEBUG, as the script sets it before it imports torch")
+@fact(
+    "TORCH_DISTRIBUTED_DEBUG, as the script sets it before it imports torch",
+    warm=Other("not heard: it was read at the import, with what the job has"),
+)
 def debug_level():
     os.environ.update(SET_BY_SCRIPT)
     if os.environ["RANK"] == "1":
@@ -460,7 +488,7 @@ def debug_level():
     return str(torch.distributed.get_debug_level())
 
 
-@fact("TORCH_LOGS, likewise")
+@fact("TORCH_LOGS, likewise", warm=Other("not heard, likewise"))
 def log_levels():
     import logging
 
@@ -480,7 +508,11 @@ def threads_by_torchrun():
     return openmp()
 
 
-@fact("threads of OpenMP and MKL, by OMP_NUM_THREADS as the script sets it", rank=1)
+@fact(
+    "threads of OpenMP and MKL, by OMP_NUM_THREADS as the script sets it",
+    rank=1,
+    warm=Other("not heard, likewise: `torch.set_num_threads` is"),
+)
 def threads_by_script():
     return openmp()
 
@@ -488,6 +520,7 @@ def threads_by_script():
 @fact(
     "what the import adds to `os.environ`",
     cold=Other("gloo's flight recorder is on, for the watch", ["TORCH_FR_BUFFER_SIZE"]),
+    warm=Other("nothing; the recorder is on from the first process group on"),
 )
 def added_to_environment():
     import torch.distributed  # noqa: F401
@@ -496,7 +529,12 @@ def added_to_environment():
     return sorted({*os.environ} - names - {*SET_BY_SCRIPT})
 
 
-@fact("threads of the process", rank=0, cold=Other("one more, which replies where the rank is", 2))
+@fact(
+    "threads of the process",
+    rank=0,
+    cold=Other("one more, which replies where the rank is", 2),
+    warm=None,
+)
 def tasks_with_torch():
     return tasks()
 
@@ -513,7 +551,7 @@ def filters_with_torch():
     return filters()
 
 
-@fact("levels and handlers of torch's loggers")
+@fact("levels and handlers of torch's loggers", warm=Other("those of torch.distributed.run, too"))
 def loggers_with_torch():
     import logging
 
@@ -560,7 +598,11 @@ def reduced():
     return total.item(), dist.get_world_size(), dist.get_backend()
 
 
-@fact("memory (PSS) of a rank, to a quarter", within=0.25)
+@fact(
+    "memory (PSS) of a rank, to a quarter",
+    within=0.25,
+    warm=Other("less: what the import made is shared"),
+)
 def memory():
     import torch.distributed as dist
 
@@ -646,7 +688,9 @@ def compiled():
 PART = Part("Chance: no rank of no attempt draws the numbers of another", "script")
 
 
-@fact("`hash()` of a text", is_drawn=True)
+@fact(
+    "`hash()` of a text", is_drawn=True, warm=Other("the same in all ranks and attempts of a host")
+)
 def hash_seed():
     return hash("text")
 
@@ -714,7 +758,11 @@ def module_main():
     return main_module(), sys.argv, pickled()
 
 
-@fact("calls below its own lines", cold=Other("rank.py's for runpy's", ["rank.py"] * 2))
+@fact(
+    "calls below its own lines",
+    cold=Other("rank.py's for runpy's", ["rank.py"] * 2),
+    warm=Other("rank.py's and nursery.py's for runpy's"),
+)
 def module_calls_below():
     return calls_below()
 

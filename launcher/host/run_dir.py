@@ -15,6 +15,7 @@ from launcher.text.log import log
 # What torchrun and the ranks execute.
 _IN_CHILDREN = ("agent.py", "nursery.py", "rank.py", "describe.py", "unseen.py")
 _EXECUTED = [os.path.join(PACKAGE, "run", name) for name in _IN_CHILDREN]
+PREFIX, SOCKET = "sm-launch-", "socket"  # of its name; of its socket's
 _CRASH_BYTES = 1 << 16  # the end of what a rank has written that crashed
 _PARENT_BYTES = 60  # of the path of the folder above: a socket's has at most 107 (unix(7))
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
@@ -97,7 +98,7 @@ def _parent(environ: Mapping[str, str]) -> str:
 
 
 def _prefix(pid: int) -> str:
-    return f"sm-launch-{pid}-"
+    return f"{PREFIX}{pid}-"
 
 
 def _remove(folder: str) -> None:

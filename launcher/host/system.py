@@ -26,7 +26,7 @@ from launcher.host import processes
 from launcher.host.cgroups import oom_kills
 from launcher.host.child import Helper, Question
 from launcher.host.network import connected, listen, own_addresses
-from launcher.host.run_dir import crash, run_dir
+from launcher.host.run_dir import SOCKET, crash, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
 
@@ -142,7 +142,7 @@ class System:
             raise LaunchError(f"cannot make a socket: {error.strerror}; raise ulimit -n.") from None
         listener.setblocking(False)
         try:
-            listener.bind(os.path.join(folder, "socket"))
+            listener.bind(os.path.join(folder, SOCKET))
         except OSError as error:
             listener.close()
             raise LaunchError(f"cannot make a socket in {folder}: {error}; set TMPDIR.") from None

@@ -240,6 +240,10 @@ def be_rank(fork: Fork, rank: types.ModuleType) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.umask(message["umask"])
+    # As torchrun's handlers leave it to what it executes.
+    for caught in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(caught, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, limits in message["limits"]:
         if resource.getrlimit(number) != tuple(limits):
             resource.setrlimit(number, limits)

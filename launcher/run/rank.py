@@ -303,6 +303,8 @@ def main(forked: Forked = None) -> None:
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = module
+    if "__mp_main__" in sys.modules:  # multiprocessing was imported before this process was forked
+        sys.modules["__mp_main__"] = module
     try:
         prepare = script_code if kind == "script" else module_code
         exec(prepare(module, target), module.__dict__)

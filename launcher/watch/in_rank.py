@@ -103,7 +103,6 @@ class Responder:
             self.find_spec(_MODULE)
             return make(*args, **options)
 
-        _record()
         module._new_process_group_helper = begin
 
     def script_ended(self) -> None:
