@@ -238,3 +238,23 @@ def test_what_has_happened_while_a_launcher_was_stopped_comes_before_what_is_due
     assert os.waitpid(pid, 0)[1] == 0
     os.close(reader)
     os.close(writer)
+
+
+WARM = """
+import os, sys, time
+
+print("loaded" if "torch" in sys.modules else "not loaded", flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    raise ValueError("loss is nan")
+"""
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_warm_ranks_have_torch_at_their_first_line_in_each_attempt(start, start_two, script, hosts):
+    options = ("--launcher-start", "warm", "--launcher-max-restarts", "1")
+    words = ("--train-script", script(WARM), *options, "--launcher-nproc-per-node", "2")
+    started = [start(*words)] if hosts == 1 else start_two(*words)
+    for host in started:
+        assert host.wait() == 0, host.log()
+        assert "cold" not in host.err and "not loaded" not in host.out, host.log()
+        assert host.out.count("loaded") in (3, 4) and host.leftovers() == []

@@ -204,8 +204,9 @@ class Processes:
 
         Zombies are not among them: they have ended.
         """
-        spared = {process.pid for process in tree(torchrun)}
-        return [process for process in self.all() if process.pid not in spared]
+        found = self.all()
+        spared = {process.pid for process in tree(torchrun)}  # later: torchrun may be starting some
+        return [process for process in found if process.pid not in spared]
 
     def of_group(self, pid: int) -> list[psutil.Process]:
         """Return the other processes of the group that pid leads, or led while it ran."""

@@ -20,6 +20,11 @@ def without_effect(chosen: Options, environ: Mapping[str, str]) -> Iterator[str]
         hint = f"did you mean {twin}?" if known else "see --launcher-help."
         yield f"warning: {variable} is not a launcher option; {hint}"
     yield from _meant_for_the_launcher(chosen)
+    if "preload" in chosen.given and chosen.start != "warm":
+        yield (
+            f"warning: {flag('preload')} has no effect: {flag('start')} is cold, and each rank "
+            "imports what it needs."
+        )
     if "hang_notify" in chosen.given and not chosen.watch:
         yield (
             f"warning: {flag('hang_notify')} has no effect: {flag('watch')} 0 turns the looks at "

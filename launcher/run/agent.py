@@ -287,10 +287,10 @@ class HeldAgent:
     is_host: bool
     tees: bool
     agents: list[Any]
-    # The launcher decides when ranks are restarted, each time with a new torchrun.
-    attempt = int(os.environ.get("LAUNCHER_ATTEMPT", "1"))
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        # The launcher decides when ranks are restarted, each time with a new torchrun.
+        self.attempt = int(os.environ.get("LAUNCHER_ATTEMPT", "1"))
         # torchrun takes its store away from hosts that train 300 s longer; it has no option.
         if exit_barrier := os.environ.get("LAUNCHER_EXIT_BARRIER"):
             options["exit_barrier_timeout"] = float(exit_barrier)

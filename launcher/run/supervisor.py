@@ -221,8 +221,8 @@ class Supervisor:
         self._on_signals()
         self._take_signals()  # a stop that came before anything was started
         if not isinstance(self.state.phase, Done):
+            self._begin_nursery()  # one host alone starts at once
             self._channel.begin()
-            self._begin_nursery()
         if isinstance(self.state.job.plan, Exception):
             self._cannot_start(self.state.job.plan)
 
