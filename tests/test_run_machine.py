@@ -572,6 +572,14 @@ def test_a_torchrun_that_survives_sigkill_is_left():
     assert host.due(12.0).phase is Done
 
 
+def test_what_the_third_interrupt_finds_after_others_is_killed_at_once_too():
+    host = running().at(5.0, Signal(2)).at(5.1, RankEnded(71, 0), RankEnded(72, 0))
+    host.at(5.1, LeftoversFound((98,))).at(5.3, Signal(2)).at(5.6, Signal(2))
+    assert SignalProcesses((98,), KILL) in host.done
+    assert SignalProcesses((98, 99), KILL) in host.at(5.7, LeftoversFound((98, 99))).done
+    assert host.at(5.8, LeftoversFound((98, 99))).done == []
+
+
 def test_what_is_left_later_is_killed_though_ranks_have_been():
     host = running(runner="neuron_parallel_compile").at(5.0, End(FAILED)).due(13.0).due(15.0)
     host.at(15.1, RankEnded(71, -9), RankEnded(72, -9)).at(15.1, LeftoversFound(()))

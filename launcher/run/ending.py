@@ -165,7 +165,9 @@ def _kill_ranks(state: State, ending: Ending) -> Part | None:
 
 
 def _killing(ending: Ending, now: float) -> Ending:
-    kill = Kill(min(ending.kill.began, now), now + KILL_AGAIN_SECONDS)
+    kill = ending.kill._replace(
+        began=min(ending.kill.began, now), again_at=now + KILL_AGAIN_SECONDS
+    )
     return ending._replace(kill=kill)
 
 
@@ -329,9 +331,12 @@ def _kill_leftovers(state: State, ending: Ending) -> Part | None:
 
     def act(now: float) -> Step:
         actions = (SignalProcesses(pids, signal.SIGKILL), FindLeftovers())
-        return state._replace(phase=_killing(ending, now)), actions
+        after = _killing(ending, now)
+        after = after._replace(kill=after.kill._replace(leftovers=frozenset(pids)))
+        return state._replace(phase=after), actions
 
-    return Part(max(_no_ranks_at(state), ending.deadline, ending.kill.again_at), act)
+    again_at = ending.kill.again_at if ending.kill.leftovers.issuperset(pids) else NOW
+    return Part(max(_no_ranks_at(state), ending.deadline, again_at), act)
 
 
 def _note_killed(state: State, ending: Ending) -> Part | None:

@@ -73,6 +73,7 @@ class Kill(NamedTuple):
 
     began: float = math.inf  # when the first that may still run was killed
     again_at: float = -math.inf
+    leftovers: frozenset[int] = frozenset()  # those that were
 
 
 class Leftovers(NamedTuple):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PORT = 29401
 HANG_NOTIFY = 5.0  # seconds
+TURN = 0.0002  # seconds that a turn of the loop takes, in which others go on
 FINGERPRINT = {"script's arguments": ["--lr", "0.1"]}
 _TOO_MANY = 3000  # turns of one launcher by its timer, or at one time: one that never stops
 
@@ -59,7 +60,7 @@ class Launcher:
         self.stops: list[tuple[float, int]] = []
         self._wakes_at = math.inf
         self._is_woken = self._stands_still = False
-        self._timed = 0
+        self._timed = self._at_once = 0
         self.system = System(job, machine, self._wake)
         cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
         other = {"script's arguments": ["--seed", str(machine.number)]}
@@ -103,19 +104,18 @@ class Launcher:
     def _go_on(self, ready: object) -> None:
         try:
             timeout = self._turns.send(ready)  # type: ignore[arg-type]
-            turns = 0
-            while self.runs:
-                again = self.system.selector.ready()
-                if timeout != 0 and not again:
-                    break
-                turns += 1
-                if turns > _TOO_MANY:
-                    self.job.watch.never_stops()
-                    self.die()
-                timeout = self._turns.send(again)
         except StopIteration:
             self._ends()
             return
+        if timeout == 0 or self.system.selector.ready():
+            self._at_once += 1
+            if self._at_once > _TOO_MANY:
+                self.job.watch.never_stops()
+                self.die()
+            self._is_woken = True
+            self.clock.after(TURN, self._turn)
+            return
+        self._at_once = 0
         wakes_at = math.inf if timeout is None else self.clock.now + timeout
         if wakes_at != self._wakes_at:
             self._wakes_at = wakes_at

@@ -355,14 +355,6 @@ def _(plant: Planter) -> None:
     plant.set(machine, "advance", ending.advance)
 
 
-@mistake("(!) a rank that starts after a stop has no time to save")
-def _(plant: Planter) -> None:
-    def none(plain: Any, state: Any, given: Any) -> Any:
-        return plain(state._replace(job=with_options(state.job, grace=0)), given)
-
-    in_part(plant, "_signal_ranks", none)
-
-
 @mistake("what a rank has started that dies unsaved does not hear the stop")
 def _(plant: Planter) -> None:
     plant.set(machine, "ended_while_ending", lambda *_: ())

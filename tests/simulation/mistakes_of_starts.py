@@ -58,14 +58,22 @@ def _(plant: Planter) -> None:
     plant.set(Supervisor, "_unreaped", lambda one, pids: list(pids))
 
 
-@mistake("(!) torchrun is signalled after it was reaped")
+@mistake("(!) an end is taken in before all is read that was said before")
 def _(plant: Planter) -> None:
-    plant.set(Supervisor, "_if_unreaped", lambda one, pid: (pid,) if pid else ())
+    def early(plain: Any, supervisor: Any, *, is_quiet: bool) -> None:
+        plain(supervisor, is_quiet=True)
+
+    plant.around(Supervisor, "_do_what_is_due", early)
 
 
-@mistake("(!) the end of a rank is lost that is reaped before its word is read")
+@mistake("(!) the word of a rank is lost that is reaped before it is read")
 def _(plant: Planter) -> None:
-    plant.set(Reports, "_note_reaped", lambda reports, pid: reports.exit_codes.pop(pid, None))
+    def deaf(plain: Any, reports: Any, connection: Any, pid: int, rank: int) -> Any:
+        if pid in reports.exit_codes:
+            return None
+        return plain(reports, connection, pid, rank)
+
+    plant.around(Reports, "_rank_runs", deaf)
 
 
 # What torchrun is told.

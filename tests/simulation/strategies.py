@@ -152,6 +152,10 @@ THEMES = (
     Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD),
           STARTING, (0, 1), (1, 1, 2), (1, 2, 4), amounts=(0.2, 1.0), apart=APART[:7],
           trains=(3.0,), runners=(0.0, 5.0), first=((What.STARTS_SLOWLY, What.DIES_STARTING),)),
+    # A launcher that stands still while ranks say who they are, and die.
+    Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED), STARTING[:4], (0, 1), (1, 1, 2),
+          (1, 2), amounts=(1.0, 4.0), apart=(0.1, 0.3, 0.6, 0.9, 1.2), trains=(3.0,),
+          first=((What.STARTS_SLOWLY,), (What.DIES_STARTING,), (What.LAUNCHER_PAUSES,))),
     # A launcher that stands still while its ranks end, past their time.
     Theme((What.STOP, What.RAISES), TRAINING, (0, 0, 1), (1, 1, 2), (2, 3), amounts=(4.0, 20.0),
           apart=APART[1:6], at_stop=(AtStop.SAVES, AtStop.DIES, AtStop.FAILS),

@@ -91,6 +91,13 @@ def test_all_promises_are_kept(seed: int) -> None:
             seed=150,
             runner=0.0,
         ),
+        Plan(  # at Ctrl-C a rank is on its way that nobody knows yet
+            hosts=1,
+            nproc=2,
+            script=Script(upload=20.0),
+            faults=(Fault(What.STARTS_SLOWLY, amount=4.0), Fault(What.CTRL_C_THRICE, 4.2)),
+            seed=100,
+        ),
         Plan(  # a host alone has nobody to be cut off from
             hosts=1,
             script=Script(at_break=AtBreak.WAITS),
