@@ -209,16 +209,18 @@ class Host:
     @property
     def torchrun(self) -> psutil.Process:
         """This attempt's torchrun, the child beside which the launcher has its ranks."""
-        (torchrun,) = (one for one in self._children() if any(_AGENT in w for w in one.cmdline()))
+        (torchrun,) = (one for one in self.children if any(_AGENT in w for w in one.cmdline()))
         return torchrun
 
     @property
     def ranks(self) -> list[psutil.Process]:
         """The ranks that the launcher has, in the order of their pids."""
-        ranks = [one for one in self._children() if not any(_AGENT in w for w in one.cmdline())]
+        ranks = [one for one in self.children if not any(_AGENT in w for w in one.cmdline())]
         return sorted(ranks, key=lambda one: one.pid)
 
-    def _children(self) -> list[psutil.Process]:
+    @property
+    def children(self) -> list[psutil.Process]:
+        """The launcher's own."""
         return psutil.Process(self.process.pid).children()
 
     def wait_for(self, line: str, count: int = 1, timeout: float = 60) -> None:
