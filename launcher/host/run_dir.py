@@ -58,8 +58,9 @@ def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
     copies = {path: os.path.join(folder, os.path.basename(path)) for path in (*_EXECUTED, IN_RANK)}
     try:
         for path, copy in copies.items():
-            with open(copy, "xb") as file:
-                file.write(read(path))
+            if not os.path.exists(copy):  # or an attempt before has it there
+                with open(copy, "xb") as file:
+                    file.write(read(path))
     except OSError as error:
         what = f"cannot unpack {ARCHIVE} into {folder} ({error.strerror})"
         raise LaunchError(f"{what}; set TMPDIR to a folder where 100 KB are free.") from None
