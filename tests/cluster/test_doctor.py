@@ -24,7 +24,7 @@ def test_two_hosts_see_each_other(job):
         host.command = ["sh", "-c", "echo runs; exec sleep 600"]
     job.start()
     for host in job.values():
-        host.wait_for("runs")
+        host.wait_for("runs\n")
     first, second = (findings(host.run("sm-launch", "doctor", "--json")) for host in job.values())
     for found, other in ((first, "algo-2"), (second, "algo-1")):
         ((level, text),) = found["names"]

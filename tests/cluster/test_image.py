@@ -97,7 +97,7 @@ def test_the_three_lines_that_add_the_launcher_to_any_image(client, base, job, t
         host.command, host.hyperparameters = ["train"], {"train-script": "script.py"}
     job.start()
     for host in job.values():
-        host.wait_for("runs")
+        host.wait_for("runs\n")
     job.stop()
     assert job.wait() == {"algo-1": 143, "algo-2": 143}, job.logs()
 

@@ -73,7 +73,7 @@ def test_one_file_in_an_image_that_has_a_launcher(job):
     job.will_run(SAVES, ONE_FILE)
     job.start()
     for host in job.values():
-        host.wait_for("runs")
+        host.wait_for("runs\n")
         words = [process["args"] for process in host.processes()]
         (launcher,) = (text for text in words if "--train-script" in text and "rank" not in text)
         assert "/opt/ml/code/launcher.py --train-script script.py" in launcher, words

@@ -47,7 +47,7 @@ def test_a_stop_of_one_host_of_awss(job, own_aws_image):
     job.will_run("print('runs', flush=True)\nimport time; time.sleep(600)", AWS)
     job.start()
     for host in job.values():
-        host.wait_for("runs")
+        host.wait_for("runs\n")
     job["algo-2"].stop()
     assert job.wait() == {"algo-1": 143, "algo-2": 143}, job.logs()
     assert "ExitCode 143" in job["algo-1"].log()
