@@ -122,7 +122,8 @@ def become_child(
     try:
         launcher = RankConnection(run_dir)
         launcher.send(hello())
-        os.write(knows, str(os.getpid()).encode())
+        with contextlib.suppress(BrokenPipeError):  # the nursery has died: a rank all the same
+            os.write(knows, str(os.getpid()).encode())
         os.close(knows)
         if launcher.lets_go():
             while os.getppid() == parent:
