@@ -252,6 +252,24 @@ def test_a_rank_that_dies_as_the_launcher_hears_of_it_is_the_launchers_to_reap(s
     assert ours == (0, "[9, 9]\n", "") and len(told) == 1
 
 
+def test_a_rank_runs_whose_nursery_dies_before_it_has_said_its_pid_to_it(script):
+    """The launcher knows it by then: nobody else would run in its place."""
+    script("print(1)")
+    forked = (
+        "import os, sys; del sys.argv[0]; sys.path.insert(0, os.path.dirname(sys.argv[0]))\n"
+        "import rank; is_known, knows = os.pipe(); os.close(is_known); rank.main((knows, 0))"
+    )
+    with told_by_a_rank(os.environ["TMPDIR"]) as told:
+        ours = subprocess.run(
+            [sys.executable, "-c", forked, RANK, "script", "script.py"],
+            env={**os.environ, **RANK_0, "LAUNCHER_RUN_DIR": os.environ["TMPDIR"]},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "1\n", "") and len(told) == 2
+
+
 def test_threads_that_were_there_before_the_script_are_there_in_the_rank(script, tmp_path):
     """Of a profiler's sitecustomize: a fork has none of them."""
     script("import os, threading; print(threading.active_count(), 'LAUNCHER_FORKED' in os.environ)")

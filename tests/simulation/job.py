@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Mapping
 from typing import Any, Callable
 
+from launcher.job.options import RUN_DIR
 from simulation.clock import Clock
 from simulation.launcher import Launcher
 from simulation.machine import Machine, Process
 from simulation.network import Network
+from simulation.nursery import Line, Nursery
 from simulation.pipe import Pipe
 from simulation.plan import Fault, Plan, What
 from simulation.ranks import Rank
@@ -27,7 +30,7 @@ _FROM_THE_START = (
     What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
     What.TOO_FEW_FILES, What.RUNNER_FAILS, What.RUNNER_IGNORES, What.SAVES_LONGER,
     What.LEAVES_BARRIER, What.NO_FOLDER, What.DRIVER_HANGS, What.DIES_STARTING,
-    What.STARTS_SLOWLY,
+    What.STARTS_SLOWLY, What.NURSERY_LATE, What.NURSERY_UNFIT, What.NURSERY_DIES,
 )  # fmt: skip
 
 
@@ -88,19 +91,30 @@ class Job:
         machine.launcher = Launcher(self, machine)
         machine.launcher.begin()
 
-    def start_torchrun(self, machine: Machine, attempt: int) -> Process | None:
-        """Start a host's torchrun, or what runs it; None where that cannot be executed."""
+    def start_nursery(self, machine: Machine, take: Callable[[Any], None]) -> Line:
+        """Start what forks a host's torchruns; return the launcher's connection to it."""
+        machine.nursery = Nursery(machine, take)
+        return machine.nursery.line
+
+    def start_torchrun(
+        self, machine: Machine, environ: Mapping[str, str], nursery: Nursery | None = None
+    ) -> Process | None:
+        """Start a host's torchrun, or what runs it; None where that cannot be executed.
+
+        `nursery` forks it, and its ranks.
+        """
         if self.of(machine, What.NO_TORCHRUN):
             return None
         refuses = ""
         if self.of(machine, What.TORCHRUN_FAILS):
             refuses = "RuntimeError: the device is gone"
-        machine.attempt = attempt
+        attempt = int(environ.get("LAUNCHER_ATTEMPT", 1))
+        machine.attempt, machine.folder = attempt, environ[RUN_DIR]
         self.watch.torchrun_starts(machine, attempt)
         launcher = machine.launcher
         assert launcher
         if self.plan.runner is None:
-            launcher.torchrun = Torchrun(machine, self.store(attempt), refuses)
+            launcher.torchrun = Torchrun(machine, self.store(attempt), refuses, nursery)
         else:
 
             def start(run: int) -> Torchrun:
@@ -164,6 +178,10 @@ class Job:
         if torchrun and torchrun.runs and torchrun.doing in (Doing.MEETING, Doing.BOOTING):
             self.watch.fault(fault, machine)
             torchrun.hangs_in_start = True
+
+    def _kill_nursery(self, fault: Fault, machine: Machine) -> None:
+        if machine.nursery and machine.nursery.runs:
+            machine.nursery.signal(signal.SIGKILL)
 
     def _tell_torchrun(self, fault: Fault, machine: Machine) -> None:
         if machine.torchrun and machine.torchrun.runs:
@@ -251,6 +269,7 @@ _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.TORCHRUN_HANGS: Job._hang_torchrun,
     What.TORCHRUN_HANGS_STARTING: Job._hang_in_start,
     What.TORCHRUN_TOLD: Job._tell_torchrun,
+    What.NURSERY_KILLED: Job._kill_nursery,
     What.RUNNER_KILLED: Job._kill_runner,
     What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,

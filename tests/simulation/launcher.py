@@ -69,7 +69,8 @@ class Launcher:
         agree = other if differs else FINGERPRINT
         plan: LaunchPlan | LaunchError
         plan = LaunchPlan(argv, {}, "1", (), agree)
-        plan = plan._replace(runner=runner)
+        nursery = ("python", "nursery.py") if job.plan.is_warm and not runner else ()
+        plan = plan._replace(runner=runner, nursery=nursery)
         if cannot:
             plan = LaunchError("--train-script: there is none")
         self.supervisor = Supervisor(job_of(job, machine.name, plan), {}, self.system)  # type: ignore[arg-type]
@@ -160,7 +161,9 @@ class Launcher:
             self.job.network.hang_up(self.machine)
             self.system.hang_up()
             for process in list(self.machine.processes.values()):
-                if process.is_tied:
+                if process.is_spared:
+                    process.signal(signal.SIGKILL)
+                elif process.is_tied:
                     process.signal(signal.SIGTERM)
 
     def _ends(self) -> None:

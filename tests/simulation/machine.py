@@ -11,6 +11,7 @@ from launcher.errors import Disposition
 if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.launcher import Launcher
+    from simulation.nursery import Nursery
     from simulation.ranks import Rank
     from simulation.runner import Runner
     from simulation.torchrun import Torchrun
@@ -21,7 +22,8 @@ class Machine:
 
     Attributes: `is_up`; `is_cut` off the network; `gpu_is_broken`, as its driver knows; `delay`,
     seconds that its messages take;
-    `launcher`, once it is started; `torchrun`, the last one; `runner`, if one runs torchrun.
+    `launcher`, once it is started; `torchrun`, the last one; `runner`, if one runs torchrun; `nursery`, if
+    one forks it.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -35,7 +37,9 @@ class Machine:
         self.launcher: Launcher | None = None
         self.torchrun: Torchrun | None = None
         self.runner: Runner | None = None
+        self.nursery: Nursery | None = None
         self.attempt = 0  # the last that was started here
+        self.folder = ""  # of it
         self.processes: dict[int, Process] = {}  # those that run, in the order of their start
 
     def reaches(self, other: Machine) -> bool:
@@ -59,7 +63,7 @@ class Process:
     Attributes: `session`, the pid of the rank that leads its session and group, or its own;
     `heard`, the signals that it was sent, with times; `exit_code`, None while it runs;
     `held_until`, until when the kernel holds it; `is_tied`: the kernel stops it if the launcher is
-    killed (PR_SET_PDEATHSIG).
+    killed (PR_SET_PDEATHSIG); `folder`, of the attempt that it is of; `is_spared`, it is of none.
     """
 
     def __init__(self, machine: Machine, parent: Process | None, *, leads: bool = True) -> None:
@@ -68,12 +72,13 @@ class Process:
         self.clock = machine.job.clock
         self.parent = parent
         self.attempt = machine.attempt
+        self.folder = parent.folder if parent else machine.folder
         self.held_until = -math.inf
         self.pid = machine.job.next_pid()
         self.session = self.pid if leads or parent is None else parent.pid
         self.heard: list[tuple[float, int]] = []
         self.exit_code: int | None = None
-        self.is_tied = False
+        self.is_tied = self.is_spared = False
         self.reaped_at = math.inf  # by the launcher
         self.started = self.clock.now
         self.ended: float | None = None

@@ -17,7 +17,7 @@ GO = b"go"
 
 
 class Pipe:
-    """A connection to the launcher of a machine, as of an attempt: the last one if it is 0.
+    """A connection to the launcher of a machine, in an attempt's folder: "" is the last one.
 
     `hears` gets each of its answers, `loses` is called when the launcher's end is closed. `is_open`
     tells whether there is such a connection.
@@ -28,14 +28,14 @@ class Pipe:
         machine: Machine,
         hears: Callable[[dict[str, Any]], None] = lambda message: None,
         loses: Callable[[], None] = lambda: None,
-        attempt: int = 0,
+        folder: str = "",
         lets_go: Callable[[], None] = lambda: None,
     ) -> None:
         self._machine, self._hears, self._loses, self._lets_go = machine, hears, loses, lets_go
         self._back = Lane(machine.job.clock)
         self._end = End(self._answers, self._closes)
         launcher = machine.launcher
-        listener = launcher.system.listener(attempt) if launcher and launcher.runs else None
+        listener = launcher.system.listener(folder) if launcher and launcher.runs else None
         self.is_open = listener is not None
         if listener:
             listener.add(self._end)

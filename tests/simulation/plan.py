@@ -60,6 +60,20 @@ class Moment(enum.Enum):
     FIRST = 5  # the first process, while the fork goes on
 
 
+class Nursing(enum.Enum):
+    """When a nursery dies (nursery.py), by the amount of its fault."""
+
+    IMPORTING = 0
+    READY = 1  # it has said so
+    ORDERED = 2  # before it forks torchrun
+    FORKED = 3  # before that has said its pid to it
+    FORKED_AND_SAID = 4  # and before the launcher is told
+    TOLD = 5  # the launcher, of torchrun's pid
+    BEFORE_A_RANK = 6  # before it forks one
+    IN_A_FORK = 7  # before a rank that it has forked has said its pid
+    BETWEEN_RANKS = 8  # torchrun was told of one
+
+
 class What(Word):
     """What goes wrong; `amount` of a fault is in seconds if not said otherwise."""
 
@@ -87,6 +101,11 @@ class What(Word):
     TORCHRUN_TOLD = "somebody sends torchrun SIGTERM"
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
     LEAVES_BARRIER = "torchruns lose their store while they wait for the others' success"
+    # What forks torchrun and ranks, if the plan is a warm one: it changes no job's result.
+    NURSERY_LATE = "a host's nursery is late"
+    NURSERY_UNFIT = "a host's nursery cannot fork"
+    NURSERY_DIES = "a host's nursery dies"  # `amount` chooses when: Nursing
+    NURSERY_KILLED = "a host's nursery is killed"
     # The program that runs torchrun, if the plan has one.
     RUNNER_KILLED = "torchrun's runner is killed"
     RUNNER_FAILS = "torchrun's runner fails"  # 3, at its end
@@ -154,6 +173,7 @@ class Plan(NamedTuple):
     runs: int = 1  # how often that program runs torchrun, one after the other
     watch: float = 0.0  # seconds between two looks at how far ranks are; 0: none
     hang_timeout: float = 0.0  # --launcher-hang-timeout in seconds; 0: none
+    is_warm: bool = False  # torchruns and ranks are forked by a nursery (nursery.py)
 
     def names(self) -> tuple[str, ...]:
         """Return the hosts' names, sorted as SageMaker's are."""

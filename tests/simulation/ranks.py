@@ -18,7 +18,7 @@ from simulation.pipe import Pipe
 from simulation.plan import AtBreak, AtStop, Fault, Moment, What
 
 if TYPE_CHECKING:
-    from simulation.starting import Starter
+    from simulation.starting import Start
 
 NOT_LET_GO = 128 + signal.SIGTERM  # its exit code
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -80,7 +80,7 @@ class Watcher:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._pipe = Pipe(rank.machine, self._hears, attempt=rank.attempt)
+        self._pipe = Pipe(rank.machine, self._hears, folder=rank.folder)
         self._pipe.say(
             {"watch": rank.pid, "rank": rank.rank, "local_rank": rank.local_rank, "signal": 0}
         )
@@ -120,8 +120,9 @@ class Rank(Process):
     `secondary`, it fails because another one did.
     """
 
-    def __init__(self, starter: Starter, world: World) -> None:
-        super().__init__(starter.machine, starter)
+    def __init__(self, starter: Start, world: World) -> None:
+        super().__init__(starter.machine, starter if isinstance(starter, Process) else None)
+        self.folder = starter.folder
         self.starter, self.torchrun = starter, starter.torchrun
         self.world = world
         self.rank, self.local_rank = starter.rank, starter.local_rank
@@ -148,7 +149,7 @@ class Rank(Process):
     def _connect(self) -> None:
         if self.starter.dies(Moment.FORKED, self):
             return
-        self.pipe = Pipe(self.machine, self._hears, self._is_refused, self.attempt, self._let_go)
+        self.pipe = Pipe(self.machine, self._hears, self._is_refused, self.folder, self._let_go)
         if not self.pipe.is_open:
             self.end(NOT_LET_GO)
             return
@@ -369,8 +370,7 @@ class Rank(Process):
         if self.is_ready and not self.succeeds:
             self.world.breaks(self)
         assert self.exit_code is not None
-        if self.starter.runs:
-            self.starter.fork_ended(self.exit_code)
+        self.starter.fork_ended(self.exit_code)
         if self.pipe:
             self.pipe.close()
         if self.watcher:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from simulation.plan import AtBreak, AtStop, Fault, Moment, Plan, Script, What
+from simulation.plan import AtBreak, AtStop, Fault, Moment, Nursing, Plan, Script, What
 from simulation.rows import Step
 from simulation.strangers import KINDS
 
@@ -67,15 +67,18 @@ class Theme(NamedTuple):
     watch: Sequence[float] = (0.0,)
     hang_timeout: float = 0.0
     start_timeout: float = 60.0
+    warm: Sequence[bool] = ()  # whether a nursery forks
 
 
 ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
 AT_ONCE = OF_RANKS[:5]  # what needs no time of its own
 HELD = (What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK)
 FEW = (2, 2, 3, 4, 6)
+OF_NURSERIES = (What.NURSERY_DIES, What.NURSERY_KILLED, What.NURSERY_UNFIT, What.NURSERY_LATE)
 THEMES = (
-    Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2)),
-    Theme((*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST), (*STARTING, *TRAINING), hosts=(1,)),
+    Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2), warm=(False, False, True)),
+    Theme((*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST), (*STARTING, *TRAINING), hosts=(1,),
+          warm=(False, True)),
     # Failures, stops and losses while ranks are restarted.
     Theme((*AT_ONCE, *AT_ONCE, What.STOP, What.STOP, What.STOP, What.LINGERS, What.HOOK,
            What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 2, 3),
@@ -152,6 +155,20 @@ THEMES = (
     Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD),
           STARTING, (0, 1), (1, 1, 2), (1, 2, 4), amounts=(0.2, 1.0), apart=APART[:7],
           trains=(3.0,), runners=(0.0, 5.0), first=((What.STARTS_SLOWLY, What.DIES_STARTING),)),
+    # Warm starts, whose nurseries fail.
+    Theme((*[What.NURSERY_DIES] * 4, *OF_NURSERIES, *OF_NURSERIES[:2], What.STOP, What.STOP,
+           What.CTRL_C, What.CTRL_C_THRICE, What.RAISES, What.KILLED, What.LAUNCHER_KILLED,
+           What.TORCHRUN_KILLED, What.DIES_STARTING, What.HOST_LATE, What.LAUNCHER_PAUSES),
+          (*JOINING, *STARTING, 3.0, 5.0), (0, 1, 1, 2), (1, 1, *FEW), (1, 2, 3, 4),
+          uploads=(0.0, 20.0), amounts=(0.2, 1.0, 4.0), apart=APART[:9], trains=(3.0, 10.0),
+          warm=(True,)),
+    Theme((*OF_NURSERIES, What.STOP, What.CTRL_C), (*JOINING, *STARTING), (0, 1), (1, 1, *FEW),
+          (1, 2, 3, 4), amounts=(0.2, 1.0), apart=APART[:9], trains=(3.0,), warm=(True,),
+          first=((*[What.NURSERY_DIES] * 4, *OF_NURSERIES),)),
+    # The same, with a launcher that stands still when all of it comes.
+    Theme((What.LAUNCHER_PAUSES, What.NURSERY_KILLED, What.STOP, What.TORCHRUN_KILLED),
+          (*JOINING[2:], *STARTING), (0, 1), (1, 1, 2), (1, 2), amounts=(0.2, 1.0),
+          apart=APART[:7], trains=(3.0,), warm=(True,), first=((What.NURSERY_DIES,),)),
     # A launcher that stands still while ranks say who they are, and die.
     Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED), STARTING[:4], (0, 1), (1, 1, 2),
           (1, 2), amounts=(1.0, 4.0), apart=(0.1, 0.3, 0.6, 0.9, 1.2), trains=(3.0,),
@@ -181,7 +198,7 @@ TAKES_AMOUNT = (
 SAVES = (0.5, 2.0, 6.0, 30.0)
 
 
-OF_PLAN, OF_FAULT = 14, 6  # bytes
+OF_PLAN, OF_FAULT = 15, 6  # bytes
 MOST = 5  # faults
 
 
@@ -210,6 +227,8 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]
         amount = float(one_of(how, STRANGERS))
     elif what is What.DIES_STARTING:
         amount = one_of(how, tuple(Moment)).value
+    elif what is What.NURSERY_DIES:
+        amount = one_of(how, tuple(Nursing)).value
     elif what is What.DELAY:
         amount = one_of(how, DELAYS)
     elif what is What.NO_FOLDER:
@@ -248,13 +267,17 @@ def plan_of(chosen: bytes, count: int) -> Plan:
         watch=one_of(data, theme.watch),
         hang_timeout=theme.hang_timeout,
         start_timeout=theme.start_timeout,
+        is_warm=one_of(data, theme.warm) if theme.warm else False,
     )
     faults: list[Fault] = []
     for _ in range(max(count, len(theme.first))):
         faults.append(fault(data, plan, theme, faults))
     # A launcher that stands still while torchrun is run again does not hear of the first one's end.
     pauses = any(fault.what is What.LAUNCHER_PAUSES for fault in faults)
-    return plan._replace(faults=tuple(faults), runs=1 if pauses else plan.runs)
+    plan = plan._replace(faults=tuple(faults), runs=1 if pauses else plan.runs)
+    # The others' torchruns wait for the one that starts cold when its nursery is late.
+    late = any(fault.what is What.NURSERY_LATE for fault in faults)
+    return plan._replace(start_timeout=200.0) if late else plan
 
 
 def drawn(by: random.Random) -> Plan:

@@ -23,6 +23,7 @@ from simulation.plan import What
 if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.machine import Machine
+    from simulation.nursery import Line
 
 _REACHES = (0.0005, 0.01)  # seconds that a connection takes, where it comes to be
 _ANSWERS = (0.02, 2.0)  # seconds that the driver of the GPUs takes, if it does not hang
@@ -252,7 +253,8 @@ class System:
         self.selector = Selector(wake)
         self.signals = Signals()
         self._folders = 0
-        self._locals: dict[int, Listener] = {}  # for ranks and torchrun, by attempt
+        self._locals: dict[str, Listener] = {}  # for ranks and torchrun, by folder
+        self._last: Listener | None = None
         self._reapable: list[tuple[int, int]] = []
 
     def now(self) -> float:
@@ -307,23 +309,23 @@ class System:
 
     @contextlib.contextmanager
     def folder(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Return the name of an attempt's folder, which nobody needs."""
+        """Return the name of a folder: of an attempt, or of what a nursery executes (the second)."""
         self._folders += 1
         cannot = self.job.of(self.machine, What.NO_FOLDER)
         if cannot and self._folders == cannot.amount:
             self.job.watch.fault(cannot, self.machine)
             raise LaunchError("cannot make a folder in /tmp (read-only); set TMPDIR.")
-        yield "/job"
+        yield f"/job-{self._folders}"
 
     def listen_in(self, folder: str) -> Any:
         """Listen for ranks and torchrun."""
         listener = Listener(lambda: listener.refuse())
-        self._locals[self._folders] = listener
+        self._locals[folder] = self._last = listener
         return listener
 
-    def listener(self, attempt: int) -> Listener | None:
-        """Return where those of an attempt connect, 0: of the last; None if nothing listens."""
-        listener = self._locals.get(attempt or self._folders)
+    def listener(self, folder: str) -> Listener | None:
+        """Return where those of a folder connect, "": of the last; None if nothing listens."""
+        listener = self._locals.get(folder) if folder else self._last
         return listener if listener and listener.is_open else None
 
     def hang_up(self) -> None:
@@ -356,11 +358,24 @@ class System:
         folder: str = "",
     ) -> int:
         """Start torchrun, or what runs it."""
-        attempt = int(environ.get("LAUNCHER_ATTEMPT", 1))
-        child = self.job.start_torchrun(self.machine, attempt)
+        child = self.job.start_torchrun(self.machine, environ)
         if child is None:
             raise NotFoundError("cannot execute python: no such file.")
         return child.pid
+
+    def start_helper(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        mark: Any,
+        folder: str,
+        take: Callable[[Mapping[str, Any] | None], None],
+    ) -> Line:
+        """Start what forks torchruns and ranks."""
+        return self.job.start_nursery(self.machine, take)
+
+    def limit_files(self, pid: int) -> None:
+        """Nothing: there are enough."""
 
     def child_ended(self, pid: int, exit_code: int) -> None:
         """A child has ended, or a process whose parent has."""
@@ -428,7 +443,7 @@ class System:
         return [
             process.pid
             for process in self.machine.processes.values()
-            if not (top and top.runs and process.is_below(top))
+            if not (process.is_spared or (top and top.runs and process.is_below(top)))
         ]
 
     def ask(
@@ -442,7 +457,8 @@ class System:
         for pid in pids:
             self._is_known(pid, signal.SIGTERM)
         for process in list(self.machine.processes.values()):
-            process.signal(signal.SIGKILL)
+            if not process.is_spared:
+                process.signal(signal.SIGKILL)
 
 
 TIMED_OUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))

@@ -6,20 +6,24 @@ It behaves as torch.distributed.run does below launcher/run/agent.py, and speaks
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from typing import TYPE_CHECKING, Any, Callable
 
 from simulation.machine import Machine, Process
+from simulation.nursery import Fork
 from simulation.pipe import Pipe
 from simulation.plan import What
 from simulation.ranks import Rank, World
 from simulation.starting import Starter
 
 if TYPE_CHECKING:
+    from simulation.nursery import Nursery
     from simulation.store import Store
 
 # In seconds.
 BOOT = (0.5, 1.0)  # until it has imported torch
+FORKED = (0.02, 0.1)  # until it is as far if it was forked
 CONNECTS = (0.02, 0.05)  # until it has connected to the launcher
 POPEN = (0.001, 0.01)  # until it has started one more process
 SEES = (0.0002, 0.02)  # until it sees what becomes of one that it waits for
@@ -47,17 +51,21 @@ class Torchrun(Process):
 
     Attributes: `refuses`, what it says, and ends with, in place of starting; `hangs`, it does
     nothing any more; `is_stuck`, it waits for a store that does not answer, and is as deaf;
-    `starters`, what it has started; `exit_codes` of ranks, as it was told, by rank.
+    `starters`, what it has started; `nursery`, what has forked it, and forks ranks; `exit_codes` of ranks, as it was told, by rank.
     """
 
-    def __init__(self, machine: Machine, store: Store, refuses: str = "") -> None:
+    def __init__(
+        self, machine: Machine, store: Store, refuses: str = "", nursery: Nursery | None = None
+    ) -> None:
         super().__init__(machine, machine.runner, leads=False)
         machine.torchrun = self
         self.store, self.refuses = store, refuses
         self.doing = Doing.BOOTING
         self.hangs = self.is_stuck = self.has_handlers = False
         self.hangs_in_start = False  # it will, when it has started ranks
-        self.starters: list[Starter] = []
+        self.nursery = nursery
+        self.starters: list[Starter | Fork] = []
+        self._forks: list[Fork] = []  # all, whatever was answered
         self.exit_codes: dict[int, int] = {}
         self._pids: dict[int, int] = {}  # of ranks, as it was told
         self._asked = 0
@@ -78,12 +86,12 @@ class Torchrun(Process):
     # AtRendezvous.
 
     def _connect(self) -> None:
-        self._pipe = Pipe(self.machine, self._hears, self._loses_launcher, self.attempt)
+        self._pipe = Pipe(self.machine, self._hears, self._loses_launcher, self.folder)
         if not self._pipe.is_open:
             self.end(1)
             return
         self._pipe.say({"torchrun_pid": self.pid})
-        self._soon(BOOT, self._boot, Doing.BOOTING)
+        self._soon(FORKED if self.nursery else BOOT, self._boot, Doing.BOOTING)
 
     def _boot(self) -> None:
         if self.refuses:
@@ -123,11 +131,39 @@ class Torchrun(Process):
     def _start_ranks(self, world: World, ranks: list[tuple[int, int]]) -> None:
         self.doing, self.has_handlers = Doing.STARTING, True
         if len(self.starters) < len(ranks):
-            self.starters.append(Starter(self, world, *ranks[len(self.starters)]))
-            self._soon(POPEN, lambda: self._start_ranks(world, ranks), Doing.STARTING)
+            if self.nursery:
+                self._has_forked(self.nursery, world, ranks)
+            else:
+                self._starts_cold(world, ranks)
             return
         self.hangs = self.hangs_in_start
         self._wait_for_pids()
+
+    def _has_forked(
+        self, nursery: Nursery, world: World, ranks: list[tuple[int, int]]
+    ) -> None:
+        """Have the nursery fork the next one, and wait for its answer."""
+
+        def go_on(has_said: bool) -> None:
+            if has_said:
+                self.starters.append(fork)
+                self._start_ranks(world, ranks)
+            else:
+                self._say({"cold": "the process that forks them has ended, or cannot"})
+                self._starts_cold(world, ranks, fork)
+
+        def then(has_said: bool) -> None:
+            self._if_still(lambda: go_on(has_said), Doing.STARTING, self._asked)
+
+        fork = Fork(nursery, self, world, *ranks[len(self.starters)], then)
+        self._forks.append(fork)
+
+    def _starts_cold(
+        self, world: World, ranks: list[tuple[int, int]], fork: Fork | None = None
+    ) -> None:
+        """Start the next one itself; `fork` is what the nursery has not answered for."""
+        self.starters.append(Starter(self, world, *ranks[len(self.starters)], fork))
+        self._soon(POPEN, lambda: self._start_ranks(world, ranks), Doing.STARTING)
 
     def _wait_for_pids(self) -> None:
         """Wait for one after the other: until each is said, or will not be."""
@@ -148,7 +184,13 @@ class Torchrun(Process):
     @property
     def ranks(self) -> list[Rank]:
         """The ranks that there are of those that it has started."""
-        return [starter.process for starter in self.starters if starter.process]
+        found = []
+        for starter in self.starters:
+            process, before = starter.process, getattr(starter, "before", None)
+            if before and before.process and before.process.let_go_at < math.inf:
+                process = before.process
+            found += [process] if process else []
+        return found
 
     @property
     def keeps_a_store(self) -> bool:
@@ -172,9 +214,10 @@ class Torchrun(Process):
         if self.doing is Doing.ENDING and not self._left():
             self._soon((0.01, 0.05), lambda: self.end(1), Doing.ENDING)
 
-    def _left(self) -> list[Process]:
+    def _left(self) -> list[Any]:
         """Return its ranks that run, and what may become one."""
-        return [one for one in (*self.starters, *self.ranks) if one.runs]
+        forked = [fork.process for fork in self._forks if fork.process]
+        return [one for one in (*self.starters, *self.ranks, *forked) if one.runs]
 
     def _looks_again(self) -> None:
         self._soon(POLL, self._look, Doing.RUNNING)
@@ -299,6 +342,6 @@ class Torchrun(Process):
         launcher = self.machine.launcher
         if launcher and launcher.runs:
             for starter in self.starters:  # which it need not have reaped
-                if starter.exit_code is not None:
+                if isinstance(starter, Starter) and starter.exit_code is not None:
                     launcher.system.child_ended(starter.pid, starter.exit_code)
         self.store.ends(self)

@@ -35,6 +35,7 @@ LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
 KNOWN = "No script runs that the launcher does not know"
 TOLD = "torchrun is told how each of them ended before its answer"
+ONE = "Of one attempt a host lets the ranks of one torchrun go, and no others"
 REAPED = "Nobody signals a process that was reaped"
 IN_ROWS = "Each step that changes something or has actions is one of a row of the tables above"
 
@@ -267,6 +268,11 @@ class Watch:
         phase = launcher.state.phase
         if not isinstance(phase, Running) or launcher.stopping_since <= self.job.clock.now:
             self.breaks(KNOWN, f"rank {rank.rank} is let go in {type(phase).__name__}")
+        before = [one for one in self.ranks if one.let_go_at < math.inf]
+        of_it = [one for one in before if one.machine is rank.machine]
+        torchruns = {one.torchrun for one in of_it if one.attempt == rank.attempt}
+        if torchruns - {rank.torchrun} and rank.machine.runner is None:
+            self.breaks(ONE, f"rank {rank.rank} (pid {rank.pid}) is let go")
 
     def runs_script(self, rank: Rank) -> None:
         """A rank's script begins."""
