@@ -17,10 +17,10 @@ from launcher.run.events import SignalRanks
 from launcher.run.state import Ending, Restarting, Running, Why
 from launcher.text import wire
 from launcher.watch import stacks
-from simulation import mistakes_at_restarts, mistakes_of_starts
+from simulation import mistakes_at_restarts, mistakes_of_starts, mistakes_of_warm_starts
 from simulation.planting import MISTAKES, Planter, in_part, mistake, with_options, without
 
-__all__ = ["MISTAKES", "mistakes_at_restarts", "mistakes_of_starts"]
+__all__ = ["MISTAKES", "mistakes_at_restarts", "mistakes_of_starts", "mistakes_of_warm_starts"]
 
 # How a job ends.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # In seconds.
 IMPORTS = (0.4, 1.5)  # until it is ready
-LATE = 61.0  # more, of one that is late
+LATE = 300.0  # more, of one that is late
 FORK = (0.001, 0.01)  # until a fork can say its pid
 ANSWERS = (0.0002, 0.003)  # until the other end acts on what it hears
 
@@ -89,6 +89,8 @@ class Nursery(Process):
     def after(self, within: tuple[float, float], act: Callable[..., None], *given: Any) -> None:
         """Do something in a while, if it still runs."""
         seconds = self.job.random.uniform(*within)
+        slow = self.job.of(self.machine, What.STARTS_SLOWLY)
+        seconds += self.job.random.uniform(0, slow.amount) if slow else 0
         self.clock.after(seconds, lambda: act(*given) if self.runs else None)
 
     def dies(self, moment: Nursing) -> bool:

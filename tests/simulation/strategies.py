@@ -165,6 +165,11 @@ THEMES = (
     Theme((*OF_NURSERIES, What.STOP, What.CTRL_C), (*JOINING, *STARTING), (0, 1), (1, 1, *FEW),
           (1, 2, 3, 4), amounts=(0.2, 1.0), apart=APART[:9], trains=(3.0,), warm=(True,),
           first=((*[What.NURSERY_DIES] * 4, *OF_NURSERIES),)),
+    # The same, where all that nurseries do takes long.
+    Theme((What.STOP, What.CTRL_C, What.NURSERY_KILLED, What.NURSERY_KILLED),
+          (*JOINING[2:], *STARTING, 2.5, 3.0, 4.0), (0, 1), (1, 1, 2, 3), (1, 2),
+          amounts=(1.0, 2.0), apart=APART[:9], trains=(3.0,), warm=(True,),
+          first=((What.STARTS_SLOWLY,), (What.STOP, What.CTRL_C, *OF_NURSERIES[:2]))),
     # The same, with a launcher that stands still when all of it comes.
     Theme((What.LAUNCHER_PAUSES, What.NURSERY_KILLED, What.STOP, What.TORCHRUN_KILLED),
           (*JOINING[2:], *STARTING), (0, 1), (1, 1, 2), (1, 2), amounts=(0.2, 1.0),
