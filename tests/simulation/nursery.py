@@ -62,7 +62,7 @@ class Line(Ready):
         """Send a message; return whether it has been taken."""
         if not self._nursery.runs:
             return False
-        self._nursery.after(ANSWERS, self._nursery.hears, message)
+        self._nursery.after(FORK, self._nursery.hears, message)
         return True
 
     def close(self, *, kill: bool = True) -> None:
@@ -87,10 +87,12 @@ class Nursery(Process):
         self.after((IMPORTS[0] + more, IMPORTS[1] + more), self._imported)
 
     def after(self, within: tuple[float, float], act: Callable[..., None], *given: Any) -> None:
-        """Do something in a while, if it still runs."""
+        """Do something in a while, if it still runs; a slow host stretches all but answers."""
         seconds = self.job.random.uniform(*within)
         slow = self.job.of(self.machine, What.STARTS_SLOWLY)
-        seconds += self.job.random.uniform(0, slow.amount) if slow else 0
+        # It answers before it forks anything else.
+        stretches = slow and within is not ANSWERS
+        seconds += self.job.random.uniform(0, slow.amount) if slow and stretches else 0
         self.clock.after(seconds, lambda: act(*given) if self.runs else None)
 
     def dies(self, moment: Nursing) -> bool:
