@@ -21,9 +21,8 @@ class Machine:
     """A host, or its container.
 
     Attributes: `is_up`; `is_cut` off the network; `gpu_is_broken`, as its driver knows; `delay`,
-    seconds that its messages take;
-    `launcher`, once it is started; `torchrun`, the last one; `runner`, if one runs torchrun; `nursery`, if
-    one forks it.
+    seconds that its messages take; `launcher`, once it is started; `torchrun`, the last one;
+    `runner`, if one runs torchrun; `nursery`, if one forks it.
     """
 
     def __init__(self, job: Job, number: int) -> None:

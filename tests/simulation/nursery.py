@@ -189,7 +189,7 @@ class Fork(Start):
         return not process.runs if moment is Moment.FORKED else super().dies(moment, process)
 
     def knows(self) -> None:
-        """The fork has said its pid to the launcher, and does so to the nursery, if there is one."""
+        """The fork has said its pid to the launcher, and does so to a nursery that is there."""
         self.nursery.answers(self, has_said=True)
 
     def fork_ended(self, exit_code: int) -> None:

@@ -309,7 +309,7 @@ class System:
 
     @contextlib.contextmanager
     def folder(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Return the name of a folder: of an attempt, or of what a nursery executes (the second)."""
+        """Return the name of a folder: of an attempt, or of what a nursery executes."""
         self._folders += 1
         cannot = self.job.of(self.machine, What.NO_FOLDER)
         if cannot and self._folders == cannot.amount:

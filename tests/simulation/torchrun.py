@@ -51,7 +51,8 @@ class Torchrun(Process):
 
     Attributes: `refuses`, what it says, and ends with, in place of starting; `hangs`, it does
     nothing any more; `is_stuck`, it waits for a store that does not answer, and is as deaf;
-    `starters`, what it has started; `nursery`, what has forked it, and forks ranks; `exit_codes` of ranks, as it was told, by rank.
+    `starters`, what it has started; `exit_codes` of ranks, as it was told, by rank; `nursery`, what
+    has forked it, and forks its ranks.
     """
 
     def __init__(
@@ -139,9 +140,7 @@ class Torchrun(Process):
         self.hangs = self.hangs_in_start
         self._wait_for_pids()
 
-    def _has_forked(
-        self, nursery: Nursery, world: World, ranks: list[tuple[int, int]]
-    ) -> None:
+    def _has_forked(self, nursery: Nursery, world: World, ranks: list[tuple[int, int]]) -> None:
         """Have the nursery fork the next one, and wait for its answer."""
 
         def go_on(has_said: bool) -> None:
