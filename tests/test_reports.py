@@ -155,23 +155,38 @@ def test_a_rank_that_is_not_to_run_gets_no_word(reports):
 def test_a_rank_that_nobody_starts_and_one_that_is_there_already_do_not_run(reports):
     with rank(3, 71) as unknown, rank(0, 72), rank(0, 73) as second:
         for refused in (unknown, second):
-            refused.settimeout(0)
             reports.act_until(lambda refused=refused: is_closed(refused))
     assert reports.told == [RankRuns(72, 0, 0)]
 
 
 def is_closed(connection):
+    connection.settimeout(0)
     try:
         return connection.recv(1) == b""
     except BlockingIOError:
         return False
 
 
-def test_a_process_that_ends_before_it_is_a_rank(reports):
-    about = {"rank": 7, "pid": 77, "exit_code": 127}
+@pytest.mark.parametrize("code", [0, 127])
+def test_a_process_that_ends_before_it_is_a_rank(reports, code):
+    about = {"rank": 7, "pid": 77, "exit_code": code}
     reports.at_torchrun.sendall(json.dumps({"not_started": about}).encode() + b"\n")
     reports.act_until(lambda: reports.told)
-    assert reports.told == [RankNotStarted(77, 7, 2, 127)]
+    assert reports.told == [RankNotStarted(77, 7, 2, code)]
+    assert json.loads(reports.at_torchrun.recv(100)) == {"rank": 7, "exit_code": code}
+    with rank(7, 78) as late:
+        reports.act_until(lambda: is_closed(late))
+    assert len(reports.told) == 1
+
+
+@pytest.mark.parametrize("code", [0, -9])
+def test_a_process_that_has_become_a_rank_by_its_end(reports, code):
+    """It ends once the rank has said that it is one, which may be read later."""
+    about = {"rank": 7, "pid": 77, "exit_code": code}
+    reports.at_torchrun.sendall(json.dumps({"not_started": about}).encode() + b"\n")
+    with rank(7, 78):
+        reports.act_until(lambda: reports.told and not reports.has_more)
+    assert reports.told == [RankRuns(78, 7, 2)]
 
 
 def test_the_end_of_a_rank_comes_behind_what_it_has_said(reports):

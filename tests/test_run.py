@@ -549,6 +549,17 @@ def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left
     assert host.leftovers() == []
 
 
+ENDS = {"true": 0, "false": 1}
+
+
+def test_processes_that_never_become_ranks_count_as_they_end(start, script):
+    """As under plain torchrun, which takes what it has started for its ranks."""
+    path = script("raise SystemExit(3)")
+    hosts = [start("--train-script", path, *TWO_RANKS, PYTHON_EXEC=f"/bin/{it}") for it in ENDS]
+    assert {it: host.wait(60) for it, host in zip(ENDS, hosts)} == ENDS
+    assert all(host.leftovers() == [] for host in hosts)
+
+
 def test_a_line_of_the_log_is_one_write():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = "from launcher.text.log import log; log('said at once')"

@@ -194,8 +194,8 @@ def error_text(error: BaseException) -> str:
 class Rank:
     """A rank's process, as torchrun uses a Popen. It is the launcher's child, which reaps it.
 
-    `started` is the process that became it, or tried to (rank.py): it has ended with 0 once the
-    launcher knows the rank. There is none where it was forked.
+    `started` is the process that became it, or tried to (rank.py): it ends when the launcher can
+    tell which. There is none where it was forked.
     """
 
     def __init__(
@@ -203,14 +203,15 @@ class Rank:
     ) -> None:
         self._launcher, self._rank, self._started = launcher, rank, started
         self._pidfd = -1
+        self._is_reported = False  # the end of `started`
 
     @property
     def pid(self) -> int:
         """The process's, once it is known."""
         pids = self._launcher.pids
-        while self._rank not in pids and self.poll() is None and not self._has_failed():
-            if self._launcher.is_gone:
-                break
+        while self._rank not in pids and self.poll() is None and not self._launcher.is_gone:
+            for rank in self._launcher.ranks:  # those behind this one, too
+                rank.report_end()
             self._launcher.wait(lambda: self._rank in pids, _STARTED_SECONDS)
         pid = pids.get(self._rank, self._started.pid if self._started else 0)
         if self._pidfd < 0 and self._rank in pids:
@@ -218,14 +219,13 @@ class Rank:
                 self._pidfd = os.pidfd_open(pid)
         return pid
 
-    def _has_failed(self) -> bool:
-        """Tell whether there is no such rank, and report it."""
-        code = self._started.poll() if self._started else 0
-        if self._started and code and self._rank not in self._launcher.exit_codes:
+    def report_end(self) -> None:
+        """Report that `started` has ended, once: the launcher knows whether it became the rank."""
+        code = self._started.poll() if self._started and not self._is_reported else None
+        if self._started and code is not None:
+            self._is_reported = True
             about = {"rank": self._rank, "pid": self._started.pid, "exit_code": code}
             self._launcher.report({"not_started": about})
-            self._launcher.exit_codes[self._rank] = code
-        return bool(code)
 
     @property
     def returncode(self) -> int | None:

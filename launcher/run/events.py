@@ -96,7 +96,7 @@ class RankRuns(NamedTuple):
 
 
 class RankNotStarted(NamedTuple):
-    """A process that torchrun started has ended before it was a rank."""
+    """A process that torchrun started has ended, and has not become a rank."""
 
     pid: int
     rank: int

@@ -89,6 +89,7 @@ class Reports:
         self._oom_kills = system.oom_kills()
         self._connections: set[socket.socket] = set()
         self._is_full = False  # there is no descriptor for another connection
+        self._undecided: list[RankNotStarted] = []  # until there is one
         self._listener = system.listen_in(folder)
         system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -126,6 +127,8 @@ class Reports:
         """Give ends on, now that nothing else is to be read."""
         while self._ends:
             event = self._ends.popleft()
+            if isinstance(event, RankNotStarted) and not self._is_no_rank(event):
+                continue
             if isinstance(event, OrphanEnded) and event.pid in self._ranks:
                 event = self._end_of(event.pid, event.exit_code)
             if isinstance(event, TorchrunEnded):
@@ -133,7 +136,9 @@ class Reports:
             if isinstance(event, (TorchrunEnded, ChildEnded)):
                 is_killed = event.returncode == -signal.SIGKILL
                 event = event._replace(oom=self._oom() if is_killed else "")
-            if isinstance(event, RankEnded):  # before the reply that may follow from it
+            if isinstance(
+                event, (RankEnded, RankNotStarted)
+            ):  # before the reply that may follow from it
                 self._send({"rank": self._ranks[event.pid], "exit_code": event.exit_code})
             self._take(event)
 
@@ -226,6 +231,8 @@ class Reports:
         connection.close()
         if self._is_full:
             self._is_full = False
+            self._ends.extend(self._undecided)
+            self._undecided.clear()
             self._system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._stacks_requests.discard(connection)
         if connection in self._answering:
@@ -316,7 +323,9 @@ class Reports:
         if "not_started" in message:
             about = message["not_started"]
             pid, rank = _pid(about["pid"]), int(about["rank"])
-            return RankNotStarted(pid, rank, self._local[rank], int(about["exit_code"]))
+            end = RankNotStarted(pid, rank, self._local[rank], int(about["exit_code"]))
+            self._ends.append(end)  # unless what it has become is about to be read
+            return None
         if "cold" in message:
             self._system.log(f"ranks start cold: {printable(str(message['cold']))}.")
             return None
@@ -340,6 +349,17 @@ class Reports:
         self._note_reaped(pid)
         self._pids[connection], self._ranks[pid] = pid, rank
         return RankRuns(pid, rank, self._local[rank])
+
+    def _is_no_rank(self, event: RankNotStarted) -> bool:
+        """Tell whether what has ended is sure not to have become a rank; then none may come."""
+        if event.rank in self._ranks.values():
+            return False
+        if self._is_full:
+            self._undecided.append(event)  # the rank may wait for a descriptor
+            return False
+        self._ranks[event.pid] = event.rank
+        self.exit_codes[event.pid] = event.exit_code
+        return True
 
     def _note_reaped(self, pid: int) -> None:
         """Have the end of a rank taken in after this: it may have been before, as an orphan's."""

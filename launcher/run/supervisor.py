@@ -206,7 +206,8 @@ class Supervisor:
         failure = self._own_failure(error)
         with contextlib.suppress(Exception):
             self._channel.report_last(failure)
-        # What raised may have been what would have noted them, or their ends.
+        with contextlib.suppress(Exception):
+            self._on_signals()  # what raised may have been what would have noted ends
         pids = self._reports.pids if self._reports else []
         try:
             self._system.end_all(pids, self.state.grace(Why.FAILURE))

@@ -69,6 +69,7 @@ class Torchrun(Process):
         self._forks: list[Fork] = []  # all, whatever was answered
         self.exit_codes: dict[int, int] = {}
         self._pids: dict[int, int] = {}  # of ranks, as it was told
+        self._reported: set[int] = set()  # ranks whose first process has ended
         self._asked = 0
         self._has_launcher = True
         self._pipe: Pipe | None = None
@@ -167,18 +168,19 @@ class Torchrun(Process):
     def _wait_for_pids(self) -> None:
         """Wait for one after the other: until each is said, or will not be."""
         for starter in self.starters:
-            if starter.rank not in self._pids and not self._has_failed(starter):
+            if starter.rank not in self._pids and starter.rank not in self.exit_codes:
+                for one in self.starters:
+                    self._report_end(one)
                 return
         self.doing = Doing.RUNNING
         self._looks_again()
 
-    def _has_failed(self, starter: Starter) -> bool:
-        code = starter.exit_code
-        if code and starter.rank not in self.exit_codes:
-            about = {"rank": starter.rank, "pid": starter.pid, "exit_code": code}
+    def _report_end(self, starter: Starter | Fork) -> None:
+        """Report once that it has ended: the launcher says whether it has become the rank."""
+        if starter.exit_code is not None and starter.rank not in self._reported:
+            self._reported.add(starter.rank)
+            about = {"rank": starter.rank, "pid": starter.pid, "exit_code": starter.exit_code}
             self._say({"not_started": about})
-            self.exit_codes[starter.rank] = code
-        return bool(code)
 
     @property
     def ranks(self) -> list[Rank]:
