@@ -205,6 +205,19 @@ def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, scri
     poll(lambda: not host.processes(), timeout=30)
 
 
+SLOW = "import os, time; time.sleep(3 * ('RANK' in os.environ))"
+
+
+def test_a_stop_as_ranks_take_long_to_start_says_nothing_false(start, script, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    host = start("--train-script", script(MANY), *TWO_RANKS, PYTHONPATH=str(tmp_path))
+    poll(lambda: any(host.torchrun.children() for _ in host.children), every=0.05)
+    host.signal(signal.SIGTERM)
+    assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
+    assert "left behind" not in host.err and "killing it" not in host.err, host.log()
+    assert host.leftovers() == []
+
+
 IGNORES = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,12 +1,30 @@
 """Warm starts that cannot be: the job starts cold, and one line of the log says why."""
 
+import contextlib
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import poll, slow
 
 pytestmark = pytest.mark.torch
+
+
+def nursery_of(host):
+    """Return the process that forks the others, and was there before them; None: not yet."""
+    found = []
+    for one in host.children:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            found += [one] * any("nursery.py" in word for word in one.cmdline())
+    return min(found, key=lambda one: one.pid, default=None)
+
+
+def forks_of(process):
+    with contextlib.suppress(psutil.Error):  # one has ended
+        return process.children()
+    return []
+
 
 TELLS = """
 import sys
@@ -43,6 +61,14 @@ def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text
     assert host.leftovers() == []
 
 
+def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_path):
+    (tmp_path / "own.py").write_text("")
+    path = script("import sys; print('own' in sys.modules, 'torch' in sys.modules, flush=True)")
+    words = ["--launcher-start", "warm", "--launcher-preload", "own"]
+    host = start("--train-script", path, *words, PYTHONPATH=str(tmp_path))
+    assert host.wait() == 0 and host.out == "True True\n", host.log()
+
+
 def test_another_python_runs_its_ranks_itself(start, script):
     host = start("--train-script", script(TELLS), "--launcher-start", "warm", PYTHON_EXEC="python3")
     assert host.wait() == 0 and host.out == "cold\n", host.log()
@@ -62,13 +88,45 @@ def test_a_nursery_that_was_killed_is_not_missed_at_a_restart(start, script):
     options = ("--launcher-start", "warm", "--launcher-max-restarts", "1")
     host = start("--train-script", script(FAILS_ONCE), *options)
     host.wait_for("warm")
-    nursery = min(host.children, key=lambda one: one.pid)  # it was there before what it forks
+    nursery = nursery_of(host)
     nursery.kill()
     poll(lambda: "starting cold" in host.err)
     open("go", "w").close()
     assert host.wait() == 0, host.log()
     assert host.out == "warm\ncold\n" and host.err.count("starting cold") == 1
     assert host.leftovers() == []
+
+
+SUBREAPER = "import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)"
+
+
+@pytest.mark.parametrize("how", ["cold", "warm"])
+def test_ranks_are_the_launchers_though_each_python_is_a_subreaper(start, script, tmp_path, how):
+    (tmp_path / "sitecustomize.py").write_text(SUBREAPER)
+    path = script("import os; print(os.getppid(), flush=True)")
+    host = start("--train-script", path, "--launcher-start", how, PYTHONPATH=str(tmp_path))
+    assert host.wait(60) == 0, host.log()
+    assert host.out == f"{host.process.pid}\n" and host.leftovers() == []
+
+
+SLOW_FORKS = "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.7))"
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_nursery_killed_and_a_stop_as_torchrun_is_forked(start, script, tmp_path, is_stopped):
+    (tmp_path / "slow.py").write_text(SLOW_FORKS)
+    words = ["--launcher-start", "warm", "--launcher-preload", "slow"]
+    host = start("--train-script", script(TELLS), *words, PYTHONPATH=str(tmp_path))
+    nursery = poll(lambda: nursery_of(host), every=0.01)
+    # torchrun is forked by a fork of it, and not known for the time of its sleep.
+    poll(lambda: any(map(forks_of, forks_of(nursery))), every=0.01)
+    if is_stopped:
+        host.signal(signal.SIGTERM)
+        assert host.wait() == 128 + signal.SIGTERM and "left behind" not in host.err, host.log()
+    else:
+        nursery.kill()
+        assert host.wait() == 0 and host.err.count("starting cold") == 1, host.log()
+    assert "Traceback" not in host.err and host.leftovers() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -174,7 +174,7 @@ class Processes:
         self._sessions.update(leaders)
 
     def spare(self, pid: int) -> None:
-        """Never take a process for the job's."""
+        """Never take a process for the job's, nor what is below it."""
         self._spared.add(pid)
 
     def all(self) -> list[psutil.Process]:
@@ -183,8 +183,9 @@ class Processes:
         todo = [(process, False) for process in children.pop(os.getpid(), ())]
         found = []
         for process, parent_is_ours in todo:  # which grows meanwhile
-            is_spared = process.pid in self._spared
-            is_ours = not is_spared and (parent_is_ours or self._is_ours(process))
+            if process.pid in self._spared:
+                continue
+            is_ours = parent_is_ours or self._is_ours(process)
             todo += [(child, is_ours) for child in children.pop(process.pid, ())]
             if is_ours:
                 found.append(process)

@@ -10,6 +10,7 @@ Executed by path, with torchrun's arguments. Without a launcher to report to it 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import math
@@ -463,6 +464,8 @@ def main(nursery: Any = None) -> int:
         launcher = AgentConnection(run_dir)
     except OSError:
         return 1  # it has been killed before
+    if nursery:
+        nursery.known()
     # Until torchrun has handlers a stop ends it at once; Python's own would wait for torch's C++.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # An early warning is for ranks; Slurm may send it to all processes of a step.
@@ -487,6 +490,8 @@ def main(nursery: Any = None) -> int:
 
 def start(nursery: Any = None) -> NoReturn:
     """Run torchrun, and end as it ends; `nursery` forks its ranks, if there is one."""
+    # A sitecustomize may make a subreaper of each Python: this one would adopt the ranks.
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
     # This folder's modules must not stand in for anybody's.
     sys.path[:] = [path for path in sys.path if path != HERE]
     if sys.stderr is not None:

@@ -126,9 +126,7 @@ def _signal_ranks(state: State, ending: Ending) -> Part | None:
         return None
 
     def act(now: float) -> Step:
-        # Also for ranks that started after the others.
-        later = max(ending.deadline, now + state.grace(ending.why))
-        after = ending._replace(signalled=ending.signalled | set(pids), deadline=later)
+        after = ending._replace(signalled=ending.signalled | set(pids))
         return state._replace(phase=after), (SignalRanks(pids, ending.number),)
 
     return Part(NOW, act)
@@ -274,7 +272,7 @@ def _report_no_ranks(state: State, ending: Ending) -> Part | None:
     torchrun, at = state.torchrun, _no_ranks_at(state)
     uses_store = torchrun.has_permission and not (torchrun.requests_close or torchrun.in_barrier)
     if uses_store and not (torchrun.has_ended or torchrun.child_has_ended or torchrun.was_killed):
-        at = max(at, ending.no_ranks_since + CLOSE_REQUEST_SECONDS)
+        at = max(at, _requests_close_by(state, ending))
 
     def act(now: float) -> Step:
         after = ending._replace(no_ranks_reported=True)
@@ -378,12 +376,18 @@ def _end_torchrun(state: State, ending: Ending) -> Part | None:
     if torchrun.in_barrier:
         return Part(max(at, torchrun.exit_deadline), kill)
     line = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
-    request_by = ending.no_ranks_since + CLOSE_REQUEST_SECONDS
+    request_by = _requests_close_by(state, ending)
     if state.is_starting:  # it waits for processes that are not let go
         line = "torchrun still starts ranks, which are not to run: killing it with SIGKILL."
         request_by = ending.since + MARGIN_SECONDS
     at = max(at, request_by, torchrun.exit_deadline)
     return Part(at, functools.partial(kill, line=line))
+
+
+def _requests_close_by(state: State, ending: Ending) -> float:
+    """Return by when torchrun sees that no rank runs: the last may have been one that came late."""
+    ends = [state.times.attempt + rank.ended_at for rank in state.ranks.values() if not rank.runs]
+    return max([ending.no_ranks_since, *ends]) + CLOSE_REQUEST_SECONDS
 
 
 def _pass_barrier(state: State) -> Part | None:

@@ -32,6 +32,7 @@ import types
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+NURSERY = os.getpid()
 HERE = os.path.dirname(os.path.abspath(__file__))
 _BUILTIN = types.BuiltinFunctionType
 _FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder")  # of Python itself
@@ -46,11 +47,10 @@ class Order(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """A fork with its order, its pipe to the nursery, and the pid of the process before it."""
+    """A fork with its order, and what rank.py's fork_for_launcher() returns in it."""
 
     order: Order
-    knows: int
-    parent: int
+    forked: tuple[int, int]
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: Iterable[int]) -> None:
@@ -92,7 +92,7 @@ def why_unfit(folder: str, preload: Iterable[str]) -> str:
         except Exception as error:
             return f"importing {name} failed with {type(error).__name__}: {error}"
     mine = {name.partition(".")[0] for name in set(sys.modules) - BEFORE}
-    if hidden := sorted(mine & _modules_in(folder)):
+    if hidden := sorted(name for name in mine & _modules_in(folder) if not _is_in(folder, name)):
         return f"{hidden[0]} is loaded, and would hide the {hidden[0]} in {folder}"
     if opened := sorted(_descriptors() - known):
         return f"an import has opened {_opened(opened[0])}"
@@ -123,6 +123,13 @@ def _modules_in(folder: str) -> set[str]:
     return set()
 
 
+def _is_in(folder: str, name: str) -> bool:
+    """Tell whether a module that is loaded is the script's own: by PYTHONPATH, say."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    parts = os.path.realpath(folder or os.curdir), os.path.realpath(file or os.sep)
+    return os.path.commonpath(parts) == parts[0]
+
+
 def _descriptors() -> set[int]:
     listed = map(int, os.listdir("/proc/self/fd"))
     return {one for one in listed if _opened(one)}  # not that of the listing
@@ -147,7 +154,7 @@ def _runs_in_a_fork() -> bool:
 # Forks.
 
 
-def serve(launcher: socket.socket) -> Fork:
+def serve(launcher: socket.socket, rank: types.ModuleType) -> Fork:
     """Fork for the launcher and for torchruns; return in a fork. Ends with the launcher."""
     torchruns: list[socket.socket] = []
     while True:
@@ -163,7 +170,7 @@ def serve(launcher: socket.socket) -> Fork:
             if ready is launcher:  # a torchrun, with a connection of its own to us
                 ours, theirs = socket.socketpair()
                 order.descriptors.append(theirs.detach())
-            fork, said = _fork(order)
+            fork, is_known = _fork(order, rank)
             if fork:
                 for connection in (launcher, *torchruns, ours):
                     if connection:
@@ -173,7 +180,7 @@ def serve(launcher: socket.socket) -> Fork:
                 os.close(descriptor)
             if ours:
                 torchruns.append(ours)
-            say(ready, {"forked": int(said or 0)})
+            say(ready, {"forked": is_known})
 
 
 def _order_of(connection: socket.socket) -> Order | None:
@@ -182,34 +189,20 @@ def _order_of(connection: socket.socket) -> Order | None:
     return None
 
 
-def _fork(order: Order) -> tuple[Fork | None, bytes]:
-    """Return what the fork is, in it; here, what it has said: its pid, or nothing if it is gone.
+def _fork(order: Order, rank: types.ModuleType) -> tuple[Fork | None, bool]:
+    """Return what the fork is, in it; here, whether the launcher knows it.
 
-    There is a process in between, which ends at once: so the launcher adopts the fork.
+    There is a process in between, as at a cold start.
     """
-    knows_us, knows = os.pipe()
     try:
         middle = os.fork()
+        if middle == 0:
+            return Fork(order, rank.fork_for_launcher()), False
     except OSError:  # no process or memory is left
-        os.close(knows_us)
-        os.close(knows)
-        return None, b""
-    if middle == 0:
-        parent = os.getpid()
-        try:
-            is_middle = os.fork() != 0
-        except OSError:
-            is_middle = True
-        if is_middle:
-            os._exit(0)
-        os.close(knows_us)
-        os.setsid()
-        return Fork(order, knows, parent), b""
-    os.close(knows)
-    os.waitpid(middle, 0)
-    said = os.read(knows_us, 32)
-    os.close(knows_us)
-    return None, said
+        if os.getpid() != NURSERY:
+            os._exit(1)
+        return None, False
+    return None, os.waitpid(middle, 0)[1] == 0
 
 
 def as_new(message: dict[str, Any]) -> None:
@@ -248,24 +241,28 @@ def be_rank(fork: Fork, rank: types.ModuleType) -> None:
         if resource.getrlimit(number) != tuple(limits):
             resource.setrlimit(number, limits)
     as_new(message)
-    rank.main(forked=(fork.knows, fork.parent))
+    rank.main(forked=fork.forked)
 
 
 def be_torchrun(fork: Fork, agent: types.ModuleType) -> None:
     """Run torchrun as agent.py does, which has its ranks forked by the nursery."""
     as_new(fork.order.message)
-    os.write(fork.knows, str(os.getpid()).encode())
-    os.close(fork.knows)
     connection = socket.socket(fileno=fork.order.descriptors[0])
     os.set_inheritable(connection.fileno(), False)
-    agent.start(Forks(connection))
+    agent.start(Forks(connection, fork.forked[0]))
 
 
 class Forks:
-    """What a torchrun has its ranks forked by."""
+    """What a torchrun that was forked has its ranks forked by."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, knows: int) -> None:
+        self._connection, self._knows = connection, knows
+
+    def known(self) -> None:
+        """Have the launcher adopt this torchrun, which it knows now."""
+        with contextlib.suppress(OSError):  # what waits for that was killed
+            os.write(self._knows, b".")
+        os.close(self._knows)
 
     def fork(self, argv: tuple[str, ...], environ: dict[str, str], files: list[Any]) -> str:
         """Have a rank forked, with torchrun's files of its output; return why it was not."""
@@ -309,7 +306,9 @@ def main() -> None:
     folder, *preload, number = sys.argv[1:]
     launcher = socket.socket(fileno=int(number))
     os.set_inheritable(launcher.fileno(), False)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
+    libc = ctypes.CDLL(None)
+    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
+    libc.prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: as in agent.py
     is_first = sys.path[:1] == [HERE]  # unless Python was told not to have it there
     sys.path[:] = sys.path[is_first:]  # our modules stand in for nobody's
     problem = why_unfit(folder, preload)
@@ -317,7 +316,7 @@ def main() -> None:
     if problem:
         return
     agent, rank = load("agent"), load("rank")
-    fork = serve(launcher)
+    fork = serve(launcher, rank)
     if fork.order.message["kind"] == "rank":
         sys.path[:0] = [HERE] * is_first
         be_rank(fork, rank)

@@ -113,17 +113,17 @@ def become_child(
 
     The launcher adopts orphans (PR_SET_CHILD_SUBREAPER). This process ends with 0 once the launcher
     knows the other one (hello), or as that ends. A refused process ends before its script runs.
-    `forked` is what _forked() returns where that has been done.
+    `forked` is what fork_for_launcher() returns where that has been done.
     """
     if _FORKED in os.environ:
         knows, parent = map(int, os.environ.pop(_FORKED).split())
     else:
-        knows, parent = forked or _forked()
+        knows, parent = forked or fork_for_launcher()
     try:
         launcher = RankConnection(run_dir)
         launcher.send(hello())
-        with contextlib.suppress(BrokenPipeError):  # the nursery has died: a rank all the same
-            os.write(knows, str(os.getpid()).encode())
+        with contextlib.suppress(BrokenPipeError):  # that was killed: this is a rank all the same
+            os.write(knows, b".")
         os.close(knows)
         if launcher.lets_go():
             while os.getppid() == parent:
@@ -136,14 +136,17 @@ def become_child(
     os._exit(128 + signal.SIGTERM)
 
 
-def _forked() -> tuple[int, int]:
-    """Return in a child: what to write to when the launcher knows it, and its parent's pid."""
+def fork_for_launcher() -> tuple[int, int]:
+    """Return in a child: what to write to when the launcher knows it, and its parent's pid.
+
+    The parent ends then, with 0, and the launcher adopts the child; or as the child has before.
+    """
     is_known, knows = os.pipe()
     parent, threads = os.getpid(), len(os.listdir("/proc/self/task"))
     pid = os.fork()
     if pid:
         os.close(knows)
-        if os.read(is_known, 32):
+        if os.read(is_known, 1):
             os._exit(0)
         _end_as(pid)
     os.close(is_known)

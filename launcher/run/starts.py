@@ -13,11 +13,11 @@ from launcher.text.words import flag, printable
 
 _HAS_ENDED = "the process that forks torchrun and ranks has ended"
 _CANNOT = "the process that forks torchrun and ranks cannot fork"
-_READY_SECONDS = 60.0  # from the wish to start a torchrun, for its imports; cold ones would run too
+_READY_SECONDS = 60.0  # for a torchrun to be forked: for imports that have not ended, too
 
 
 class Order(NamedTuple):
-    """A torchrun that is to be forked; by `deadline` the nursery must be ready for it."""
+    """A torchrun that is to be forked, and to be there by `deadline`."""
 
     argv: Sequence[str]
     environ: Mapping[str, str]
@@ -27,7 +27,7 @@ class Order(NamedTuple):
 
 
 class Nursery:
-    """Forks torchruns once it is ready; `forked` is called with the pid of each.
+    """Forks torchruns once it is ready; each reports to the launcher by itself.
 
     `failed` is called once, with why not, if it cannot, or can no longer: then all starts are cold.
     Raises OSError, or SubprocessError, if it cannot be started.
@@ -40,10 +40,9 @@ class Nursery:
         environ: Mapping[str, str],
         mark: tuple[str, str],
         folder: str,
-        forked: Callable[[int], None],
         failed: Callable[[str], None],
     ) -> None:
-        self._system, self._forked, self._failed = system, forked, failed
+        self._system, self._failed = system, failed
         self._is_ready = False
         self.order: Order | None = None  # that is under way
         self._process = system.start_helper(argv, environ, mark, folder, self._hears)
@@ -55,12 +54,11 @@ class Nursery:
 
     def due(self) -> float:
         """Return when it is late."""
-        waits = self.order and not self._is_ready
-        return self.order.deadline if self.order and waits else math.inf
+        return self.order.deadline if self.order else math.inf
 
     def is_late(self) -> None:
         """Give it up."""
-        self._fail(f"it has not imported torch within {_READY_SECONDS:g} s")
+        self._fail(f"it has not forked torchrun within {_READY_SECONDS:g} s")
 
     def fork(self, argv: Sequence[str], environ: Mapping[str, str], folder: str) -> None:
         """Have a torchrun forked, as soon as that can be."""
@@ -99,10 +97,7 @@ class Nursery:
             self._send()
         elif "unfit" in message:
             self._fail(printable(str(message["unfit"])))
-        elif message.get("forked"):
-            self.order = None
-            self._forked(int(message["forked"]))
-        else:
+        elif not message.get("forked"):
             self._fail(_CANNOT)
 
     def _fail(self, why: str) -> None:
@@ -115,9 +110,10 @@ class Nursery:
 class Starts:
     """Starts this host's torchruns, and knows the process of the one that runs.
 
-    `child` is its pid, 0 while there is none yet. `ended` is called with the exit code of one that
-    was killed before it had a process; `again` has the same torchrun started anew, in a folder of
-    its own: one that was forked all the same is nobody's.
+    `child` is its pid, 0 while there is none yet. A torchrun that is forked reports itself; if what
+    forks it fails, it is known once all is read whether it was forked. `ended` is called with the
+    exit code of one that was killed before; `again` has the same torchrun started anew, in a folder
+    of its own: one that reports itself later is nobody's.
     """
 
     def __init__(
@@ -125,6 +121,8 @@ class Starts:
     ) -> None:
         self._system, self._ended, self._again = system, ended, again
         self._nursery: Nursery | None = None
+        self._waits = False  # for a torchrun that is forked to report itself
+        self._has_failed = False  # what forks it
         self._is_killed = False
         self._reaped: dict[int, int] = {}  # exit codes of what ended before we knew its pid
         self.child = 0
@@ -137,9 +135,8 @@ class Starts:
         folder: str,
     ) -> None:
         """Start a nursery, for its imports to overlap with joining."""
-        took = self._forked, self._starts_cold
         try:
-            self._nursery = Nursery(self._system, argv, environ, mark, folder, *took)
+            self._nursery = Nursery(self._system, argv, environ, mark, folder, self._starts_cold)
         except (OSError, subprocess.SubprocessError) as error:
             self._starts_cold(str(error))
 
@@ -153,8 +150,9 @@ class Starts:
         folder: str,
     ) -> None:
         """Start a torchrun, or what runs it. Raises LaunchError."""
-        self.child, self._is_killed = 0, False
+        self.child, self._is_killed, self._has_failed = 0, False, False
         self._reaped.clear()
+        self._waits = self._nursery is not None
         if self._nursery:
             self._nursery.fork(argv[1:], environ, folder)
         else:
@@ -164,6 +162,7 @@ class Starts:
         """Have the torchrun not run that has no process yet, or none that we know."""
         self._is_killed = True
         if self._nursery and self._nursery.forget():
+            self._waits = False
             self._ended(-signal.SIGKILL)
 
     @property
@@ -189,13 +188,32 @@ class Starts:
         if self._nursery:
             self._nursery.is_late()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether it is to be decided, once all is read, whether a torchrun was forked."""
+        return self._waits and self._has_failed
+
+    def go_on(self) -> None:
+        """All is read: it was not."""
+        if self.has_more:
+            self._waits = False
+            if self._is_killed:
+                self._ended(-signal.SIGKILL)
+            else:
+                self._again()
+
     def close(self) -> None:
         """End the nursery."""
         if self._nursery:
             self._nursery.close()
 
-    def _forked(self, pid: int) -> None:
-        self.child = pid
+    def runs(self, pid: int) -> None:
+        """A torchrun has reported its pid: the one that was to be forked, if there is one."""
+        if not self._waits:
+            return
+        self._waits, self.child = False, pid
+        if self._nursery:
+            self._nursery.order = None
         self._system.add_leader(pid)
         self._system.limit_files(pid)
         if pid in self._reaped:
@@ -204,10 +222,6 @@ class Starts:
             self._system.send(pid, signal.SIGKILL)
 
     def _starts_cold(self, why: str) -> None:
-        """Go on without a nursery; a torchrun that it was to fork starts now."""
+        """Go on without a nursery; a torchrun that it has not forked starts cold."""
         self._system.log(f"{flag('start')} warm: starting cold, as {why}.")
-        nursery, self._nursery = self._nursery, None
-        if nursery and nursery.order and self._is_killed:
-            self._ended(-signal.SIGKILL)
-        elif nursery and nursery.order:
-            self._again()
+        self._nursery, self._has_failed = None, True

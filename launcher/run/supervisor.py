@@ -154,6 +154,7 @@ class Supervisor:
                 return  # what has happened comes before a stop, and before what is due
         self._take_signals()
         if is_quiet:
+            self._starts.go_on()
             self._look_for_leftovers()
         now = self._system.now()
         if now >= machine.due(self.state):
@@ -234,6 +235,7 @@ class Supervisor:
         if (
             self._is_to_search
             or self._found is not None
+            or self._starts.has_more
             or (self._reports and self._reports.has_more)
         ):
             return 0
@@ -254,6 +256,8 @@ class Supervisor:
             if self._reports:
                 self._reports.reply_stacks(message)
         else:
+            if isinstance(event, events.TorchrunRuns) and self._reports:
+                self._starts.runs(self._reports.torchrun)
             if isinstance(event, events.StartRequested):
                 self._channel.world = event.world
             self._step(event)
@@ -507,23 +511,22 @@ class Supervisor:
     def _look_for_leftovers(self) -> None:
         """Search; once all is read, say what was found, without ranks that were not let go.
 
-        A process becomes a child of ours after it has reported that it is a rank.
+        A rank, or a torchrun that was forked, becomes a child of ours after it has reported itself.
         """
         found, self._found = self._found, None
         if self._is_to_search:
             self._is_to_search, self._found = False, self._leftovers()
         elif found is not None:
-            ranks = self._reports.known if self._reports else ()
-            self._step(events.LeftoversFound(tuple(pid for pid in found if pid not in ranks)))
+            known = {self._starts.child, *(self._reports.known if self._reports else ())}
+            self._step(events.LeftoversFound(tuple(pid for pid in found if pid not in known)))
 
     def _leftovers(self) -> list[int]:
         try:
-            found = self._system.leftovers(self._starts.child)
+            return self._system.leftovers(self._starts.child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
                 self._reports.hang_up()
-            found = self._system.leftovers(self._starts.child)
-        return found
+            return self._system.leftovers(self._starts.child)
 
     def _cannot_start(self, error: Exception) -> None:
         job = self.state.job
