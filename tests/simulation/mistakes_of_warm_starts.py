@@ -94,7 +94,7 @@ def _(plant: Planter) -> None:
         starts._is_killed = False
         plain(starts, pid)
 
-    plant.around(Starts, "_forked", runs)
+    plant.around(Starts, "runs", runs)
 
 
 @mistake("a torchrun that was killed early starts cold when its nursery dies")

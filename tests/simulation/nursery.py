@@ -1,7 +1,7 @@
 """A simulated nursery: the process of a warm host that forks torchrun and ranks.
 
-As launcher/run/nursery.py has it: it forks one after the other, and answers each time with the pid
-of the fork, or 0 if that has not come to say it. What it forks is the launcher's child at once.
+As launcher/run/nursery.py has it: it forks one after the other, and answers each time whether the
+launcher knows the fork. What it forks is the launcher's child at once, which is sooner than there.
 """
 
 from __future__ import annotations
@@ -120,15 +120,13 @@ class Nursery(Process):
             return
         torchrun = self.job.start_torchrun(self.machine, order["environment"], self)
         if torchrun is None:
-            self.line.comes({"forked": 0})
-        elif self.dies(Nursing.FORKED):
-            self.clock.after(0.001, torchrun.end, 1)  # it cannot say its pid
-        else:
-            self.after(ANSWERS, self._answers, torchrun)
+            self.line.comes({"forked": False})
+        elif not self.dies(Nursing.FORKED):
+            self.after(ANSWERS, self._answers)
 
-    def _answers(self, torchrun: Process) -> None:
+    def _answers(self) -> None:
         if not self.dies(Nursing.FORKED_AND_SAID):
-            self.line.comes({"forked": torchrun.pid})
+            self.line.comes({"forked": True})
             self.dies(Nursing.TOLD)
 
     # Ranks

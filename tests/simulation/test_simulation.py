@@ -43,99 +43,124 @@ def test_all_promises_are_kept(seed: int) -> None:
     assert found is None, report(found, seed)
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        Plan(  # neither starts nor listens, and stands still in between
-            faults=(
-                Fault(What.LAUNCHER_PAUSES, 0.4, amount=4.0),
-                Fault(What.CANNOT_START, 0.4),
-                Fault(What.PORT_TAKEN, host=1, amount=20.0),
-            ),
-            seed=222,
+# Jobs that broke a promise once, or with a planted mistake that few others find.
+ONCE_BROKEN = [
+    Plan(  # neither starts nor listens, and stands still in between
+        faults=(
+            Fault(What.LAUNCHER_PAUSES, 0.4, amount=4.0),
+            Fault(What.CANNOT_START, 0.4),
+            Fault(What.PORT_TAKEN, host=1, amount=20.0),
         ),
-        Plan(  # Ctrl-C between a restart's SIGTERM and the ranks' end
-            hosts=9,
-            script=Script(at_stop=AtStop.DIES, upload=20.0),
-            max_restarts=1,
-            faults=(Fault(What.CRASHES, 3.1, host=2), Fault(What.CTRL_C, 3.4, host=5)),
-            seed=53,
+        seed=222,
+    ),
+    Plan(  # Ctrl-C between a restart's SIGTERM and the ranks' end
+        hosts=9,
+        script=Script(at_stop=AtStop.DIES, upload=20.0),
+        max_restarts=1,
+        faults=(Fault(What.CRASHES, 3.1, host=2), Fault(What.CTRL_C, 3.4, host=5)),
+        seed=53,
+    ),
+    Plan(  # of a program and the torchrun that it has run the ends are heard of together
+        script=Script(seconds=3.0),
+        faults=(Fault(What.HOST_SLOW, amount=1.0), Fault(What.LAUNCHER_PAUSES, 12.4, amount=2)),
+        seed=237,
+        runner=0.0,
+        runs=2,
+    ),
+    Plan(  # the kernel holds a rank; what another one has left is not to wait for that
+        hosts=3,
+        nproc=2,
+        script=Script(upload=100.0),
+        faults=(Fault(What.STUCK, 5.3, 2, 1, amount=20.0), Fault(What.KILLED, 5.6)),
+        seed=25,
+    ),
+    Plan(  # what a rank has left has ended when torchrun has: no rank is left is told before
+        hosts=1,
+        max_restarts=1,
+        faults=(Fault(What.HOOK, 9.0, amount=4.0), Fault(What.TORCHRUN_KILLED, 11.6)),
+        seed=225,
+    ),
+    Plan(  # a stop is heard of with the end of what runs torchrun, and before torchrun's
+        script=Script(seconds=3.0),
+        faults=(
+            Fault(What.HOST_SLOW, host=1, amount=2.0),
+            Fault(What.STOP, 7.0),
+            Fault(What.LAUNCHER_PAUSES, 7.0, amount=1.0),
         ),
-        Plan(  # of a program and the torchrun that it has run the ends are heard of together
-            script=Script(seconds=3.0),
-            faults=(Fault(What.HOST_SLOW, amount=1.0), Fault(What.LAUNCHER_PAUSES, 12.4, amount=2)),
-            seed=237,
-            runner=0.0,
-            runs=2,
+        seed=150,
+        runner=0.0,
+    ),
+    Plan(  # at Ctrl-C a rank is on its way that nobody knows yet
+        hosts=1,
+        nproc=2,
+        script=Script(upload=20.0),
+        faults=(Fault(What.STARTS_SLOWLY, amount=4.0), Fault(What.CTRL_C_THRICE, 4.2)),
+        seed=100,
+    ),
+    Plan(  # a host alone has nobody to be cut off from
+        hosts=1,
+        script=Script(at_break=AtBreak.WAITS),
+        faults=(Fault(What.CUT, 5.0), Fault(What.RAISES, 7.0, amount=20.0)),
+        seed=129,
+    ),
+    Plan(  # a program runs torchrun again: the first one's ranks are not those that fail
+        nproc=2,
+        script=Script(seconds=3.0),
+        faults=(Fault(What.RAISES, 7.2, 1, 1, amount=2.0), Fault(What.STOP, 8.2, 1)),
+        seed=1,
+        runner=5.0,
+        runs=2,
+    ),
+    Plan(  # torchrun may not reap a rank before the launcher knows that it ended with 0
+        hosts=4,
+        nproc=2,
+        faults=(Fault(What.FORGIVEN, 3.0, 2, 1), Fault(What.STOP, 4.1, 2)),
+        seed=96,
+    ),
+    Plan(  # torchrun's end is reaped, and not taken in, when a stop kills it
+        hosts=1,
+        script=Script(at_stop=AtStop.DIES),
+        faults=(Fault(What.CTRL_C, 4.0), Fault(What.LAUNCHER_PAUSES, 4.1, amount=20.0)),
+        seed=104,
+    ),
+    Plan(  # so is a rank's, when the launcher gives its state machine up
+        hosts=1,
+        script=Script(save=30.0),
+        start_timeout=6.0,
+        faults=(
+            Fault(What.LAUNCHER_FAILS, 1.8),
+            Fault(What.LAUNCHER_STOPS, 3.82, amount=200.0),
         ),
-        Plan(  # the kernel holds a rank; what another one has left is not to wait for that
-            hosts=3,
-            nproc=2,
-            script=Script(upload=100.0),
-            faults=(Fault(What.STUCK, 5.3, 2, 1, amount=20.0), Fault(What.KILLED, 5.6)),
-            seed=25,
+        seed=51,
+    ),
+    Plan(  # a launcher stands still as others' torchruns request a start
+        hosts=6,
+        start_timeout=60.0,
+        faults=(Fault(What.LAUNCHER_PAUSES, 1.8, host=1, amount=1.0),),
+        seed=177,
+    ),
+    Plan(  # a launcher that stood still gives up at once, and reaps what has ended meanwhile
+        hosts=1,
+        start_timeout=6.0,
+        faults=(
+            Fault(What.LAUNCHER_FAILS, 4.02),
+            Fault(What.LAUNCHER_STOPS, 4.32, amount=70.0),
+            Fault(What.LAUNCHER_FAILS, 4.92),
         ),
-        Plan(  # what a rank has left has ended when torchrun has: no rank is left is told before
-            hosts=1,
-            max_restarts=1,
-            faults=(Fault(What.HOOK, 9.0, amount=4.0), Fault(What.TORCHRUN_KILLED, 11.6)),
-            seed=225,
+        seed=193,
+    ),
+    Plan(  # what was to become a rank dies behind one that is slow
+        nproc=4,
+        faults=(
+            Fault(What.STARTS_SLOWLY, amount=4.0),
+            Fault(What.DIES_STARTING, 0.7, local_rank=3, amount=1),
         ),
-        Plan(  # a stop is heard of with the end of what runs torchrun, and before torchrun's
-            script=Script(seconds=3.0),
-            faults=(
-                Fault(What.HOST_SLOW, host=1, amount=2.0),
-                Fault(What.STOP, 7.0),
-                Fault(What.LAUNCHER_PAUSES, 7.0, amount=1.0),
-            ),
-            seed=150,
-            runner=0.0,
-        ),
-        Plan(  # at Ctrl-C a rank is on its way that nobody knows yet
-            hosts=1,
-            nproc=2,
-            script=Script(upload=20.0),
-            faults=(Fault(What.STARTS_SLOWLY, amount=4.0), Fault(What.CTRL_C_THRICE, 4.2)),
-            seed=100,
-        ),
-        Plan(  # a host alone has nobody to be cut off from
-            hosts=1,
-            script=Script(at_break=AtBreak.WAITS),
-            faults=(Fault(What.CUT, 5.0), Fault(What.RAISES, 7.0, amount=20.0)),
-            seed=129,
-        ),
-        Plan(  # a program runs torchrun again: the first one's ranks are not those that fail
-            nproc=2,
-            script=Script(seconds=3.0),
-            faults=(Fault(What.RAISES, 7.2, 1, 1, amount=2.0), Fault(What.STOP, 8.2, 1)),
-            seed=1,
-            runner=5.0,
-            runs=2,
-        ),
-        Plan(  # torchrun may not reap a rank before the launcher knows that it ended with 0
-            hosts=4,
-            nproc=2,
-            faults=(Fault(What.FORGIVEN, 3.0, 2, 1), Fault(What.STOP, 4.1, 2)),
-            seed=96,
-        ),
-        Plan(  # torchrun's end is reaped, and not taken in, when a stop kills it
-            hosts=1,
-            script=Script(at_stop=AtStop.DIES),
-            faults=(Fault(What.CTRL_C, 4.0), Fault(What.LAUNCHER_PAUSES, 4.1, amount=20.0)),
-            seed=104,
-        ),
-        Plan(  # so is a rank's, when the launcher gives its state machine up
-            hosts=1,
-            script=Script(save=30.0),
-            start_timeout=6.0,
-            faults=(
-                Fault(What.LAUNCHER_FAILS, 1.8),
-                Fault(What.LAUNCHER_STOPS, 3.82, amount=200.0),
-            ),
-            seed=51,
-        ),
-    ],
-)
+        seed=169,
+    ),
+]
+
+
+@pytest.mark.parametrize("plan", ONCE_BROKEN)
 def test_a_job_that_once_broke_a_promise_keeps_all(plan: Plan) -> None:
     assert broken(Job(plan).run()) == []
 
@@ -144,7 +169,8 @@ def test_a_job_that_once_broke_a_promise_keeps_all(plan: Plan) -> None:
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_planted_mistake_is_found(what: str) -> None:
     with planted(MISTAKES[what]):
-        assert any(search(seed, JOBS) for seed in SEEDS)
+        known = any(broken(Job(plan).run()) for plan in ONCE_BROKEN)
+        assert known or any(search(seed, JOBS) for seed in SEEDS)
 
 
 def test_a_thousand_hosts_end_together() -> None:

@@ -51,8 +51,8 @@ class Torchrun(Process):
 
     Attributes: `refuses`, what it says, and ends with, in place of starting; `hangs`, it does
     nothing any more; `is_stuck`, it waits for a store that does not answer, and is as deaf;
-    `starters`, what it has started; `exit_codes` of ranks, as it was told, by rank; `nursery`, what
-    has forked it, and forks its ranks.
+    `starters`, what it has started; `pids`, `exit_codes` of ranks, as told, by rank; `nursery`,
+    what has forked it, and forks its ranks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Torchrun(Process):
         self.starters: list[Starter | Fork] = []
         self._forks: list[Fork] = []  # all, whatever was answered
         self.exit_codes: dict[int, int] = {}
-        self._pids: dict[int, int] = {}  # of ranks, as it was told
+        self.pids: dict[int, int] = {}  # of ranks, as it was told
         self._reported: set[int] = set()  # ranks whose first process has ended
         self._asked = 0
         self._has_launcher = True
@@ -168,7 +168,7 @@ class Torchrun(Process):
     def _wait_for_pids(self) -> None:
         """Wait for one after the other: until each is said, or will not be."""
         for starter in self.starters:
-            if starter.rank not in self._pids and starter.rank not in self.exit_codes:
+            if starter.rank not in self.pids and starter.rank not in self.exit_codes:
                 for one in self.starters:
                     self._report_end(one)
                 return
@@ -284,7 +284,7 @@ class Torchrun(Process):
     def _hears_of_rank(self, message: dict[str, Any]) -> None:
         """Its thread that reads notes it, whatever the others do."""
         if "pid" in message:
-            self._pids[message["rank"]] = message["pid"]
+            self.pids[message["rank"]] = message["pid"]
         else:
             self.exit_codes[message["rank"]] = message["exit_code"]
         if self.doing is Doing.STARTING:

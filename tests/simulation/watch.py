@@ -34,7 +34,7 @@ ALIVE_EVERY = 14.9
 LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
 KNOWN = "No script runs that the launcher does not know"
-TOLD = "torchrun is told how each of them ended before its answer"
+TOLD = "torchrun is told the pid of each of them, and how it ended, before its answer"
 ONE = "Of one attempt a host lets the ranks of one torchrun go, and no others"
 REAPED = "Nobody signals a process that was reaped"
 IN_ROWS = "Each step that changes something or has actions is one of a row of the tables above"
@@ -288,6 +288,8 @@ class Watch:
                 told = torchrun.exit_codes.get(rank.rank)
                 if rank.exit_code is None or told != rank.exit_code:
                     self.breaks(TOLD, f"rank {rank.rank} ended with {rank.exit_code}, not {told}")
+                if torchrun.pids.get(rank.rank) != rank.pid:
+                    self.breaks(TOLD, f"rank {rank.rank} has the pid {rank.pid}")
 
     def signals_reaped(self, machine: Machine, pid: int, number: int) -> None:
         """A launcher sends a signal to a pid that may be another process's by now."""
