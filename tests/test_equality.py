@@ -26,7 +26,9 @@ from equality import ROWS, STARTS
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("equality"),  # one process of `make test` runs the jobs
+    # One process of `make test` runs the jobs, that of the tests with `sm-launch stacks`: it asks
+    # all jobs on this machine (tests/test_hangs.py).
+    pytest.mark.xdist_group("stacks"),
 ]
 
 PLAIN = "plain"
