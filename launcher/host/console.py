@@ -17,6 +17,7 @@ from typing import Any
 _SYNC_SECONDS = 0.5  # for a line of ours to come behind what ranks have written before it
 _COPY_SECONDS = 0.5  # at the end; then it writes the ends of what is left
 _END_SECONDS = 1.0  # until it is killed
+_KILL_SECONDS = 0.1  # that it has to end then
 _POLL_SECONDS = 0.005
 
 
@@ -73,19 +74,24 @@ class Console:
             deadline = time.monotonic() + _END_SECONDS
             while self._receive(deadline - time.monotonic()):
                 pass
+            status = self._reaped(deadline)
+            if status is None:
+                with contextlib.suppress(OSError):
+                    os.kill(self.pid, signal.SIGKILL)
+                self._reaped(time.monotonic() + _KILL_SECONDS)
+        return status == 0
+
+    def _reaped(self, deadline: float) -> int | None:
+        """Reap it; return its status, None if it has not ended by then."""
+        with contextlib.suppress(ChildProcessError):  # it has been, and that was said
             while True:
-                try:
-                    pid, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:
-                    return True  # it has been reaped, and that was said
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
-                    return status == 0
+                    return status
                 if time.monotonic() >= deadline:
-                    break
+                    return None
                 time.sleep(_POLL_SECONDS)
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
-        return False
+        return 0
 
     def close(self) -> None:
         """Close the connection, with which it ends."""

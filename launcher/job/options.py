@@ -315,13 +315,12 @@ class Options(NamedTuple):
             _SAYS,
             "DIR",
             str,
-            "each rank writes to `DIR/HOST/attempt-N/rank-R.log`, which is copied to the log; "
-            "`DIR/HOST/events.jsonl` notes what happens",
+            "keep what each rank prints as DIR/HOST/attempt-N/rank-R.log, and DIR/HOST/events.jsonl",
         ),
     ] = ""
     log_prefix: Annotated[
         bool,
-        Option(_SAYS, "true|false", switch, "begin each line of that copy with `[rank R] `"),
+        Option(_SAYS, "true|false", switch, "with it, begin each line of a rank with `[rank R] `"),
     ] = False
     verbose: Annotated[
         bool,

@@ -35,7 +35,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE)
 
 
 class TimeIsOver(Exception):
-    """The console has not taken all in time; says how many bytes are not written."""
+    """The console has not taken all in time; has what is not written, or how much of a file."""
 
 
 class Launcher:
@@ -94,7 +94,8 @@ class Console:
             end = min(at + _PIECE, len(data))
             if end < len(data):
                 end = data.rfind(b"\n", at, end) + 1 or end
-            self._wait(len(data) - at)
+            if not self._is_ready():
+                raise TimeIsOver(data[at:])
             try:
                 at += os.write(1, data[at:end])
             except BlockingIOError:
@@ -102,8 +103,8 @@ class Console:
             except OSError:
                 at = end  # nobody reads it, a disk is full: the file has it
 
-    def _wait(self, left: int) -> None:
-        """Wait until the console takes something, or the time is over."""
+    def _is_ready(self) -> bool:
+        """Wait until the console takes something; return False if the time is over before."""
         launcher = self._launcher
         while True:
             listens = [] if launcher.is_ending else [launcher.descriptor]
@@ -112,9 +113,9 @@ class Console:
             if hears:
                 launcher.read()
             if takes:
-                return
+                return True
             if time.monotonic() >= launcher.ends_at:
-                raise TimeIsOver(left)
+                return False
 
     def end_line(self) -> None:
         """Have what comes next begin a line."""
@@ -130,7 +131,7 @@ class Lines:
         self._console, self._prefix = console, prefix
         self._rest = b""  # a line that has not ended
         self._shown = b""  # what is on the console of that
-        self._due = 0.0  # when more of it may be shown
+        self._due = time.monotonic() + _BAR_SECONDS  # when more of it may be shown
 
     def feed(self, data: bytes) -> None:
         """Take what comes next; write the lines that have ended."""
@@ -159,7 +160,16 @@ class Lines:
             prefix = self._prefix
             if prefix:
                 lines = prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
-            self._console.write(lines)
+            try:
+                self._console.write(lines)
+            except TimeIsOver as error:
+                left = error.args[0]
+                raise TimeIsOver(len(left) - left.count(b"\n") * len(prefix)) from None
+
+    def drop(self) -> int:
+        """Forget a line that has not ended; return how long it is."""
+        rest, self._rest = self._rest, b""
+        return len(rest)
 
     def show(self, now: float) -> None:
         """Write what is there of a line that has not ended, if that is due."""
@@ -222,7 +232,8 @@ class File:
         try:
             self.lines.feed(data)
         except TimeIsOver as error:
-            self._at -= min(len(data), error.args[0])
+            left = error.args[0]
+            self._at -= self.lines.drop() + (left if isinstance(left, int) else len(left))
             raise
         return True
 
@@ -238,11 +249,12 @@ class File:
 
     def skip(self) -> int:
         """Go on at the last lines; return how many bytes are left out."""
-        size, before = self.size, self._at
+        size, before = self.size, self._at - self.lines.drop()
         if size - before > _TAIL:
             data = os.pread(self._file, _TAIL, size - _TAIL)
             self._at = size - _TAIL + data.find(b"\n") + 1
-            self.lines._rest = b""
+        else:
+            self._at = before
         return self._at - before
 
     def close(self) -> None:
@@ -269,7 +281,7 @@ class Copier:
                 if is_ending and not has_more:
                     break
                 if time.monotonic() >= self._launcher.ends_at:
-                    raise TimeIsOver(0)
+                    raise TimeIsOver
                 self._answer()
                 self._launcher.wait(0 if has_more else _POLL_SECONDS)
                 self._take()
