@@ -522,8 +522,8 @@ def test_a_launcher_below_another_has_no_logs(start, script):
 @pytest.mark.torch
 def test_the_hosts_of_local_have_both_names(script):
     path = script("import os; print('hello', os.environ['RANK'])")
-    words = ("--hosts", "2", "--launcher-log-dir", "logs", "--launcher-log-prefix", "true")
-    done = completed(*LAUNCHER, "local", *words, "--", path)
+    words = ("--launcher-log-dir", "logs", "--launcher-log-prefix", "true")
+    done = completed(*LAUNCHER, "local", "--hosts", "2", "--", *words, path)
     for rank in (0, 1):
         assert f"algo-{rank + 1} | [rank {rank}] hello {rank}\n" in done.stdout
         path = Path("logs", f"algo-{rank + 1}", "attempt-1", f"rank-{rank}.log")

@@ -47,6 +47,7 @@ class Console:
         self._connection.setblocking(False)
         self._sends, self._reads = threading.Lock(), threading.Lock()
         self._asked = self._answered = 0
+        self._is_open = True
         self._rest = b""
 
     def follow(self, files: Sequence[tuple[int, str, int]]) -> None:
@@ -99,9 +100,12 @@ class Console:
             self._connection.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        # If it was stopped the kernel holds 200 KB; then it gets nothing more.
-        with self._sends, contextlib.suppress(OSError):
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        with self._sends:
+            if self._is_open:
+                try:
+                    self._connection.sendall(json.dumps(message).encode() + b"\n")
+                except OSError:  # it was stopped, and the kernel holds 200 KB; or it has ended
+                    self._is_open = False
 
     def _receive(self, seconds: float) -> bool:
         """Wait for a reply, so long; return False if there is none, or it has hung up."""

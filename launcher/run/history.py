@@ -89,7 +89,7 @@ def folder(environ: Mapping[str, str], log_dir: str) -> str:
     return "" if environ.get(JOB_MARK) else environ.get(EVENTS_DIR) or log_dir
 
 
-def asked(environ: Mapping[str, str], log_dir: str) -> str:
+def logs_folder(environ: Mapping[str, str], log_dir: str) -> str:
     """Return the folder DIR of ranks' logs; "" for none: one below has its variables from above."""
     return "" if environ.get(JOB_MARK) else log_dir
 

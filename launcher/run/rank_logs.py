@@ -16,7 +16,7 @@ from launcher.text.log import in_order
 from launcher.text.words import flag
 
 COPIER = os.path.join(PACKAGE, "run", "copier.py")
-_TAIL_BYTES = 1 << 14
+_TAIL_BYTES = 1 << 16  # C++ adds its stack to what it says
 
 
 class RankLogs:

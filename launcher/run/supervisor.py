@@ -111,7 +111,7 @@ class Supervisor:
         self._give_up_at = math.inf  # where they go on, or an end is still waited for
         self._watch = _watch(job)
         options, host = job.options, job.current_host
-        logs = history.asked(environ, options.log_dir)
+        logs = history.logs_folder(environ, options.log_dir)
         self._logs = RankLogs(system, logs, host, has_prefix=options.log_prefix)
         if isinstance(job.plan, LaunchPlan):
             try:
