@@ -315,7 +315,8 @@ class Options(NamedTuple):
             _SAYS,
             "DIR",
             str,
-            "keep what each rank prints as DIR/HOST/attempt-N/rank-R.log, and DIR/HOST/events.jsonl",
+            "keep what each rank prints as DIR/HOST/attempt-N/rank-R.log, "
+            "and DIR/HOST/events.jsonl",
         ),
     ] = ""
     log_prefix: Annotated[
