@@ -174,7 +174,7 @@ WRONG = [
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({}, ["--train_script", "x"], "--train_script is taken for an argument of the script"),
     ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot make the folder /proc/x"),
-    ({}, [*DRY[:2], "--launcher-log-dir=f/x"], "cannot make the folder f/x (Not a directory)"),
+    ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
     ({}, [*DRY, "--launcher-log-prefix", "true"], "log-prefix needs --launcher-log-dir DIR: "),
     ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs looks at the ranks"),
     ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),

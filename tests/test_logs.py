@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, completed, ended_by, poll
+from conftest import LAUNCHER, completed, ended_by, poll, slow
 
 from launcher.host.console import Console
 from launcher.result.last_words import last_words
@@ -262,7 +262,7 @@ def test_why_a_rank_was_aborted(text, words):
 
 # Jobs.
 
-WAYS = pytest.mark.parametrize("way", ["cold", "warm"])
+WAYS = pytest.mark.parametrize("way", ["cold", slow("warm")])
 
 
 def host_with(start, path, *options, way="cold", nproc=2, both=False, **environ):
@@ -296,7 +296,7 @@ if attempt == "1" and rank == "1":
 
 
 @pytest.mark.torch
-@WAYS
+@pytest.mark.parametrize("way", ["cold", "warm"])
 def test_each_attempt_has_its_files_and_the_console_a_copy(start, script, way):
     """Of all streams and processes of a rank; lines of the launcher come in their places."""
     options = ("--launcher-log-prefix", "true", "--launcher-max-restarts", "1")
