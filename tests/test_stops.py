@@ -171,7 +171,7 @@ time.sleep(1000)
 def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
     host = start("--train-script", script(MANY), *options)
-    (agent,) = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)
+    agent = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)[0]
     poll(lambda: len(agent.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
     assert host.wait(35) == ended_by(signal.SIGTERM), host.log()

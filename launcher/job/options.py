@@ -20,6 +20,8 @@ ATTEMPT = "LAUNCHER_ATTEMPT"
 EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
 MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
 WATCHER = "LAUNCHER_WATCHER"
+# For torchrun alone: the folder of the files that its ranks write to, with --launcher-log-dir.
+RANK_LOGS = "LAUNCHER_RANK_LOGS"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
@@ -28,7 +30,7 @@ HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
 INTERNAL = (
     *(RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER),
-    *(INIT, HOST_ADDRESSES, EVENTS_DIR),
+    *(INIT, HOST_ADDRESSES, EVENTS_DIR, RANK_LOGS),
 )
 SWITCHES = {"true": True, "false": False}
 
@@ -309,8 +311,18 @@ class Options(NamedTuple):
     ] = False
     log_dir: Annotated[
         str,
-        Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
+        Option(
+            _SAYS,
+            "DIR",
+            str,
+            "keep what each rank prints as DIR/HOST/attempt-N/rank-R.log, "
+            "and DIR/HOST/events.jsonl",
+        ),
     ] = ""
+    log_prefix: Annotated[
+        bool,
+        Option(_SAYS, "true|false", switch, "with it, begin each line of a rank with `[rank R] `"),
+    ] = False
     verbose: Annotated[
         bool,
         Option(_SAYS, "true|false", switch, "log every decision, with the seconds since the start"),
