@@ -168,7 +168,7 @@ function choose(one) {
 }
 function hint() {
   const has_keys = !matchMedia("(pointer: coarse)").matches;
-  $("words").textContent = "Point at a bar or a mark for its words; click to keep them." +
+  $("words").textContent = "Point at a bar or a mark for details; click to keep them." +
     (has_keys ? " Keys: \u2191 \u2193 rows, \u2190 \u2192 bars, Enter folds a host, " +
     "/ filter, + \u2212 zoom, Esc back." : "");
 }
@@ -345,7 +345,7 @@ el($("how"), "span", code + ", " + lasted(job.seconds) + ", " + counted(job.host
   ", " + counted(ranks, "rank") + more, "soft");
 $("cause").textContent = job.cause;
 for (const note of job.notes) el($("notes"), "p", "Note: " + note + ".", "soft");
-el($("legend"), "li", "A rank, on average:", "");
+el($("legend"), "li", "Average per rank:", "");
 for (const [kind, meaning] of Object.entries(job.kinds)) {
   const longest = Math.max(0, ...lanes.flatMap(lane => lane.bars)
     .filter(bar => bar[0] === kind).map(bar => bar[2]));
