@@ -118,7 +118,7 @@ def names(job: PlannedJob, others: Sequence[HostName]) -> Iterator[ReportLine]:
     wrong += _odd_addresses(known)
     if known and not wrong:
         shown = [f"{name.host} is {(name.addresses or ('',))[0]}" for name in known]
-        verb = "have been given" if all(name.is_given for name in known) else "resolve"
+        verb = "are given" if all(name.is_given for name in known) else "resolve"
         yield ok("names", f"all {verb}: {_listed(shown)}")
     yield from wrong
 

@@ -63,7 +63,10 @@ def _from_pid_1(words: Sequence[str], above: Sequence[int]) -> Iterator[ReportLi
     elif name in _SYSTEMS or 1 not in above:
         yield ok(
             "stop",
-            "this is not in a container with its own PID 1: stop the launcher itself (SIGTERM)",
+            (
+                "the launcher would not run under a container's PID 1: stop the launcher itself "
+                "(SIGTERM)"
+            ),
         )
     else:
         seen = f"PID 1 is `{shown}`: a stop works if it forwards SIGTERM to the launcher"

@@ -36,6 +36,32 @@ EXIT_CODES = {
     f"{EXIT_CANNOT_EXECUTE}, {EXIT_NOT_FOUND}": "torchrun cannot be executed, or is not installed",
 }
 
+_BEGINNING = (
+    "usage: sm-launch (--train-script PATH | --train-module NAME) [--launcher-OPTION VALUE ...]",
+    "                 [SCRIPT ARGUMENT ...]",
+    "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
+    "       sm-launch doctor [--json] [JOB ARGUMENT ...]",
+    "       sm-launch stacks",
+    "       sm-launch timeline DIR [-o PAGE] [--text]",
+    "       sm-launch init [COMMAND [ARGUMENT ...]]",
+    "",
+    "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
+    ("All arguments that are not listed here are passed to the script, unchanged and in order."),
+    "",
+    "Commands:",
+    "  local     run the job on this machine as if on several hosts (sm-launch local --help)",
+    "  doctor    check this host, and whether a job with these arguments would run",
+    "  stacks    print the Python stacks of all ranks of the job that runs here, on all hosts",
+    "  timeline  show what each rank of a job did when, from its hosts' events.jsonl files",
+    "  init      run COMMAND as the container's PID 1 (SageMaker's is `train`) and forward",
+    "            stops to the launcher below it; without COMMAND, or if it is an option, be",
+    "            the launcher itself",
+    "",
+    "What to run (exactly one of these):",
+    "  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would",
+    "  --train-module NAME  run a module, as `python -m NAME` would",
+)
+
 
 def default_of(name: str) -> str:
     """Return an option's default as a person would type it; "" if there is nothing to type."""
@@ -47,35 +73,7 @@ def default_of(name: str) -> str:
 
 def help_text() -> str:
     """Return the whole text."""
-    lines = [
-        "usage: sm-launch (--train-script PATH | --train-module NAME)"
-        " [--launcher-OPTION VALUE ...]",
-        "                 [SCRIPT ARGUMENT ...]",
-        "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
-        "       sm-launch doctor [--json] [JOB ARGUMENT ...]",
-        "       sm-launch stacks",
-        "       sm-launch timeline DIR [-o PAGE] [--text]",
-        "       sm-launch init [COMMAND [ARGUMENT ...]]",
-        "",
-        "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
-        (
-            "All arguments that are not listed here are passed to the script, unchanged and in "
-            "order."
-        ),
-        "",
-        "Commands:",
-        "  local     run the job on this machine as if on several hosts (sm-launch local --help)",
-        "  doctor    check this host, and whether a job with these arguments would run",
-        "  stacks    print the Python stacks of all ranks of the job that runs here, on all hosts",
-        "  timeline  show what each rank of a job did when, from its hosts' events.jsonl files",
-        "  init      run COMMAND as the container's PID 1 (SageMaker's is `train`) and forward",
-        "            stops to the launcher below it; without COMMAND, or if it is an option, be",
-        "            the launcher itself",
-        "",
-        "What to run (exactly one of these):",
-        "  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would",
-        "  --train-module NAME  run a module, as `python -m NAME` would",
-    ]
+    lines = list(_BEGINNING)
     for group in dict.fromkeys(option.group for option in OPTIONS.values()):
         lines += ["", group + ":"]
         for name, option in OPTIONS.items():
