@@ -150,8 +150,8 @@ def test_the_ports_of_the_first_host():
     says(seen("127.0.0.1"), free + one, free + other)
     says(seen("127.0.0.2"), silent, f"ok nothing is listening yet at port {other}")
     with socket.create_server(("127.0.0.1", first)):
-        says(seen("127.0.0.1"), f"problem taken on this host: {one}", free + other)
-        says(seen("127.0.0.2"), f"ok 127.0.0.1 answers at {one}", silent)
+        says(seen("127.0.0.1"), f"problem already in use on this host: {one}", free + other)
+        says(seen("127.0.0.2"), f"ok 127.0.0.1 answers at port {one}", silent)
         says(seen("127.0.0.1", PET_RDZV_ENDPOINT="x:1"), free + other)
     says(doctor_network.ports(host("127.0.0.2", **chosen), [], {}))
 
@@ -449,7 +449,7 @@ def test_settings():
     too_long = (
         "warning 111 s to save, but SageMaker kills everything 120 s after a stop -> use at most "
     )
-    says(doctor_job.settings(host(grace=111), {}, []), f"{too_long}--launcher-grace 110 at most")
+    says(doctor_job.settings(host(grace=111), {}, []), f"{too_long}--launcher-grace 110")
     replaced = "ok PET_NPROC_PER_NODE is replaced"  # said once
     says(doctor_job.settings(host(), environ, [replaced[3:]]), replaced)
 
@@ -683,10 +683,10 @@ def test_a_host_alone(fake_torch, start):
     host = start(command=[*LAUNCHER, "doctor"], LAUNCHER_GRCE="3")
     assert (host.wait(), host.err, host.failure) == (0, "", None)
     assert imported.read_text() not in ("", str(host.process.pid))  # by a child process
-    assert "torch 2.8.0 for CPU" in host.out and "no script is named" in host.out
+    assert "torch 2.8.0 for CPU" in host.out and "no script was given" in host.out
     assert "LAUNCHER_GRCE is not a launcher option" in host.out
     # What a job would log is in the report alone.
-    assert "ok       settings   neither SM_HOSTS nor SageMaker's config files exist" in host.out
+    assert "ok       settings   found neither SM_HOSTS nor SageMaker's config files" in host.out
     assert re.search(r"^A job would run; \d warnings?\.$", host.out, re.MULTILINE)
 
 
@@ -853,7 +853,7 @@ def test_made_up_hosts(fake_torch, script, tmp_path):
     )
     assert "use at most --launcher-grace 110" in done.stdout and "no script" not in done.stdout
     done = local("--hosts", 2, "--doctor", "--", "--launcher-grace", "118")
-    assert "118 s to save, but" in done.stdout and "no script is named" in done.stdout
+    assert "118 s to save, but" in done.stdout and "no script was given" in done.stdout
     assert not (tmp_path / "runs").exists()
     assert not [name for name in os.listdir(os.environ["TMPDIR"]) if "doctor" in name]
 

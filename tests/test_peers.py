@@ -463,11 +463,11 @@ def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kep
 
 def test_a_restart_says_who_had_left_and_the_next_attempt_knows_nothing_of_it():
     first = ready(max_restarts=3)
-    for attempt, again in ((1, ""), (2, "for the second time, ")):
+    for attempt, again in ((1, ""), (2, "for the second time")):
         first.hears(THIRD, RanksSucceeded(attempt, 5, (attempt / 10,)), 9)
         first.hears(SECOND, BROKEN._replace(attempt=attempt), 10)
         why = first.waits_until(13)[-1].message.why
-        assert "; algo-3, rank 5 had ended with exit code 0 1." in why and again in why
+        assert "; algo-3, rank 5 had ended with exit code 0, 1." in why and again in why
         for host in HOSTS:
             first.hears(host, Cleared(attempt, 0), 14)
     first.hears(SECOND, BROKEN._replace(attempt=3), 20)
@@ -518,7 +518,7 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
 @pytest.mark.parametrize(
     "line",
     [
-        "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, 12:{:02}:56 UTC",
+        "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at 12:{:02}:56 UTC",
         'ended with exit code 4 (thread "pin" raised ValueError: bad file, {}.5 s earlier)',
     ],
 )

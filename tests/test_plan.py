@@ -77,7 +77,7 @@ def test_several_hosts():
 def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known():
     begin = f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py"
     other = plan(environ={"PYTHON_EXEC": "/opt/python"}).program
-    assert other == f"{begin}, its ranks with PYTHON_EXEC=/opt/python."
+    assert other == f"{begin}, and its ranks with PYTHON_EXEC=/opt/python."
     for same in ("", sys.executable):
         assert plan(environ={"PYTHON_EXEC": same}).program == f"{begin}."
     of_a_module = options()._replace(train_script="", train_module="pkg.train")
@@ -178,7 +178,7 @@ def test_processes_per_host(gpus, neurons, argv, environ, nproc):
 def test_processes_of_a_host_with_mig_slices(mig, argv, environ, nproc, says):
     cluster = ONE._replace(num_gpus=1, mig=mig)
     made = plan(*argv, cluster=cluster, environ=environ)
-    lines = [line for line in made.remarks if "one MIG slice at most" in line]
+    lines = [line for line in made.remarks if "at most one MIG slice" in line]
     assert made.nproc_per_node == nproc
     assert len(lines) == bool(says) and all(says in line for line in lines)
     (_, first, *_) = Job(cluster, options(*argv, environ=environ), made).lines()

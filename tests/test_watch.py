@@ -523,7 +523,7 @@ def test_ranks_of_which_no_message_has_the_groups_are_counted():
     ranks = watch.report((), lambda _: "S", 16).ranks
     assert 6 < len(ranks) < 12
     others = f"{12 - len(ranks)} ranks"
-    assert watch.error == f"how far {others} of this host got does not fit into a message."
+    assert watch.error == f"the progress of {others} of this host does not fit into a message."
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():
@@ -636,7 +636,7 @@ def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are()
     assert request.text(8, "S") == (
         "  it does not answer: it is running code that holds Python's lock (the GIL); "
         "`sm-launch stacks` shows "
-        "where, by a signal."
+        "where, by sending it a signal."
     )
     assert request.text(8, "T") == "  it does not answer: it is suspended (SIGSTOP)."
 

@@ -46,7 +46,7 @@ _BEGINNING = (
     "       sm-launch init [COMMAND [ARGUMENT ...]]",
     "",
     "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
-    ("All arguments that are not listed here are passed to the script, unchanged and in order."),
+    "All arguments that are not listed here are passed to the script, unchanged and in order.",
     "",
     "Commands:",
     "  local     run the job on this machine as if on several hosts (sm-launch local --help)",

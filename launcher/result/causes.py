@@ -33,7 +33,9 @@ LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureRe
 # How the second line of a failure text begins if hardware broke.
 NO_RESTART = "no restart: "
 _FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how it ended
-_TIMES = re.compile(r", (\d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash, and of a thread's end
+_TIMES = re.compile(
+    r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)"
+)  # of a crash, and of a thread's end
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -206,7 +208,7 @@ def headline(failure: RankFailure, host: str) -> str:
         how = f"was killed by {signal_name(-failure.exit_code)}"
         how += f" in {failure.place}" if failure.place else ""
         if failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
-            see = f"; see that rank's last lines on stderr, {failure.at}"
+            see = f"; see that rank's last lines on stderr, at {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
     more = f" after its script had ended{see}" if failure.after_script else see
     more += f"; {failure.killed}" if failure.killed else ""
