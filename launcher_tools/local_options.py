@@ -190,7 +190,7 @@ def _target(
     if is_optional and not script_words:
         return None, ours, []
     if not script_words or script_words[0].startswith("-"):
-        seen = f"there is {script_words[0]}" if script_words else "there is no script"
+        seen = f"found {script_words[0]}" if script_words else "found no script"
         raise LaunchError(
             f"{seen} after --; expected a script, or -m and a module: "
             "sm-launch local --hosts 3 -- train.py --epochs 3."

@@ -93,7 +93,8 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
         ),
         (
             noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC"),
-            "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at 12:34:56 UTC",
+            "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at "
+            "12:34:56 UTC",
         ),
         (
             noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC", after_script=True),

@@ -513,7 +513,7 @@ def test_after_a_kill_nothing_is_removed_but_ones_own_folder(tmp_path, made_by):
 
 
 WRONG = [
-    ([], "there is no script after --; expected"),
+    ([], "found no script after --; expected"),
     (["--hosts", "2", "train.py", "--x"], "-- is missing before train.py; expected"),
     (["--hosts", "0", "--", "script.py"], "--hosts is '0'; expected a whole number from 1 to"),
     (["--hosts", "two", "--", "script.py"], "--hosts is 'two'; expected"),
@@ -522,7 +522,7 @@ WRONG = [
     (["--nproc-per-node", "0", "--", "script.py"], "--nproc-per-node is '0'; expected auto"),
     (["--", "none.py"], "none.py: there is no such file"),
     (["--", "-m", "no_such"], "no_such: there is no such module"),
-    (["--", "--epochs", "3"], "there is --epochs after --; expected a script"),
+    (["--", "--epochs", "3"], "found --epochs after --; expected a script"),
     (["--", "script.py", "--launcher-zzz", "3"], "--launcher-zzz is not a launcher option"),
     (["--channel", "train", "--", "script.py"], "--channel is 'train'; expected NAME=DIR"),
     (["--channel", "../x=.", "--", "script.py"], "--channel is '../x=.'; expected NAME=DIR"),

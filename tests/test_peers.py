@@ -518,7 +518,8 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
 @pytest.mark.parametrize(
     "line",
     [
-        "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at 12:{:02}:56 UTC",
+        "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at "
+        "12:{:02}:56 UTC",
         'ended with exit code 4 (thread "pin" raised ValueError: bad file, {}.5 s earlier)',
     ],
 )

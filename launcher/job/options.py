@@ -1,6 +1,6 @@
 """The launcher's options: one table, whose rows are the fields of the value that holds them all.
 
-Every `--launcher-NAME` has a twin `LAUNCHER_NAME` in the environment, for an estimator's
+Every `--launcher-NAME` can also be set by the variable `LAUNCHER_NAME`, for an estimator's
 `environment=`. arguments.py reads both, help.py and docs/tables.py print the table.
 """
 
