@@ -158,7 +158,7 @@ def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch,
     options = {"command": INIT, "hosts": hosts, "environ": environ, "sagemaker_program": program}
     host = train(HOSTS[0], script("", "x.py"), **options)
     assert host.wait() == 69, host.log()
-    seen = f"{ABSENT} did not arrive within 2 s"
+    seen = f"{ABSENT} did not join within 2 s"
     assert failure_of(host, tmp_path).startswith(seen)
     # The source folder's launcher runs, whatever its version, and not the one that is installed.
     code = f"/{program}" if program else str(Path(launcher.__file__).with_name("__main__.py"))
@@ -174,7 +174,7 @@ def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_p
     poll(lambda: program.exists() and program.stat().st_mode & stat.S_IXUSR)
     host.signal(signal.SIGINT)
     assert host.wait() == ended_by(signal.SIGINT), host.log()
-    assert "no launcher runs; ending" in host.err and "not be started" not in host.out
+    assert "no launcher is running; stopping" in host.err and "not be started" not in host.out
     assert failure_of(host, tmp_path) is None
 
 

@@ -57,7 +57,7 @@ class Journal:
             yield
         except Exception as error:  # a full disk, a folder that is read-only, a mistake of ours
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            self._log(f"cannot write {self._path} ({why}): the job goes on without it.")
+            self._log(f"cannot write {self._path} ({why}); the job continues without it.")
             self.close()
 
     def close(self) -> None:

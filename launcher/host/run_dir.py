@@ -38,7 +38,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
-        what = f"cannot make a folder in {parent} ({error.strerror})"
+        what = f"cannot create a folder in {parent} ({error.strerror})"
         fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
         raise LaunchError(f"{too_long and too_long + '; '}{what}; {fix}.") from None
     try:

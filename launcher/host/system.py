@@ -141,13 +141,15 @@ class System:
         try:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:  # no descriptor is left
-            raise LaunchError(f"cannot make a socket: {error.strerror}; raise ulimit -n.") from None
+            raise LaunchError(
+                f"cannot create a socket: {error.strerror}; raise ulimit -n."
+            ) from None
         listener.setblocking(False)
         try:
             listener.bind(os.path.join(folder, SOCKET))
         except OSError as error:
             listener.close()
-            raise LaunchError(f"cannot make a socket in {folder}: {error}; set TMPDIR.") from None
+            raise LaunchError(f"cannot create a socket in {folder}: {error}; set TMPDIR.") from None
         listener.listen(128)
         return listener
 

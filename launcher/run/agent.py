@@ -183,7 +183,7 @@ def arguments(torchrun: Any, launcher: AgentConnection | None) -> Any:
         return parser.parse_args()
     parser.error = launcher.refuse
     parser.print_help = lambda *_: None
-    parser.exit = lambda *_: launcher.refuse("its arguments ask for its help, not for a job")
+    parser.exit = lambda *_: launcher.refuse("its arguments ask for its help text, not for a job")
     parsed = parser.parse_args()
     if parsed.training_script != os.path.join(HERE, "rank.py"):
         launcher.refuse(f"unrecognized arguments: {parsed.training_script}")

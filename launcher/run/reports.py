@@ -330,7 +330,7 @@ class Reports:
             self._ends.append(end)  # unless what it has become is about to be read
             return None
         if "cold" in message:
-            self._system.log(f"ranks start cold: {printable(str(message['cold']))}.")
+            self._system.log(f"starting ranks cold: {printable(str(message['cold']))}.")
             return None
         if "no_log" in message:
             file = printable(str(message["no_log"]))
@@ -394,7 +394,7 @@ class Reports:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""
         for where, count in self._system.oom_kills().items():
             if count > self._oom_kills.get(where, count):
-                return f"out of memory: {where} counted a kill (oom_kill)"
+                return f"out of memory: {where} recorded an OOM kill (oom_kill)"
         return ""
 
 

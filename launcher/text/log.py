@@ -86,7 +86,9 @@ class _Writer:
 
     def _log_lost(self) -> None:
         if self._lost:
-            lost = f"{self._lost} lines of this log were not written: nobody read it."
+            lost = (
+                f"{self._lost} lines of this log were not written, because nothing was reading it."
+            )
             self._lines.append(_encoded(lost))
             self._lost = 0
 

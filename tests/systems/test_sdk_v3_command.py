@@ -85,7 +85,7 @@ def test_a_command_without_arguments_gets_what_an_entry_script_gets(container):
     assert theirs[:2] == ["--train-script", "show.py"] and "null" in theirs
     ours, log = container(command="python3 launcher.py")
     assert ours == theirs[2:]
-    assert "the hyperparameters (SM_HPS) are taken." in log
+    assert "using the hyperparameters (SM_HPS)." in log
     assert "not among the arguments" not in log
 
 
