@@ -63,7 +63,8 @@ def code(page: Path, language: str) -> list[str]:
 def words(page: Path) -> int:
     """Return how many words a page has, without the tables that docs/tables.py prints into it."""
     text = page.read_text(encoding="utf-8")
-    return len(re.sub(r"<!-- (?!end).*?<!-- end -->", "", text, flags=re.DOTALL).split())
+    own = re.sub(r"<!-- (?!end).*?<!-- end -->", "", text, flags=re.DOTALL)
+    return len(re.findall(r"\S*\w\S*", own))
 
 
 def masked(line: str) -> str:
