@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from conftest import REPO
 
-PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 # A command whose comment begins with one of these is not run by the tests.
 NOT_RUN = re.compile(r"\s#\s*(AWS|GPU|registry|long)\b")
 

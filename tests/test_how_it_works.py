@@ -1,5 +1,6 @@
-"""docs/how-it-works.md against the code: what its rows, pictures and files name. make docs prints
-the rows.
+"""docs/development/how-it-works.md against the code: what its rows, pictures and files name.
+
+make docs prints the rows and draws the pictures.
 """
 
 import re
@@ -14,7 +15,7 @@ from launcher.peers import member, messages
 from launcher.peers import state as of_coordinator
 from launcher.run import state
 
-PAGE = (REPO / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+PAGE = (REPO / "docs" / "development" / "how-it-works.md").read_text(encoding="utf-8")
 PICTURES = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
 PHASES = {"run": state.Phase, "coordinator": of_coordinator.JobPhase, "member": member.MemberPhase}
 each_machine = pytest.mark.parametrize("machine", ROWS)

@@ -1,11 +1,11 @@
-"""docs/training.md: the script of Horovod's twin, and the scripts that its tables name."""
+"""docs/systems.md: the script of Horovod's twin, and the scripts that its tables name."""
 
 import re
 
 import pytest
 from conftest import REPO
 
-PAGE = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
+PAGE = (REPO / "docs" / "systems.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.torch
