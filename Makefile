@@ -74,9 +74,10 @@ image:
 		--label org.opencontainers.image.version=$(VERSION) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
-# The tables of docs/options.md, from the code, and the pages as a site, in site/.
+# The tables and pictures of the pages, from the code, and the pages as a site, in site/.
 docs: $(MKDOCS)
 	PYTHONPATH=. $(BIN)/python docs/tables.py
+	$(BIN)/python docs/pictures.py
 	$(MKDOCS) build --strict
 	@echo "the site is in site/: open site/index.html"
 
