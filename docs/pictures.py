@@ -3,8 +3,8 @@
     make docs                   # draws them, with all else that the pages need
     python docs/pictures.py
 
-tests/test_how_it_works.py looks whether each arrow is a row of the code's tables, and whether the files are
-these pictures.
+tests/test_how_it_works.py looks whether each arrow is a row of the code's tables, and whether the
+files are these pictures.
 """
 
 from __future__ import annotations
@@ -128,9 +128,10 @@ STYLE = """
     .box { fill: #ddf4ff; stroke: #0969da; }
     .way { fill: none; stroke: #57606a; stroke-width: 1.3; }
     .head, .dot { fill: #57606a; }
-    text { font: 14px -apple-system, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif; fill: #1f2328;
-      text-anchor: middle; }
-    .label { font-size: 12.5px; paint-order: stroke; stroke: #ffffff; stroke-width: 5px; fill: #424a53; }
+    text { font: 14px -apple-system, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif;
+      fill: #1f2328; text-anchor: middle; }
+    .label { font-size: 12.5px; paint-order: stroke; stroke: #ffffff; stroke-width: 5px;
+      fill: #424a53; }
     .ground { fill: #ffffff; }
     @media (prefers-color-scheme: dark) {
       .ground { fill: #1e2129; }

@@ -12,7 +12,7 @@ def train():
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(nn.Linear(5, 1))  # broadcasts rank 0's weights
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * dist.get_world_size())
-    for step in range(100):
+    for _ in range(100):
         inputs = torch.randn(32, 5)
         loss = nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
         optimizer.zero_grad()
