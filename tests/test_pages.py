@@ -27,14 +27,6 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
 
 
-def test_the_pages_of_users_are_short():
-    """Twelve thousand words, but for tables that are printed from the code."""
-    users = [page for page in PAGES if page.parent.name != "development"]
-    generated = re.compile(r"<!-- (?!end).+? -->\n.*?<!-- end -->", re.DOTALL)
-    texts = [generated.sub("", page.read_text(encoding="utf-8")) for page in users]
-    assert sum(bool(re.search(r"\w", word)) for text in texts for word in text.split()) < 12500
-
-
 def test_the_tables_are_those_of_the_code():
     tables = runpy.run_path(str(REPO / "docs" / "tables.py"))
     places = []
