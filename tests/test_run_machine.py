@@ -334,12 +334,12 @@ def test_without_leave_torchrun_is_killed_at_once(connected):
 def test_a_torchrun_that_starts_ranks_sees_that_they_do_not_run():
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0), RankEnded(71, 143))
-    assert not host.at(4.0, Time()).kills_torchrun
+    assert not host.at(4.1, Time()).kills_torchrun
     assert host.due(7.0).kills_torchrun  # not all have come
     host = Host().at(0.0, Start(1)).at(1.0, TorchrunRuns(), STARTS).at(2.0, Signal(TERM))
     host.at(2.0, LeftoversFound(())).at(2.1, RankRuns(71, 0, 0), RankRuns(72, 1, 1))
     host.at(2.2, RankEnded(71, 143), RankEnded(72, 143)).at(2.2, LeftoversFound(()))
-    assert host.due(4.0).kills_torchrun
+    assert host.due(4.2).kills_torchrun
 
 
 def ended(host, now, **codes):

@@ -218,6 +218,33 @@ def test_a_stop_as_ranks_take_long_to_start_says_nothing_false(start, script, tm
     assert host.leftovers() == []
 
 
+ENDS_MEANWHILE = """
+import os, subprocess
+from launcher.host import processes
+
+job = processes.Processes(("MARK", "x"))
+words = ["sh", "-c", "sleep 100 & echo $!; wait; sleep 100"]
+torchrun = subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "MARK": "x"})
+rank = int(torchrun.stdout.readline())
+tree = processes.tree
+
+def ends_before(pid):
+    os.kill(rank, 9)
+    while processes.state_of(rank):
+        pass
+    return tree(pid)
+
+processes.tree = ends_before
+print(job.leftovers(torchrun.pid))
+for process in job.all():
+    process.kill()
+"""
+
+
+def test_what_torchrun_reaps_while_it_is_searched_for_is_not_left_behind(script):
+    assert completed(sys.executable, script(ENDS_MEANWHILE)).stdout == "[]\n"
+
+
 IGNORES = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
