@@ -8,7 +8,8 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 OWN = ("file://", "data:", "blob:", "about:")
-WIDE = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText)"
+WIDE = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth)"
+WIDE += ".map(one => one.textContent)"
 
 
 @pytest.fixture(scope="session")
