@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from conftest import REPO
 
-PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 # The user's, in the order of the site.
 NAMES = "quickstart guide options logs troubleshooting frameworks debugging systems compatibility"
 USER_PAGES = [REPO / "README.md", *(REPO / "docs" / f"{name}.md" for name in NAMES.split())]

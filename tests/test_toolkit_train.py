@@ -18,7 +18,7 @@ import launcher
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 FOLDER = "launcher/__main__.py"  # in the source folder
-DOCTOR = (REPO / "docs" / "tools.md").read_text()
+DOCTOR = (REPO / "docs" / "debugging.md").read_text()
 ABSENT = "absent.invalid"  # RFC 2606: it resolves nowhere
 TRAIN = os.path.join(os.path.dirname(sys.executable), "train")
 # As in our image: below `sm-launch init`, with our training module.
@@ -204,7 +204,7 @@ def test_a_launcher_beside_a_setup_py(train, script, pretend_torch, program):
 
 
 def test_doctor_as_the_entry_point(train, script, tmp_path):
-    """docs/tools.md: a shell script beside the one file, and nothing else of the estimator."""
+    """docs/debugging.md: a shell script beside the one file, and nothing else of the estimator."""
     one_file = script("", "launcher.py")
     subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
     (line,) = re.findall(r"^exec python launcher.* doctor .*$", DOCTOR, re.MULTILINE)
