@@ -437,7 +437,7 @@ def test_an_early_warning_before_ranks_run_is_a_line(start, script):
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
 
 
-# Pairs of events (docs/hosts.md has the table)
+# Pairs of events (docs/development/hosts.md has the table)
 
 FAIL_AND_SAVE = """
 import os, signal, sys, time

@@ -1,7 +1,7 @@
 """Frameworks that people train with: the same under the launcher as under torchrun.
 
 `make test-frameworks` runs these, in an environment of their own; plain pytest leaves them out.
-scripts/ has one small job for each. None needs a network. The facts are in docs/training.md.
+scripts/ has one small job for each. None needs a network. The facts are in docs/frameworks.md.
 """
 
 import json
