@@ -90,7 +90,7 @@ def test_a_nursery_that_was_killed_is_not_missed_at_a_restart(start, script):
     host.wait_for("warm")
     nursery = nursery_of(host)
     nursery.kill()
-    poll(lambda: "starting cold" in host.err)
+    poll(lambda: " cold: " in host.err)
     open("go", "w").close()
     assert host.wait() == 0, host.log()
     assert host.out == "warm\ncold\n" and host.err.count(" cold: ") == 1
