@@ -64,7 +64,7 @@ demo: $(TORCHRUN)
 		train_scripts/train_hymenoptera.py --weights none --epochs 5 --batch-size 8 --lr 0.01 \
 		--lr-step 3 --image-size 64 --checkpoint-dir ''
 
-# The launcher as one file, for a source_dir (docs/tools.md).
+# The launcher as one file, for a source_dir (docs/guide.md).
 bundle:
 	$(PYTHON) bundle/build.py dist/launcher.py
 
@@ -74,9 +74,10 @@ image:
 		--label org.opencontainers.image.version=$(VERSION) \
 		--label org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null) .
 
-# The tables of docs/options.md, from the code, and the pages as a site, in site/.
+# The tables and pictures of the pages, from the code, and the pages as a site, in site/.
 docs: $(MKDOCS)
 	PYTHONPATH=. $(BIN)/python docs/tables.py
+	$(BIN)/python docs/pictures.py
 	$(MKDOCS) build --strict
 	@echo "the site is in site/: open site/index.html"
 
@@ -130,7 +131,7 @@ nvrx:
 test-containers: needs-test-containers $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
 	$(PYTEST) -n 4 --dist loadgroup -m "containers and not more"
 
-# The slow cases, above all of the systems in docs/training.md; and the tests of a whole launcher, of
+# The slow cases, above all of the systems in docs/systems.md; and the tests of a whole launcher, of
 # the one file.
 test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3) bundle
 	$(PYTEST) -n 4 --dist loadgroup -m systems
@@ -156,7 +157,7 @@ test-pages: needs-test-pages $(PYTEST)
 	$(BIN)/pip install --quiet "$(NAME)[pages]"
 	$(PYTEST) tests/browser
 
-# Jobs broken in every way, and how long their hosts took to end (docs/hosts.md), with the bounds
+# Jobs broken in every way, and how long their hosts took to end (docs/development/faults.md), with the bounds
 # of seconds that `make test` is not held to; and the other cases that it leaves out. MATRIX_OF=
 # torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
 matrix: needs-matrix $(TORCHRUN) $(PYTEST)

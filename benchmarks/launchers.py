@@ -1,4 +1,4 @@
-"""How a job of two hosts ends under each launcher: the rows of docs/measurements.md.
+"""How a job of two hosts ends under each launcher: the rows of docs/development/measurements.md.
 
     python benchmarks/launchers.py                     # all launchers that are installed, all cases
     python benchmarks/launchers.py --of torchrun ft_launcher --case raise stop

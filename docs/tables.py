@@ -22,7 +22,15 @@ from launcher.text.words import flag
 from launcher.transitions import Row
 
 HERE = Path(__file__).parent
-PAGES = [HERE / name for name in ("options.md", "how-it-works.md", "tools.md", "equality.md")]
+PAGES = [
+    HERE / name
+    for name in (
+        "options.md",
+        "logs.md",
+        "development/how-it-works.md",
+        "development/equality.md",
+    )
+]
 
 
 def table(*head: str) -> Iterator[str]:

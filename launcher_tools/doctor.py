@@ -204,7 +204,7 @@ def _verdict(job: PlannedJob, findings: Sequence[ReportLine]) -> str:
 
 
 def as_json(job: PlannedJob, findings: Sequence[ReportLine]) -> str:
-    """Return one JSON object; docs/tools.md describes it."""
+    """Return one JSON object; docs/development/tools.md describes it."""
     report = {
         "launcher": __version__,
         "host": job.cluster.current_host,

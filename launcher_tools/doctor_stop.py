@@ -17,7 +17,7 @@ _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "busybox")
 _INITS = ("tini", "tini-static", "dumb-init", "docker-init", "catatonit")
 _SYSTEMS = ("systemd", "init", "launchd")
 _EXEC_FORM = 'use the exec form, ENTRYPOINT ["sm-launch"] or ["sm-launch", "init", ...] '
-_SEE = "(docs/tools.md)"
+_SEE = "(docs/guide.md)"
 _PUT_INIT = (
     "run it under the launcher's `init`: in your own image, or in any image with the "
     "estimator's container_entry_point and a channel that holds launcher.py (docs/guide.md)"

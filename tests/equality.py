@@ -1,4 +1,4 @@
-"""What a rank is, fact by fact, and how it differs from one of plain torchrun's: docs/equality.md.
+"""What a rank is, fact by fact, and how it differs from a plain torchrun one: docs' equality.md.
 
 Each function under @fact is a row of that page, and a probe: a rank runs it and reports what it
 returns. Where a start of the launcher's is not equal, the row says how. tests/test_equality.py runs

@@ -174,6 +174,8 @@ WRONG = [
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({}, ["--train_script", "x"], "--train_script was taken as an argument of the script"),
     ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot create the folder /proc/x"),
+    ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
+    ({}, [*DRY, "--launcher-log-prefix", "true"], "log-prefix needs --launcher-log-dir DIR: "),
     ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs the progress checks"),
     ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
@@ -552,6 +554,7 @@ def test_where_a_toolkit_has_made_the_surroundings_they_stay(bare_image, code):
 def test_relative_paths_are_those_of_the_launchers_folder(bare_image, code, tmp_path):
     relative = {"PYTHONPATH": f"src:{os.environ['PYTHONPATH']}", "PET_LOG_DIR": "x", "TMPDIR": "t"}
     argv = ["--train-script", "tools/tool.py", "--launcher-log-dir", "logs"]
+    relative["PET_TEE"] = "3"
     plan = planned(argv, **bare_image, **relative)
     assert f"--log-dir={tmp_path}/logs" in plan.argv
     assert plan.environment["PYTHONPATH"].startswith(f"{code}:{tmp_path}/src:")

@@ -550,7 +550,7 @@ def test_the_report_for_people_for_machines_and_for_sagemaker():
         "seen": "\x1b\n",
         "to_do": "",
     }
-    page = (REPO / "docs" / "tools.md").read_text()
+    page = (REPO / "docs" / "development" / "tools.md").read_text()
     for field in (*made, *made["findings"][0]):
         assert f'"{field}"' in page
     assert doctor.as_text(host(), found[:2]).endswith("A job would run on algo-2; 1 warning.")
@@ -559,7 +559,7 @@ def test_the_report_for_people_for_machines_and_for_sagemaker():
 
 
 def test_the_page_names_every_check():
-    page = (REPO / "docs" / "tools.md").read_text()
+    page = (REPO / "docs" / "development" / "tools.md").read_text()
     (table,) = re.findall(r"^\| check \| .*\n(?:\|.*\n)+", page, re.MULTILINE)
     rows = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     code = "".join(path.read_text() for path in (REPO / "launcher_tools").glob("doctor*.py"))

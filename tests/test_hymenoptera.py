@@ -58,7 +58,7 @@ def test_two_hosts_train_to_a_model_and_two_pictures(
     assert hosts[1].out == ""  # one line is said once
 
     # What the docs have people tell SageMaker.
-    docs = (REPO / "docs" / "training.md").read_text()
+    docs = (REPO / "docs" / "frameworks.md").read_text()
     definitions = re.findall(r'"Name": "(\S+)", "Regex": r"(.+)"}', docs)
     assert len(definitions) == 6
     for name, regex in definitions:

@@ -1,6 +1,7 @@
 """`sm-launch init`, a container's PID 1, as far as it needs no container (see tests/cluster)."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -125,6 +126,19 @@ def test_without_a_command_it_is_the_launcher(init):
     host = init("--launcher-help")
     assert host.wait() == 0
     assert host.out.startswith("usage: sm-launch")
+
+
+def test_an_entry_point_of_the_base_image_stays_between_init_and_launcher(
+    init, script, base_dir, pretend_torch
+):
+    """docs/guide.md: the script that an image starts with, which runs its arguments in the end."""
+    pretend_torch("2.13.0")
+    entry = script('echo "the base begins"; exec "$@"', "entry.sh")
+    run = {"train-script": str(script("", "train.py")), "launcher-dry-run": True}
+    (base_dir / "input" / "config" / "hyperparameters.json").write_text(json.dumps(run))
+    host = init("sh", entry, *LAUNCHER, "train", SAGEMAKER_BASE_DIR=str(base_dir))
+    assert host.wait() == 0, host.log()
+    assert host.out.startswith("the base begins\n") and "train.py" in host.out
 
 
 def test_an_invalid_config_is_reported_before_train_runs(init, train, base_dir):

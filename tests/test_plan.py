@@ -505,9 +505,20 @@ def test_a_summary_of_many_hosts_is_short():
     assert "algo-103, algo-104 and 992 more: rendezvous at" in lines[2]
 
 
-def test_the_log_folder_gets_the_ranks_output():
-    seen = flags(plan("--launcher-log-dir", "logs").argv)
-    assert (seen["--log-dir"], seen["--tee"]) == ("logs", "3")
+@pytest.mark.parametrize(
+    ("given", "environ", "expected"),
+    [
+        ("", {}, None),
+        ("--role x --tee=3", {}, "logs"),
+        ("-r 3", {}, "logs"),
+        ("", {"PET_REDIRECTS": "1"}, "logs"),
+        ("", {"PET_TEE": "0"}, None),
+    ],
+)
+def test_torchrun_has_the_log_folder_for_what_it_is_to_copy_itself(given, environ, expected):
+    made = plan(*("--launcher-log-dir", "logs", "--launcher-torchrun-args", given), environ=environ)
+    words = [word for word in made.argv[2 : made.argv.index("--")] if "=" in word]
+    assert dict(word.split("=", 1) for word in words).get("--log-dir") == expected
 
 
 def test_more_torchrun_arguments_come_last_and_so_win():

@@ -147,7 +147,7 @@ def test_what_every_rank_is_given(start, script, tmp_path):
     assert {path.name: json.loads(path.read_text()) for path in tmp_path.glob("rank-*")} == {
         f"rank-{rank}": seen for rank in range(3)
     }
-    logs = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
+    logs = [path.read_text() for path in (tmp_path / "logs").rglob("rank-*.log")]
     assert logs == ["hello\n"] * 3 and host.out.count("hello") == 3
     assert host.leftovers() == []
 

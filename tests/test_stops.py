@@ -174,7 +174,7 @@ time.sleep(1000)
 def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
     host = start("--train-script", script(MANY), *options)
-    (agent,) = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)
+    agent = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)[0]
     poll(lambda: len(agent.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
     assert host.wait(35) == ended_by(signal.SIGTERM), host.log()
@@ -219,6 +219,33 @@ def test_a_stop_as_ranks_take_long_to_start_says_nothing_false(start, script, tm
     assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
     assert "left running" not in host.err and "killing it" not in host.err, host.log()
     assert host.leftovers() == []
+
+
+ENDS_MEANWHILE = """
+import os, subprocess
+from launcher.host import processes
+
+job = processes.Processes(("MARK", "x"))
+words = ["sh", "-c", "sleep 100 & echo $!; wait; sleep 100"]
+torchrun = subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "MARK": "x"})
+rank = int(torchrun.stdout.readline())
+tree = processes.tree
+
+def ends_before(pid):
+    os.kill(rank, 9)
+    while processes.state_of(rank):
+        pass
+    return tree(pid)
+
+processes.tree = ends_before
+print(job.leftovers(torchrun.pid))
+for process in job.all():
+    process.kill()
+"""
+
+
+def test_what_torchrun_reaps_while_it_is_searched_for_is_not_left_behind(script):
+    assert completed(sys.executable, script(ENDS_MEANWHILE)).stdout == "[]\n"
 
 
 IGNORES = """
@@ -410,7 +437,7 @@ def test_an_early_warning_before_ranks_run_is_a_line(start, script):
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
 
 
-# Pairs of events (docs/hosts.md has the table)
+# Pairs of events (docs/development/hosts.md has the table)
 
 FAIL_AND_SAVE = """
 import os, signal, sys, time

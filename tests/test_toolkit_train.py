@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from conftest import LAUNCHER, REPO, ended_by, free_port, poll
+from pages import code
 
 import launcher
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 FOLDER = "launcher/__main__.py"  # in the source folder
-DOCTOR = (REPO / "docs" / "tools.md").read_text()
+DOCTOR = (REPO / "docs" / "debugging.md").read_text()
 ABSENT = "absent.invalid"  # RFC 2606: it resolves nowhere
 TRAIN = os.path.join(os.path.dirname(sys.executable), "train")
 # As in our image: below `sm-launch init`, with our training module.
@@ -203,7 +204,7 @@ def test_a_launcher_beside_a_setup_py(train, script, pretend_torch, program):
 
 
 def test_doctor_as_the_entry_point(train, script, tmp_path):
-    """docs/tools.md: a shell script beside the one file, and nothing else of the estimator."""
+    """docs/debugging.md: a shell script beside the one file, and nothing else of the estimator."""
     one_file = script("", "launcher.py")
     subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
     (line,) = re.findall(r"^exec python launcher.* doctor .*$", DOCTOR, re.MULTILINE)
@@ -220,3 +221,18 @@ def test_doctor_as_the_entry_point(train, script, tmp_path):
     )
     assert second.wait() == 0, second.log()
     assert "A job would run on 127.0.0.2" in second.out
+
+
+def test_a_shell_script_that_ends_with_the_launcher(train, script, pretend_torch):
+    """docs/guide.md: run.sh, which installs something first and passes the hyperparameters on."""
+    one_file = script("", "launcher.py")
+    subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
+    (lines,) = code(REPO / "docs" / "guide.md", "sh")
+    lines = lines.replace("pip", f"{sys.executable} -m pip", 1)
+    lines = lines.replace("python3", sys.executable).replace("more-requirements.txt", os.devnull)
+    run = {"sagemaker_program": "script.sh", "epochs": 3, "launcher-dry-run": True}
+    run["train-script"] = script("", "train.py").name
+    pretend_torch("2.13.0")
+    host = train(HOSTS[0], script(lines, "run.sh"), **run)
+    assert host.wait() == 0, host.log()
+    assert host.out.rstrip().endswith(" -- train.py --epochs 3")

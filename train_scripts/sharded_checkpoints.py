@@ -8,7 +8,7 @@
 All ranks call these together. Each writes the part that it has, and reads what it needs of the
 parts that all wrote; so another number of ranks, or another way to divide the model, can go on. It
 also means that every host has to see the files of all hosts before a job can resume: in a folder
-that they share, or brought together between the jobs (docs/training.md).
+that they share, or brought together between the jobs (docs/systems.md).
 """
 
 import contextlib

@@ -25,6 +25,7 @@ else:
     _PSUTIL_ERROR = ""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_ENDED = ("", "Z", "X")  # as state_of() has it
 
 
 def start(
@@ -203,11 +204,12 @@ class Processes:
     def leftovers(self, torchrun: int) -> list[psutil.Process]:
         """Return what ranks that have ended have started: what is neither torchrun nor below it.
 
-        Zombies are not among them: they have ended.
+        Neither is what has ended meanwhile: zombies, and what torchrun has reaped.
         """
         found = self.all()
         spared = {process.pid for process in tree(torchrun)}  # later: torchrun may be starting some
-        return [process for process in found if process.pid not in spared]
+        others = [process for process in found if process.pid not in spared]
+        return [process for process in others if state_of(process.pid) not in _ENDED]
 
     def of_group(self, pid: int) -> list[psutil.Process]:
         """Return the other processes of the group that pid leads, or led while it ran."""

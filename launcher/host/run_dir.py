@@ -13,7 +13,7 @@ from launcher.host.archive import ARCHIVE, PACKAGE, read
 from launcher.text.log import log
 
 # What torchrun and the ranks execute.
-_IN_CHILDREN = ("agent.py", "nursery.py", "rank.py", "describe.py", "unseen.py")
+_IN_CHILDREN = ("agent.py", "nursery.py", "rank.py", "describe.py", "unseen.py", "copier.py")
 _EXECUTED = [os.path.join(PACKAGE, "run", name) for name in _IN_CHILDREN]
 PREFIX, SOCKET = "sm-launch-", "socket"  # of its name; of its socket's
 _CRASH_BYTES = 1 << 16  # the end of what a rank has written that crashed

@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills
 from launcher.host.child import Helper, Question
+from launcher.host.console import Console
 from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import SOCKET, crash, run_dir
 from launcher.host.signals import Signals
@@ -246,6 +248,20 @@ class System:
         self.limit_files(helper.pid)
         known.spare(helper.pid)
         return helper
+
+    def start_console(
+        self, argv: Sequence[str], environ: Mapping[str, str], mark: tuple[str, str]
+    ) -> Console | None:
+        """Start what copies ranks' output to stdout, None without one; `mark` as of start().
+
+        Raises OSError or SubprocessError.
+        """
+        if sys.stdout is None:  # 1 may be the number of a file of ours
+            return None
+        known = self._require_processes(mark)
+        console = Console(argv, environ)
+        known.spare(console.pid)
+        return console
 
     def ask(
         self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]

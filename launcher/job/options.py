@@ -20,6 +20,8 @@ ATTEMPT = "LAUNCHER_ATTEMPT"
 EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
 MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
 WATCHER = "LAUNCHER_WATCHER"
+# For torchrun alone: the folder of the files that its ranks write to, with --launcher-log-dir.
+RANK_LOGS = "LAUNCHER_RANK_LOGS"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
@@ -28,7 +30,7 @@ HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
 INTERNAL = (
     *(RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER),
-    *(INIT, HOST_ADDRESSES, EVENTS_DIR),
+    *(INIT, HOST_ADDRESSES, EVENTS_DIR, RANK_LOGS),
 )
 SWITCHES = {"true": True, "false": False}
 
@@ -334,12 +336,22 @@ class Options(NamedTuple):
     log_dir: Annotated[
         str,
         Option(
-            _REACH,
+            _SAYS,
             "DIR",
             str,
-            "also write each rank's output to files in this folder (torchrun's --log-dir)",
+            "keep what each rank prints as DIR/HOST/attempt-N/rank-R.log, "
+            "and DIR/HOST/events.jsonl",
         ),
     ] = ""
+    log_prefix: Annotated[
+        bool,
+        Option(
+            _SAYS,
+            "true|false",
+            switch,
+            "start each line of a rank's output in the job's log with `[rank R] `",
+        ),
+    ] = False
     verbose: Annotated[
         bool,
         Option(_SAYS, "true|false", switch, "log every decision, with seconds since the start"),

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import LaunchError
+from launcher.host.journal import host_folder
 from launcher.host.signals import Signals
 from launcher.job import arguments, hyperparameters, target, toolkit, torchrun
 from launcher.job.cluster import read_cluster
@@ -194,13 +195,13 @@ def _planned(
             "--launcher-hang-timeout needs the progress checks that --launcher-watch 0 turns "
             "off; remove one of the two."
         )
+    if chosen.log_prefix and not chosen.log_dir:
+        raise LaunchError(
+            "--launcher-log-prefix needs --launcher-log-dir DIR: a line begins with its rank's "
+            "number where it is copied from the file that the rank writes to."
+        )
     if chosen.log_dir and not chosen.dry_run:
-        try:
-            os.makedirs(chosen.log_dir, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(
-                f"--launcher-log-dir: cannot create the folder {chosen.log_dir} ({error.strerror})."
-            ) from None
+        _require_folder(host_folder(chosen.log_dir, cluster.current_host), chosen.log_dir)
     if chosen.log_dir and chosen.folder:
         chosen = chosen._replace(log_dir=os.path.abspath(chosen.log_dir))
     resources = read_resources()
@@ -212,6 +213,19 @@ def _planned(
             own_interface=interface_of(cluster.address(cluster.current_host))
         )
     return make_plan(chosen, cluster, resources, environ, added=added)
+
+
+def _require_folder(path: str, log_dir: str) -> None:
+    """Make DIR/HOST, where ranks' logs are to be made."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        folder = path if os.path.isdir(log_dir) else log_dir
+        raise LaunchError(
+            f"--launcher-log-dir: cannot create the folder {folder} ({error.strerror})."
+        ) from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise LaunchError(f"--launcher-log-dir: this user may not write to {path}.")
 
 
 def _require_port(endpoint: str) -> None:

@@ -169,13 +169,22 @@ def _values(
         ),
         "max-restarts": (str(options.max_restarts), "max_restarts"),
     }
-    if options.log_dir:
+    if options.log_dir and _has_files_of_torchruns(options, environ):
         values["log-dir"] = (options.log_dir, "log_dir")
-        values["tee"] = ("3", "")  # without it torchrun writes no log there
     if resources.torch_version >= (2, 12):
         # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
         values["shutdown-timeout"] = (str(options.grace), "grace")
     return values
+
+
+def _has_files_of_torchruns(options: Options, environ: Mapping[str, str]) -> bool:
+    """Tell whether the user has torchrun itself write what ranks print, into its log folder."""
+    if any(
+        environ.get(variable, "0") not in ("", "0") for variable in ("PET_TEE", "PET_REDIRECTS")
+    ):
+        return True
+    flags = ("--tee", "--redirects", "-t", "-r")
+    return any(names(word, one) for word in options.torchrun_args for one in flags)
 
 
 def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The transitions of the coordinator and of a member, as rows: docs/how-it-works.md prints them.
+"""The transitions of the coordinator and of a member, as rows: how-it-works.md prints them.
 
 They are data and decide nothing: EVENTS, MESSAGES and COMMANDS have the functions that do. Each
 step in tests and in simulated jobs is checked against them (launcher/transitions.py); a job does

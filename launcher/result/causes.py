@@ -33,9 +33,8 @@ LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureRe
 # How the second line of a failure text begins if hardware broke.
 NO_RESTART = "no restart: "
 _FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how it ended
-_TIMES = re.compile(
-    r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)"
-)  # of a crash, and of a thread's end
+_SAID = 300  # and of that what it has written last
+_TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash, a thread's end
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -148,6 +147,7 @@ class RankFailure(NamedTuple):
     place: str = ""  # where it crashed: `load, data.py:88`
     frames: str = ""  # and the calls there, as a traceback has them
     at: str = ""  # the time of day of a crash
+    last_words: str = ""  # why it was aborted, as it has written
     aside: Aside | None = None
     after_script: bool = False  # its script had ended: an exit handler failed, or a thread
 
@@ -207,7 +207,9 @@ def headline(failure: RankFailure, host: str) -> str:
     if not how and failure.exit_code < 0:
         how = f"was killed by {signal_name(-failure.exit_code)}"
         how += f" in {failure.place}" if failure.place else ""
-        if failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
+        if failure.last_words:
+            how += f": {shortened(failure.last_words, _SAID)}"
+        elif failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
             see = f"; see that rank's last lines on stderr, at {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
     more = f" after its script had ended{see}" if failure.after_script else see

@@ -92,6 +92,11 @@ def folder(environ: Mapping[str, str], log_dir: str) -> str:
     return "" if environ.get(JOB_MARK) else environ.get(EVENTS_DIR) or log_dir
 
 
+def logs_folder(environ: Mapping[str, str], log_dir: str) -> str:
+    """Return the folder DIR of ranks' logs; "" for none: one below has its variables from above."""
+    return "" if environ.get(JOB_MARK) else log_dir
+
+
 def began(state: State) -> list[Note]:
     """Return the first line."""
     return [Note(0.0, state.job.current_host, 0, None, "began", job=state.job.cluster.job_name)]

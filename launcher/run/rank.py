@@ -125,9 +125,9 @@ def become_child(
         with contextlib.suppress(BrokenPipeError):  # that was killed: this is a rank all the same
             os.write(knows, b".")
         os.close(knows)
+        while os.getppid() == parent:  # that is not to be there any more once this has ended
+            sleep(0.0005)
         if launcher.lets_go():
-            while os.getppid() == parent:
-                sleep(0.0005)
             _end_with_parent()
             if launcher.is_there():  # or it may have been killed before that
                 return launcher

@@ -95,7 +95,8 @@ def _with_exit_code(rank: Rank, report: RankEnded, time: float) -> Rank:
             return rank
         failure = _failure(rank, report, exit_code, time)
         place, frames = stacks.place(report.calls), stacks.frames_of(report.calls)
-        return rank._replace(failure=failure._replace(place=place, frames=frames, at=report.at))
+        failure = failure._replace(place=place, frames=frames, at=report.at)
+        return rank._replace(failure=failure._replace(last_words=report.said))
     # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads make some
     # do that). What it reported is the cause, and the code that it would have had.
     if exit_code >= 0:

@@ -1,4 +1,4 @@
-"""The transitions of a host's run, as rows: the table of docs/how-it-works.md is printed from them.
+"""The transitions of a host's run, as rows: how-it-works.md prints its table from them.
 
 They are data and decide nothing: machine.EVENTS has the functions that do. Each step in tests and
 in simulated jobs is checked against them (launcher/transitions.py); a job does not read them.

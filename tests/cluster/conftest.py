@@ -12,6 +12,7 @@ from importlib import metadata
 import docker
 import pytest
 from conftest import REPO
+from pages import PAGES
 
 from cluster import engine
 from cluster.engine import copy_tracked_files
@@ -108,9 +109,9 @@ def mpi_image(client, aws_image) -> str:
 
 @pytest.fixture(scope="session")
 def own_aws_image(client, aws_image, tmp_path_factory) -> str:
-    """What docs/tools.md has people make of AWS's image."""
+    """What a page has people make of AWS's image."""
     entry = '["sm-launch", "init", "bash", "-m", "start_with_right_hostname.sh"]'
-    assert f"ENTRYPOINT {entry}\n" in (REPO / "docs" / "tools.md").read_text()
+    assert any(f"ENTRYPOINT {entry}\n" in page.read_text() for page in PAGES)
     context = tmp_path_factory.mktemp("own-aws-image")
     copy_tracked_files(context / "sagemaker-torch-launcher")
     install = "COPY sagemaker-torch-launcher /tmp/launcher\nRUN pip install /tmp/launcher"

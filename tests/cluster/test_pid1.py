@@ -30,7 +30,7 @@ def test_the_containers_end_is_that_of_the_job(job, host, how):
     [("aws_image", AWS, 1), ("own_aws_image", AWS, 3), ("aws_image", CHANNEL, 3)],
 )
 def test_the_end_of_a_container_of_awss(job, host, whose, how, code, request):
-    """docs/tools.md: 1 for every failure as it is, the job's own below the launcher's `init`."""
+    """docs/guide.md: 1 for every failure as it is, the job's own below the launcher's `init`."""
     job.image = request.getfixturevalue(whose)
     job.will_run("import sys; sys.exit(3)", how)
     job.start()

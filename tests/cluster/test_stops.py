@@ -109,7 +109,7 @@ def test_a_stop_while_the_toolkit_installs_requirements(job, how, request):
 
 
 def test_awss_own_pid_1_passes_no_stop_on(job, aws_image):
-    """docs/tools.md says so; the day this fails, it has to say something better."""
+    """docs/guide.md says so; the day this fails, it has to say something better."""
     job.image = aws_image
     job.add("algo-1")
     job.will_run(SAVE, AWS, save_seconds=0)

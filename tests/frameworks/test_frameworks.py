@@ -1,7 +1,7 @@
 """Frameworks that people train with: the same under the launcher as under torchrun.
 
 `make test-frameworks` runs these, in an environment of their own; plain pytest leaves them out.
-scripts/ has one small job for each. None needs a network. The facts are in docs/training.md.
+scripts/ has one small job for each. None needs a network. The facts are in docs/frameworks.md.
 """
 
 import json
@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--"]
 # Every way in which the launcher can start ranks: options for all tests.
-STARTS = {"cold": []}
+STARTS = {"cold": [], "warm": ["--launcher-start", "warm"]}
 # Nothing is fetched or sent, and sums do not depend on who counts the cores.
 ALONE = {
     "OMP_NUM_THREADS": "1",

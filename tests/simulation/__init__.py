@@ -18,7 +18,7 @@ In the order in which to read:
     promises.py promises_of_ranks.py truth.py   what is promised, in the words of the pages
     strategies.py        how plans are drawn
     search.py __main__.py   many jobs; a counterexample, shrunk, with its trace
-    rows.py              the tables of docs/how-it-works.md, and which of their rows jobs take
+    rows.py              the tables of how-it-works.md, and which of their rows jobs take
     planting.py mistakes*.py   mistakes that the simulator has to find
     lives.py real_launcher.py real_rank.py   the same small jobs with real processes
 

@@ -1,6 +1,6 @@
 """Simulates many jobs, or one again, or shows how soon planted mistakes are found.
 
-At the end it says which rows of the tables in docs/how-it-works.md no job has taken.
+At the end it says which rows of the tables in docs/development/how-it-works.md no job has taken.
 
 make simulate JOBS=1000000 SEED=100
 make simulate PLAN='Plan(hosts=2, faults=(Fault(What.STOP, at=3.0),))'
@@ -76,7 +76,7 @@ def many(jobs: int, seed: int, processes: int) -> int:
         ("rows that no job has taken", rows.not_taken(taken)),
         ("steps that more than one row has", ambiguous),
     ):
-        print(f"{len(lines)} {title} (docs/how-it-works.md)", *lines, sep="\n  ")
+        print(f"{len(lines)} {title} (docs/development/how-it-works.md)", *lines, sep="\n  ")
     return 1 if failed or ambiguous else 0
 
 

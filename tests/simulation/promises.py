@@ -375,7 +375,7 @@ def stop_says_nothing(watch: Watch) -> Iterator[str]:
 
 @promise("all hosts end within seconds and give the same reason")
 def ends_in_time(watch: Watch) -> Iterator[str]:
-    """Within all times of docs/hosts.md, added up, unless something hangs that nobody sees."""
+    """Within all times of the page hosts.md, added up, unless something hangs that nobody sees."""
     left = has(watch, What.FORGIVEN, What.LEAVES)
     waits = watch.job.plan.script.at_break is AtBreak.WAITS and left
     for launcher in launchers(watch):

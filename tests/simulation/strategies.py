@@ -291,7 +291,7 @@ def drawn(by: random.Random) -> Plan:
 
 
 IGNORES = Script(seconds=90.0, at_stop=AtStop.IGNORES, at_break=AtBreak.GOES_ON)
-# Rows of the tables in docs/how-it-works.md that 100,000 drawn jobs may not take, each with a job
+# Rows of the tables in how-it-works.md that 100,000 drawn jobs may not take, each with a job
 # that does: the third Ctrl-C comes before a restart is heard of again, or when the GPUs' driver
 # alone is waited for; a rank, or a torchrun, that had survived SIGKILL ends before the first host
 # says how the job does.

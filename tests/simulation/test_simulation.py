@@ -190,7 +190,7 @@ def test_a_thousand_hosts_succeed() -> None:
 
 
 def test_promises_are_those_of_the_pages() -> None:
-    pages = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+    pages = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
     text = " ".join(" ".join(page.read_text() for page in pages).split())
     named = [*PROMISES, watch.QUIET, watch.LEFT, watch.IN_ORDER, watch.IN_ROWS]
     named += [watch.KNOWN, watch.TOLD, watch.REAPED, watch.ONE]

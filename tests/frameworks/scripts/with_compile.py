@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from small import digest, network, points
+from small import digest, leave_group, network, points
 from torch.nn.parallel import DistributedDataParallel
 from values import say
 
@@ -22,7 +22,8 @@ def main():
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     say(loss=float(loss), weights=digest(model), graphs=graphs)
     dist.barrier()
-    dist.destroy_process_group()
+    del compiled
+    leave_group()
 
 
 if __name__ == "__main__":

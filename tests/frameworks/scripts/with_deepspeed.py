@@ -6,7 +6,7 @@ import sys
 import deepspeed
 import torch
 import torch.distributed as dist
-from small import digest, network, points
+from small import digest, leave_group, network, points
 from values import fail_once, say, wait_for_stop
 
 # Else it compiles C++ at the first start, which takes minutes; gloo does without.
@@ -58,7 +58,9 @@ def main():
         weights=digest(engine.module),
     )
     dist.barrier()
-    dist.destroy_process_group()
+    engine.destroy()
+    del engine
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,224 @@
+"""Draws the pictures of development/how-it-works.md: the main ways of each state machine, as SVG.
+
+    make docs                   # draws them, with all else that the pages need
+    python docs/pictures.py
+
+tests/test_how_it_works.py looks whether each arrow is a row of the code's tables, and whether the
+files are these pictures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+HERE = Path(__file__).parent / "development"
+WIDTH, HEIGHT = 116, 34  # of a box
+LINE = 17  # from a line of text to the next
+START, END = "(start)", "(end)"  # dots
+
+
+class Arrow(NamedTuple):
+    """From a phase to the next; what stands at it is moved by `at` from the arrow's middle."""
+
+    source: str
+    target: str
+    events: tuple[str, ...] = ()
+    bend: float = 0  # how far its middle is beside the straight line, to the right of its way
+    at: tuple[float, float] = (0, 0)
+
+
+class Picture(NamedTuple):
+    """The middles of the phases' boxes, and the arrows between them."""
+
+    title: str
+    size: tuple[int, int]
+    phases: Mapping[str, tuple[int, int]]
+    arrows: Sequence[Arrow]
+
+
+PICTURES = {
+    "run": Picture(
+        "The phases of a host's run",
+        (520, 500),
+        {
+            START: (230, 14),
+            "Joining": (230, 60),
+            "Running": (200, 160),
+            "Departing": (452, 160),
+            "Failing": (68, 250),
+            "Restarting": (352, 250),
+            "Ending": (200, 350),
+            "Waiting": (80, 440),
+            "Done": (400, 440),
+            END: (400, 488),
+        },
+        (
+            Arrow(START, "Joining"),
+            Arrow("Joining", "Departing", ("End", "CannotStart"), at=(40, -12)),
+            Arrow("Departing", "Done", ("AllKnow", "Time"), at=(42, 30)),
+            Arrow("Joining", "Running", ("Start",), at=(-26, 0)),
+            Arrow("Running", "Failing", ("RankEnded", "Time"), at=(-36, -12)),
+            Arrow("Running", "Ending", ("Signal", "End", "Restart", "RankEnded"), at=(0, 0)),
+            Arrow("Failing", "Ending", ("End", "Restart"), at=(-32, 10)),
+            Arrow("Ending", "Restarting", ("LeftoversFound",), at=(28, 10)),
+            Arrow("Restarting", "Running", ("Start",), at=(22, -8)),
+            Arrow("Ending", "Waiting", ("LeftoversFound",), at=(-54, -4)),
+            Arrow("Ending", "Done", ("LeftoversFound",), at=(16, 0)),
+            Arrow("Restarting", "Done", ("End",), at=(14, -8)),
+            Arrow("Waiting", "Done", ("End",), at=(0, -2)),
+            Arrow("Done", END),
+        ),
+    ),
+    "coordinator": Picture(
+        "The phases of the coordinator",
+        (520, 412),
+        {
+            START: (250, 14),
+            "JobJoining": (250, 60),
+            "JobRunning": (86, 150),
+            "JobFailing": (280, 215),
+            "JobRestarting": (86, 330),
+            "JobEnded": (440, 350),
+            END: (440, 398),
+        },
+        (
+            Arrow(START, "JobJoining"),
+            Arrow("JobJoining", "JobRunning", ("Arrived",), at=(-32, -8)),
+            Arrow("JobJoining", "JobFailing", ("Failed", "Lost"), at=(-2, -4)),
+            Arrow("JobJoining", "JobEnded", ("Time", "Stop"), -24, at=(36, -10)),
+            Arrow("JobRunning", "JobFailing", ("Failed", "Lost", "Time"), at=(0, 2)),
+            Arrow("JobRunning", "JobEnded", ("Stop", "Succeeded"), 44, at=(78, 8)),
+            Arrow("JobFailing", "JobRestarting", ("Time",), at=(-22, 12)),
+            Arrow("JobFailing", "JobEnded", ("Time", "Stop"), at=(4, 0)),
+            Arrow("JobRestarting", "JobRunning", ("Cleared",), at=(-38, 0)),
+            Arrow("JobRestarting", "JobEnded", ("Stop", "Lost", "Cleared"), at=(-6, 20)),
+            Arrow("JobEnded", END),
+        ),
+    ),
+    "member": Picture(
+        "The phases of a member",
+        (520, 390),
+        {
+            START: (250, 14),
+            "Connecting": (250, 60),
+            "Greeting": (120, 170),
+            "Joined": (120, 300),
+            "Ended": (410, 300),
+            END: (410, 362),
+        },
+        (
+            Arrow(START, "Connecting"),
+            Arrow("Connecting", "Greeting", ("Connected",), 18, at=(-40, -10)),
+            Arrow("Greeting", "Connecting", ("Later", "Lost"), 18, at=(44, 10)),
+            Arrow("Greeting", "Joined", ("Welcome",), at=(-36, 0)),
+            Arrow("Greeting", "Ended", ("Refused", "Lost", "Time"), at=(10, -10)),
+            Arrow("Connecting", "Ended", ("Unreachable", "Time"), -40, at=(30, -14)),
+            Arrow("Joined", "Ended", ("End", "Lost"), at=(0, -10)),
+            Arrow("Ended", END),
+        ),
+    ),
+}
+
+STYLE = """
+    :root { color: #1f2328; }
+    .box { fill: #ddf4ff; stroke: #0969da; }
+    .way { fill: none; stroke: #57606a; stroke-width: 1.3; }
+    .head, .dot { fill: #57606a; }
+    text { font: 14px -apple-system, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif;
+      fill: #1f2328; text-anchor: middle; }
+    .label { font-size: 12.5px; paint-order: stroke; stroke: #ffffff; stroke-width: 5px;
+      fill: #424a53; }
+    .ground { fill: #ffffff; }
+    @media (prefers-color-scheme: dark) {
+      .ground { fill: #1e2129; }
+      .box { fill: #12293f; stroke: #58a6ff; }
+      .way { stroke: #9da7b3; }
+      .head, .dot { fill: #9da7b3; }
+      text { fill: #e6edf3; }
+      .label { stroke: #1e2129; fill: #c3ccd6; }
+    }
+"""
+
+
+def drawn(picture: Picture) -> str:
+    """Return the picture as SVG."""
+    width, height = picture.size
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+        f' width="{width}" height="{height}" role="img">',
+        f"  <title>{escape(picture.title)}</title>",
+        f"  <style>{STYLE}  </style>",
+        '  <defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8"'
+        ' markerHeight="8" orient="auto"><path class="head" d="M0 0 10 5 0 10z"/></marker></defs>',
+        f'  <rect class="ground" width="{width}" height="{height}"/>',
+    ]
+    ways = [_way(arrow, picture.phases) for arrow in picture.arrows]
+    lines += [f'  <path class="way" marker-end="url(#head)" d="{path}"/>' for path, _ in ways]
+    for phase, (x, y) in picture.phases.items():
+        lines += _box(phase, x, y)
+    for arrow, (_, middle) in zip(picture.arrows, ways):
+        lines += _label(arrow, middle)
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _box(phase: str, x: int, y: int) -> Iterator[str]:
+    if phase in (START, END):
+        yield f'  <circle class="dot" cx="{x}" cy="{y}" r="6"/>'
+        return
+    left, top = x - WIDTH // 2, y - HEIGHT // 2
+    size = f'width="{WIDTH}" height="{HEIGHT}"'
+    yield f'  <rect class="box" x="{left}" y="{top}" {size} rx="6"/>'
+    yield f'  <text x="{x}" y="{y + 5}">{escape(phase)}</text>'
+
+
+def _label(arrow: Arrow, middle: tuple[float, float]) -> Iterator[str]:
+    """Yield what stands at an arrow, two events in a line."""
+    words = [", ".join(arrow.events[n : n + 2]) for n in range(0, len(arrow.events), 2)]
+    x, y = middle[0] + arrow.at[0], middle[1] + arrow.at[1] - LINE * (len(words) - 1) / 2 + 4
+    for number, line in enumerate(words):
+        more = "," if number < len(words) - 1 else ""
+        place = f'x="{x:.0f}" y="{y + LINE * number:.0f}"'
+        yield f'  <text class="label" {place}>{escape(line)}{more}</text>'
+
+
+def _way(arrow: Arrow, phases: Mapping[str, tuple[int, int]]) -> tuple[str, tuple[float, float]]:
+    """Return an arrow's path, from edge to edge, and its middle."""
+    (x1, y1), (x2, y2) = phases[arrow.source], phases[arrow.target]
+    length = math.hypot(x2 - x1, y2 - y1)
+    # The control point of a curve is twice as far from the line as its middle.
+    x = (x1 + x2) / 2 - (y2 - y1) / length * arrow.bend * 2
+    y = (y1 + y2) / 2 + (x2 - x1) / length * arrow.bend * 2
+    start = _edge(arrow.source, (x1, y1), (x, y))
+    end = _edge(arrow.target, (x2, y2), (x, y))
+    middle = tuple((a + 2 * c + b) / 4 for a, b, c in zip(start, end, (x, y)))
+    path = f"M{start[0]:.1f} {start[1]:.1f}Q{x:.1f} {y:.1f} {end[0]:.1f} {end[1]:.1f}"
+    return path, (middle[0], middle[1])
+
+
+def _edge(
+    phase: str, middle: tuple[float, float], towards: tuple[float, float]
+) -> tuple[float, float]:
+    """Return where a line from the middle of a box leaves it."""
+    dx, dy = towards[0] - middle[0], towards[1] - middle[1]
+    if phase in (START, END):
+        share = 7 / math.hypot(dx, dy)
+    else:
+        share = min(
+            (WIDTH / 2 + 1) / abs(dx) if dx else math.inf,
+            (HEIGHT / 2 + 1) / abs(dy) if dy else math.inf,
+        )
+    return middle[0] + dx * share, middle[1] + dy * share
+
+
+def main() -> None:
+    """Draw them all."""
+    for name, picture in PICTURES.items():
+        (HERE / f"{name}.svg").write_text(drawn(picture), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
