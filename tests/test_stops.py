@@ -160,7 +160,8 @@ def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     *_, line, last = host.err.splitlines()
-    assert line == f"launcher: localhost: {said} nothing at the stop."
+    advice = "to save, handle SIGTERM in the script."
+    assert line == f"launcher: localhost: {said} nothing at the stop; {advice}"
     assert f", {'saving' if handles == '0' else 'ending'} " in last
 
 
