@@ -82,7 +82,9 @@ def sagemakers_variables(job: Job, host: str) -> dict[str, str]:
 
 def ours(*options: str) -> Way:
     def way(job: Job, host: str) -> Command:
-        words = [str(BIN / "sm-launch"), *options, "--launcher-nproc-per-node", str(job.ranks)]
+        folder = str(job.of_host(host))
+        given = [option.format(folder=folder) for option in options]
+        words = [str(BIN / "sm-launch"), *given, "--launcher-nproc-per-node", str(job.ranks)]
         words += ["--launcher-max-restarts", str(job.restarts)]
         ports = {"LAUNCHER_RDZV_PORT": str(job.port), "LAUNCHER_PEER_PORT": str(job.port + 1)}
         variables = {**sagemakers_variables(job, host), **ports}
@@ -198,6 +200,7 @@ WAYS: dict[str, Way] = {
     "ft_launcher 0.7": in_a_debian("ft_launcher"),
     "sm-launch": ours(),
     "sm-launch warm": ours("--launcher-start", "warm"),
+    "sm-launch logs": ours("--launcher-log-dir", "{folder}"),
 }
 
 

@@ -110,7 +110,8 @@ def _run_tool(
         importlib.import_module("launcher_tools")
     except ModuleNotFoundError:
         raise LaunchError(
-            f"there is no launcher_tools in {folder}; `sm-launch {name}` needs that package, too."
+            f"`sm-launch {name}` needs the package launcher_tools, which is not in {folder}; "
+            "install or copy it there."
         ) from None
     finally:
         sys.path[:] = others
@@ -150,5 +151,5 @@ def _report(end: State, environ: Mapping[str, str]) -> Result:
         write_failure(result.text, environ)
     left = earlier_failure(environ)
     if left and (result.exit_code == 0 or result.stop_signal):
-        log(f"{left} is of an earlier run; left as it is, since this one has not failed.")
+        log(f"{left} is from an earlier run; it is kept, since this run has not failed.")
     return result

@@ -45,27 +45,27 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 _POLL_SECONDS = 0.02
 _QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
-_NO_PLAN = f"there was no plan after {PLAN_SECONDS} s: nvidia-smi or neuron-ls hangs"
+_NO_PLAN = f"the job could not be planned within {PLAN_SECONDS} s: nvidia-smi or neuron-ls hangs"
 _NO_NETWORK = warning(
     "names",
-    "names and ports could not be looked at in time",
-    "look at this container's DNS, and run it again",
+    "names and ports could not be checked in time",
+    "check this container's DNS, and run doctor again",
 )
 _NO_DISK = warning(
     "disk",
-    "folders and limits could not be read in time: a file system hangs",
-    "look at what is mounted here (FSx, EFS, S3)",
+    "folders and limits could not be checked in time: a file system hangs",
+    "check what is mounted here (FSx, EFS, S3)",
 )
 _HELP = """\
-usage: sm-launch doctor [--json] [ARGUMENT OF A JOB ...]
+usage: sm-launch doctor [--json] [JOB ARGUMENT ...]
 
-Say what the launcher sees on this host, and whether a job would run: each line with ok, warning or
-problem, and what to do. With a job's arguments and options it checks that job; without a script or
-module it checks the host alone. Nothing of the job is started.
+Report what the launcher finds on this host, and whether a job would run. Each line is marked ok,
+warning or problem, and says what to do. With a job's arguments and options, that job is checked;
+without a script or module, only the host is. No part of the job is started.
 
-  --json  one JSON object in place of the table; has to come first
+  --json  print one JSON object instead of the table; must be the first argument
 
-Exit codes: 0 a job would run, warnings or not; 2 it would fail."""
+Exit codes: 0 if a job would run, with or without warnings; 2 if it would fail."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
@@ -78,7 +78,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
         with kept() as said:  # a job would log it; here it is in the report
             job, findings = _check(argv[1:] if is_json else argv, environ, signals, said)
     except Stopped as stop:
-        log(f"{signal_name(stop.number)}: doctor stops.")
+        log(f"{signal_name(stop.number)}: stopping doctor.")
         return stopped(stop.number)
     show((as_json if is_json else as_text)(job, findings))
     if not _problems(findings):
@@ -98,7 +98,7 @@ def _check(
     planned = in_thread(doctor_job.plan_job, argv, _for_plan(environ, driver))
     job = result(planned, PlannedJob(error=_NO_PLAN), time.monotonic() + PLAN_SECONDS, signals)
     if not job.takes_part:
-        return job, [ok("job", "this host is in none of the instance groups that take part")]
+        return job, [ok("job", "this host is in none of the instance groups that run the job")]
     deadline = time.monotonic() + HOST_SECONDS
     network = in_thread(doctor_network.check, job, environ)
     machine = in_thread(doctor_machine.check, job, environ)
@@ -199,7 +199,7 @@ def _verdict(job: PlannedJob, findings: Sequence[ReportLine]) -> str:
     if wrong:
         return f"A job would fail{where}: {plural(wrong, 'problem')}{more}."
     if not job.takes_part:
-        return f"This host takes no part in the job{more}."
+        return f"This host would not run any part of the job{more}."
     return f"A job would run{where}{more}."
 
 

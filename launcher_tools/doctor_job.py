@@ -175,11 +175,11 @@ def settings(
     if job.options.grace > most:
         seen = f"{job.options.grace} s to save, but SageMaker kills everything "
         seen += f"{SAGEMAKER_KILLS_AFTER} s after a stop"
-        yield warning("settings", seen, f"use {flag('grace')} {most} at most")
+        yield warning("settings", seen, f"use at most {flag('grace')} {most}")
     pet = sorted(name for name in environ if name.startswith("PET_") and environ[name])
     pet = [name for name in pet if not any(name in line for line in lines)]
     if pet:
-        yield ok("settings", f"{', '.join(pet)}: for torchrun, as you set it")
+        yield ok("settings", f"{', '.join(pet)}: passed to torchrun as you set it")
     for name in unknown:
         seen = f"{name} is not a launcher option"
         yield warning("settings", seen, "correct it (--launcher-help), or remove it")
@@ -223,5 +223,5 @@ def plan(job: PlannedJob, refused: str) -> Iterator[ReportLine]:
     else:
         lines = Job(job.cluster, job.options, job.plan).summary() if job.plan else ()
         summary = " ".join(lines).rstrip(".")
-        alone = "" if job.names_script else "no script is named, so only this host was checked; "
+        alone = "" if job.names_script else ("no script was given, so only this host was checked; ")
         yield ok("job", alone + summary)

@@ -25,7 +25,7 @@ from launcher.text.words import flag, plural
 from launcher_tools.doctor_job import PlannedJob, ReportLine, ok, problem, warning
 
 _SHM = "/dev/shm"
-_SHM_USE = "data loaders' workers and NCCL pass data through it"
+_SHM_USE = "data loader workers and NCCL pass data through it"
 _LITTLE_SHM, _LITTLE_DISK = 512 << 20, 1 << 30  # bytes; Docker's default of the first is 64 MiB
 _DESCRIPTORS = 30  # that the first launcher needs besides one for each host
 _FILES = 1024
@@ -57,7 +57,7 @@ def disk(environ: Mapping[str, str], log_dir: str = "") -> Iterator[ReportLine]:
     fine: dict[str, list[str]] = {}
     for path, use in _folders(environ, log_dir):
         where = f"{path} ({use})"
-        how, to_do = _FOLDERS.get(use, (warning, "make it, or make it writable for this user"))
+        how, to_do = _FOLDERS.get(use, (warning, ("create it, or make it writable for this user")))
         try:
             if use == "TMPDIR":  # where a job makes a folder, and may unpack files
                 with run_dir(environ) as folder:
@@ -124,7 +124,7 @@ def open_files(job: PlannedJob) -> Iterator[ReportLine]:
     elif _is_less(soft, FEWEST_FILES):
         yield problem("open files", f"{seen}; torchrun needs {FEWEST_FILES}", raise_it)
     elif _is_less(soft, _FILES):
-        yield warning("open files", seen, f"{raise_it}: data loaders open many files")
+        yield warning("open files", seen, f"{raise_it}; data loaders open many files")
     else:
         yield ok("open files", seen)
 
@@ -213,7 +213,7 @@ def _without_gpus(job: PlannedJob) -> Iterator[ReportLine]:
     cores, neurons = resources.usable_cores(), job.cluster.num_neurons
     if job.plan and job.plan.nproc_per_node == "gpu":
         to_do = f"unset PET_NPROC_PER_NODE, or use {flag('nproc_per_node')}"
-        yield problem("devices", "a process for each GPU, but this host has none", to_do)
+        yield problem("devices", "one process per GPU was requested, but this host has none", to_do)
     elif neurons:
         yield ok("devices", f"{plural(neurons, 'Neuron core')}, {plural(cores, 'core')}")
     else:
@@ -228,14 +228,14 @@ def _with_gpus(job: PlannedJob, torch: Torch) -> Iterator[ReportLine]:
     """Find what keeps the ranks from using the GPUs of this host."""
     usable = job.cluster.num_gpus if torch.devices is None else torch.devices
     if torch.version and not torch.cuda:
-        seen = f"torch {torch.version} is a build for CPU, and this host has GPUs"
-        yield problem("devices", seen, "install a build of torch for CUDA in the image")
+        seen = f"torch {torch.version} is a CPU build, but this host has GPUs"
+        yield problem("devices", seen, "install a CUDA build of torch in the image")
     elif not usable:
         why = f" ({torch.cuda_problem})" if torch.cuda_problem else ""
         yield problem(
             "devices",
-            f"torch {torch.version} for CUDA {torch.cuda} can use no GPU{why}",
-            "take a newer driver (or instance), or a build of torch for an older CUDA",
+            f"torch {torch.version} for CUDA {torch.cuda} cannot use any GPU{why}",
+            "use a newer driver (or instance), or a build of torch for an older CUDA",
         )
     elif job.ranks > usable:
         what = plural(usable, "MIG slice" if job.cluster.mig else "GPU")
@@ -254,7 +254,7 @@ def torch(job: PlannedJob, torch: Torch) -> Iterator[ReportLine]:
         to_do = "install a build of torch with torch.distributed"
         yield problem("torch", f"torch {torch.version} has no torch.distributed", to_do)
     elif torch.version and _release(torch.version) < _OLDEST_TORCH:
-        to_do = "install torch 2.4 or later, which the launcher was tried with"
+        to_do = "install torch 2.4 or later, with which the launcher is tested"
         yield warning("torch", f"torch {torch.version}", to_do)
     elif torch.version:
         built = f"CUDA {torch.cuda}" if torch.cuda else "CPU"
@@ -263,26 +263,26 @@ def torch(job: PlannedJob, torch: Torch) -> Iterator[ReportLine]:
         yield ok("torch", f"torch {torch.version} for {built}{nccl}; backends: {backends}")
         if job.cluster.num_gpus and "nccl" not in torch.backends:
             to_do = "install a build of torch with NCCL, or have the script use another backend"
-            seen = f"no nccl, and this host has GPUs; torch has {backends}"
+            seen = f"there is no nccl backend, but this host has GPUs; torch has {backends}"
             yield warning("torch", seen, to_do)
 
 
 def _broken(job: PlannedJob, torch: Torch) -> Iterator[ReportLine]:
     if torch.version:
         how = problem if job.cluster.num_gpus else warning
-        seen = f"torch {torch.version}, asked for its backends and devices: {torch.problem}"
+        seen = f"torch {torch.version}: its backends and devices could not be read: {torch.problem}"
         yield how("torch", seen, _REPLACE)
         return
     seen = f"torch cannot be imported: {torch.problem}"
     if torch.is_late:
-        to_do = "run it again: the first import can take minutes on a new machine"
+        to_do = "run doctor again: the first import can take minutes on a new machine"
         yield warning("torch", seen, to_do)
     elif torch.was_started:
-        to_do = "install torch anew in the image; a module of that name may hide it"
+        to_do = "reinstall torch in the image; another module of that name may hide it"
         yield problem("torch", seen, to_do)
     else:
         yield problem(
-            "torch", seen, "let this user execute it, and see that more processes may run"
+            "torch", seen, ("allow this user to execute it, and check that more processes may run")
         )
 
 

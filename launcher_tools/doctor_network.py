@@ -108,12 +108,12 @@ def names(job: PlannedJob, others: Sequence[HostName]) -> Iterator[ReportLine]:
     unknown = [name.host for name in others if name.addresses == ()]
     if unknown:
         to_do = f"a job waits for missing hosts, for up to {job.options.start_timeout} s; if they "
-        to_do += "have started, look at this container's DNS"
+        to_do += "have started, check this container's DNS"
         wrong.append(warning("names", f"no address is known for {_listed(unknown)}", to_do))
     silent = [name.host for name in others if name.addresses is None]
     if silent:
         seen = f"no answer within {NAMES_SECONDS} s for {_listed(silent)}"
-        to_do = "look at this container's DNS (/etc/resolv.conf): each look-up of a job waits, too"
+        to_do = "check this container's DNS (/etc/resolv.conf): a job waits for each look-up, too"
         wrong.append(warning("names", seen, to_do))
     wrong += _odd_addresses(known)
     if known and not wrong:
@@ -134,12 +134,12 @@ def _odd_addresses(known: Sequence[HostName]) -> Iterator[ReportLine]:
             by_address.setdefault(address, []).append(name.host)
     if here:
         seen = f"{_listed(here)} resolves to this host's own loopback"
-        yield warning("names", seen, "remove the name from /etc/hosts, or correct DNS")
+        yield warning("names", seen, "remove the name from /etc/hosts, or fix DNS")
         return
     for address, hosts in by_address.items():
         if len(hosts) > 1:
-            seen = f"{_listed(hosts)} are all {address}"
-            yield warning("names", seen, "correct DNS or /etc/hosts")
+            seen = f"{_listed(hosts)} all have the address {address}"
+            yield warning("names", seen, "fix DNS or /etc/hosts")
             return
 
 
@@ -150,7 +150,7 @@ def interface(
     shown = _listed(have) or "none"
     named = job.cluster.network_interface_name
     if named and have and named not in have:
-        seen = f"SageMaker names {named}, which does not exist here; it is not used"
+        seen = f"resourceconfig.json names {named}, which does not exist here; it is not used"
         yield ok("interface", seen)
     users = {name: environ[name] for name in _INTERFACES if environ.get(name)}
     for variable, value in users.items():
@@ -160,16 +160,16 @@ def interface(
             yield how(
                 "interface",
                 f"{variable}={value}, but this host has {shown}",
-                f"unset {variable}: the launcher chooses; or name an interface that exists",
+                f"unset {variable} and let the launcher choose, or name an interface that exists",
             )
         else:
             yield ok("interface", f"{variable}={value}, as you set it")
     planned = job.plan.environment if job.plan else {}
     chosen = dict.fromkeys(planned[name] for name in _INTERFACES if name in planned)
     for name in chosen:
-        yield ok("interface", f"{name}: SageMaker names it")
+        yield ok("interface", f"{name} (from resourceconfig.json)")
     if not users and not chosen:
-        at = "; gloo gets the one at which the other hosts find this one"
+        at = "; gloo uses the one at which the other hosts reach this one"
         yield ok(
             "interface", f"none is set; this host has {shown}{at if job.options.peers else ''}"
         )
@@ -217,16 +217,16 @@ def own_port(addresses: Sequence[str], port: int, option: str) -> Iterator[Repor
             listener.close()
     except PermissionError:
         to_do = f"choose a port of 1024 or above with {option}, the same on every host"
-        yield problem("ports", f"this user may not listen on {where}", to_do)
+        yield problem("ports", f"this user is not allowed to listen on port {where}", to_do)
     except OSError:
         if addresses:  # as a job does if the name leads elsewhere
             yield from own_port((), port, option)
             return
-        to_do = "end what listens there (a job that runs here?), or choose another with "
+        to_do = "end the program that listens there (another job?), or choose another port with "
         to_do += f"{option}, the same on every host"
-        yield problem("ports", f"taken on this host: {where}", to_do)
+        yield problem("ports", f"already in use on this host: {where}", to_do)
     else:
-        yield ok("ports", f"free on this host, where the others meet: {where}")
+        yield ok("ports", f"free on this host, where all hosts connect: {where}")
 
 
 def first_hosts_port(
@@ -242,16 +242,16 @@ def first_hosts_port(
         except OSError:
             pass  # the next address may do
         else:
-            yield ok("ports", f"{first} answers at {where}")
+            yield ok("ports", f"{first} answers at port {where}")
             return
     if is_reached:
-        yield ok("ports", f"{first} can be reached; nothing listens yet at {where}")
+        yield ok("ports", f"{first} can be reached; nothing is listening yet at port {where}")
     else:
         yield warning(
             "ports",
-            f"{first} did not answer at {where}",
-            "if it has started, let hosts of the security group, or of the network, reach each "
-            "other at all ports",
+            f"{first} did not answer at port {where}",
+            "if it has started, allow traffic between the hosts of the security group, or of "
+            "the network, on all ports",
         )
 
 
@@ -266,13 +266,13 @@ def efa(job: PlannedJob, environ: Mapping[str, str], root: str = "") -> Iterator
     if lacks_plugin:
         yield warning(
             "efa",
-            "this host has an EFA device, but no plugin for NCCL (libnccl-net*.so) was found "
-            "in LD_LIBRARY_PATH or where AWS puts it",
-            "install aws-ofi-nccl in the image, or NCCL uses TCP",
+            "this host has an EFA device, but no NCCL plugin (libnccl-net*.so) was found in "
+            "LD_LIBRARY_PATH or where AWS installs it",
+            "install aws-ofi-nccl in the image; without it, NCCL uses TCP",
         )
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if locked != resource.RLIM_INFINITY and locked < 16 << 30:
-        seen = f"EFA locks memory, and only {locked >> 10} KiB may be locked"
+        seen = f"EFA locks memory, but only {locked >> 10} KiB may be locked"
         yield warning("efa", seen, "start the container with --ulimit memlock=-1")
     elif not lacks_plugin:
         shown = f", NCCL's plugin is {plugin}" if plugin else ""

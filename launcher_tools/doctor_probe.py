@@ -28,7 +28,7 @@ def refused(words: list[str]) -> str:
     parser: Any = run.get_args_parser()
     parser.error = refuse
     parser.print_help = lambda *_: None
-    parser.exit = lambda *_: refuse("its arguments ask for its help, not for a job")
+    parser.exit = lambda *_: refuse("its arguments ask for its help text, not for a job")
     try:
         script = parser.parse_args(words).training_script
     except ArgumentsRefused as error:

@@ -19,7 +19,7 @@ _SYSTEMS = ("systemd", "init", "launchd")
 _EXEC_FORM = 'use the exec form, ENTRYPOINT ["sm-launch"] or ["sm-launch", "init", ...] '
 _SEE = "(docs/guide.md)"
 _PUT_INIT = (
-    "put the launcher's `init` in front of it: in an image of your own, or in any image with the "
+    "run it under the launcher's `init`: in your own image, or in any image with the "
     "estimator's container_entry_point and a channel that holds launcher.py (docs/guide.md)"
 )
 
@@ -30,11 +30,11 @@ def stop(environ: Mapping[str, str], root: str = "", pid: int = 0) -> Iterator[R
     above = _above(root, pid)
     words = _arguments(root, 1)
     if any(_is_launcher(parent) and "local" in parent for parent in above.values()):
-        yield ok("stop", "`sm-launch local` passes stops on")
+        yield ok("stop", "`sm-launch local` forwards stops")
     elif pid == 1:
-        yield ok("stop", "the launcher would be PID 1: a stop reaches every rank")
+        yield ok("stop", "the launcher would be PID 1: every rank gets a stop")
     elif _init_answers(environ.get(INIT, "")) or (_is_launcher(words) and "init" in words):
-        yield ok("stop", "`sm-launch init` is above: a stop reaches every rank")
+        yield ok("stop", ("the launcher would run under `sm-launch init`: every rank gets a stop"))
     elif not words:
         yield ok("stop", "PID 1 cannot be seen: stop the launcher itself (SIGTERM)")
     else:
@@ -46,24 +46,30 @@ def _from_pid_1(words: Sequence[str], above: Sequence[int]) -> Iterator[ReportLi
     name = _base(words[0])
     shown = shortened(" ".join(words), 80)
     if _is_launcher(words):
-        yield ok("stop", f"PID 1 is a launcher, `{shown}`: a stop reaches its ranks")
+        yield ok("stop", f"PID 1 is a launcher, `{shown}`: its ranks get a stop")
     elif any("start_with_right_hostname" in word for word in words):
-        yield warning("stop", "PID 1 is AWS's start script: a stop reaches no rank", _PUT_INIT)
+        yield warning("stop", "PID 1 is AWS's start script: no rank gets a stop", _PUT_INIT)
     elif _runs(words, "train"):
-        seen = "PID 1 is SageMaker's toolkit, which ignores stops: none reaches a rank"
+        seen = "PID 1 is SageMaker's toolkit, which ignores stops: no rank gets a stop"
         yield warning("stop", seen, _PUT_INIT)
     elif name in _SHELLS:
-        seen = f"PID 1 is a shell (`{shown}`), which by itself passes no stop on"
+        seen = f"PID 1 is a shell (`{shown}`), which does not forward stops by itself"
         yield warning("stop", seen, _EXEC_FORM + _SEE)
     elif name in _INITS and above[:1] == [1]:
-        yield ok("stop", f"{name} is PID 1 and passes a stop on to the launcher")
+        yield ok("stop", f"{name} is PID 1 and forwards stops to the launcher")
     elif name in _INITS:
-        seen = f"{name} is PID 1 and passes a stop on to its own child alone"
-        yield warning("stop", seen, f"{_EXEC_FORM}in place of {name} {_SEE}")
+        seen = f"{name} is PID 1 and forwards stops only to its own child"
+        yield warning("stop", seen, f"{_EXEC_FORM}instead of {name} {_SEE}")
     elif name in _SYSTEMS or 1 not in above:
-        yield ok("stop", "no container's PID 1 is above: stop the launcher itself (SIGTERM)")
+        yield ok(
+            "stop",
+            (
+                "the launcher would not run under a container's PID 1: stop the launcher itself "
+                "(SIGTERM)"
+            ),
+        )
     else:
-        seen = f"PID 1 is `{shown}`: a stop works if it passes SIGTERM on to the launcher"
+        seen = f"PID 1 is `{shown}`: a stop works if it forwards SIGTERM to the launcher"
         yield ok("stop", seen)
 
 

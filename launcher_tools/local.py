@@ -93,18 +93,21 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
 def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[str]:
     """Return the lines that say what each host has."""
     count, first = len(shares), shares[0]
-    who = f"algo-1 is {first.address}"
+    who = f"algo-1 has address {first.address}"
     if count > 1:
-        who += f"{',' if count == 2 else ' ...'} algo-{count} is {shares[-1].address}"
+        who += f"{(',' if count == 2 else ' ...')} algo-{count} has {shares[-1].address}"
     gpus = f" and {plural(len(first.gpus), 'GPU')}" if first.gpus else ""
     each = plural(first.cores, "core") + gpus
     lines = [
-        f"{words} comes after --, so it reaches the script; options of sm-launch local come before."
+        (
+            f"{words} is after --, so it is passed to the script; options of sm-launch local must "
+            "be before --."
+        )
         for words in chosen.behind
     ]
-    lines += [f"{who}, each with {each}; their folders are in {run_dir}."]
+    lines += [f"{who}, each with {each}; the hosts' folders are in {run_dir}."]
     if first.gpus == ():
-        lines.append(f"there are fewer GPUs than {count} hosts: none has one.")
+        lines.append(f"there are fewer GPUs than hosts ({count}), so no host has a GPU.")
     processes = count * (chosen.nproc_per_node or len(first.gpus or ()) or 1)
     cores = len({share.cpus for share in shares}) * first.cores
     if processes > cores and first.cpus:
@@ -116,12 +119,12 @@ def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str
     """Return the lines that say which arguments SageMaker would pass in another form, or not."""
     if refused:
         return [
-            f"the arguments reach the script as they are, but SageMaker can pass none like "
+            "the arguments are passed to the script unchanged, but SageMaker could not pass "
             f"{short(refused, 60)}: it passes `--key value`, each key once."
         ]
     changed = local_setup.changes(args, passed)
     if changed:
-        return [f"as SDK v2 does, {join_and_count(changed[:5], len(changed[5:]))}."]
+        return [f"as SDK v2 would pass them: {join_and_count(changed[:5], len(changed[5:]))}."]
     return []
 
 
@@ -139,7 +142,7 @@ def result_of(hosts: Sequence[Host]) -> Result:
 def _end_of_doctors(hosts: Sequence[Host]) -> str:
     failed = [host.name for host in hosts if host.process and host.process.returncode]
     if failed:
-        return f"A job would fail, for what {', '.join(failed)} found.\n"
+        return f"A job would fail: see what {', '.join(failed)} found.\n"
     return "A job would run on every host.\n"
 
 
@@ -162,8 +165,8 @@ def _end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bo
     code, how = result_of(hosts).exit_code, "succeeded"
     if code:
         word = "was stopped" if was_stopped and not reasons else "failed"
-        how = f"{word}, with exit code {code},"
-    where = f"Its files, in {run_dir}:" if lines else f"It left no files but its logs in {run_dir}."
+        how = f"{word} with exit code {code}"
+    where = f"Outputs in {run_dir}:" if lines else f"Outputs: none. Logs: {run_dir}."
     lines.insert(0, f"The job {how} after {seconds:.0f} s. {where}")
     for reason, names in reasons.items():
         lines.append(f"SageMaker would show this failure reason ({', '.join(names)}):")

@@ -206,7 +206,7 @@ class Loop:
             if not self._all_stopped:
                 self._start(named[0])
                 if event.at:
-                    self._printer.say(f"{event.host} starts (--late {event.typed}).")
+                    self._printer.say(f"starting {event.host} (--late {event.typed}).")
             return
         there = [host for host in named if host.runs]
         if not there:
@@ -214,11 +214,11 @@ class Loop:
         names = ", ".join(host.name for host in there)
         option = f"--{event.act} {event.typed}"
         if event.act == KILL:
-            self._printer.say(f"{names} is killed ({option}).")
+            self._printer.say(f"killing {names} ({option}).")
             for host in there:
                 host.kill()
         else:
-            self._printer.say(f"SIGTERM to {names} ({option}).")
+            self._printer.say(f"sending SIGTERM to {names} ({option}).")
             self._stop(there, everybody=not event.host)
 
     def _start(self, host: Host) -> None:
@@ -235,13 +235,13 @@ class Loop:
                 continue
             self._printer.hurry()
             if self._all_stopped:
-                self._printer.say(f"{signal_name(number)} after a stop: the job is killed.")
+                self._printer.say(f"{signal_name(number)} after a stop: killing the job.")
                 for host in self._hosts:
                     host.kill()
             else:
                 self._printer.say(
-                    f"{signal_name(number)}: the job is stopped as SageMaker does it, "
-                    "with SIGTERM to every host; once more kills it."
+                    f"{signal_name(number)}: stopping the job as SageMaker does, with SIGTERM "
+                    "to every host; a second one kills it."
                 )
                 self._stop(self._hosts, everybody=True)
 
@@ -250,7 +250,7 @@ class Loop:
         if number not in WARNINGS:
             self._printer.say(left_alone(number))
             return
-        self._printer.say(f"{signal_name(number)} to every host.")
+        self._printer.say(f"{signal_name(number)}: forwarding it to every host.")
         for host in self._hosts:
             if host.process and host.runs:
                 send(host.process.pid, number)

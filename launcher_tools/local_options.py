@@ -59,41 +59,61 @@ def _parser() -> _Parser:
         prog="sm-launch local",
         usage="sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]\n"
         "       sm-launch local [OPTION ...] -- -m MODULE [ARGUMENT ...]",
-        description="Run a training job on this machine as on several hosts of SageMaker's. "
-        "Each host has a launcher, a folder for what is /opt/ml on SageMaker, and its part of this "
-        "machine's cores and GPUs.",
-        epilog="--launcher-... options come after --, before or after the script; each host gets "
-        "them. Ctrl-C stops the job as SageMaker does; twice kills it. The exit code is the job's.",
+        description="Run a training job on this machine as if on several SageMaker hosts. "
+        "Each host has its own launcher, its own folder in place of /opt/ml, and "
+        "its share of this machine's cores and GPUs.",
+        epilog="Put --launcher-... options after --, before or after the script; they apply "
+        "to every host. Ctrl-C stops the job as SageMaker does; a second Ctrl-C kills "
+        "it. The exit code is that of the job.",
         allow_abbrev=False,
         add_help=False,
     )
     add = parser.add_argument
-    add("--hosts", default="2", metavar="N", help="number of hosts: algo-1 to algo-N (2)")
-    add("--nproc-per-node", metavar="auto|N", help="processes per host (auto: its GPUs, else 1)")
+    add(
+        "--hosts", default="2", metavar="N", help=("number of hosts, algo-1 to algo-N (default: 2)")
+    )
+    add(
+        "--nproc-per-node",
+        metavar="auto|N",
+        help=("processes per host (default: auto, one per GPU, else 1)"),
+    )
     add(
         "--channel",
         action="append",
         default=[],
         metavar="NAME=DIR",
-        help="an input channel, SM_CHANNEL_NAME on every host; may be repeated",
+        help="an input channel (SM_CHANNEL_NAME on every host); may be repeated",
     )
     add(
         "--run-dir",
         default="",
         metavar="DIR",
-        help="folder for the hosts' folders (runs/local-DATE-TIME); if it is not empty, DIR-2 ...",
+        help=(
+            "where to create the hosts' folders (default: runs/local-DATE-TIME); if DIR is "
+            "not empty, DIR-2 and so on"
+        ),
     )
     for option, form, text in _FAULTS:
         add(option, action="append", default=[], metavar=form, help=f"{text}; may be repeated")
-    add("--doctor", action="store_true", help="run sm-launch doctor on each host, and no job")
-    add("-h", "--help", action="store_true", help="this text")
+    add(
+        "--doctor", action="store_true", help=("run sm-launch doctor on each host instead of a job")
+    )
+    add("-h", "--help", action="store_true", help="show this help")
     return parser
 
 
 _FAULTS = (
-    ("--kill", "HOST@SECONDS", "kill all of a host's processes so long after the start"),
-    ("--stop", "[HOST]@SECONDS", "send SIGTERM, as SageMaker stops a job, to a host or to all"),
-    ("--late", "HOST@SECONDS", "start a host so much later than the others"),
+    (
+        "--kill",
+        "HOST@SECONDS",
+        "kill all of a host's processes this many seconds after the start",
+    ),
+    (
+        "--stop",
+        "[HOST]@SECONDS",
+        "send SIGTERM to one host or to all, as SageMaker does to stop a job",
+    ),
+    ("--late", "HOST@SECONDS", "start a host this many seconds later than the others"),
 )
 
 # Values that an argument of a script's own under that name would hardly have.
@@ -122,7 +142,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
         script = next((word for word in unknown if not word.startswith("-")), "")
         if script and len(own) == len(argv):
             raise LaunchError(
-                f"{script} has no -- before it; expected sm-launch local [OPTION ...] -- {script}."
+                f"-- is missing before {script}; expected sm-launch local [OPTION ...] -- {script}."
             )
         raise LaunchError(f"{unknown[0]} is not an option; see sm-launch local --help.")
     count = _checked("--hosts", values.hosts, whole(1, _MOST_HOSTS))
@@ -170,7 +190,7 @@ def _target(
     if is_optional and not script_words:
         return None, ours, []
     if not script_words or script_words[0].startswith("-"):
-        seen = f"{script_words[0]} comes" if script_words else "no script comes"
+        seen = f"found {script_words[0]}" if script_words else "found no script"
         raise LaunchError(
             f"{seen} after --; expected a script, or -m and a module: "
             "sm-launch local --hosts 3 -- train.py --epochs 3."
@@ -202,9 +222,7 @@ def _channels(typed: Sequence[str]) -> dict[str, str]:
         if not (folder and re.fullmatch(r"(?!\.\.?$)[\w.-]+", name, re.ASCII)):
             raise LaunchError(f"--channel is {text!r}; expected NAME=DIR such as train=data/train.")
         if name in channels:
-            raise LaunchError(
-                f"--channel {name} is given twice; expected one folder for a channel."
-            )
+            raise LaunchError(f"--channel {name} is given twice; expected one folder per channel.")
         if not os.path.isdir(folder):
             problem = "is a file" if os.path.exists(folder) else "does not exist"
             raise LaunchError(f"--channel {name}: {folder} {problem}; expected a folder.")
@@ -237,15 +255,15 @@ def schedule(
     starts: dict[str, Event] = {}
     for event in [_parsed("--late", START, text, hosts) for text in late]:
         if event.host in starts:
-            raise LaunchError(f"--late is given twice for {event.host}; expected once for a host.")
+            raise LaunchError(f"--late is given twice for {event.host}; expected once per host.")
         starts[event.host] = event
     faults = [_parsed("--stop", STOP, text, hosts) for text in stop]
     faults += [_parsed("--kill", KILL, text, hosts) for text in kill]
     for event in faults:
         if event.host in starts and event.at <= starts[event.host].at:
             raise LaunchError(
-                f"--{event.act} {event.typed} comes before --late "
-                f"{starts[event.host].typed} has started that host; expected a later time."
+                f"--{event.act} {event.typed} is due before --late {starts[event.host].typed} "
+                "starts that host; expected a later time."
             )
     events = [starts.get(host, Event(0.0, START, host)) for host in hosts]
     # Of what is due at one time, starts come first and kills last: sorted() keeps this order.
@@ -259,7 +277,9 @@ def _parsed(option: str, act: str, text: str, hosts: Sequence[str]) -> Event:
         form = "HOST@SECONDS such as algo-1@30" + (", or @30" if act == STOP else "")
         raise LaunchError(f"{option} is {text!r}; expected {form}.")
     if not host and act != STOP:
-        raise LaunchError(f"{option} {text} names no host; expected {hosts[-1]}{text}, say.")
+        raise LaunchError(
+            f"{option} {text} names no host; expected, for example, {hosts[-1]}{text}."
+        )
     if host and host not in hosts:
         span = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
         raise LaunchError(f"{option} {text} names {host!r}; the hosts are {span}.")

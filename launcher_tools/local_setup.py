@@ -100,7 +100,9 @@ def free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise LaunchError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free; end what has them.")
+    raise LaunchError(
+        f"no port from {_PORTS[0]} to {_PORTS[-1]} is free; end the programs that use them."
+    )
 
 
 def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
@@ -133,8 +135,8 @@ def make_run_dir(wanted: str, first_host: str) -> str:
             continue
         except OSError as error:
             raise LaunchError(
-                f"cannot make the folder {path} ({error.strerror}); "
-                "give one that can be made with --run-dir."
+                f"cannot create the folder {path} ({error.strerror}); choose another with "
+                "--run-dir."
             ) from None
     raise AssertionError
 

@@ -30,12 +30,13 @@ _LIMIT = 1 << 20  # bytes of an answer
 _HELP = """\
 usage: sm-launch stacks
 
-Print the Python stacks of all ranks of the job that runs here, on all its hosts, those that are the
-same once. Run it beside the job, as the job's user or root: in a container with `docker exec`.
-What it asks, a rank answers within a second, also if it waits in a collective; one that keeps
-Python's lock gets a signal, at which a sleep() or poll() of its in C ends early.
+Print the Python stacks of all ranks of the job that runs here, on all its hosts; identical stacks
+are printed once. Run it next to the job, as the job's user or root (with `docker exec`, if the job
+runs in a container). A rank answers within a second, even while it waits in a collective. A rank
+that holds Python's lock (the GIL) is sent a signal to make it write its stack, which may end a
+sleep() or poll() in its C code early.
 
-Exit codes: 0; 2 if no job runs here that this user may see."""
+Exit codes: 0; 2 if no job that this user may see runs here."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
@@ -65,13 +66,13 @@ def _show(argv: Sequence[str], signals: Signals) -> Result:
             answers.setdefault(key, answer["lines"])
     if not answers and is_silent:
         raise LaunchError(
-            "the job's launcher has not answered: its ranks end or are started again, it was "
-            "stopped, or the first host's does not answer it; try again."
+            "the job's launcher has not answered: its ranks are ending or restarting, it is "
+            "suspended, or the launcher of the first host does not answer it; try again."
         )
     if not answers:
         raise LaunchError(
-            "no job runs here that this user may see; run it in the job's container, as the job's "
-            "user or root, once its ranks run."
+            "no job that this user may see runs here; run this in the job's container, as "
+            "the job's user or root, once its ranks are running."
         )
     for (_, job, _), lines in answers.items():
         if len(answers) > 1:

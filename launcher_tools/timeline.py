@@ -25,11 +25,11 @@ _MOST_BYTES = 64 << 20  # of a file
 _HELP = f"""\
 usage: sm-launch timeline DIR [-o PAGE] [--text]
 
-Show what each rank of a job did when, from DIR/HOST/{NAME}: DIR is what --launcher-log-dir
-named, or the run folder of sm-launch local.
+Show what each rank of a job did when, from DIR/HOST/{NAME}. DIR is the folder given to
+--launcher-log-dir, or the run folder of sm-launch local.
 
-  -o PAGE  the page to write; by default DIR/{PAGE}. It needs nothing else, nor a network.
-  --text   print it here instead
+  -o PAGE  the page to write (default: DIR/{PAGE}), one HTML file that needs no network
+  --text   print the timeline as text instead
 
 Exit codes: 0; 2 if DIR has no {NAME}, or the page cannot be written."""
 # What a rank does, and what has happened, as one character.
@@ -92,16 +92,16 @@ def read(folder: str) -> Timeline:
             continue
         lines, bad = parsed(data.decode("utf-8", "replace"))
         if bad:
-            notes.append(f"{host}/{NAME}: {plural(bad, 'line')} cannot be read, or cut off")
+            notes.append(f"{host}/{NAME}: {plural(bad, 'line')} unreadable or cut off")
         if lines and lines[0].host in logs:
-            notes.append(f"{host}/{NAME} is of {lines[0].host}, which has another file")
+            notes.append(f"{host}/{NAME} belongs to {lines[0].host}, which has another file")
         elif lines:
             logs[lines[0].host] = lines
     if not logs:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise LaunchError(
-            f"no host's {NAME} in {folder}{why}; expected the folder that --launcher-log-dir "
-            "named, or the run folder of sm-launch local."
+            f"no host's {NAME} in {folder}{why}; expected the folder given to "
+            "--launcher-log-dir, or the run folder of sm-launch local."
         )
     return timeline(logs, [printable(note) for note in notes])
 
@@ -138,7 +138,7 @@ def left_in(folder: str) -> list[str]:
         write(read(folder), os.path.join(folder, PAGE))
     except LaunchError as error:
         return [f"no {PAGE}: {error}"]
-    return [f"{PAGE}: what each rank did when; each host's {NAME} has it for programs"]
+    return [f"{PAGE}: what each rank did when (as data: each host's {NAME})"]
 
 
 # As text.
@@ -164,7 +164,7 @@ def text(found: Timeline, columns: int) -> list[str]:
         *rows,
         "",
         "  ".join(legend),
-        f"a rank on average: {', '.join(spent)}",
+        f"average per rank: {', '.join(spent)}",
         "",
         *_happened(found),
     ]

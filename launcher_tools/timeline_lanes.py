@@ -19,15 +19,15 @@ from launcher.text.words import printable
 _MOST_SECONDS = 1e9
 # What a rank does, in the order of the legend.
 KINDS: Mapping[str, str] = {
-    "joining": "the host waits until all have joined",
-    "start": "torchrun and the rank start, until its script runs",
+    "joining": "the host waits until all hosts have joined",
+    "start": "torchrun and the rank are starting; the script does not run yet",
     "training": "the script runs",
-    "waiting": "the log says that the rank makes no progress",
-    "saving": "the job was stopped: the rank has its grace to save",
-    "ending": "the job has failed: the rank is ended",
-    "restart": "the rank is ended, and waits to be started again",
-    "ended": "the rank has ended, others have not",
-    "unknown": "nothing is known of the host: it has not begun, or it is lost",
+    "waiting": "the rank makes no progress, as the log reports",
+    "saving": "the job was stopped, and the rank has its grace to save",
+    "ending": "the job has failed, and the rank is being stopped",
+    "restart": "the rank is being stopped, or waits to be restarted",
+    "ended": "the rank has ended; others have not",
+    "unknown": "nothing is known about the host: it has not started, or it is lost",
 }
 _RUNS = ("start", "training")
 MARKS = ("failed", "stalled", "stop", "restart", "lost")
@@ -340,7 +340,7 @@ def _lane(
 ) -> Lane:
     own = [one for one in lines if one.host == name and one.rank in (None, rank)]
     bars: list[Bar] = []
-    now = Bar("unknown", 0.0, 0.0, 0, "not begun")
+    now = Bar("unknown", 0.0, 0.0, 0, "not started")
     for one in own:
         kind, words = _next(now.kind, one)
         if one.event == "saved" and now.kind == "saving":

@@ -107,7 +107,7 @@ _BODY = """
 <button id="in" type="button" aria-label="Show less time, larger">+</button>
 <span class="soft" id="count" role="status"></span>
 </div>
-<ul class="legend" id="legend" aria-label="Seconds that a rank spends, on average"></ul>
+<ul class="legend" id="legend" aria-label="Seconds per rank, on average"></ul>
 <main id="chart" aria-label="What each rank did when"><div class="inner" id="inner"></div></main>
 <aside aria-live="polite"><p id="words"></p></aside>
 <svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>
@@ -123,7 +123,7 @@ const $ = id => document.getElementById(id);
 const total = Math.max(job.seconds, 1e-3), SVG = "http://www.w3.org/2000/svg";
 const paths = { failed: "M-5,-5L5,5M5,-5L-5,5", stalled: "M0,-6L6,5H-6Z", stop: "M-5,-5H5V5H-5Z",
   restart: "M4.5,-3A5.5,5.5 0 1 0 5.5,1.5M5,-7V-2.6H.6", lost: "M0,-7L6,0L0,7L-6,0Z" };
-const names = { stalled: "others wait for this rank", lost: "host lost" };
+const names = { stalled: "others are waiting for this rank", lost: "host lost" };
 function el(parent, tag, text, cls) {
   const one = document.createElement(tag);
   if (text) one.textContent = text;
@@ -168,7 +168,7 @@ function choose(one) {
 }
 function hint() {
   const has_keys = !matchMedia("(pointer: coarse)").matches;
-  $("words").textContent = "Point at a bar or a mark for its words; click to keep them." +
+  $("words").textContent = "Point at a bar or a mark for details; click to keep them." +
     (has_keys ? " Keys: \u2191 \u2193 rows, \u2190 \u2192 bars, Enter folds a host, " +
     "/ filter, + \u2212 zoom, Esc back." : "");
 }
@@ -345,7 +345,7 @@ el($("how"), "span", code + ", " + lasted(job.seconds) + ", " + counted(job.host
   ", " + counted(ranks, "rank") + more, "soft");
 $("cause").textContent = job.cause;
 for (const note of job.notes) el($("notes"), "p", "Note: " + note + ".", "soft");
-el($("legend"), "li", "A rank, on average:", "");
+el($("legend"), "li", "Average per rank:", "");
 for (const [kind, meaning] of Object.entries(job.kinds)) {
   const longest = Math.max(0, ...lanes.flatMap(lane => lane.bars)
     .filter(bar => bar[0] === kind).map(bar => bar[2]));

@@ -33,6 +33,8 @@ DRAW_PICTURES = REPO / "examples" / "draw_pictures.py"
 SYSTEMS = REPO / "examples" / "systems"
 # `make test-systems` names the one file, too; else it is the launcher that is installed.
 ONE_FILE = os.environ.get("ONE_FILE")
+# `WITH_LOG_DIR=1 make test` has each launcher of `start` keep its ranks' output in files, too.
+WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
 
 if os.path.isdir("/opt/ml/input/config"):
@@ -161,7 +163,7 @@ def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[
 ADOPTING = (sys.executable, str(Path(__file__).with_name("adopting.py")))
 
 
-_AGENT = os.path.join("run", "agent.py")
+_AGENT, _COPIER = os.path.join("run", "agent.py"), os.path.join("run", "copier.py")
 
 
 class Host:
@@ -178,6 +180,7 @@ class Host:
             "SM_OUTPUT_DIR": str(folder / "output"),
             "TMPDIR": self.tmp,
             "HOST_UNDER_TEST": str(folder),  # finds the processes of the job, wherever they went
+            **({"LAUNCHER_LOG_DIR": str(folder / "logs")} if WITH_LOG_DIR else {}),
             **environment,
         }
         with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
@@ -215,7 +218,8 @@ class Host:
     @property
     def ranks(self) -> list[psutil.Process]:
         """The ranks that the launcher has, in the order of their pids."""
-        ranks = [one for one in self.children if not any(_AGENT in w for w in one.cmdline())]
+        others = (_AGENT, _COPIER)
+        ranks = [one for one in self.children if not any(w.endswith(others) for w in one.cmdline())]
         return sorted(ranks, key=lambda one: one.pid)
 
     @property

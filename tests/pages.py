@@ -10,6 +10,9 @@ from typing import NamedTuple
 from conftest import REPO
 
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+# The user's, in the order of the site.
+NAMES = "quickstart guide options logs troubleshooting frameworks debugging systems compatibility"
+USER_PAGES = [REPO / "README.md", *(REPO / "docs" / f"{name}.md" for name in NAMES.split())]
 # A command whose comment begins with one of these is not run by the tests.
 NOT_RUN = re.compile(r"\s#\s*(AWS|GPU|registry|long)\b")
 
@@ -49,6 +52,19 @@ def blocks(page: Path) -> list[Block]:
         number = text.count("\n", 0, block.start()) + 1
         found.append(Block(page, number, tuple(commands), tuple(shown)))
     return found
+
+
+def code(page: Path, language: str) -> list[str]:
+    """Return the blocks of a page that are in a language."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def words(page: Path) -> int:
+    """Return how many words a page has, without the tables that docs/tables.py prints into it."""
+    text = page.read_text(encoding="utf-8")
+    own = re.sub(r"<!-- (?!end).*?<!-- end -->", "", text, flags=re.DOTALL)
+    return len(re.findall(r"\S*\w\S*", own))
 
 
 def masked(line: str) -> str:

@@ -103,7 +103,7 @@ def test_the_tools_are_those_beside_the_launcher(script, tmp_path):
     local = [sys.executable, installed / "launcher" / "__main__.py", "local", "--help"]
     environ = {"PYTHONPATH": str(tmp_path)}
     done = completed(*local, code=2, **environ)
-    assert f"there is no launcher_tools in {installed};" in done.stderr
+    assert f"launcher_tools, which is not in {installed};" in done.stderr
     shutil.copytree(REPO / "launcher_tools", installed / "launcher_tools")
     assert completed(*local, **environ).stdout.startswith("usage: sm-launch local")
 
@@ -169,12 +169,14 @@ WRONG = [
     ),
     ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
-    ({}, ["script.py"], "script.py is taken for an argument of the script"),
-    ({}, ["doctr"], "doctr is taken for an argument of the script"),
+    ({}, ["script.py"], "script.py was taken as an argument of the script"),
+    ({}, ["doctr"], "doctr was taken as an argument of the script"),
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
-    ({}, ["--train_script", "x"], "--train_script is taken for an argument of the script"),
-    ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot make the folder /proc/x"),
-    ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs looks at the ranks"),
+    ({}, ["--train_script", "x"], "--train_script was taken as an argument of the script"),
+    ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot create the folder /proc/x"),
+    ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
+    ({}, [*DRY, "--launcher-log-prefix", "true"], "log-prefix needs --launcher-log-dir DIR: "),
+    ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs the progress checks"),
     ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
     ({"LOCAL_RANK": "0"}, DRY, NESTED),
@@ -270,17 +272,25 @@ NO_EFFECT = [
         [],
         "launcher_grace is not a launcher option; did you mean LAUNCHER_",
     ),
-    ({}, ["--LAUNCHER_GRACE", "1"], "--LAUNCHER_GRACE reaches the script; the launcher's own opt"),
+    (
+        {},
+        ["--LAUNCHER_GRACE", "1"],
+        "--LAUNCHER_GRACE is passed to the script; the launcher's own opt",
+    ),
     ({}, ["-launcher-grace", "1"], "the launcher's own option is --launcher-grace."),
-    ({}, ["--nproc_per_node", "2"], "for the launcher it would be --launcher-nproc-per-node."),
-    ({}, ["--nproc-per-node=gpu"], "for the launcher it would be --launcher-nproc-per-node."),
+    ({}, ["--nproc_per_node", "2"], "the launcher's own option is --launcher-nproc-per-node."),
+    ({}, ["--nproc-per-node=gpu"], "the launcher's own option is --launcher-nproc-per-node."),
     ({}, ["--nproc_per_node", "2", "--launcher-nproc-per-node", "2"], ""),
     ({}, ["--nproc_per_node", "many", "nproc_per_node", "2"], ""),
     ({}, ["--log_dir", "x", "--grace", "1", "--launcher", "pytorch", "launcher-grace"], ""),
     ({"LAUNCHER_WATCH": "0"}, ["--launcher-hang-notify", "9"], "--launcher-hang-notify has no ef"),
     ({"LAUNCHER_WATCH": "0"}, [], ""),
     ({}, ["--launcher-script-dir", "/no/where"], "there is no folder /no/where."),
-    ({"TRAINING_JOB_ARN": "arn:x"}, ["--launcher-grace", "121"], "the grace is 121 s, but SageMa"),
+    (
+        {"TRAINING_JOB_ARN": "arn:x"},
+        ["--launcher-grace", "121"],
+        "--launcher-grace is 121 s, but SageMa",
+    ),
     ({"TRAINING_JOB_ARN": "arn:x"}, ["--launcher-grace", "120"], ""),
     ({}, ["--launcher-grace", "600"], ""),  # not on SageMaker
 ]
@@ -298,7 +308,7 @@ def test_a_second_run_in_the_same_container_says_its_own_reason(tmp_path):
     done = launch("--train-script", "two.py")
     path = tmp_path / "output" / "failure"
     assert path.read_text().startswith("launcher: --train-script two.py: there is ")
-    assert f"launcher: {path} was of an earlier run, and has been replaced." in done.stderr
+    assert f"launcher: {path} was left by an earlier run; it has been replaced." in done.stderr
 
 
 def test_missing_torch_is_exit_127(tmp_path):
@@ -367,7 +377,7 @@ def test_no_cluster_at_all_is_reported_in_one_line():
     done = launch(*DRY)
     assert done.returncode == 0
     assert done.stderr.splitlines()[0] == (
-        "launcher: neither SM_HOSTS nor SageMaker's config files exist: this host is alone."
+        "launcher: found neither SM_HOSTS nor SageMaker's config files: running on this host alone."
     )
 
 
@@ -392,7 +402,7 @@ def test_devices_are_counted(script, command, answer, environ, processes, monkey
 def test_a_dry_run_says_what_a_run_would_say():
     done = launch(*DRY, **TWO, PET_MAX_RESTARTS="3", LAUNCHER_GARCE="1")
     assert "algo-1 is node 0 of 2" in done.stderr
-    assert "PET_MAX_RESTARTS=3 is used in place of 0." in done.stderr
+    assert "PET_MAX_RESTARTS=3 is used instead of 0." in done.stderr
     assert "warning: LAUNCHER_GARCE is not a launcher option" in done.stderr
 
 
@@ -428,7 +438,7 @@ def test_a_bare_image_runs_from_the_config_files(bare_image, args):
 
 def test_sagemakers_word_for_the_start_does_not_reach_the_script(bare_image, logged):
     """As it starts an image, tried by hand with options."""
-    said = "train, the first argument, is SageMaker's word for the start of an image: "
+    said = "the first argument, train, is how SageMaker starts an image, "
     for environ in (ALONE, {}, bare_image):
         argv = planned(["train", *DRY, "--epochs", "9", "train"], **environ).argv
         assert argv[-3:] == ("--epochs", "9", "train") and "train" not in argv[:-1]
@@ -449,7 +459,7 @@ def test_a_start_without_arguments_takes_those_of_sdk_v3():
         assert done.returncode == 0, done.stderr
         rendered = "--lr 0.001 --flag true --no null --d '{\"b\": 2, \"a\": [1]}' --text 'a b'"
         assert f" script.py {rendered} --sagemaker_x 1 --number 7\n" in done.stdout
-        said = "launcher: started without an argument: the hyperparameters (SM_HPS) are taken.\n"
+        said = "launcher: started without arguments: using the hyperparameters (SM_HPS).\n"
         assert done.stderr.startswith(said) and "not among" not in done.stderr
 
 
@@ -464,7 +474,7 @@ def test_hyperparameters_that_are_no_arguments_are_named(logged):
     hps = {"batch-size": 1, "lr": 2, "d": 3, "x": 4, "sagemaker_x": 5, "lost": 6, "grace": 7}
     argv = ["--batch_size", "8", "--lr=1", "-d", "1", "x=4", "--launcher-grace", "1"]
     planned(["--train-script", "script.py", *argv], **ALONE, SM_HPS=json.dumps(hps))
-    said = "of the hyperparameters (SM_HPS) these are not among the arguments: "
+    said = "these hyperparameters (SM_HPS) are not among the arguments: "
     assert logged() == f"launcher: {said}lost, grace.\n"
     for known in ("", "{}", "[]", "x", json.dumps({"lr": 1})):
         planned(["--train-script", "script.py", *argv], **ALONE, SM_HPS=known)
@@ -475,7 +485,9 @@ def test_hyperparameters_that_are_no_arguments_are_named(logged):
 
 def test_hyperparameters_that_nobody_can_read():
     error = planned([], **ALONE, SM_HPS='["secret"]')
-    assert str(error) == "SM_HPS is no JSON object; expected one, of the hyperparameters."
+    assert (
+        str(error) == "SM_HPS is not a JSON object; expected the hyperparameters as a JSON object."
+    )
     assert "there is nothing to run" in str(planned([], **ALONE, SM_HPS="{}"))
 
 
@@ -542,6 +554,7 @@ def test_where_a_toolkit_has_made_the_surroundings_they_stay(bare_image, code):
 def test_relative_paths_are_those_of_the_launchers_folder(bare_image, code, tmp_path):
     relative = {"PYTHONPATH": f"src:{os.environ['PYTHONPATH']}", "PET_LOG_DIR": "x", "TMPDIR": "t"}
     argv = ["--train-script", "tools/tool.py", "--launcher-log-dir", "logs"]
+    relative["PET_TEE"] = "3"
     plan = planned(argv, **bare_image, **relative)
     assert f"--log-dir={tmp_path}/logs" in plan.argv
     assert plan.environment["PYTHONPATH"].startswith(f"{code}:{tmp_path}/src:")

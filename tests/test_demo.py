@@ -16,7 +16,7 @@ def test_the_demo_trains_and_says_where_the_model_is(tmp_path):
     done = subprocess.run(make, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout[done.stdout.index("The job succeeded after ") :]
-    assert "Its files, in runs/demo:\n" in said
+    assert "Outputs in runs/demo:\n" in said
     assert re.search("^  algo-1/model: .*model.pt", said, re.MULTILINE)
     first = tmp_path / "runs" / "demo" / "algo-1"
     assert (first / "model" / "model.pt").exists()

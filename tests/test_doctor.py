@@ -74,7 +74,7 @@ def one(host, *addresses, **how):
         ([one("algo-3", "127.0.0.1")], "warning algo-3 resolves to this host's own loopback"),
         (
             [one("algo-1", "10.0.0.1"), one("algo-3", "10.0.0.3", "10.0.0.1")],
-            "warning algo-1, algo-3 are all 10.0.0.1",
+            "warning algo-1, algo-3 all have the address 10.0.0.1",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_names_are_looked_up_within_a_limit():
 @pytest.mark.parametrize(
     ("job", "environ", "expected"),
     [
-        (host(), {}, "ok none is set; this host has eth0, lo; gloo gets the one at"),
+        (host(), {}, "ok none is set; this host has eth0, lo; gloo uses the one at"),
         (host(peers=False), {}, "ok none is set; this host has eth0, lo -> "),
         (host(gpus=1), {"NCCL_SOCKET_IFNAME": "eth7"}, "problem NCCL_SOCKET_IFNAME=eth7, but"),
         (host(), {"NCCL_SOCKET_IFNAME": "eth7"}, "warning unset NCCL_SOCKET_IFNAME"),
@@ -124,8 +124,11 @@ def test_an_interface_that_sagemaker_names(pretend_torch):
     pretend_torch("2.8.0")
     two = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
     for name, expected in (
-        ("lo", ["ok lo: SageMaker names it"]),
-        ("ethwe", ["ok SageMaker names ethwe, which does not exist here", "ok none is set"]),
+        ("lo", ["ok lo (from resourceconfig.json)"]),
+        (
+            "ethwe",
+            ["ok resourceconfig.json names ethwe, which does not exist here", "ok none is set"],
+        ),
     ):
         environ = {**two, "SM_NETWORK_INTERFACE_NAME": name}
         job = plan_job([], {**os.environ, **environ})
@@ -140,12 +143,15 @@ def test_the_ports_of_the_first_host():
         return doctor_network.ports(host(current, **chosen), ["127.0.0.1"], environ)
 
     one, other = f"{first} (--launcher-rdzv-port)", f"{second} (--launcher-peer-port)"
-    free, silent = "ok free on this host, where the others meet: ", "ok 127.0.0.1 can be reached; n"
+    free, silent = (
+        "ok free on this host, where all hosts connect: ",
+        "ok 127.0.0.1 can be reached; n",
+    )
     says(seen("127.0.0.1"), free + one, free + other)
-    says(seen("127.0.0.2"), silent, f"ok nothing listens yet at {other}")
+    says(seen("127.0.0.2"), silent, f"ok nothing is listening yet at port {other}")
     with socket.create_server(("127.0.0.1", first)):
-        says(seen("127.0.0.1"), f"problem taken on this host: {one}", free + other)
-        says(seen("127.0.0.2"), f"ok 127.0.0.1 answers at {one}", silent)
+        says(seen("127.0.0.1"), f"problem already in use on this host: {one}", free + other)
+        says(seen("127.0.0.2"), f"ok 127.0.0.1 answers at port {one}", silent)
         says(seen("127.0.0.1", PET_RDZV_ENDPOINT="x:1"), free + other)
     says(doctor_network.ports(host("127.0.0.2", **chosen), [], {}))
 
@@ -155,9 +161,9 @@ def test_ports_that_cannot_be_had(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(doctor_network, "listen", refuse)
-    denied = "problem this user may not listen on "
+    denied = "problem this user is not allowed to listen on port "
     says(doctor_network.ports(host("algo-1"), [], {}), f"{denied}29400", f"{denied}29401")
-    silent = "warning algo-1 did not answer at 1 (--x)"
+    silent = "warning algo-1 did not answer at port 1 (--x)"
     says(doctor_network.first_hosts_port("algo-1", [], 1, "--x"), silent)
 
 
@@ -199,12 +205,12 @@ LISTED = "ok 2 GPUs for the job: NVIDIA A10G, driver 550.1"
     ("job", "driver", "torch", "expected"),
     [
         (host(gpus=2), DRIVER, CUDA, [LISTED]),
-        (host(gpus=2), DRIVER, CPU, [LISTED, "problem torch 2.8.0 is a build for CPU, and"]),
+        (host(gpus=2), DRIVER, CPU, [LISTED, "problem torch 2.8.0 is a CPU build, but"]),
         (
             host(gpus=2),
             DRIVER,
             CUDA._replace(devices=0, cuda_problem="too old"),
-            [LISTED, "problem torch 2.8.0 for CUDA 12.8 can use no GPU (too old)"],
+            [LISTED, "problem torch 2.8.0 for CUDA 12.8 cannot use any GPU (too old)"],
         ),
         (host(gpus=2), DRIVER, Torch(), [LISTED]),
         (
@@ -244,7 +250,7 @@ def test_devices(tmp_path, job, driver, torch, expected):
             {"PET_NPROC_PER_NODE": "gpu"},
             None,
             CPU,
-            ["problem a process for each GPU, but this host has none"],
+            ["problem one process per GPU was requested, but this host has none"],
         ),
     ],
 )
@@ -276,16 +282,28 @@ def test_a_gpu_that_the_kernel_has(tmp_path):
             ["ok torch 2.8.0 for CUDA 12.8, NCCL 2.27.3; backends: nccl, gloo -> "],
         ),
         (host(), CPU, ["ok torch 2.8.0 for CPU; backends: gloo, mpi -> "]),
-        (host(gpus=2), CPU, ["ok", "warning no nccl, and this host has GPUs; torch has gloo, mpi"]),
+        (
+            host(gpus=2),
+            CPU,
+            ["ok", "warning there is no nccl backend, but this host has GPUs; torch has gloo, mpi"],
+        ),
         (host(), Torch(missing=True), ["problem torch is not installed -> install torch 2.4"]),
         (PlannedJob(error="torch is not installed"), Torch(missing=True), []),
         (host(), Torch("2.8.0", distributed=False), ["problem has no torch.distributed"]),
-        (host(), Torch("2.3.1+cu121"), ["warning install torch 2.4 or later, which"]),
+        (host(), Torch("2.3.1+cu121"), ["warning install torch 2.4 or later, with which"]),
         (host(), Torch(problem="ImportError: x"), ["problem cannot be imported: ImportError: x"]),
-        (host(), Torch(problem="p", was_started=False), ["problem let this user execute it"]),
-        (host(), Torch(problem="late", is_late=True), ["warning run it again"]),
-        (host(), CUDA._replace(problem="hangs"), ["warning asked for its backends and devices"]),
-        (host(gpus=2), CUDA._replace(problem="hangs"), ["problem devices: hangs -> replace this"]),
+        (host(), Torch(problem="p", was_started=False), ["problem allow this user to execute it"]),
+        (host(), Torch(problem="late", is_late=True), ["warning run doctor again"]),
+        (
+            host(),
+            CUDA._replace(problem="hangs"),
+            ["warning its backends and devices could not be read"],
+        ),
+        (
+            host(gpus=2),
+            CUDA._replace(problem="hangs"),
+            ["problem could not be read: hangs -> replace this"],
+        ),
         (host(), Torch(), []),
     ],
 )
@@ -308,9 +326,7 @@ def test_shared_memory(monkeypatch):
     space(monkeypatch, free=2 * GIB)
     assert [found.level for found in doctor_machine.disk({})] == ["ok"]
     space(monkeypatch, free=64 * MIB)
-    small = (
-        "warning /dev/shm (data loaders' workers and NCCL pass data through it): 64 MiB left -> s"
-    )
+    small = "warning /dev/shm (data loader workers and NCCL pass data through it): 64 MiB left -> s"
     says(doctor_machine.disk({}), "warning (TMPDIR): 64 MiB left -> raise volume_size", small)
 
 
@@ -330,7 +346,7 @@ def test_folders_on_disks(tmp_path, monkeypatch):
         return [one for one in found if not re.match(r"(\S+ \S+ free: )?/dev/shm", one.seen)]
 
     (tmp_path / "ml" / "input" / "config").mkdir(parents=True)
-    missing = "No such file or directory -> make it, or make it writable"
+    missing = "No such file or directory -> create it, or make it writable"
     model, output = f"{tmp_path}/ml/model (the model)", f"{tmp_path}/ml/output (the failure reason)"
     expected = (f"warning {model}: {missing}", f"warning {output}: {missing}")
     says(disk(environ), *expected, f"ok free: {temporary}")
@@ -340,7 +356,7 @@ def test_folders_on_disks(tmp_path, monkeypatch):
     (found,) = disk(environ, str(tmp_path / "logs" / "of ranks"))
     uses = ("the model", "the failure reason", "checkpoints", "--launcher-log-dir", "TMPDIR")
     assert found.seen.startswith("9.0 GiB free: ") and all(f"({use})" in found.seen for use in uses)
-    says(disk({"TMPDIR": "/proc"}), "problem /proc (TMPDIR): cannot make a folder in /proc")
+    says(disk({"TMPDIR": "/proc"}), "problem /proc (TMPDIR): cannot create a folder in /proc")
     environ = {"TMPDIR": environ["TMPDIR"]}
     space(monkeypatch, free=1000 * MIB)
     says(disk(environ), f"warning {temporary}: 1000 MiB left -> raise volume_size")
@@ -370,19 +386,23 @@ def test_open_files(monkeypatch, job, soft, hard, expected):
 
 STOPS = [
     # PID 1; what is between that and this process; what is found
-    ("/usr/bin/python3 -u /bin/sm-launch init train", "x", "ok `sm-launch init` is above"),
+    (
+        "/usr/bin/python3 -u /bin/sm-launch init train",
+        "x",
+        "ok the launcher would run under `sm-launch init`",
+    ),
     ("python launcher/__main__.py --epochs 3", "x", "ok PID 1 is a launcher"),
     ("python3 -m launcher --train-script t.py", "nothing", "ok PID 1 is a launcher"),
-    ("bash start_with_right_hostname.sh train", "x", "warning AWS's start script: a stop reaches"),
-    ("/usr/bin/python3 /usr/bin/train", "x", "warning which ignores stops: none reaches a rank"),
+    ("bash start_with_right_hostname.sh train", "x", "warning AWS's start script: no rank gets"),
+    ("/usr/bin/python3 /usr/bin/train", "x", "warning which ignores stops: no rank gets a stop"),
     ("/bin/sh -c sm-launch; true", "x", "warning PID 1 is a shell (`/bin/sh -c sm-launch; true`)"),
-    ("/sbin/tini -- sm-launch", "nothing", "ok tini is PID 1 and passes a stop on to the"),
-    ("/sbin/tini -- train", "x", "warning its own child alone -> use the exec form"),
-    ("/lib/systemd/systemd", "x", "ok no container's PID 1"),
-    ("sleep 9", "no way", "ok no container's PID 1"),
-    ("python my_init.py", "x", "ok PID 1 is `python my_init.py`: a stop works if it passes"),
+    ("/sbin/tini -- sm-launch", "nothing", "ok tini is PID 1 and forwards stops to the"),
+    ("/sbin/tini -- train", "x", "warning only to its own child -> use the exec form"),
+    ("/lib/systemd/systemd", "x", "ok would not run under a container's PID 1"),
+    ("sleep 9", "no way", "ok would not run under a container's PID 1"),
+    ("python my_init.py", "x", "ok PID 1 is `python my_init.py`: a stop works if it forwards"),
     ("", "x", "ok PID 1 cannot be seen"),
-    ("bash", "python -m launcher local --doctor", "ok `sm-launch local` passes stops on"),
+    ("bash", "python -m launcher local --doctor", "ok `sm-launch local` forwards stops"),
 ]
 
 
@@ -410,7 +430,7 @@ def test_an_init_that_answers(tmp_path):
     with socket.socket(socket.AF_UNIX) as init:
         init.bind(f"\0{environ['LAUNCHER_INIT']}")
         init.listen()
-        says(doctor_stop.stop(environ, root, 9), "ok `sm-launch init` is above")
+        says(doctor_stop.stop(environ, root, 9), "ok the launcher would run under `sm-launch init`")
 
 
 # The job
@@ -420,11 +440,16 @@ def test_settings():
     job = host(unknown_twins=("LAUNCHER_GRCE",))
     said = ["warning: LAUNCHER_GRCE is odd.", "environment: OMP_NUM_THREADS=4."]
     environ = {"PET_NPROC_PER_NODE": "2", "PET_EMPTY": ""}
-    expected = ["ok PET_NPROC_PER_NODE: for torchrun", "warning LAUNCHER_GRCE is not a launcher"]
+    expected = [
+        "ok PET_NPROC_PER_NODE: passed to torchrun",
+        "warning LAUNCHER_GRCE is not a launcher",
+    ]
     says(doctor_job.settings(job, environ, said), *expected, "ok environment: OMP_NUM_THREADS=4 -")
     says(doctor_job.settings(host(grace=110), {}, []))
-    too_long = "warning 111 s to save, but SageMaker kills everything 120 s after a stop -> use "
-    says(doctor_job.settings(host(grace=111), {}, []), f"{too_long}--launcher-grace 110 at most")
+    too_long = (
+        "warning 111 s to save, but SageMaker kills everything 120 s after a stop -> use at most "
+    )
+    says(doctor_job.settings(host(grace=111), {}, []), f"{too_long}--launcher-grace 110")
     replaced = "ok PET_NPROC_PER_NODE is replaced"  # said once
     says(doctor_job.settings(host(), environ, [replaced[3:]]), replaced)
 
@@ -470,7 +495,7 @@ def test_whether_a_script_is_named(pretend_torch, argv, names_script):
     pretend_torch("2.8.0")
     job = plan_job(argv, dict(os.environ))
     assert (job.names_script, bool(job.error)) == (names_script, names_script)
-    expected = "problem " if names_script else "ok no script is named, so only this host was chec"
+    expected = "problem " if names_script else "ok no script was given, so only this host was chec"
     says(doctor_job.plan(job, ""), expected)
 
 
@@ -478,7 +503,7 @@ def test_whether_a_script_is_named(pretend_torch, argv, names_script):
     ("argv", "environ", "words"),
     [
         (["--launcher-grac", "3"], {}, "Did you mean --launcher-grace?"),
-        (["train.py"], {}, "train.py is taken for an argument of the script"),
+        (["train.py"], {}, "train.py was taken as an argument of the script"),
         (["--launcher-grace"], {}, "--launcher-grace"),
         ([], {"SM_HOSTS": "["}, "which is not JSON"),
         ([], {"LOCAL_RANK": "0"}, "another launcher started this one"),
@@ -595,8 +620,8 @@ def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):
         doctor.run([], dict(os.environ), signals)
     release.set()
     out = capfd.readouterr().out
-    assert "warning  names      names and ports could not be looked at in time" in out
-    assert "warning  disk       folders and limits could not be read in time" in out
+    assert "warning  names      names and ports could not be checked in time" in out
+    assert "warning  disk       folders and limits could not be checked in time" in out
 
 
 # The program itself, with a torch that is only a text
@@ -658,10 +683,10 @@ def test_a_host_alone(fake_torch, start):
     host = start(command=[*LAUNCHER, "doctor"], LAUNCHER_GRCE="3")
     assert (host.wait(), host.err, host.failure) == (0, "", None)
     assert imported.read_text() not in ("", str(host.process.pid))  # by a child process
-    assert "torch 2.8.0 for CPU" in host.out and "no script is named" in host.out
+    assert "torch 2.8.0 for CPU" in host.out and "no script was given" in host.out
     assert "LAUNCHER_GRCE is not a launcher option" in host.out
     # What a job would log is in the report alone.
-    assert "ok       settings   neither SM_HOSTS nor SageMaker's config files exist" in host.out
+    assert "ok       settings   found neither SM_HOSTS nor SageMaker's config files" in host.out
     assert re.search(r"^A job would run; \d warnings?\.$", host.out, re.MULTILINE)
 
 
@@ -697,7 +722,7 @@ def test_a_host_that_takes_no_part(fake_torch):
     environ = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
     environ["SM_INSTANCE_GROUPS_DICT"] = json.dumps(groups)
     done = run_doctor("--launcher-instance-groups", "a", **environ)
-    assert "This host takes no part in the job." in done.stdout
+    assert "This host would not run any part of the job." in done.stdout
 
 
 def test_torch_that_cannot_be_imported(fake_torch):
@@ -742,7 +767,7 @@ def test_a_gpu(fake_torch, tmp_path, monkeypatch):
     assert seen["devices"] == [("ok", "1 GPU for the job: NVIDIA A10G, driver 550.163.01 -> ")]
     assert "CUDA 12.8, NCCL 2.27.3" in seen["torch"][0][1]
     fake_torch(devices=0, cuda="12.8")
-    assert "can use no GPU (the driver is too old)" in run_doctor("--json", code=2).stdout
+    assert "cannot use any GPU (the driver is too old)" in run_doctor("--json", code=2).stdout
 
 
 def test_a_driver_that_is_broken(fake_torch, tmp_path, monkeypatch):
@@ -759,7 +784,7 @@ def test_a_driver_that_hangs(fake_torch, tmp_path, monkeypatch):
     fake_torch()
     began = time.monotonic()
     said = run_doctor(code=2, SM_NUM_GPUS="1").stdout
-    assert "nvidia-smi: it did not end within 15 s" in said
+    assert "nvidia-smi: it did not finish within 15 s" in said
     assert time.monotonic() - began < 40
 
 
@@ -821,14 +846,14 @@ def test_made_up_hosts(fake_torch, script, tmp_path):
     assert done.stdout.endswith("A job would run on every host.\n")
     for host in ("1", "2"):
         assert f"algo-{host} | A job would run on algo-{host}" in done.stdout
-    assert "`sm-launch local` passes stops on" in done.stdout
+    assert "`sm-launch local` forwards stops" in done.stdout
     assert "names      all are given: algo-1 is 127.0.0.1\n" in done.stdout
     done = local(
         "--hosts", 1, "--doctor", "--", script("1"), "--launcher-grace", "119", "--epochs", 3
     )
-    assert "use --launcher-grace 110 at most" in done.stdout and "no script" not in done.stdout
+    assert "use at most --launcher-grace 110" in done.stdout and "no script" not in done.stdout
     done = local("--hosts", 2, "--doctor", "--", "--launcher-grace", "118")
-    assert "118 s to save, but" in done.stdout and "no script is named" in done.stdout
+    assert "118 s to save, but" in done.stdout and "no script was given" in done.stdout
     assert not (tmp_path / "runs").exists()
     assert not [name for name in os.listdir(os.environ["TMPDIR"]) if "doctor" in name]
 
@@ -836,7 +861,7 @@ def test_made_up_hosts(fake_torch, script, tmp_path):
 def test_made_up_hosts_with_a_problem(fake_torch):
     fake_torch("raise ImportError('broken')")
     done = local("--hosts", 2, "--doctor", code=2)
-    assert done.stdout.endswith("A job would fail, for what algo-1, algo-2 found.\n")
+    assert done.stdout.endswith("A job would fail: see what algo-1, algo-2 found.\n")
 
 
 # With the real torch
@@ -858,7 +883,7 @@ def test_the_real_torch():
         ("--bogus", "unrecognized arguments: --bogus"),
         ("--monitor-interval=x", "argument --monitor-interval/--monitor_interval: invalid float"),
         ("--role x other.py", "unrecognized arguments: other.py"),
-        ("--help", "its arguments ask for its help, not for a job"),
+        ("--help", "its arguments ask for its help text, not for a job"),
         ("--role x --tee 3", ""),
     ],
 )

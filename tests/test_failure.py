@@ -93,12 +93,13 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
         ),
         (
             noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC"),
-            "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, 12:34:56 UTC",
+            "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at "
+            "12:34:56 UTC",
         ),
         (
             noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC", after_script=True),
             "was killed by SIGABRT (signal 6) after its script had ended; see that rank's last "
-            "lines on stderr, 12:34:56 UTC",
+            "lines on stderr, at 12:34:56 UTC",
         ),
         (
             noted(5, exception="EOFError")._replace(
@@ -108,18 +109,18 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
         ),
         (
             noted(5, exception="E", message="x")._replace(aside=Aside("pin", PIN, 3.0)),
-            'failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s before)',
+            'failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s earlier)',
         ),
         (
             noted(5, exit_code=4)._replace(aside=Aside("pin", PIN, 0.2), oom="out of memory"),
             "ended with exit code 4; out of memory "
-            '(thread "pin" raised ValueError: bad file, 0.2 s before)',
+            '(thread "pin" raised ValueError: bad file, 0.2 s earlier)',
         ),
         (
             noted(5, exception="ValueErrors", message="bad files")._replace(
                 aside=Aside("pin", read([Link("ValueError")]), 0.2)
             ),
-            'failed with ValueErrors: bad files (thread "pin" raised ValueError, 0.2 s before)',
+            'failed with ValueErrors: bad files (thread "pin" raised ValueError, 0.2 s earlier)',
         ),
         # it is raised again in the main thread
         (
@@ -140,7 +141,7 @@ def test_long_texts_leave_room_for_what_stands_behind_them():
     aside = Aside("n" * 100, read([Link("F", "z" * 5000)]), 3.0)
     failure = noted(5)._replace(chain=long, aside=aside, oom="out of memory: the machine")
     first = of_rank(failure, "algo-1").headline
-    assert len(first) <= 500 and first.endswith(", 3.0 s before)")
+    assert len(first) <= 500 and first.endswith(", 3.0 s earlier)")
     assert "failed with E: xxx" in first and "; out of memory: the machine (thread" in first
 
 
@@ -171,12 +172,13 @@ def test_the_innermost_frames_are_kept():
         (-9, "", 69, "algo-1: torchrun was killed by SIGKILL (signal 9)"),
         (
             *(1, "RendezvousConnectionError: x (EADDRINUSE, address in use)", 69),
-            "algo-1: the rendezvous port of algo-1:29400 is taken on this host; "
+            "algo-1: the rendezvous port of algo-1:29400 is already in use on this host; "
             "choose another with --launcher-rdzv-port",
         ),
         (
             *(1, "RendezvousTimeoutError: late:", 69),
-            "algo-1: the hosts did not all meet at algo-1:29400, or one was lost (see the other "
+            "algo-1: the rendezvous at algo-1:29400 was not completed, or a host was lost (see "
+            "the other "
             "hosts' logs, and --launcher-start-timeout); expected algo-1, algo-2: "
             "RendezvousTimeoutError: late\n",
         ),
@@ -193,7 +195,10 @@ def test_failures_of_torchrun_itself(returncode, error, code, says):
 
 
 def test_a_torchrun_that_is_killed_for_memory():
-    hosts, oom = ("algo-1", "algo-2"), "out of memory: the memory cgroup counted a kill (oom_kill)"
+    hosts, oom = (
+        ("algo-1", "algo-2"),
+        "out of memory: the memory cgroup recorded an OOM kill (oom_kill)",
+    )
     failure = of_torchrun(-9, "", hosts, "algo-1", "algo-1:29400", 12.0, oom=oom)
     assert failure.headline == f"algo-1: torchrun was killed by SIGKILL (signal 9); {oom}"
 
@@ -209,7 +214,7 @@ def test_never_over_an_existing_file(tmp_path, logged):
     assert write_failure("first \ud800", environ) == str(tmp_path / "failure")
     assert write_failure("second", environ) is None
     assert (tmp_path / "failure").read_text() == "first ?"
-    assert "left as it is" in logged()
+    assert "kept as it is" in logged()
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "read-only"])
@@ -245,7 +250,7 @@ def test_a_file_of_an_earlier_run_is_replaced_once(earlier, logged):
     note_earlier(environ)
     assert write_failure("of this job", environ) == str(path)
     assert path.read_text() == "of this job"
-    assert logged() == f"launcher: {path} was of an earlier run, and has been replaced.\n"
+    assert logged() == f"launcher: {path} was left by an earlier run; it has been replaced.\n"
     assert write_failure("again", environ) is None
     assert path.read_text() == "of this job"
 
@@ -265,7 +270,7 @@ def test_a_scripts_own_file_of_this_run_stays_though_there_was_one_before(earlie
         path.write_text(text)
         os.utime(path, (before.st_atime + 1, before.st_mtime + 1))
     assert write_failure("of the launcher", environ) is None
-    assert path.read_text() == text and "left as it is" in logged()
+    assert path.read_text() == text and "kept as it is" in logged()
     assert earlier_failure(environ) == ""
 
 

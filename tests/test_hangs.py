@@ -49,7 +49,7 @@ dist.destroy_process_group()
 """
 ABSENT = (
     "127.0.0.2, rank 3 (local rank 1) is absent from all_reduce #21 of the default group, "
-    "where 2 ranks wait; it is in load, script.py:11"
+    "where 2 ranks are waiting; it is in load, script.py:11"
 )
 
 
@@ -61,10 +61,13 @@ def test_a_rank_that_does_not_come_is_named_and_its_job_ended_or_restarted(start
     codes = [host.wait() for host in hosts]
     log = "".join(host.log() for host in hosts)
     assert codes == [0, 0], log
-    said = rf"^launcher: no progress for [3-5]\.\d s: {re.escape(ABSENT)}\.$"
+    said = rf"^launcher: ranks have made no progress for [3-5]\.\d s: {re.escape(ABSENT)}\.$"
     assert len(re.findall(said, hosts[0].err, re.MULTILINE)) == 1, log
     for host in hosts:
-        why = r"attempt 1 of 2 failed after [\d.]+ s: no progress for (?:9\.\d|1\d) s: "
+        why = (
+            r"attempt 1 of 2 failed after [\d.]+ s: ranks have made no progress for "
+            r"(?:9\.\d|1\d) s: "
+        )
         why += f"{re.escape(ABSENT)};"
         assert len(re.findall(why, host.err)) == 1, log
     assert hosts[0].err.count("launcher: rank 3:\n") == 1, log  # the stacks, once
@@ -93,9 +96,10 @@ def test_the_failure_reason_names_the_rank_that_is_absent(start, script, timeout
     assert host.wait() == (75 if timeout == "600" else 1), host.log()
     first, second = host.failure.splitlines()[:2]
     expected = (
-        r"no progress for [\d.]+ s: localhost, rank 1 \(local rank 1\) is absent from "
-        r"all_reduce #2 of the default group, where 1 rank waits; "
-        r"it does not answer: it was stopped \(SIGSTOP\)\."
+        r"ranks have made no progress for [\d.]+ s: localhost, rank 1 \(local rank 1\) is "
+        r"absent from "
+        r"all_reduce #2 of the default group, where 1 rank is waiting; "
+        r"it does not answer: it is suspended \(SIGSTOP\)\."
     )
     assert re.fullmatch(expected, first), host.log()
     assert second.startswith("exit code 75 (" if timeout == "600" else "localhost, rank 0 (local")
@@ -122,8 +126,8 @@ NOT_BEGUN = (
     "it is in load, script.py:11."
 )
 NO_ANSWER = (
-    " does not answer: it was stopped (SIGSTOP); "
-    "in the default group nobody has begun a collective after #21."
+    " does not answer: it is suspended (SIGSTOP); "
+    "no rank has begun a collective after #21 of the default group."
 )
 
 
@@ -133,7 +137,9 @@ def test_of_nccl_it_is_known_who_has_not_begun(start, script, fault, words):
     host = start("--train-script", script(COUNTED), *options, FAULT=fault, TORCH_FR_BUFFER_SIZE="0")
     assert host.wait() == 75, host.log()
     named = re.escape(f": localhost, rank 1 (local rank 1){words}")
-    assert re.match(rf"no progress for [89]\.\d s{named}\n", host.failure), host.log()
+    assert re.match(rf"ranks have made no progress for [89]\.\d s{named}\n", host.failure), (
+        host.log()
+    )
 
 
 SAVES = """
@@ -170,7 +176,7 @@ def test_a_slow_save_is_said_and_ends_nothing(start, script):
     absent = "localhost, rank 0 (local rank 0) is absent from barrier #1 of the default group, "
     said = re.findall(f"^launcher: no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE)
     assert 1 <= len(said) <= 2, host.log()  # at 3 s and 6 s
-    assert said[0].endswith("where 2 ranks wait; it is in save, script.py:12."), host.log()
+    assert said[0].endswith("where 2 ranks are waiting; it is in save, script.py:12."), host.log()
 
 
 RUNS_ON = """
@@ -188,14 +194,14 @@ if __name__ == "__main__" and os.environ["RANK"] == "1":
     else:
         sys.upload = type("Uploader", (), {"__del__": lambda *_, sleep=time.sleep: sleep(3600)})()
 """
-RETURNED = "rank 1's main thread has returned, but its process runs on: "
+RETURNED = "rank 1's script has ended, but its process is still running: "
 
 
 @pytest.mark.parametrize(
     ("what", "words"),
     [
         ("a thread", r'thread "uploader", in upload, script\.py:4\.'),
-        slow("a child", r"it waits for its child process exporter \(pid \d+\)\."),
+        slow("a child", r"it is waiting for its child process exporter \(pid \d+\)\."),
         ("its exit", r"in its exit handlers, in upload, script\.py:4\."),
         slow("Python's end", r"in its exit handlers\."),
     ],
@@ -271,14 +277,14 @@ def test_where_ranks_are_that_wait_or_do_not_end(start_two, script):
     assert lines[2].endswith('script.py", line 14, in <module>')
     assert lines[-5:-2] == [
         "rank 1:",
-        "  it does not answer: it runs code that keeps Python's lock.",
+        "  it does not answer: it is running code that holds Python's lock (the GIL).",
         "  main thread:",
     ]
     assert lines[-2].endswith('script.py", line 12, in <module>')
     assert lines[-1].endswith('script.py", line 10, in hold')
     hosts[1].signal(signal.SIGTERM)
     assert [host.wait() for host in hosts] == [143, 143]
-    assert "launcher: rank 1 does not end; it is in hold, script.py:10.\n" in hosts[1].err
+    assert "launcher: rank 1 has not ended; it is in hold, script.py:10.\n" in hosts[1].err
     done = completed(
         sys.executable, "-m", "launcher", "stacks", "x", code=2, **hosts[0].environment
     )
@@ -316,7 +322,7 @@ def test_a_stall_alone_sends_no_rank_a_signal(start, script):
     host = start("--train-script", script(POLLS), *POLLING, WAITS="12")
     assert host.wait() == 0, host.log()
     assert "rank 1 (local rank 1) is absent from all_reduce #2" in host.err, host.log()
-    silent = "it does not answer: it runs code that keeps Python's lock"
+    silent = "it does not answer: it is running code that holds Python's lock (the GIL)"
     assert f"  {silent}; `sm-launch stacks` shows where, by a signal." in host.err, host.log()
 
 

@@ -96,7 +96,7 @@ def check(noted, launcher, job):
     assert names[0] == "began" and names.count("began") == 1 and set(names) <= set(EVENTS)
     assert all(set(one) <= set(FIELDS) for one in noted)
     assert [one["seconds"] for one in noted] == sorted(one["seconds"] for one in noted)
-    assert not [line for line in job.watch.trace if "the job goes on without it" in line]
+    assert not [line for line in job.watch.trace if "the job continues without it" in line]
     attempts = [one["attempt"] for one in noted if one["event"] == "attempt"]
     assert attempts == list(range(1, len(attempts) + 1)) and ("joined" in names) == bool(attempts)
     ends = [one for one in noted if one["event"] == "ended" and one["rank"] is None]
@@ -139,7 +139,7 @@ def test_a_stall_its_end_and_a_hang():
     assert stalled[:4] == (91.0, "algo-2", 1, 3) and stalled.event == "stalled"
     assert stalled.ranks == [0, 1, 2] and stalled.since == 20.0  # 70 s before 100
     assert stalled.cause.startswith(
-        "no progress for 71 s: algo-2, rank 3 (local rank 1) is absent from"
+        "ranks have made no progress for 71 s: algo-2, rank 3 (local rank 1) is absent from"
     )
     happens(142.0)  # the log says it again
     happens(150.0, report("algo-1"), report("algo-2"))
@@ -156,7 +156,7 @@ def test_a_stall_its_end_and_a_hang():
     stalled, hang = noted[2:]
     assert (stalled.event, hang.event) == ("stalled", "failed")
     assert hang[:4] == (375.0, "algo-2", 1, 3) and hang.exit_code == 75
-    assert hang.cause.startswith("no progress for 205 s: algo-2, rank 3")
+    assert hang.cause.startswith("ranks have made no progress for 205 s: algo-2, rank 3")
 
 
 # The file.
@@ -215,7 +215,7 @@ def test_what_cannot_be_written_is_one_line_of_the_log(tmp_path, make, why):
         journal.note(note)
     journal.close()
     where = f"{tmp_path}/algo-1/events.jsonl"
-    assert log == [f"cannot write {where} ({why}): the job goes on without it."]
+    assert log == [f"cannot write {where} ({why}); the job continues without it."]
 
 
 def test_a_mistake_in_what_is_noted_costs_no_job(tmp_path):
@@ -224,8 +224,8 @@ def test_a_mistake_in_what_is_noted_costs_no_job(tmp_path):
     journal.note(lambda: 1 / 0)
     journal.note(note)
     assert log == [
-        f"cannot write {tmp_path}/algo-1/events.jsonl (ZeroDivisionError: division by zero): "
-        "the job goes on without it."
+        f"cannot write {tmp_path}/algo-1/events.jsonl (ZeroDivisionError: division by zero); "
+        "the job continues without it."
     ]
     assert Path(tmp_path, "algo-1", "events.jsonl").read_text() == ""
 

@@ -35,6 +35,8 @@ ACTS = {
     "launcher.run.rank",
     "launcher.run.describe",
     "launcher.run.unseen",
+    "launcher.run.copier",
+    "launcher.run.rank_logs",
     "launcher.peers.channel",
     "launcher.peers.connection",
     "launcher.peers.listener",
@@ -76,6 +78,7 @@ CHILDREN = [
     "launcher.run.rank",
     "launcher.run.describe",
     "launcher.run.unseen",
+    "launcher.run.copier",
 ]
 CHILDREN += ["launcher.container.training", "launcher.watch.in_rank", "launcher_tools.doctor_probe"]
 OURS = {"launcher", "launcher_tools"}

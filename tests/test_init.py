@@ -1,6 +1,7 @@
 """`sm-launch init`, a container's PID 1, as far as it needs no container (see tests/cluster)."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -127,6 +128,19 @@ def test_without_a_command_it_is_the_launcher(init):
     assert host.out.startswith("usage: sm-launch")
 
 
+def test_an_entry_point_of_the_base_image_stays_between_init_and_launcher(
+    init, script, base_dir, pretend_torch
+):
+    """docs/guide.md: the script that an image starts with, which runs its arguments in the end."""
+    pretend_torch("2.13.0")
+    entry = script('echo "the base begins"; exec "$@"', "entry.sh")
+    run = {"train-script": str(script("", "train.py")), "launcher-dry-run": True}
+    (base_dir / "input" / "config" / "hyperparameters.json").write_text(json.dumps(run))
+    host = init("sh", entry, *LAUNCHER, "train", SAGEMAKER_BASE_DIR=str(base_dir))
+    assert host.wait() == 0, host.log()
+    assert host.out.startswith("the base begins\n") and "train.py" in host.out
+
+
 def test_an_invalid_config_is_reported_before_train_runs(init, train, base_dir):
     (base_dir / "input" / "config" / "hyperparameters.json").write_text("[]")
     host = init(train("echo it ran"), SAGEMAKER_BASE_DIR=str(base_dir))
@@ -215,7 +229,7 @@ def test_signals_that_nohup_ignores_are_not_stops(start):
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         host.signal(number)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
-    assert "SIGTERM (signal 15): no launcher runs; ending" in host.err
+    assert "SIGTERM (signal 15): no launcher is running; stopping" in host.err
     assert host.err.count("\n") == 1
 
 
@@ -247,9 +261,12 @@ def test_an_early_warning_goes_to_a_command_that_handles_it_if_no_launcher_runs(
     open("go-on", "w").close()
     assert host.wait() == 7, host.log()
     assert sorted(host.err.splitlines()) == [
-        "launcher: SIGALRM (signal 14): it is no stop, and goes to no rank.",
-        "launcher: SIGUSR1: no launcher runs; it goes to sh.",
-        "launcher: SIGUSR2: no launcher runs, and sh does not handle it.",
+        (
+            "launcher: SIGALRM (signal 14): ignored; it is not a stop signal, and is not forwarded "
+            "to the ranks."
+        ),
+        "launcher: SIGUSR1: no launcher is running; forwarded to sh.",
+        "launcher: SIGUSR2: no launcher is running, and sh does not handle it.",
     ]
 
 
@@ -403,7 +420,7 @@ def test_another_user_cannot_block_a_stop(init, as_another_user):
     as_another_user(poll(lambda: host.out.strip()), b"0")
     host.signal(signal.SIGTERM)
     assert host.wait(60) == STOPPED, host.log()
-    assert "no launcher runs; ending sh." in host.err
+    assert "no launcher is running; stopping sh." in host.err
 
 
 @needs_root
@@ -480,7 +497,7 @@ def test_an_init_that_stands_still_holds_up_no_launcher(logged):
         with InitClient({"LAUNCHER_INIT": name[1:].decode()}) as client:
             client.report(Result(3))
         assert 1 < time.monotonic() - before < 10
-    assert "has not answered for 2 s: it passes no stop on to this launcher" in logged()
+    assert "has not answered for 2 s: it will not forward stops to this launcher" in logged()
 
 
 def test_a_variable_that_outlived_its_init_does_no_harm(start, script, pretend_torch):

@@ -513,8 +513,8 @@ def test_after_a_kill_nothing_is_removed_but_ones_own_folder(tmp_path, made_by):
 
 
 WRONG = [
-    ([], "no script comes after --; expected"),
-    (["--hosts", "2", "train.py", "--x"], "train.py has no -- before it; expected"),
+    ([], "found no script after --; expected"),
+    (["--hosts", "2", "train.py", "--x"], "-- is missing before train.py; expected"),
     (["--hosts", "0", "--", "script.py"], "--hosts is '0'; expected a whole number from 1 to"),
     (["--hosts", "two", "--", "script.py"], "--hosts is 'two'; expected"),
     (["--hosts", "--", "script.py"], "--hosts: expected one argument; see"),
@@ -522,7 +522,7 @@ WRONG = [
     (["--nproc-per-node", "0", "--", "script.py"], "--nproc-per-node is '0'; expected auto"),
     (["--", "none.py"], "none.py: there is no such file"),
     (["--", "-m", "no_such"], "no_such: there is no such module"),
-    (["--", "--epochs", "3"], "--epochs comes after --; expected a script"),
+    (["--", "--epochs", "3"], "found --epochs after --; expected a script"),
     (["--", "script.py", "--launcher-zzz", "3"], "--launcher-zzz is not a launcher option"),
     (["--channel", "train", "--", "script.py"], "--channel is 'train'; expected NAME=DIR"),
     (["--channel", "../x=.", "--", "script.py"], "--channel is '../x=.'; expected NAME=DIR"),
@@ -542,7 +542,7 @@ WRONG = [
     (["--late", "algo-1@1", "--late", "algo-1@2", "--", "x"], "--late is given twice for algo-1"),
     (
         ["--late", "algo-1@3", "--kill", "algo-1@2", "--", "x"],
-        "--kill algo-1@2 comes before --late",
+        "--kill algo-1@2 is due before --late",
     ),
 ]
 
@@ -582,7 +582,7 @@ def test_a_mistake_is_one_line_in_the_log_and_leaves_nothing(tmp_path, pretend_t
 def test_a_folder_that_cannot_be_made(script, pretend_torch):
     pretend_torch("2.13.0")
     done = local("--run-dir", "/proc/run", "--", script(""), code=2)
-    assert "cannot make the folder /proc/run (" in done.stderr and "--run-dir" in done.stderr
+    assert "cannot create the folder /proc/run (" in done.stderr and "--run-dir" in done.stderr
 
 
 @in_namespaces
@@ -624,7 +624,7 @@ def test_each_host_gets_what_sagemaker_gives(tmp_path, script, pretend_torch):
         SM_MODEL_DIR="/elsewhere",
     )
     folder = run_dir(done)
-    assert "as SDK v2 does, --lr 1e-3 becomes --lr 0.001.\n" in done.stderr
+    assert "as SDK v2 would pass them: --lr 1e-3 becomes --lr 0.001.\n" in done.stderr
     for host in ("algo-1", "algo-2"):
         said = " ".join(lines_of(done.stdout, host))
         base = tmp_path / folder / host
@@ -690,7 +690,7 @@ def test_a_job_of_two_hosts(script, tmp_path):
     parts = [sorted(set().union(*part)) for part in local_setup.divided(cores, 2)]
     assert [host["cpus"] for host in seen] == parts
     assert [host["OMP_NUM_THREADS"] for host in seen] == [str(max(1, len(cores) // 2))] * 2
-    assert "the arguments reach the script as they are, but SageMaker can pass none like" in err
+    assert "the arguments are passed to the script unchanged, but SageMaker could not pass" in err
     for host in ("algo-1", "algo-2"):
         assert done.stdout.count(host.encode() + b" | \xff not UTF-8\n") == 1
         assert f"{host} | {'x' * 5000}\n" in out
@@ -709,7 +709,7 @@ def test_why_a_job_failed_is_said_once(script):
     told = done.stdout[done.stdout.index("The job ") :]
     assert told.count("algo-2, rank 1 (local rank 0) failed with ValueError: loss is nan") == 1
     assert "SageMaker would show this failure reason (algo-1, algo-2):\n" in told
-    assert "127.0.0." not in done.stderr.partition("their folders are in")[2]
+    assert "127.0.0." not in done.stderr.partition("the hosts' folders are in")[2]
     assert "  algo-1/output/failure\n" in told and told.startswith(
         "The job failed, with exit code 1,"
     )
@@ -958,5 +958,5 @@ def test_an_early_warning_goes_to_all_hosts(start, script):
     assert host.wait() == 0, host.log()
     said = host.out + host.err
     assert said.count("SIGUSR1 (signal 10) to every host.") == 1, host.log()
-    assert said.count("SIGUSR1: passed on to 1 of 1 rank, which handles it.") == 2, host.log()
+    assert said.count("SIGUSR1: forwarded to 1 of 1 rank, which handles it.") == 2, host.log()
     assert said.count("SIGALRM (signal 14): it is no stop") == 1, host.log()

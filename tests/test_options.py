@@ -68,7 +68,7 @@ def test_what_is_meant_as_a_switchs_value_is_no_argument_of_the_script(word):
 @pytest.mark.parametrize("name", ["--launcher-log-dir", "--launcher_script_dir", "--train-script"])
 def test_an_option_is_no_path(name):
     message = refusal([*RUN, name, "--epochs", "3"])
-    assert message.startswith(f"{name} needs a value, but --epochs comes next; ")
+    assert message.startswith(f"{name} needs a value, but is followed by --epochs; ")
     assert f"{name}=--epochs" in message
     parse([*RUN, f"{name}=--epochs"], {})
 

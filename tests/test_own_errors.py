@@ -102,7 +102,7 @@ def test_a_folder_that_is_gone_at_a_restart(start_two, script):
     hosts = start_two("--train-script", script, *options, OWN_TMP=str(own), TMPDIR=str(own))
     assert [host.wait() for host in hosts] == [70, 70], "".join(host.log() for host in hosts)
     assert hosts[0].failure == hosts[1].failure
-    assert f"cannot make a folder in {own} (No such file or directory)" in hosts[0].failure
+    assert f"cannot create a folder in {own} (No such file or directory)" in hosts[0].failure
 
 
 @pytest.mark.torch

@@ -1,4 +1,4 @@
-"""README.md and docs/: links, the site, tables from the code, and the README's first command."""
+"""README.md and docs/: links, length, tables from the code, and what the first pages have run."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import sys
 import pytest
 from cluster.engine import copy_tracked_files
 from conftest import REPO
-from pages import NOT_RUN, PAGES, anchors, blocks, links, missing
+from pages import NOT_RUN, PAGES, USER_PAGES, anchors, blocks, links, missing, words
 
 from launcher.job.options import INTERNAL
 
@@ -25,6 +25,11 @@ def test_links_lead_somewhere(page):
         target = (page.parent / path) if path else page
         assert target.exists(), f"{page.name} links to {path}"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
+
+
+def test_the_users_pages_are_short():
+    lengths = {page.name: words(page) for page in USER_PAGES}
+    assert sum(lengths.values()) < 12_300, lengths
 
 
 def test_the_tables_are_those_of_the_code():
@@ -53,10 +58,9 @@ def test_marks_say_why_a_command_is_not_run():
 
 
 @pytest.mark.torch
-def test_the_readmes_first_command_prints_what_it_shows(tmp_path):
-    first = next(block for block in blocks(README) if block.commands)
+def test_the_readmes_failure_prints_what_it_shows(tmp_path):
+    (first,) = (block for block in blocks(README) if block.commands == ("make failure",))
     copy_tracked_files(tmp_path)
-    assert first.commands == ("make failure",)
     # make's own variables would have it say which folder it is in.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

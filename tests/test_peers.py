@@ -164,7 +164,7 @@ def test_who_is_missing_is_said_every_30_seconds_until_the_start_time_out(first)
         line, missing = first.waits_until(now)
         assert line == Log("waiting for algo-3.")
         assert missing == Send((SECOND,), Missing((THIRD,), 0))
-    end = End(lost(THIRD, "did not arrive within 100 s"))
+    end = End(lost(THIRD, "did not join within 100 s"))
     assert first.waits_until(100) == everywhere(end, SECOND)
     assert first.state.phase == coordinator.JobEnded(end.result) and first.due == math.inf
 
@@ -174,7 +174,7 @@ def test_many_missing_hosts_with_long_names_are_counted():
     (tell,) = first.step(Time(), 100)
     text = tell.message.result.text
     assert text.startswith("host-0000-x") and len(text) <= LIMIT
-    assert " and 1996 more did not arrive within 100 s\n" in text
+    assert " and 1996 more did not join within 100 s\n" in text
 
 
 LONG = ["x" * 2500] * 100  # SageMaker takes so many hyperparameters of that length
@@ -205,9 +205,9 @@ def test_all_end_if_what_must_agree_differs(ours, theirs, hosts, differ):
     ("host", "name", "told", "why"),
     [
         (THIRD, "another", "ANOTHER_JOB", "this is job job, not 'another'"),
-        ("algo-9\x1b\n", "job", "NO_HOST", r"'algo-9\x1b\n' is not another host of this job"),
-        (FIRST, "job", "NO_HOST", "'algo-1' is not another host of this job"),
-        (SECOND, "job", "HAS_JOINED", "algo-2 has joined already, from 10.0.0.2"),
+        ("algo-9\x1b\n", "job", "NO_HOST", r"'algo-9\x1b\n' is not one of this job's other hosts"),
+        (FIRST, "job", "NO_HOST", "'algo-1' is not one of this job's other hosts"),
+        (SECOND, "job", "HAS_JOINED", "algo-2 has already joined, from 10.0.0.2"),
     ],
 )
 def test_a_host_that_is_not_waited_for_is_refused_and_told_no_name(first, host, name, told, why):
@@ -226,7 +226,7 @@ def test_a_host_that_is_not_waited_for_is_refused_and_told_no_name(first, host, 
 def test_a_host_that_cannot_start_is_awaited_with_its_reason(first):
     first.hears_hello(SECOND)
     assert first.hears_hello(THIRD, 10, fingerprint={}) == joins(THIRD)
-    silent = End(Result(2, "algo-3 cannot start, and did not say why\n"))
+    silent = End(Result(2, "algo-3 cannot start, and did not report why\n"))
     assert coordinator.step(first.state, Time(), 13)[1][1] == Command(silent)
     assert first.hears(THIRD, CANNOT, 10) == ()
     end = End(Result(2, CANNOT.failure.text))
@@ -292,7 +292,7 @@ def test_a_failure_that_crosses_the_start_counts():
 SUCCESS, NAN, KILLED = Result(0), Result(1, "loss is nan\n"), Result(134, "killed\n")
 STOP, SURVIVORS = Stop(15), Cleared(1, 2)
 LOST = "algo-3, GPU 3 (GPU-5a) has uncorrectable ECC errors"
-NOT_AGAIN = f"no restart: {LOST}; SageMaker checks and replaces hosts of a failed job\n"
+NOT_AGAIN = f"no restart: {LOST}; SageMaker checks and replaces the hosts of a failed job\n"
 GPU_LOST = failed("x: GPU is lost\nexit code 7\n", code=7)
 GPU_LOST = GPU_LOST._replace(failure=GPU_LOST.failure._replace(broken=LOST))
 GPU_FAILS = (10, THIRD, GPU_LOST)
@@ -304,7 +304,7 @@ TORCHRUN = failed("torchrun failed\n", code=69, cause=Cause.TORCHRUN, may_restar
 LATER, NO_WORDS = failed("later\n", may_restart=False), failed(" \n", code=0)
 ALL_SUCCEED = [(10, host, Succeeded(1)) for host in (FIRST, THIRD, FIRST, SECOND)]
 THREE = [(10, host, failed("loss is nan\nexit code 1\n")) for host in HOSTS]
-COUNTED = "loss is nan\nexit code 1; first of 3 failures (ranks that were ended do not count)\n"
+COUNTED = "loss is nan\nexit code 1; first of 3 failures (not counting ranks that were stopped)\n"
 FAILS = (10, SECOND, failed())
 
 # Name: restarts; the seconds, the host, what it says or why it is lost; when all end, and how.
@@ -391,27 +391,27 @@ BROKEN = failed(f"{CLOSED}\nexit code 1\n", cause=Cause.SECONDARY)
 LEFT = (9, THIRD, RanksSucceeded(1, 5, (0.2,)))
 # Name: what hosts say, and when; the first line then.
 LEAVE = {
-    "one": ([LEFT], f"{CLOSED}; algo-3, rank 5 had ended with exit code 0 1.2 s before"),
+    "one": ([LEFT], f"{CLOSED}; algo-3, rank 5 had ended with exit code 0, 1.2 s earlier"),
     "more": (
         [
             LEFT,
             (9.5, FIRST, RanksSucceeded(1, 0, (0.1, 0.1))),
             (9.9, SECOND, RanksSucceeded(1, 3, (5.9, 2))),
         ],
-        f"{CLOSED}; algo-2, rank 3 and 4 more had ended with exit code 0, the first 6.0 s before",
+        f"{CLOSED}; algo-2, rank 3 and 4 more had ended with exit code 0, the first 6.0 s earlier",
     ),
     # It is known only later, but was before; and after the failure.
     "later": (
         [(12, THIRD, RanksSucceeded(1, 5, (2.3, 1.9, 0.1)))],
-        f"{CLOSED}; algo-3, rank 5 had ended with exit code 0 0.3 s before",
+        f"{CLOSED}; algo-3, rank 5 had ended with exit code 0, 0.3 s earlier",
     ),
     "after": (
         [(12, THIRD, RanksSucceeded(1, 5, (1.9,)))],
-        f"{CLOSED}; algo-3, rank 5 ended with exit code 0 0.1 s after",
+        f"{CLOSED}; algo-3, rank 5 ended with exit code 0, 0.1 s later",
     ),
     "more after": (
         [(12, THIRD, RanksSucceeded(1, 5, (1.9, 0.5))), (12, FIRST, RanksSucceeded(1, 0, (1,)))],
-        f"{CLOSED}; algo-3, rank 5 and 2 more ended with exit code 0, the first 0.1 s after",
+        f"{CLOSED}; algo-3, rank 5 and 2 more ended with exit code 0, the first 0.1 s later",
     ),
     "of another attempt": ([(9, THIRD, RanksSucceeded(2, 5, (0.0,)))], CLOSED),
     "nobody": ([], CLOSED),
@@ -436,7 +436,7 @@ def test_a_failure_that_says_when_it_was_is_compared_with_that_time():
     first = ready()
     first.hears(THIRD, LEFT[2], 9)
     first.hears(SECOND, BROKEN._replace(age=1.3), 10)
-    assert "; algo-3, rank 5 ended with exit code 0 0.1 s after\n" in ended(first, 13).text
+    assert "; algo-3, rank 5 ended with exit code 0, 0.1 s later\n" in ended(first, 13).text
 
 
 @pytest.mark.parametrize("cause", [Cause.OWN, Cause.TORCHRUN, Cause.ABORTED])
@@ -457,17 +457,17 @@ def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kep
     first.hears(SECOND, failed(long, cause=Cause.SECONDARY), 10)
     text = ended(first, 13).text
     line, *others = text.splitlines()
-    assert line.endswith("xx the end; algo-3, rank 5 had ended with exit code 0 1.2 s before")
+    assert line.endswith("xx the end; algo-3, rank 5 had ended with exit code 0, 1.2 s earlier")
     assert len(text) < LIMIT and others == ["exit code 1", "Traceback:", *lines[frames - kept :]]
 
 
 def test_a_restart_says_who_had_left_and_the_next_attempt_knows_nothing_of_it():
     first = ready(max_restarts=3)
-    for attempt, again in ((1, ""), (2, "for the second time, ")):
+    for attempt, again in ((1, ""), (2, "for the second time")):
         first.hears(THIRD, RanksSucceeded(attempt, 5, (attempt / 10,)), 9)
         first.hears(SECOND, BROKEN._replace(attempt=attempt), 10)
         why = first.waits_until(13)[-1].message.why
-        assert "; algo-3, rank 5 had ended with exit code 0 1." in why and again in why
+        assert "; algo-3, rank 5 had ended with exit code 0, 1." in why and again in why
         for host in HOSTS:
             first.hears(host, Cleared(attempt, 0), 14)
     first.hears(SECOND, BROKEN._replace(attempt=3), 20)
@@ -477,7 +477,7 @@ def test_a_restart_says_who_had_left_and_the_next_attempt_knows_nothing_of_it():
 RETURNED = StalledRank(5, 1, 70.0, runs_on='thread "uploader", in upload, train.py:4')
 WAITS = StalledRank(0, 0, 70.0, groups=(Group("0,1", last=3, waits=3),))
 RUN_ON = (
-    "rank 5's main thread has returned, but its process runs on: "
+    "rank 5's script has ended, but its process is still running: "
     'thread "uploader", in upload, train.py:4.'
 )
 
@@ -507,8 +507,8 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
     first = ready(max_restarts=3)
     first.hears(THIRD, Succeeded(1), 1)
     restarts(first, "38 s: loss is nan", 1, 38)
-    restarts(first, "4.0 s: loss is nan, for the second time, 4.0 s after its start", 2, 42)
-    restarts(first, "4.0 s: loss is nan, for the third time, 4.0 s after its start", 3, 46)
+    restarts(first, "4.0 s: loss is nan (for the second time)", 2, 42)
+    restarts(first, "4.0 s: loss is nan (for the third time)", 3, 46)
     for host in HOSTS[:2]:
         assert first.hears(host, Succeeded(4), 47) == ()  # the third, in attempt 1, counts no more
     first.hears(THIRD, failed("of the last attempt\n", attempt=4), 70)
@@ -518,8 +518,9 @@ def test_all_start_again_when_nothing_of_the_attempt_is_left_on_any_host():
 @pytest.mark.parametrize(
     "line",
     [
-        "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, 12:{:02}:56 UTC",
-        'ended with exit code 4 (thread "pin" raised ValueError: bad file, {}.5 s before)',
+        "was killed by SIGABRT (signal 6); see that rank's last lines on stderr, at "
+        "12:{:02}:56 UTC",
+        'ended with exit code 4 (thread "pin" raised ValueError: bad file, {}.5 s earlier)',
     ],
 )
 def test_times_within_a_line_do_not_make_another_failure_of_it(line):
@@ -527,7 +528,7 @@ def test_times_within_a_line_do_not_make_another_failure_of_it(line):
     for attempt, again in ((1, False), (2, True)):
         first.hears(SECOND, failed(f"{line.format(attempt)}\n", attempt), 10 * attempt)
         (_, said) = first.waits_until(10 * attempt + 0.3)
-        assert (", for the second time, " in said.message.why) is again
+        assert (" (for the second time)" in said.message.why) is again
         assert line.format(attempt) in said.message.why
         for host in HOSTS:
             first.hears(host, Cleared(attempt, 0), 10 * attempt + 1)
@@ -536,8 +537,8 @@ def test_times_within_a_line_do_not_make_another_failure_of_it(line):
 @pytest.mark.parametrize(
     ("cleared", "waiting", "says"),
     [
-        ((FIRST, THIRD), (), "algo-2 did not clear attempt 1"),
-        ((FIRST,), (), "algo-2, algo-3 did not clear attempt 1"),
+        ((FIRST, THIRD), (), "algo-2 did not clean up attempt 1"),
+        ((FIRST,), (), "algo-2, algo-3 did not clean up attempt 1"),
         (HOSTS, (FIRST, THIRD), "algo-2 did not complete the rendezvous of attempt 2"),
         (HOSTS, HOSTS, "algo-1, algo-2, algo-3 did not complete the rendezvous of attempt 2"),
     ],
@@ -555,7 +556,7 @@ def test_a_restart_has_a_time_out_in_all(cleared, waiting, says, given):
         assert first.hears(host, late, 70) == ()  # of the last one
         assert first.hears(host, AtRendezvous(2, has_met=False), 70) == ()
     text = f"{says} within 100 s of the restart\nexit code 69\n"
-    text += "what was restarted had failed: loss is nan\n"
+    text += "reason for the restart: loss is nan\n"
     assert first.waits_until(110.3)[1] == Command(End(Result(69, text)))
 
 
@@ -569,8 +570,8 @@ def test_a_first_host_that_waits_for_the_ranks_of_others_is_not_behind_them(with
     for host in without_ranks:
         first.hears(host, NoRanksHere(1), 20)
     first.hears(THIRD, Cleared(1, 0), 20)
-    text = f"{says} did not clear attempt 1 within 100 s of the restart\nexit code 69\n"
-    text += "what was restarted had failed: loss is nan\n"
+    text = f"{says} did not clean up attempt 1 within 100 s of the restart\nexit code 69\n"
+    text += "reason for the restart: loss is nan\n"
     assert first.waits_until(110.3)[1] == Command(End(Result(69, text)))
 
 
@@ -654,13 +655,13 @@ def test_a_member_tries_again_and_again_until_the_start_time_out(second):
     for now in (0.01, 0.1, 0.8, 4, 8, 29):
         assert second.due == 30
         waits += [
-            action.seconds for action in second.step(Unreachable("nothing listens there"), now)
+            action.seconds for action in second.step(Unreachable("nothing is listening there"), now)
         ]
     assert waits == [0, 0.02, 0.02, 0.1, 0.5, 1, 1]
     for now in (30, 60, 90):
-        line = Log("waiting for algo-1 (nothing listens there).")
+        line = Log("waiting for algo-1 (nothing is listening there).")
         assert second.waits_until(now) == (line,)
-    text = "algo-1 did not arrive within 100 s (nothing listens there)\nexit code 69\n"
+    text = "algo-1 could not be reached within 100 s (nothing is listening there)\nexit code 69\n"
     assert second.waits_until(100) == (Command(End(Result(69, text))), ALL_KNOW)
 
 
@@ -682,9 +683,9 @@ def test_a_member_joins_and_follows_the_coordinator(second):
     assert second.hears(FIRST, NoRanksAnywhere(2)) == (Command(NoRanksAnywhere(2)),)
 
 
-ANSWERS = "launcher: what answers on port 29401 of algo-1 "
+ANSWERS = "launcher: the program that answers on port 29401 of algo-1 "
 NO_LAUNCHER = "is not this job's launcher; choose another with --launcher-peer-port"
-LISTENS = "launcher: what listens on port 29401 of algo-1 "
+LISTENS = "launcher: the program that listens on port 29401 of algo-1 "
 SILENT = f"{LISTENS}has not answered as a launcher in %s: it is not this job's launcher, or that "
 GARBAGE = Lost(FIRST, "it sent an invalid message")
 REFUSED = "launcher: the launcher of algo-1 refused algo-2: it runs another job.\n"
@@ -717,10 +718,11 @@ def test_a_member_that_cannot_talk_to_the_coordinator_ends(second, said, event, 
     ("event", "text"),
     [
         (
-            Unreachable("nothing listens there"),
-            "algo-1 was lost: it hung up before it answered, and now nothing listens there\n",
+            Unreachable("nothing is listening there"),
+            "algo-1 was lost: it closed the connection before it answered, and now nothing is "
+            "listening there\n",
         ),
-        (Lost(FIRST, DIED), f"{LISTENS}hangs up without an answer: it {NO_LAUNCHER}"),
+        (Lost(FIRST, DIED), f"{LISTENS}closes connections without answering: it {NO_LAUNCHER}"),
         (GARBAGE, ANSWERS + NO_LAUNCHER),
     ],
 )
@@ -746,7 +748,7 @@ def test_a_member_that_was_hung_up_on_joins_if_it_is_welcome_then(second):
     second.step(Lost(FIRST, DIED), 1.1)
     assert second.step(Connected(), 2) == (GREETS,)
     second.hears(FIRST, Later(), 2)
-    assert second.step(Unreachable("nothing listens there"), 3) == (Connect(0.375),)
+    assert second.step(Unreachable("nothing is listening there"), 3) == (Connect(0.375),)
     second.step(Connected(), 4)
     assert second.hears(FIRST, Welcome(), 4) == () and second.due == math.inf
 
@@ -770,7 +772,7 @@ def test_a_member_for_which_there_is_no_room_comes_again_with_all_it_has_to_say(
     assert second.step(Connected()) == (GREETS, Report(CANNOT))
     assert second.hears(FIRST, Later()) == (HangUp(FIRST), Connect(1))
     (line,) = second.waits_until(30)
-    assert line == Log("waiting for algo-1 (it has no room for more connections).")
+    assert line == Log("waiting for algo-1 (it cannot take more connections now).")
     assert second.step(Connected()) == (GREETS, Report(CANNOT))
     assert second.hears(FIRST, Welcome()) == ()
 

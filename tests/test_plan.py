@@ -70,14 +70,14 @@ def test_several_hosts():
     assert job("--epochs", "3").lines()[:3] == (
         f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py.",
         "algo-2 is node 1 of 2 in job job: 1 rank on CPU.",
-        "algo-1, algo-2 meet at algo-1:29400, their launchers on port 29401.",
+        "algo-1, algo-2: rendezvous at algo-1:29400, launcher channel on port 29401.",
     )
 
 
 def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known():
     begin = f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py"
     other = plan(environ={"PYTHON_EXEC": "/opt/python"}).program
-    assert other == f"{begin}, its ranks with PYTHON_EXEC=/opt/python."
+    assert other == f"{begin}, and its ranks with PYTHON_EXEC=/opt/python."
     for same in ("", sys.executable):
         assert plan(environ={"PYTHON_EXEC": same}).program == f"{begin}."
     of_a_module = options()._replace(train_script="", train_module="pkg.train")
@@ -97,7 +97,7 @@ def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known()
         (
             TWO._replace(num_gpus=1),
             {"PET_NPROC_PER_NODE": "gpu"},
-            "as torchrun counts gpu on 1 GPU.",
+            "ranks counted by torchrun (--nproc-per-node=gpu) on 1 GPU.",
         ),
     ],
 )
@@ -106,7 +106,9 @@ def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
 
 
 def test_a_job_without_a_channel_has_no_port_for_it():
-    assert job("--launcher-peers", "false").lines()[2] == "algo-1, algo-2 meet at algo-1:29400."
+    assert (
+        job("--launcher-peers", "false").lines()[2] == "algo-1, algo-2: rendezvous at algo-1:29400."
+    )
 
 
 def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
@@ -124,8 +126,11 @@ def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
     last = of._replace(plan=made).lines()
     assert len(last) == 6
     assert "PET_MAX_RESTARTS=1" in last[4] and "neuron_parallel_compile runs" in last[4]
-    assert "is the launcher's own, an open implementation" in last[4]
-    assert last[5] == "the other hosts reach algo-2 at 10.0.0.2: GLOO_SOCKET_IFNAME=eth7."
+    assert "using the launcher's own, an open-source implementation" in last[4]
+    assert (
+        last[5]
+        == "algo-2 can be reached from the other hosts at 10.0.0.2: GLOO_SOCKET_IFNAME=eth7."
+    )
 
 
 def test_the_first_host_keeps_the_store():
@@ -162,7 +167,7 @@ def test_processes_per_host(gpus, neurons, argv, environ, nproc):
 @pytest.mark.parametrize(
     ("mig", "argv", "environ", "nproc", "says"),
     [
-        (4, (), {}, "1", "so this host has 1 rank: CUDA_VISIBLE_DEVICES=MIG-... chooses"),
+        (4, (), {}, "1", "so this host has 1 rank: choose its slice with CUDA_VISIBLE"),
         (1, (), {}, "1", ""),  # it is the only one
         (4, ("--launcher-nproc-per-node", "1"), {}, "1", ""),
         (4, ("--launcher-nproc-per-node", "4"), {}, "4", "each of the 4 ranks sees the same one"),
@@ -173,7 +178,7 @@ def test_processes_per_host(gpus, neurons, argv, environ, nproc):
 def test_processes_of_a_host_with_mig_slices(mig, argv, environ, nproc, says):
     cluster = ONE._replace(num_gpus=1, mig=mig)
     made = plan(*argv, cluster=cluster, environ=environ)
-    lines = [line for line in made.remarks if "one MIG slice at most" in line]
+    lines = [line for line in made.remarks if "at most one MIG slice" in line]
     assert made.nproc_per_node == nproc
     assert len(lines) == bool(says) and all(says in line for line in lines)
     (_, first, *_) = Job(cluster, options(*argv, environ=environ), made).lines()
@@ -229,8 +234,8 @@ def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
     assert not {"--nproc-per-node", "--max-restarts", "--rdzv-endpoint"} & set(flags(made.argv))
     assert made.nproc_per_node == "3"
     assert made.environment["OMP_NUM_THREADS"] == "2"  # 8 cores for 3
-    assert "PET_MAX_RESTARTS=1 is used in place of 0." in made.remarks[-1]
-    assert "PET_NPROC_PER_NODE=3 is used in place of 1." in made.remarks[-1]
+    assert "PET_MAX_RESTARTS=1 is used instead of 0." in made.remarks[-1]
+    assert "PET_NPROC_PER_NODE=3 is used instead of 1." in made.remarks[-1]
     explicit = plan("--launcher-max-restarts", "2", environ=environ)
     assert flags(explicit.argv)["--max-restarts"] == "2"
 
@@ -269,8 +274,8 @@ def test_torchrun_waits_as_long_as_a_restart_may():
         ((), {"PET_STANDALONE": "1"}, "each would train by itself"),
         (("--launcher-torchrun-args", "--standalone"), {}, "each would train by itself"),
         (("--launcher-torchrun-args", "--stand"), {}, "each would train by itself"),
-        ((), {"PET_NNODES": "1:2"}, "PET_NNODES is '1:2'; expected it unset, or 2: "),
-        ((), {"PET_NNODES": "3"}, "PET_NNODES is '3'; expected it unset, or 2: "),
+        ((), {"PET_NNODES": "1:2"}, "PET_NNODES is '1:2'; expected it to be unset, or 2: "),
+        ((), {"PET_NNODES": "3"}, "PET_NNODES is '3'; expected it to be unset, or 2: "),
         ((), {"PET_RDZV_ID": "jobs/one"}, "PET_RDZV_ID is 'jobs/one'; expected a name without"),
         ((), {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE is '0'"),
         ((), {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE is 'many'"),
@@ -479,7 +484,7 @@ def test_a_host_that_the_others_reach_at_an_address(
     assert flags(made.argv) == {**flags(before.argv), "--rdzv-endpoint": endpoint}
     assert made.remarks[len(before.remarks) :] == (
         (
-            f"the other hosts reach {cluster.current_host} at {address}: "
+            f"{cluster.current_host} can be reached from the other hosts at {address}: "
             + ", ".join(f"{name}={value}" for name, value in added.items())
             + ".",
         )
@@ -497,12 +502,23 @@ def test_hosts_that_are_named_by_ipv6_addresses():
 def test_a_summary_of_many_hosts_is_short():
     hosts = tuple(sorted(f"algo-{number}" for number in range(1, 1001)))
     lines = job(cluster=TWO._replace(hosts=hosts)).lines()
-    assert "algo-103, algo-104 and 992 more meet at" in lines[2]
+    assert "algo-103, algo-104 and 992 more: rendezvous at" in lines[2]
 
 
-def test_the_log_folder_gets_the_ranks_output():
-    seen = flags(plan("--launcher-log-dir", "logs").argv)
-    assert (seen["--log-dir"], seen["--tee"]) == ("logs", "3")
+@pytest.mark.parametrize(
+    ("given", "environ", "expected"),
+    [
+        ("", {}, None),
+        ("--role x --tee=3", {}, "logs"),
+        ("-r 3", {}, "logs"),
+        ("", {"PET_REDIRECTS": "1"}, "logs"),
+        ("", {"PET_TEE": "0"}, None),
+    ],
+)
+def test_torchrun_has_the_log_folder_for_what_it_is_to_copy_itself(given, environ, expected):
+    made = plan(*("--launcher-log-dir", "logs", "--launcher-torchrun-args", given), environ=environ)
+    words = [word for word in made.argv[2 : made.argv.index("--")] if "=" in word]
+    assert dict(word.split("=", 1) for word in words).get("--log-dir") == expected
 
 
 def test_more_torchrun_arguments_come_last_and_so_win():
@@ -549,7 +565,9 @@ def test_text_that_cannot_be_passed_to_a_process(text):
         plan(text)
     with pytest.raises(LaunchError, match="cannot be passed to a process"):
         plan(added={"SM_HP_X": text})
-    with pytest.raises(LaunchError, match="a variable cannot be called 'SM_HP_A=B'"):
+    with pytest.raises(
+        LaunchError, match="'SM_HP_A=B' cannot be the name of an environment variable"
+    ):
         plan(added={"SM_HP_A=B": "1"})
 
 
@@ -559,4 +577,4 @@ def test_all_hosts_must_have_the_same_smddp_library():
     ours = plan("--launcher-smddp-compat")
     assert ours.fingerprint[name] == "the launcher's own"
     assert ours.environment["PYTHONPATH"].endswith(os.sep + "smddp")
-    assert "smdistributed.dataparallel is the launcher's own" in ours.remarks[-1]
+    assert "smdistributed.dataparallel: AWS's is not installed" in ours.remarks[-1]

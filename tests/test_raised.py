@@ -438,7 +438,7 @@ def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(
     killed = told[0]["end"]["killed"]
     name = signal_name(number) if number else ""
     process, _, how = killed.partition(" was killed by ")
-    assert how == name and process.startswith("its process loader (pid " if number else "")
+    assert how == name and process.startswith("its child process loader (pid " if number else "")
 
 
 # What others print. Each is the message of one exception, as a process of theirs raised it.
@@ -701,7 +701,7 @@ def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
     assert len(text) <= LIMIT and lines[0] == failure.headline
     assert lines[1] == (
         "no restart: algo-2, rank 5 (local rank 1) reports a lost GPU; "
-        "SageMaker checks and replaces hosts of a failed job"
+        "SageMaker checks and replaces the hosts of a failed job"
     )
     assert lines[2].startswith("exit code 1, 95 s after start; first of 2 failures")
     assert lines[4].startswith("  File ") and lines[-2].endswith("line 39, in f")

@@ -206,7 +206,9 @@ def test_a_tmpdir_that_is_too_long_for_the_socket_is_named(tmp_path, logged):
     with run_dir({"TMPDIR": str(folder)}) as made:
         assert made.startswith("/tmp/sm-launch-")
     assert "TMPDIR is too long for a socket in it (" in logged()
-    refused = pytest.raises(LaunchError, match=r"cannot make a folder in /proc .* at most 60 bytes")
+    refused = pytest.raises(
+        LaunchError, match=r"cannot create a folder in /proc .* at most 60 bytes"
+    )
     with refused, run_dir({"TMPDIR": "/proc"}):
         pass
 
@@ -253,12 +255,12 @@ def test_somebody_told_torchrun_to_end(reports):
     connect({"torchrun_pid": os.getpid()}, {"exit_code": 1, "signal": 15}).close()
     reports.child_ended(TorchrunEnded(1))
     reports.act_until(lambda: len(reports.told) == 2)
-    told = "it was sent SIGTERM (signal 15), not by the launcher"
+    told = "it received SIGTERM (signal 15), which the launcher had not sent"
     assert reports.told == [TorchrunRuns(), TorchrunEnded(None, told)]
 
 
 GROUP = "the memory cgroup"
-OOM = f"out of memory: {GROUP} counted a kill (oom_kill)"
+OOM = f"out of memory: {GROUP} recorded an OOM kill (oom_kill)"
 NO_OOM = "no out-of-memory kill was recorded"
 POOL = "A process in the process pool was terminated abruptly"
 

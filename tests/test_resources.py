@@ -66,7 +66,7 @@ def test_a_driver_that_hangs_leaves_nothing_behind(driver, logged, monkeypatch, 
     note = tmp_path / "pid"
     environ = driver("nvidia-smi", f"trap '' TERM; sleep 600 & echo $! > {note}; wait")
     assert resources.gpus(environ) == []
-    assert "did not end within 1 s" in logged()
+    assert "did not finish within 1 s" in logged()
     poll(lambda: ended(int(note.read_text())))
 
 

@@ -95,7 +95,7 @@ def test_arguments_that_torchrun_does_not_take(monkeypatch, arguments, says):
     [
         (
             {"LAUNCHER_TORCHRUN_ARGS": "--help"},
-            "its arguments ask for its help, not for a job",
+            "its arguments ask for its help text, not for a job",
         ),
         ({"PET_NODE_RANK": "x"}, "argument --node-rank/--node_rank: invalid int value: 'x'"),
         ({"PET_MASTER_PORT": ""}, "argument --master-port/--master_port: invalid int value: ''"),
@@ -147,7 +147,7 @@ def test_what_every_rank_is_given(start, script, tmp_path):
     assert {path.name: json.loads(path.read_text()) for path in tmp_path.glob("rank-*")} == {
         f"rank-{rank}": seen for rank in range(3)
     }
-    logs = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
+    logs = [path.read_text() for path in (tmp_path / "logs").rglob("rank-*.log")]
     assert logs == ["hello\n"] * 3 and host.out.count("hello") == 3
     assert host.leftovers() == []
 
@@ -192,7 +192,7 @@ def test_hyperparameters_as_long_as_sagemaker_allows(start, script, tmp_path):
     variables, arguments = json.loads((tmp_path / "seen").read_text())
     assert variables == {f"SM_HP_{key.upper()}": value for key, value in values.items()}
     assert sorted(arguments[1::2]) == list(values.values())
-    assert "128 KiB: SM_HPS, SM_TRAINING_ENV, SM_USER_ARGS; SM_HP_NAME has each" in host.err
+    assert "128 KiB: SM_HPS, SM_TRAINING_ENV, SM_USER_ARGS; read the SM_HP_NAME var" in host.err
 
 
 # How a job fails
@@ -311,9 +311,9 @@ for step in range(9):
 """
 
 
-BEFORE = r"had ended with exit code 0 \d\.\d s before"
+BEFORE = r"had ended with exit code 0, \d\.\d s earlier"
 LEFT = {"a stop": BEFORE, "fewer batches": BEFORE}
-LEFT["it takes leave"] = r"ended with exit code 0 \d\.\d s after"  # the others' exception
+LEFT["it takes leave"] = r"ended with exit code 0, \d\.\d s later"  # the others' exception
 
 
 @pytest.mark.parametrize(("why", "left"), LEFT.items())
@@ -406,7 +406,7 @@ def test_without_peers_a_port_that_is_taken(start, script):
         host = start("--train-script", script(""), *options, **cluster)
         assert host.wait() == 69, host.log()
     assert host.failure.startswith(
-        f"127.0.0.1: the rendezvous port of 127.0.0.1:{port} is taken on this host; "
+        f"127.0.0.1: the rendezvous port of 127.0.0.1:{port} is already in use on this host; "
         "choose another with --launcher-rdzv-port"
     )
 
@@ -417,7 +417,7 @@ def test_without_peers_a_host_that_never_comes(start, script):
     options += ("--launcher-peers", "false")
     host = start("--train-script", script(""), *options, **cluster)
     assert host.wait() == 69, host.log()
-    assert host.failure.startswith("127.0.0.1: the hosts did not all meet at 127.0.0.1:")
+    assert host.failure.startswith("127.0.0.1: the rendezvous at 127.0.0.1:")
     assert "expected 127.0.0.1, 127.0.0.2" in host.failure
 
 
@@ -456,7 +456,9 @@ def test_a_stop_reaches_every_rank_once_and_leaves_it_time(start, script, number
     assert host.failure is None
     assert host.leftovers() == []
     if code == "7":
-        assert "while stopping: localhost, rank 0 (local rank 0) ended with exit code 7" in host.err
+        assert (
+            "during the stop: localhost, rank 0 (local rank 0) ended with exit code 7" in host.err
+        )
 
 
 def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
@@ -466,7 +468,7 @@ def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
         host.signal(signal.SIGINT)
         time.sleep(0.2)
     assert host.wait(60) == ended_by(signal.SIGINT), host.log()
-    assert "SIGINT for the third time within 2 s: killing the job at once." in host.err
+    assert "third SIGINT within 2 s: killing the job at once." in host.err
     assert "saved" not in host.out
     assert host.leftovers() == []
 
@@ -583,7 +585,7 @@ def test_an_earlier_runs_failure_file_stays_behind_a_success(start, script, tmp_
     host = start("--train-script", script(""), SM_OUTPUT_DIR=str(path.parent))
     assert host.wait() == 0, host.log()
     assert path.read_text() == "of an earlier run"
-    assert f"{path} is of an earlier run; left as it is, since this one has not failed." in host.err
+    assert f"{path} is from an earlier run; it is kept, since this run has not failed." in host.err
 
 
 def test_a_scripts_own_failure_file_stays_though_there_was_one_before(start, script, tmp_path):
@@ -592,4 +594,4 @@ def test_a_scripts_own_failure_file_stays_though_there_was_one_before(start, scr
     mine = script(f"open({str(path)!r}, 'w').write('mine'); 1 / 0")
     host = start("--train-script", mine, SM_OUTPUT_DIR=str(path.parent))
     assert host.wait() == 1, host.log()
-    assert path.read_text() == "mine" and f"{path} exists already; left as it is." in host.err
+    assert path.read_text() == "mine" and f"{path} already exists; it is kept as it is." in host.err

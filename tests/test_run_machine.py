@@ -152,7 +152,7 @@ def test_what_a_thread_raised_up_to_a_minute_before_is_told(end, says, between):
     assert says in failed.failure.headline
     seconds = between if between <= 60 else between - 20
     name = "pin" if between <= 60 else "later"
-    assert f'(thread "{name}" raised KeyError: x, {seconds:.0f} s before)' in failed.failure.text
+    assert f'(thread "{name}" raised KeyError: x, {seconds:.0f} s earlier)' in failed.failure.text
 
 
 def test_what_a_thread_raised_does_not_end_a_rank_and_tells_of_a_kill():
@@ -165,7 +165,7 @@ def test_what_a_thread_raised_does_not_end_a_rank_and_tells_of_a_kill():
 
 
 def test_of_a_killed_torchrun_the_reason_is_told():
-    oom = "out of memory: the machine counted a kill (oom_kill)"
+    oom = "out of memory: the machine recorded an OOM kill (oom_kill)"
     (failed,) = running().at(5.0, TorchrunEnded(-9, oom=oom)).told()
     assert failed.failure.headline.endswith(f"was killed by SIGKILL (signal 9); {oom}")
     host = running(runner="neuron_parallel_compile").at(5.0, ChildEnded(-9, oom))
@@ -219,7 +219,7 @@ def test_before_that_a_stop_is_a_stop():
     assert SignalRanks((71, 72), TERM) in host.done
 
 
-KILLED = "before the stop came: algo-1, rank 0 (local rank 0) was killed by SIGKILL (signal 9)"
+KILLED = "before the stop: algo-1, rank 0 (local rank 0) was killed by SIGKILL (signal 9)"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ KILLED = "before the stop came: algo-1, rank 0 (local rank 0) was killed by SIGK
             [RankEnded(71, -9, "out of memory"), RankEnded(72, 3)],
             [f"{KILLED}; out of memory, and 1 rank more."],
         ),
-        ([raised(), RankEnded(71, 1)], ["before the stop came: algo-1, rank 0 (local rank 0) "]),
+        ([raised(), RankEnded(71, 1)], ["before the stop: algo-1, rank 0 (local rank 0) "]),
         ([RankEnded(71, 0)], []),
         # By somebody who stops the ranks, too, or since another host's were stopped before.
         ([RankEnded(71, -TERM)], []),
@@ -287,7 +287,7 @@ def test_ranks_are_told_once_and_killed_when_their_time_is_over():
     assert [type(one) for one in host.due(13.0).done] == [RequestPlaces]
     host.at(13.5, PlacesReported({71: "save, a.py:1", 72: "load, data.py:88"}))
     assert host.due(15.0).done == [KillRanks((72,))]
-    assert host.lines[0] == "rank 1 does not end; it is in load, data.py:88."
+    assert host.lines[0] == "rank 1 has not ended; it is in load, data.py:88."
 
 
 def test_a_rank_that_said_what_it_raised_is_not_told():
@@ -495,7 +495,10 @@ def test_sigterm_to_torchrun_by_somebody_else(stop, result):
         assert host.at(5.5, Signal(TERM)).why is result
     else:
         (failed,) = host.due(6.0).told()
-        assert "it was sent SIGTERM (signal 15), not by the launcher" in failed.failure.text
+        assert (
+            "it received SIGTERM (signal 15), which the launcher had not sent"
+            in failed.failure.text
+        )
         assert not failed.failure.may_restart  # never a restart
 
 
@@ -546,7 +549,7 @@ def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
 def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
     host = running().at(5.0, Signal(TERM)).at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0))
     host.at(6.0, CloseRequested()).at(6.0, LeftoversFound((99,)))
-    assert host.lines == ["1 processes that ranks left behind have 19 s to end."]
+    assert host.lines == ["ranks left 1 process running; killing what remains in 19 s."]
     host.at(6.1, TorchrunEnded(1), ChildEnded(1)).at(6.1, LeftoversFound((99,)))
     assert host.due(20.0).done == [SignalProcesses((99,), TERM)]
     assert SignalProcesses((99,), KILL) in host.due(25.0).done

@@ -17,7 +17,7 @@ from launcher.result.raised import Link
 CALLS = Path(__file__).with_name("smddp_calls.py")
 OPTION = "--launcher-smddp-compat"
 TWO_RANKS = ("--launcher-nproc-per-node", "2")
-OWN = "smdistributed.dataparallel is the launcher's own, an open implementation on "
+OWN = "smdistributed.dataparallel: AWS's is not installed; using the launcher's own, an open"
 API = (
     "before_init lifecycle all_reduce averages reduce_op broadcast all_gather all_to_all_single "
     "shapes barrier groups data_parallel buffers"
@@ -127,7 +127,7 @@ def test_an_installed_library_is_used(site_packages, packages):
     library(site_packages, *packages)
     name, variables, line = smddp.chosen(os.environ)
     assert (name, variables) == ("installed", {})
-    assert line.startswith("smdistributed.dataparallel is the installed one, ")
+    assert line.startswith("smdistributed.dataparallel: using the installed one, ")
     assert str(site_packages) in line
     assert imported().startswith(str(site_packages))
 

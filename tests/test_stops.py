@@ -81,7 +81,10 @@ def test_ranks_hear_a_stop_though_torchrun_hangs(start, script):
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.out.endswith("saved\n") and host.failure is None
-    assert "no rank runs any more, but torchrun does not end: killing it with SIGKILL" in host.err
+    assert (
+        "no rank is running any more, but torchrun has not ended: killing it with SIGKILL"
+        in host.err
+    )
     assert host.leftovers() == []
 
 
@@ -121,17 +124,17 @@ def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, w
     host = start("--train-script", script(UPLOAD), what, "--launcher-grace", grace)
     host.wait_for("runs")
     host.signal(signal.SIGTERM)
-    poll(lambda: "processes that ranks left behind have" in host.err)
+    poll(lambda: "running; killing what remains in" in host.err)
     slept = psutil.Process(host.process.pid).num_ctx_switches().voluntary
     host.wait_for("uploaded")
     if what == "and a daemon":
-        poll(lambda: "which the job left behind" in host.err)
+        poll(lambda: "which the job left running" in host.err)
         # It waits, and looks again only when something ends.
         assert psutil.Process(host.process.pid).num_ctx_switches().voluntary - slept < 100
     assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
     assert host.out == "runs\nuploaded\n", host.log()
-    assert host.err.count("which the job left behind") == (what == "and a daemon")
-    assert "processes that ranks left behind have" in host.err
+    assert host.err.count("which the job left running") == (what == "and a daemon")
+    assert "running; killing what remains in" in host.err
     assert host.leftovers() == []
 
 
@@ -147,8 +150,8 @@ time.sleep(1000)
 @pytest.mark.parametrize(
     ("handles", "said"),
     [
-        ("no rank", "2 of 2 ranks ended by SIGTERM itself: they had no handler, so they saved"),
-        ("0", "1 of 2 ranks ended by SIGTERM itself: it had no handler, so it saved"),
+        ("no rank", "SIGTERM killed 2 of 2 ranks, which did not handle it and so saved"),
+        ("0", "SIGTERM killed 1 of 2 ranks, which did not handle it and so saved"),
     ],
 )
 def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
@@ -171,7 +174,7 @@ time.sleep(1000)
 def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
     host = start("--train-script", script(MANY), *options)
-    (agent,) = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)
+    agent = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)[0]
     poll(lambda: len(agent.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
     assert host.wait(35) == ended_by(signal.SIGTERM), host.log()
@@ -267,7 +270,7 @@ def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path
     else:
         agent.terminate()
         assert host.wait(30) == 69 and "killing it" not in host.err, host.log()
-        assert "it was sent SIGTERM (signal 15), not by the launcher" in host.failure
+        assert "it received SIGTERM (signal 15), which the launcher had not sent" in host.failure
     poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
 
 
@@ -394,9 +397,12 @@ def test_an_early_warning_goes_to_the_ranks_that_handle_it(start, script):
             poll(lambda number=number: f"signal {int(number)}" in host.err)
     open("go", "w").close()
     assert host.wait() == 0, host.log()
-    assert host.err.count("launcher: SIGUSR1: passed on to 2 of 3 ranks, which handle it.\n") == 1
-    assert "launcher: SIGUSR2: passed on to none of 3 ranks: none handles it.\n" in host.err
-    line = "launcher: SIGALRM (signal 14): it is no stop, and goes to no rank.\n"
+    assert host.err.count("launcher: SIGUSR1: forwarded to 2 of 3 ranks, which handle it.\n") == 1
+    assert "launcher: SIGUSR2: not forwarded, since none of 3 ranks handles it.\n" in host.err
+    line = (
+        "launcher: SIGALRM (signal 14): ignored; it is not a stop signal, and is not forwarded "
+        "to the ranks.\n"
+    )
     assert host.err.count(line) == 1, host.log()
     assert host.err.count("it is no stop") == 7 and "alarmed" not in host.out, host.log()
 
@@ -424,9 +430,9 @@ def test_ranks_inherit_what_the_launcher_has(start, script, command, begins):
 def test_an_early_warning_before_ranks_run_is_a_line(start, script):
     common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', **ports(), "SM_NUM_GPUS": "0"}
     host = start("--train-script", script(""), SM_CURRENT_HOST="127.0.0.1", **common)
-    poll(lambda: "meet at" in host.err)
+    poll(lambda: "rendezvous at" in host.err)
     host.signal(signal.SIGUSR2)
-    poll(lambda: "launcher: SIGUSR2: no rank runs yet, or any more.\n" in host.err)
+    poll(lambda: "launcher: SIGUSR2: not forwarded, since no rank is running.\n" in host.err)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
 

@@ -87,12 +87,12 @@ def test_the_parts_add_up(started, attempt, trains, closes, ended, later, number
 
 UNSAVED = [
     # the signal, ranks, what is said of them
-    (15, [(DEFAULT, -15)] * 2, "2 of 2 ranks ended by SIGTERM itself: they had no handler, so"),
-    (15, [(DEFAULT, -15)], "1 of 1 rank ended by SIGTERM itself: it had no handler, so it"),
-    (15, [(HANDLES, 143), (DEFAULT, -15)], "1 of 2 ranks ended by SIGTERM itself: it had no han"),
-    (1, [(DEFAULT, -1), (HANDLES, 0)], "1 of 2 ranks ended by SIGHUP itself: it had no handler"),
-    (2, [(DEFAULT, -2)], "1 of 1 rank ended by SIGINT itself: it had no handler"),
-    (15, [(None, -15), (DEFAULT, -15)], "1 of 1 rank ended by SIGTERM itself"),  # not of the stop
+    (15, [(DEFAULT, -15)] * 2, "SIGTERM killed 2 of 2 ranks, which did not handle it"),
+    (15, [(DEFAULT, -15)], "SIGTERM killed 1 of 1 rank, which did not handle it"),
+    (15, [(HANDLES, 143), (DEFAULT, -15)], "SIGTERM killed 1 of 2 ranks, which did not handle it"),
+    (1, [(DEFAULT, -1), (HANDLES, 0)], "SIGHUP killed 1 of 2 ranks, which did not handle it"),
+    (2, [(DEFAULT, -2)], "SIGINT killed 1 of 1 rank, which did not handle it"),
+    (15, [(None, -15), (DEFAULT, -15)], "SIGTERM killed 1 of 1 rank, "),  # not of the stop
     (15, [(HANDLES, -15)], ""),  # what has saved may end itself so
     (2, [(HANDLES, -2)], ""),  # Python's KeyboardInterrupt, which may have been caught
     (15, [(DEFAULT, -9), (IGNORES, -9), (HANDLES, 0), (DEFAULT, 0), (DEFAULT, None)], ""),
@@ -106,7 +106,7 @@ def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
     *unsaved, last = summary.lines(state(stopped(number), ranks=ranks), 113.0)
     assert len(unsaved) == bool(said)
     for line in unsaved:
-        assert line.startswith(f"algo-1: {said}") and line.endswith(" saved nothing at the stop.")
+        assert line.startswith(f"algo-1: {said}") and " so saved nothing at the stop; " in line
     is_saved = any(one not in ((DEFAULT, -number), (None, -number)) for one in ranks if one[0])
     assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'ending'} 3.0 s.")
     for result in (FAILED, SUCCESS):

@@ -181,8 +181,8 @@ def test_files_that_cannot_be_read_are_noted(tmp_path):
     found = tool.read(str(folder))
     assert [host.name for host in found.hosts] == ["algo-1"]
     assert found.notes == (
-        "algo-1/events.jsonl: 1 line cannot be read, or cut off",
-        "algo-3/events.jsonl: 1 line cannot be read, or cut off",
+        "algo-1/events.jsonl: 1 line unreadable or cut off",
+        "algo-3/events.jsonl: 1 line unreadable or cut off",
     )
 
 
@@ -236,7 +236,7 @@ def test_the_page_and_the_text(tmp_path):
     assert all(len(row) <= 90 for row in rows[2:20])
     (row,) = (row for row in rows if row.startswith("algo-12 93"))
     assert "X" in row and "S" in row
-    assert "algo-5, rank 37: stalled: no progress for 60 s" in done.stdout
+    assert "algo-5, rank 37: stalled: ranks have made no progress for 60 s" in done.stdout
     assert not os.path.exists("timeline.html")
     completed(*TIMELINE, "--text", "-o", "page.html", folder)
     assert os.path.exists("page.html")
@@ -257,7 +257,7 @@ def test_the_folder_may_be_that_of_one_host(tmp_path):
         (["none"], "cannot read the folder none (No such file or directory)."),
         (
             ["."],
-            "no host's events.jsonl in .; expected the folder that --launcher-log-dir named, or",
+            "no host's events.jsonl in .; expected the folder given to --launcher-log-dir, or",
         ),
     ],
 )
@@ -284,9 +284,7 @@ def test_local_leaves_a_timeline_and_names_it(script, tmp_path):
     done = completed(
         *LAUNCHER, "local", "--hosts", "2", "--run-dir", "runs/drawn", "--", path, code=3
     )
-    named = (
-        "  timeline.html: what each rank did when; each host's events.jsonl has it for programs\n"
-    )
+    named = "  timeline.html: what each rank did when (as data: each host's events.jsonl)\n"
     assert named in done.stdout
     assert os.path.exists("runs/drawn/timeline.html")
     found = tool.read("runs/drawn")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LAUNCHER, REPO, ended_by, free_port, poll
+from pages import code
 
 import launcher
 
@@ -158,7 +159,7 @@ def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch,
     options = {"command": INIT, "hosts": hosts, "environ": environ, "sagemaker_program": program}
     host = train(HOSTS[0], script("", "x.py"), **options)
     assert host.wait() == 69, host.log()
-    seen = f"{ABSENT} did not arrive within 2 s"
+    seen = f"{ABSENT} did not join within 2 s"
     assert failure_of(host, tmp_path).startswith(seen)
     # The source folder's launcher runs, whatever its version, and not the one that is installed.
     code = f"/{program}" if program else str(Path(launcher.__file__).with_name("__main__.py"))
@@ -174,7 +175,7 @@ def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_p
     poll(lambda: program.exists() and program.stat().st_mode & stat.S_IXUSR)
     host.signal(signal.SIGINT)
     assert host.wait() == ended_by(signal.SIGINT), host.log()
-    assert "no launcher runs; ending" in host.err and "not be started" not in host.out
+    assert "no launcher is running; stopping" in host.err and "not be started" not in host.out
     assert failure_of(host, tmp_path) is None
 
 
@@ -220,3 +221,18 @@ def test_doctor_as_the_entry_point(train, script, tmp_path):
     )
     assert second.wait() == 0, second.log()
     assert "A job would run on 127.0.0.2" in second.out
+
+
+def test_a_shell_script_that_ends_with_the_launcher(train, script, pretend_torch):
+    """docs/guide.md: run.sh, which installs something first and passes the hyperparameters on."""
+    one_file = script("", "launcher.py")
+    subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
+    (lines,) = code(REPO / "docs" / "guide.md", "sh")
+    lines = lines.replace("pip", f"{sys.executable} -m pip", 1)
+    lines = lines.replace("python3", sys.executable).replace("more-requirements.txt", os.devnull)
+    run = {"sagemaker_program": "script.sh", "epochs": 3, "launcher-dry-run": True}
+    run["train-script"] = script("", "train.py").name
+    pretend_torch("2.13.0")
+    host = train(HOSTS[0], script(lines, "run.sh"), **run)
+    assert host.wait() == 0, host.log()
+    assert host.out.rstrip().endswith(" -- train.py --epochs 3")

@@ -428,8 +428,11 @@ def test_a_first_host_whose_own_name_does_not_resolve(job):
     job.hosts = ("no-such-name.invalid", HOSTS[1])
     first, second = job.join(start_timeout=4)
     job.wait(lambda: first.result and second.result)
-    assert first.result.text.startswith("127.0.0.2 did not arrive within 4 s\n")
-    why = "no-such-name.invalid did not arrive within 4 s (the name no-such-name.invalid does not "
+    assert first.result.text.startswith("127.0.0.2 did not join within 4 s\n")
+    why = (
+        "no-such-name.invalid could not be reached within 4 s (the name no-such-name.invalid "
+        "does not "
+    )
     assert second.result.text.startswith(why)
 
 
@@ -504,8 +507,8 @@ def test_hosts_that_wait_say_so_whatever_dns_does():
     lines = done.stderr.splitlines()
     for line in (
         f"launcher: waiting for {named} and 32 more.",
-        "launcher: waiting for slow-0 (DNS has not answered for its name).",
-        "launcher: waiting for 127.0.0.3 (nothing listens there).",
+        "launcher: waiting for slow-0 (its name has not been resolved yet).",
+        "launcher: waiting for 127.0.0.3 (nothing is listening there).",
     ):
         assert lines.count(line) in (1, 2), done.stderr  # 2, but on a machine that has stood still
 

@@ -122,7 +122,9 @@ def test_a_rank_of_another_host_that_has_left_is_named_on_both(start_two, script
     assert [host.wait() for host in hosts] == [1, 1]
     line = hosts[0].failure.splitlines()[0]
     assert line.startswith("127.0.0.1, rank 0 (local rank 0) failed with RuntimeError: "), line
-    assert re.search(r"; 127.0.0.2, rank 1 had ended with exit code 0 [\d.]+ s before$", line), line
+    assert re.search(r"; 127.0.0.2, rank 1 had ended with exit code 0, [\d.]+ s earlier$", line), (
+        line
+    )
     assert hosts[1].failure == hosts[0].failure
 
 
@@ -164,7 +166,7 @@ def test_torchruns_barrier_if_it_is_short(start_two, script):
     hosts = start_two("--train-script", path, LAUNCHER_EXIT_BARRIER="2")
     for host in hosts:
         assert host.wait(60) == 69, hosts[0].log() + hosts[1].log()
-        says = "127.0.0.2: the hosts did not all meet at 127.0.0.1:"
+        says = "127.0.0.2: the rendezvous at 127.0.0.1:"
         assert host.failure.startswith(says), host.failure
 
 
@@ -274,7 +276,8 @@ def test_a_rendezvous_port_that_is_taken_ends_both_before_torchrun(start_two, sc
         for host in hosts:
             assert host.wait(60) == 2, host.log()
             assert host.failure == (
-                f"launcher: 127.0.0.1: the rendezvous port of 127.0.0.1:{port} is taken on this "
+                f"launcher: 127.0.0.1: the rendezvous port of 127.0.0.1:{port} is already in "
+                f"use on this "
                 "host; choose another with --launcher-rdzv-port, the same one on every host.\n"
             )
             assert host.out == ""

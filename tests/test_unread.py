@@ -145,7 +145,7 @@ def test_lines_that_nobody_reads_are_counted(full_pipe, tmp_path):
         assert process.wait(60) == 0
     lines = "".join([*data, full_pipe.read()]).splitlines()
     assert lines[:1000] == [f"launcher: line {number}" for number in range(1000)]
-    lost = "launcher: 2000 lines of this log were not written: nobody read it."
+    lost = "launcher: 2000 lines of this log were not written, because nothing was reading it."
     assert lines[1000:] == [lost, "launcher: the last line"]
 
 

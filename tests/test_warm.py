@@ -40,7 +40,7 @@ HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lam
 @pytest.mark.parametrize(
     ("name", "text", "options", "says"),
     [
-        ("odd.py", THREAD, ["odd"], "an import has started a thread (there are 2)"),
+        ("odd.py", THREAD, ["odd"], "an import has started a thread (2 are running)"),
         slow("odd.py", "opened = open('odd.log', 'w')", ["odd"], "an import has opened "),
         slow("odd.py", "1 / 0", ["odd"], "importing odd failed with ZeroDivisionError"),
         ("queue.py", "", [], "queue is loaded, and would hide the queue in "),
@@ -57,7 +57,7 @@ def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text
     host = start(*words, PYTHONPATH="" if name == "queue.py" else str(folder))
     assert host.wait() == 0, host.log()
     assert host.out == "cold\n" and host.err.count("starting cold") == 1
-    assert f"launcher: --launcher-start warm: starting cold, as {says}" in host.err, host.log()
+    assert f"launcher: --launcher-start warm falls back to cold: {says}" in host.err, host.log()
     assert host.leftovers() == []
 
 
@@ -72,7 +72,7 @@ def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_
 def test_another_python_runs_its_ranks_itself(start, script):
     host = start("--train-script", script(TELLS), "--launcher-start", "warm", PYTHON_EXEC="python3")
     assert host.wait() == 0 and host.out == "cold\n", host.log()
-    assert "starting cold, as python3 is to run torchrun or ranks." in host.err
+    assert "falls back to cold: python3 runs torchrun or the ranks." in host.err
 
 
 FAILS_ONCE = f"""{TELLS}

@@ -41,20 +41,20 @@ SENTENCES = [
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))],
         "algo-2, rank 3 (local rank 1) is absent from all_reduce #61 of the default group, where "
-        "3 ranks wait; it is in load, data.py:88",
+        "3 ranks are waiting; it is in load, data.py:88",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, group(60)), rank(3, group(60), place="")],
         "algo-2, rank 2 (local rank 0), algo-2, rank 3 (local rank 1) are absent from all_reduce "
-        "#61 of the default group, where 2 ranks wait; rank 2 is in load, data.py:88",
+        "#61 of the default group, where 2 ranks are waiting; rank 2 is in load, data.py:88",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, trouble="does not answer: x")],
-        "where 3 ranks wait; it does not answer: x",
+        "where 3 ranks are waiting; it does not answer: x",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), trouble=ENDED)],
-        "where 3 ranks wait; it has ended with exit code 0",
+        "where 3 ranks are waiting; it has ended with exit code 0",
     ),
     # Rank 0 has not begun #61, but waits for rank 1 in another group.
     (
@@ -78,7 +78,7 @@ SENTENCES = [
     (
         [*(rank(number, IN_61) for number in range(3)), rank(3, group(61, 61, "broadcast"))],
         "rank 3 is in broadcast #61 (4 Float), 3 ranks are in all_reduce #61 (4 Float) of the "
-        "default group: they must call the same",
+        "default group: all ranks must make the same call",
     ),
     (
         [
@@ -86,7 +86,8 @@ SENTENCES = [
             rank(1, group(2, **PAIR), group(2, 2, "barrier", "", **PAIR, order=1)),
             *(rank(number, group(9, 9, ranks="0-3")) for number in (2, 3)),  # who wait for both
         ],
-        "ranks wait for each other: rank 0 in all_reduce #3 of the group of ranks 0,1, rank 1 in "
+        "ranks are waiting for each other: rank 0 in all_reduce #3 of the group of ranks 0,1, "
+        "rank 1 in "
         "barrier #2 of group 2 of ranks 0,1",
     ),
     ([rank(0, group(9, 9, ranks="0,1", name="mesh_dp")), rank(1)], "group mesh_dp (ranks 0,1), w"),
@@ -111,8 +112,8 @@ SENTENCES = [
             *(rank(number, counted(61)) for number in range(3)),
             rank(3, trouble="does not answer: x"),
         ],
-        "algo-2, rank 3 (local rank 1) does not answer: x; in the default group nobody has begun "
-        "a collective after #61",
+        "algo-2, rank 3 (local rank 1) does not answer: x; no rank has begun "
+        "a collective after #61 of the default group",
     ),
     (
         [rank(number, counted(61, waits=61)) for number in range(4)],
@@ -149,8 +150,9 @@ SENTENCES = [
             rank(2, trouble=ENDED),
             rank(3, trouble=ENDED),
         ],
-        "rank 2 (local rank 0), algo-2, rank 3 (local rank 1) say nothing more: rank 2 has ended "
-        "with exit code 0; in the default group nobody has begun a collective after #61",
+        "rank 2 (local rank 0), algo-2, rank 3 (local rank 1) no longer take part: rank 2 has "
+        "ended "
+        "with exit code 0; no rank has begun a collective after #61 of the default group",
     ),
 ]
 
@@ -210,7 +212,7 @@ def test_a_rank_that_says_nothing_more_is_named_only_if_no_other_is_absent():
 def test_sizes_are_compared_where_they_must_agree(op, is_wrong):
     ranks = [rank(number, group(61, 61, op, f"{number} Float")) for number in range(4)]
     (one,) = found(ranks)
-    assert ("they must call the same" in sentences.reason(one)) == is_wrong
+    assert ("all ranks must make the same call" in sentences.reason(one)) == is_wrong
 
 
 def test_a_rank_that_is_about_to_end():
@@ -240,7 +242,7 @@ KEPT = {"kept": [], "child": None, "at": []}
         ({"kept": [["idle", POOL]]}, 'thread "idle", in run, process.py:320'),
         (
             {"kept": [["idle", POOL]], "child": ["Process-1", 99]},
-            "it waits for its child process Process-1 (pid 99)",
+            "it is waiting for its child process Process-1 (pid 99)",
         ),
         ({"at": [["save", "/code/train.py", 9]]}, "in its exit handlers, in save, train.py:9"),
         ({}, "in its exit handlers"),
@@ -307,8 +309,8 @@ def test_many_ranks_that_run_on_are_one_line():
     state = judge.host_reported(judge.Stalls(notify=60), "algo-1", ranks, 100)
     state, lines, is_new = judge.check(state, 101)
     assert lines == [
-        'rank 3\'s main thread has returned, but its process runs on: thread "t3"; '
-        "the same is true of 5 more ranks."
+        'rank 3\'s script has ended, but its process is still running: thread "t3"; '
+        "the same applies to 5 more ranks."
     ]
     assert not is_new and judge.due(state) == 172  # as of the other sentences, since 30
 
@@ -319,7 +321,9 @@ def test_a_rank_that_has_returned_while_others_wait_for_it_is_no_reason_to_resta
     state = judge.host_reported(state, "algo-1", ranks, 100)
     while not state.hang:
         state, _, _ = judge.check(state, judge.due(state))
-    assert state.hang.text.startswith("no progress for") and not state.hang.may_restart
+    assert (
+        state.hang.text.startswith("ranks have made no progress for") and not state.hang.may_restart
+    )
 
 
 def test_it_is_not_said_in_a_burst_when_it_is_seen_late():
@@ -356,9 +360,12 @@ def test_when_it_is_said():
         said += [(now, line.partition(":")[0]) for line in lines]
         assert not judge.reason_of_wait(state, 0, 131)
     # Since 72 nothing has moved.
-    assert said == [(132, "no progress for 60 s"), (192, "no progress for 120 s")]
+    assert said == [
+        (132, "ranks have made no progress for 60 s"),
+        (192, "ranks have made no progress for 120 s"),
+    ]
     # The last moment at which what was seen before the time was over can become known.
-    assert (now, state.hang.text[:21]) == (277, "no progress for 205 s")
+    assert (now, state.hang.text[:37]) == (277, "ranks have made no progress for 205 s")
     assert judge.due(state) == math.inf
     assert "rank 3" in judge.reason_of_wait(state, 0, 133)
     assert not judge.reason_of_wait(state, 3, 133) and not judge.reason_of_wait(
@@ -374,7 +381,7 @@ def test_when_it_is_said():
     assert not judge.reason_of_wait(state, 0, 293) and not lines  # rank 3 has come
     assert judge.due(state) == 301
     state, lines, _ = judge.check(state, 301)
-    assert lines == ["progress again after 219 s."] and not state.stalls
+    assert lines == ["ranks are making progress again after 219 s."] and not state.stalls
 
 
 def test_more_ranks_that_come_to_wait_are_no_other_trouble():
@@ -496,7 +503,7 @@ def test_what_a_host_polls_and_reports():
         report = watch.report({}, {9: "T"}.get, now)
         if report:
             reported.append((now, report.ranks))
-    trouble = "does not answer: it was stopped (SIGSTOP)"
+    trouble = "does not answer: it is suspended (SIGSTOP)"
     two = StalledRank(1, 1, 31, "", "f, a.py:3")
     assert reported == [
         (46, (two,)),
@@ -516,7 +523,7 @@ def test_ranks_of_which_no_message_has_the_groups_are_counted():
     ranks = watch.report((), lambda _: "S", 16).ranks
     assert 6 < len(ranks) < 12
     others = f"{12 - len(ranks)} ranks"
-    assert watch.error == f"how far {others} of this host got does not fit into a message."
+    assert watch.error == f"the progress of {others} of this host does not fit into a message."
 
 
 def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others():
@@ -608,7 +615,7 @@ def test_a_request_for_stacks():
     for line in 2 * ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):
         watch.wrote(8, line)  # twice, for two requests
     assert watch.requests_over(101) == [] and watch.requests_over(101.5) == [request]
-    held = "does not answer: it runs code that keeps Python's lock"
+    held = "does not answer: it is running code that holds Python's lock (the GIL)"
     assert request.text(7, "S").startswith("  main thread:")
     assert request.text(8, "S").splitlines() == [
         f"  it {held}.",
@@ -616,7 +623,7 @@ def test_a_request_for_stacks():
         '    File "/code/a.py", line 3, in f',
     ]
     assert request.text(9, "S") == f"  it {held}."
-    assert "cannot be asked" in request.text(10, "S")
+    assert "no stack" in request.text(10, "S")
 
 
 def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are():
@@ -627,10 +634,11 @@ def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are()
     watch.replied(7, {**message, "threads": [["", TRAIN]]}, 100)
     assert watch.signals_due(100.5) == {} and watch.requests_over(101.5) == [request]
     assert request.text(8, "S") == (
-        "  it does not answer: it runs code that keeps Python's lock; `sm-launch stacks` shows "
-        "where, by a signal."
+        "  it does not answer: it is running code that holds Python's lock (the GIL); "
+        "`sm-launch stacks` shows "
+        "where, by sending it a signal."
     )
-    assert request.text(8, "T") == "  it does not answer: it was stopped (SIGSTOP)."
+    assert request.text(8, "T") == "  it does not answer: it is suspended (SIGSTOP)."
 
 
 def test_a_request_for_stacks_by_signals_has_hosts_collect_them_again():
@@ -683,7 +691,9 @@ def test_stacks_fit_in_a_message():
     )
     others = {str(number): (((number,), f"  {number}"),) for number in range(1000)}
     lines = stacks.shown(state._replace(received=others), [])
-    assert len(lines) == 401 and lines[0] == "800 stacks of as many ranks or more are left out."
+    assert (
+        len(lines) == 401 and lines[0] == "800 more stacks, of as many ranks or more, are omitted."
+    )
     assert len(json.dumps(stacks.shown(state, []))) < 60_000
 
 

@@ -184,7 +184,9 @@ def broken(seed, fault):
     if fault == "long":  # it goes on after 100 s: said for 60 s, perhaps for 120 s, and taken back
         if len(told) > 2:
             return f"said too often: {told}"
-        is_taken_back = job.lines[-1:] and job.lines[-1][1].startswith("progress again")
+        is_taken_back = job.lines[-1:] and job.lines[-1][1].startswith(
+            "ranks are making progress again"
+        )
         return "" if is_taken_back or not told else "progress was not said"
     if fault == "network":
         if job.is_counted and not job.knows_ends:
@@ -194,7 +196,7 @@ def broken(seed, fault):
         wrong = [line for _, line in told[first:] if "which does not complete" not in line]
         return f"not the network: {wrong[0]}" if wrong else ""
     frozen_at = max(rank.changed_at for rank in job.ranks)
-    again = [at for at, line in job.lines if line.startswith("progress again")]
+    again = [at for at, line in job.lines if line.startswith("ranks are making progress again")]
     if again and again[-1] > max(frozen_at, job.fault_at) + 2 * EVERY + 12:
         return f"progress was said of what does not move, at {again[-1]}"
     if not job.waiting or job.victim.open:

@@ -71,9 +71,9 @@ sys.exit(int(sys.argv[1]))
 @pytest.mark.parametrize(
     ("code", "restarts", "says"),
     [
-        (0, 0, "which the job left behind"),
-        (3, 0, "which the job left behind"),
-        (3, 1, "which the last attempt left behind"),
+        (0, 0, "which the job left running"),
+        (3, 0, "which the job left running"),
+        (3, 1, "which the previous attempt left running"),
     ],
 )
 def test_what_ranks_have_started_is_the_jobs(start, script, entry_point, code, restarts, says):

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 HOSTILE = '</script><script>document.title="gone"</script><img src=x onerror=alert(1)> & \x1b[31m'
-STALL = "no progress for 60 s: algo-5, rank 37 (local rank 5) is absent from all_reduce #2210"
+STALL = (
+    "ranks have made no progress for 60 s: algo-5, rank 37 (local rank 5) is absent from "
+    "all_reduce #2210"
+)
 
 
 def line(seconds: float, event: str, host: str = "algo-1", attempt: int = 1, **more: Any) -> str:

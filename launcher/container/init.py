@@ -182,9 +182,9 @@ class _Init:
             if handles:
                 send(pid, number)
             if not launchers:
-                to = f"; it goes to {self._command[0]}"
+                to = f"; forwarded to {self._command[0]}"
                 to = to if handles else f", and {self._command[0]} does not handle it"
-                log(f"{signal.Signals(number).name}: no launcher runs{to}.")
+                log(f"{signal.Signals(number).name}: no launcher is running{to}.")
 
     def _stop(self, number: int) -> None:
         self._stop_signal = self._stop_signal or number
@@ -204,7 +204,10 @@ class _Init:
 
     def _end_command(self) -> None:
         if self._process.returncode is None:
-            log(f"{signal_name(self._stop_signal)}: no launcher runs; ending {self._command[0]}.")
+            log(
+                f"{signal_name(self._stop_signal)}: no launcher is running; stopping "
+                f"{self._command[0]}."
+            )
             send(self._process.pid, signal_for(self._command, self._stop_signal))
 
 

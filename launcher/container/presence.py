@@ -44,8 +44,8 @@ class InitClient:
             connection.connect(name)
         except BlockingIOError:
             log(
-                f"the init above has not answered for {_INIT_SECONDS} s: it passes no stop on to "
-                "this launcher, and does not hear how it ends."
+                f"`sm-launch init` has not answered for {_INIT_SECONDS} s: it will not "
+                "forward stops to this launcher, nor learn how the job ends."
             )
 
     def __enter__(self) -> InitClient:

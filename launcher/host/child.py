@@ -64,10 +64,10 @@ class Child:
             except subprocess.TimeoutExpired as error:
                 if signals and signals.stop():
                     self.kill()
-                    return Answer("", "", "a stop came", was_stopped=True)
+                    return Answer("", "", "it was interrupted by a stop", was_stopped=True)
                 if time.monotonic() >= deadline:
                     self.kill()
-                    late = f"it did not end within {seconds:.0f} s"
+                    late = f"it did not finish within {seconds:.0f} s"
                     return Answer(_text(error.output), _text(error.stderr), late, is_late=True)
         code, problem = self._process.returncode, ""
         if code:

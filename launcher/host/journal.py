@@ -12,12 +12,17 @@ from typing import Any, Callable
 NAME = "events.jsonl"
 
 
+def host_folder(folder: str, host: str) -> str:
+    """Return DIR/HOST, where a host writes what it notes and what its ranks print."""
+    return os.path.join(folder, host.replace("/", "_"))
+
+
 class Journal:
     """The file, to which lines are appended, each at once. Its troubles never cost the job."""
 
     def __init__(self, folder: str, host: str, log: Callable[[str], None]) -> None:
         self._file, self._log = -1, log
-        self._path = os.path.join(folder, host.replace("/", "_"), NAME)
+        self._path = os.path.join(host_folder(folder, host), NAME)
         if not folder:
             return
         with self._no_errors():
@@ -52,7 +57,7 @@ class Journal:
             yield
         except Exception as error:  # a full disk, a folder that is read-only, a mistake of ours
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            self._log(f"cannot write {self._path} ({why}): the job goes on without it.")
+            self._log(f"cannot write {self._path} ({why}); the job continues without it.")
             self.close()
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ def connected(host: str, port: int) -> socket.socket | str:
         except OSError as error:
             connection.close()
             refused = isinstance(error, ConnectionRefusedError)
-            why = "nothing listens there" if refused else "it does not answer"
+            why = "nothing is listening there" if refused else "it does not answer"
         else:
             return connection
     return why

@@ -13,7 +13,7 @@ from launcher.host.archive import ARCHIVE, PACKAGE, read
 from launcher.text.log import log
 
 # What torchrun and the ranks execute.
-_IN_CHILDREN = ("agent.py", "nursery.py", "rank.py", "describe.py", "unseen.py")
+_IN_CHILDREN = ("agent.py", "nursery.py", "rank.py", "describe.py", "unseen.py", "copier.py")
 _EXECUTED = [os.path.join(PACKAGE, "run", name) for name in _IN_CHILDREN]
 PREFIX, SOCKET = "sm-launch-", "socket"  # of its name; of its socket's
 _CRASH_BYTES = 1 << 16  # the end of what a rank has written that crashed
@@ -38,7 +38,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
-        what = f"cannot make a folder in {parent} ({error.strerror})"
+        what = f"cannot create a folder in {parent} ({error.strerror})"
         fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
         raise LaunchError(f"{too_long and too_long + '; '}{what}; {fix}.") from None
     try:

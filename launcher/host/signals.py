@@ -16,7 +16,10 @@ _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
 
 def left_alone(number: int) -> str:
     """Return what the log says of one of OTHERS."""
-    return f"{signal_name(number)}: it is no stop, and goes to no rank."
+    return (
+        f"{signal_name(number)}: ignored; it is not a stop signal, and is not forwarded to "
+        "the ranks."
+    )
 
 
 class Signals:

@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills
 from launcher.host.child import Helper, Question
+from launcher.host.console import Console
 from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import SOCKET, crash, run_dir
 from launcher.host.signals import Signals
@@ -139,13 +141,15 @@ class System:
         try:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:  # no descriptor is left
-            raise LaunchError(f"cannot make a socket: {error.strerror}; raise ulimit -n.") from None
+            raise LaunchError(
+                f"cannot create a socket: {error.strerror}; raise ulimit -n."
+            ) from None
         listener.setblocking(False)
         try:
             listener.bind(os.path.join(folder, SOCKET))
         except OSError as error:
             listener.close()
-            raise LaunchError(f"cannot make a socket in {folder}: {error}; set TMPDIR.") from None
+            raise LaunchError(f"cannot create a socket in {folder}: {error}; set TMPDIR.") from None
         listener.listen(128)
         return listener
 
@@ -244,6 +248,20 @@ class System:
         self.limit_files(helper.pid)
         known.spare(helper.pid)
         return helper
+
+    def start_console(
+        self, argv: Sequence[str], environ: Mapping[str, str], mark: tuple[str, str]
+    ) -> Console | None:
+        """Start what copies ranks' output to stdout, None without one; `mark` as of start().
+
+        Raises OSError or SubprocessError.
+        """
+        if sys.stdout is None:  # 1 may be the number of a file of ours
+            return None
+        known = self._require_processes(mark)
+        console = Console(argv, environ)
+        known.spare(console.pid)
+        return console
 
     def ask(
         self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]

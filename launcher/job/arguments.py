@@ -129,8 +129,8 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
                 typed.append(text)
             elif rest and rest[-1].lower() in _NO_SWITCH:
                 raise LaunchError(
-                    f"{name} is {rest[-1]!r}; expected true or false "
-                    f"(if that is an argument of the script: {name}=true)."
+                    f"{name} is {rest[-1]!r}; expected true or false (if that is an argument "
+                    f"of the script, write {name}=true)."
                 )
         elif not equals:
             text = _next(name, rest, is_path=is_target or OPTIONS[field].parse is str)
@@ -145,8 +145,8 @@ def _next(name: str, rest: list[str], *, is_path: bool) -> str:
     if is_path and rest[-1].startswith("-"):
         word = shortened(printable(rest[-1]), 60)
         raise LaunchError(
-            f"{name} needs a value, but {word} comes next; expected a path "
-            f"(one that begins so: {name}={word})."
+            f"{name} needs a value, but is followed by {word}; expected a path (if the path "
+            f"starts like that, write {name}={word})."
         )
     return rest.pop()
 
@@ -183,8 +183,8 @@ def _check_targets(typed: _CommandLine, unknown: Sequence[str]) -> None:
     """Refuse a command line that does not name exactly one script or module."""
     if len(typed.targets) == 2:
         raise LaunchError(
-            f"{_SCRIPT} {typed.targets[_SCRIPT]} and {_MODULE} {typed.targets[_MODULE]} are both "
-            "given; expected one of them."
+            f"{_SCRIPT} {typed.targets[_SCRIPT]} and {_MODULE} {typed.targets[_MODULE]} are "
+            "both given; expected only one of them."
         )
     if not typed.targets:
         near = [word for word in typed.script_args if word.startswith(("--train_", "--train-"))]
@@ -192,7 +192,7 @@ def _check_targets(typed: _CommandLine, unknown: Sequence[str]) -> None:
         near += [word for word in typed.script_args[:1] if not word.startswith("-")]
         hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""
         if near:
-            hint = f" ({shortened(printable(near[0]), 60)} is taken for an argument of the script)"
+            hint = f" ({shortened(printable(near[0]), 60)} was taken as an argument of the script)"
         raise LaunchError(
             f"there is nothing to run{hint}: give {_SCRIPT} PATH or {_MODULE} NAME "
             "(on SageMaker: the hyperparameter train-script); see --launcher-help."

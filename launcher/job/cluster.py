@@ -75,7 +75,7 @@ def _addresses(environ: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(addresses, dict) or not all(isinstance(a, str) for a in addresses.values()):
         raise LaunchError(
             f"{HOST_ADDRESSES} is {short(text)}; expected a JSON object of hosts' addresses, "
-            "or it unset."
+            "or the variable to be unset."
         )
     return addresses
 
@@ -163,8 +163,8 @@ def _hosts_of_groups(
     for name in names:
         if name not in groups:
             raise LaunchError(
-                f"--launcher-instance-groups names {name!r}, but this cluster's instance groups "
-                f"are {json.dumps(sorted(groups))}; expected some of them."
+                f"--launcher-instance-groups names {name!r}, but this cluster's instance "
+                f"groups are {json.dumps(sorted(groups))}; expected one or more of them."
             )
         group = groups[name]
         members = group.get("hosts") if isinstance(group, dict) else None
@@ -172,8 +172,8 @@ def _hosts_of_groups(
     unknown = sorted(set(chosen) - set(hosts))
     if unknown:
         raise LaunchError(
-            f"{variable} names {_listed(unknown)}, but SM_HOSTS is {_listed(hosts)}; "
-            "expected hosts of that list."
+            f"{variable} names {_listed(unknown)}, but SM_HOSTS is {_listed(hosts)}; expected "
+            "hosts from that list."
         )
     return tuple(host for host in hosts if host in chosen)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import textwrap
 
 from launcher.errors import (
     EXIT_CANNOT_EXECUTE,
@@ -16,23 +17,50 @@ from launcher.errors import (
 from launcher.job.options import OPTIONS, Options
 from launcher.text.words import flag
 
+_COLUMNS = 100
 # docs/options.md shows this table, too.
 EXIT_CODES = {
     "0": "every rank succeeded",
-    "the script's own": "the first rank to fail exited with it; 1 for an exception",
-    "128 + n": "the first rank to fail was killed by signal n",
+    "the script's own": "the exit code of the first rank that failed; 1 for an exception",
+    "128 + n": "the first rank that failed was killed by signal n",
     f"{128 + signal.SIGTERM}, {128 + signal.SIGINT}": (
-        "the job was stopped by SIGTERM, SIGINT"
-        f" ({128 + signal.SIGHUP}, {128 + signal.SIGQUIT}: SIGHUP, SIGQUIT)"
+        f"the job was stopped by SIGTERM or SIGINT ({128 + signal.SIGHUP}, "
+        f"{128 + signal.SIGQUIT}: SIGHUP, SIGQUIT)"
     ),
     f"{EXIT_USAGE}": "the configuration is wrong; no rank was started",
     f"{EXIT_HOST_LOST}": (
-        "a host never arrived or was lost, the hosts could not meet, or torchrun was killed"
+        "a host never joined or was lost, the rendezvous failed, or torchrun was killed"
     ),
-    f"{EXIT_SOFTWARE}": "the launcher itself failed; its log says why",
-    f"{EXIT_HUNG}": f"nothing moved for {flag('hang_timeout')} seconds",
+    f"{EXIT_SOFTWARE}": "the launcher itself failed; see its log",
+    f"{EXIT_HUNG}": f"there was no progress for {flag('hang_timeout')} seconds",
     f"{EXIT_CANNOT_EXECUTE}, {EXIT_NOT_FOUND}": "torchrun cannot be executed, or is not installed",
 }
+
+_BEGINNING = (
+    "usage: sm-launch (--train-script PATH | --train-module NAME) [--launcher-OPTION VALUE ...]",
+    "                 [SCRIPT ARGUMENT ...]",
+    "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
+    "       sm-launch doctor [--json] [JOB ARGUMENT ...]",
+    "       sm-launch stacks",
+    "       sm-launch timeline DIR [-o PAGE] [--text]",
+    "       sm-launch init [COMMAND [ARGUMENT ...]]",
+    "",
+    "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
+    "All arguments that are not listed here are passed to the script, unchanged and in order.",
+    "",
+    "Commands:",
+    "  local     run the job on this machine as if on several hosts (sm-launch local --help)",
+    "  doctor    check this host, and whether a job with these arguments would run",
+    "  stacks    print the Python stacks of all ranks of the job that runs here, on all hosts",
+    "  timeline  show what each rank of a job did when, from its hosts' events.jsonl files",
+    "  init      run COMMAND as the container's PID 1 (SageMaker's is `train`) and forward",
+    "            stops to the launcher below it; without COMMAND, or if it is an option, be",
+    "            the launcher itself",
+    "",
+    "What to run (exactly one of these):",
+    "  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would",
+    "  --train-module NAME  run a module, as `python -m NAME` would",
+)
 
 
 def default_of(name: str) -> str:
@@ -45,45 +73,26 @@ def default_of(name: str) -> str:
 
 def help_text() -> str:
     """Return the whole text."""
-    lines = [
-        "usage: sm-launch (--train-script PATH | --train-module NAME)"
-        " [--launcher-OPTION VALUE ...] [SCRIPT ARGUMENT ...]",
-        "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
-        "       sm-launch doctor [--json] [ARGUMENT OF A JOB ...]",
-        "       sm-launch stacks",
-        "       sm-launch timeline DIR [-o PAGE] [--text]",
-        "       sm-launch init [COMMAND [ARGUMENT ...]]",
-        "",
-        "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
-        "Whatever is not listed here reaches the script unchanged and in order.",
-        "With `local`, do so on this machine as on several hosts; see sm-launch local --help.",
-        "With `doctor`, say what this host has, and whether a job with these arguments would run.",
-        "With `stacks`, beside a running job, print where all its ranks are, on all hosts.",
-        "With `timeline`, draw what each rank of a job did when, from what its hosts have noted.",
-        "With `init`, be a container's PID 1: run COMMAND (SageMaker's is `train`) and pass stops",
-        "on to the launcher below it. If COMMAND is missing or is an option, be the launcher.",
-        "",
-        "What to run (one of them):",
-        "  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would",
-        "  --train-module NAME  run a module, as `python -m NAME` would",
-    ]
+    lines = list(_BEGINNING)
     for group in dict.fromkeys(option.group for option in OPTIONS.values()):
         lines += ["", group + ":"]
         for name, option in OPTIONS.items():
             if option.group == group:
                 default = default_of(name)
-                shown = "" if default in ("", "false") else f" ({default})"
-                lines += [
-                    f"  {flag(name)} {option.metavar}".rstrip(),
-                    f"      {option.help}{shown}",
-                ]
+                shown = "" if default in ("", "false") else f" (default: {default})"
+                text = textwrap.wrap(f"{option.help}{shown}", _COLUMNS - 6)
+                lines.append(f"  {flag(name)} {option.metavar}".rstrip())
+                lines += [f"      {line}" for line in text]
     lines += [
         "",
-        "  --launcher-help      this text; so is --help as the only argument",
-        "  --version            the launcher's version, as the only argument",
+        "  --launcher-help      show this help (or --help, as the only argument)",
+        "  --version            show the launcher's version (as the only argument)",
         "",
-        "Each option has a twin in the environment: LAUNCHER_GRACE=60 is --launcher-grace 60.",
-        "torchrun's own PET_... variables win over what the launcher works out by itself.",
+        (
+            "Every option can also be set by an environment variable: LAUNCHER_GRACE=60 is "
+            "--launcher-grace 60."
+        ),
+        "torchrun's own PET_... variables override what the launcher would choose by itself.",
         "",
         "Exit codes:",
         *(f"  {code:16}  {meaning}" for code, meaning in EXIT_CODES.items()),

@@ -27,7 +27,9 @@ def as_arguments(environ: Mapping[str, str]) -> list[str]:
         return words  # the toolkit's own
     known = _known(environ)
     if known is None:
-        raise LaunchError("SM_HPS is no JSON object; expected one, of the hyperparameters.")
+        raise LaunchError(
+            "SM_HPS is not a JSON object; expected the hyperparameters as a JSON object."
+        )
     return [word for key, value in known.items() for word in (f"--{key}", _rendered(value))]
 
 
@@ -39,7 +41,7 @@ def not_passed(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     if not lost:
         return []
     names = printable(join_and_count(lost[:_NAMED], len(lost[_NAMED:])))
-    return [f"of the hyperparameters (SM_HPS) these are not among the arguments: {names}."]
+    return [f"these hyperparameters (SM_HPS) are not among the arguments: {names}."]
 
 
 def _known(environ: Mapping[str, str]) -> dict[str, Any] | None:

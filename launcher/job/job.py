@@ -142,7 +142,11 @@ class Job(NamedTuple):
         if isinstance(self.plan, Exception):
             return ()
         cluster, nproc = self.cluster, self.plan.nproc_per_node
-        ranks = plural(nproc, "rank") if nproc.isdecimal() else f"ranks as torchrun counts {nproc}"
+        ranks = (
+            plural(nproc, "rank")
+            if nproc.isdecimal()
+            else (f"ranks counted by torchrun (--nproc-per-node={nproc})")
+        )
         devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
         if cluster.mig:
             devices = plural(cluster.num_gpus, "MIG slice")
@@ -158,6 +162,6 @@ class Job(NamedTuple):
             named = some_of(cluster.hosts)
             hosts = join_and_count(named, cluster.nnodes - len(named))
             port = self.options.peer_port
-            also = f", their launchers on port {port}" if self.options.peers else ""
-            lines.append(f"{hosts} meet at {self.endpoint}{also}.")
+            also = f", launcher channel on port {port}" if self.options.peers else ""
+            lines.append(f"{hosts}: rendezvous at {self.endpoint}{also}.")
         return tuple(lines)

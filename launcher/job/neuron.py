@@ -22,7 +22,7 @@ def too_many(nproc: int, where: str, cluster: Cluster) -> LaunchError:
     cores = cluster.num_neurons
     return LaunchError(
         f"{where} is {nproc}, but {cluster.current_host} has {plural(cores, 'Neuron core')} "
-        f"(SM_NUM_NEURONS, else neuron-ls -j); expected at most {cores}, a core for each process."
+        f"(SM_NUM_NEURONS, else neuron-ls -j); expected at most {cores}, one core per process."
     )
 
 
@@ -36,7 +36,7 @@ def runner(environ: Mapping[str, str]) -> str:
         return ""
     if shutil.which(COMPILE, path=environ.get("PATH")) is None:
         raise NotFoundError(
-            f"{VARIABLE} is 1, but {COMPILE} is not in PATH; install torch-neuronx, which brings "
-            f"it, or unset {VARIABLE}.",
+            f"{VARIABLE} is 1, but {COMPILE} is not in PATH; install torch-neuronx, which "
+            f"provides it, or unset {VARIABLE}.",
         )
     return COMPILE

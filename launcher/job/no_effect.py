@@ -27,16 +27,16 @@ def without_effect(chosen: Options, environ: Mapping[str, str]) -> Iterator[str]
         )
     if "hang_notify" in chosen.given and not chosen.watch:
         yield (
-            f"warning: {flag('hang_notify')} has no effect: {flag('watch')} 0 turns the looks at "
-            "the ranks off."
+            f"warning: {flag('hang_notify')} has no effect: {flag('watch')} 0 turns the "
+            "progress checks off."
         )
     if chosen.script_dir and not os.path.isdir(chosen.script_dir):
         yield f"warning: {flag('script_dir')}: there is no folder {chosen.script_dir}."
     # SageMaker sets it, and so does `sm-launch local`.
     if chosen.grace > SAGEMAKER_KILLS_AFTER and environ.get("TRAINING_JOB_ARN"):
         yield (
-            f"warning: the grace is {chosen.grace} s, but SageMaker kills everything "
-            f"{SAGEMAKER_KILLS_AFTER} s after a stop."
+            f"warning: {flag('grace')} is {chosen.grace} s, but SageMaker kills everything "
+            f"{SAGEMAKER_KILLS_AFTER} s after a stop; use less."
         )
 
 
@@ -49,10 +49,14 @@ def _meant_for_the_launcher(chosen: Options) -> Iterator[str]:
         spelled = name.lstrip("-").lower().replace("_", "-")
         option = options.get(spelled.removeprefix(PREFIX.lstrip("-")))
         if option and name.startswith("-") and spelled.startswith(PREFIX.lstrip("-")):
-            yield f"warning: {name} reaches the script; the launcher's own option is {option}."
+            yield (
+                f"warning: {name} is passed to the script; the launcher's own option is {option}."
+            )
         elif name[:2] == "--" and spelled == _NPROC and "nproc_per_node" not in chosen.given:
             if _is_count(text if equals else value):
-                yield f"{name} reaches the script; for the launcher it would be {flag(_NPROC)}."
+                yield (
+                    f"{name} is passed to the script; the launcher's own option is {flag(_NPROC)}."
+                )
 
 
 def _is_count(text: str) -> bool:

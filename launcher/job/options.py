@@ -1,6 +1,6 @@
 """The launcher's options: one table, whose rows are the fields of the value that holds them all.
 
-Every `--launcher-NAME` has a twin `LAUNCHER_NAME` in the environment, for an estimator's
+Every `--launcher-NAME` can also be set by the variable `LAUNCHER_NAME`, for an estimator's
 `environment=`. arguments.py reads both, help.py and docs/tables.py print the table.
 """
 
@@ -20,6 +20,8 @@ ATTEMPT = "LAUNCHER_ATTEMPT"
 EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
 MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
 WATCHER = "LAUNCHER_WATCHER"
+# For torchrun alone: the folder of the files that its ranks write to, with --launcher-log-dir.
+RANK_LOGS = "LAUNCHER_RANK_LOGS"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
@@ -28,7 +30,7 @@ HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
 INTERNAL = (
     *(RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER),
-    *(INIT, HOST_ADDRESSES, EVENTS_DIR),
+    *(INIT, HOST_ADDRESSES, EVENTS_DIR, RANK_LOGS),
 )
 SWITCHES = {"true": True, "false": False}
 
@@ -80,7 +82,7 @@ def switch(text: str) -> bool:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise ValueError("names with commas between them")
+        raise ValueError("names separated by commas")
     return names
 
 
@@ -104,7 +106,7 @@ def _torchrun_args(text: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"torchrun arguments quoted as in a shell ({error})") from None
     if words and not words[0].startswith("-"):
-        raise ValueError("torchrun options, which begin with a dash")
+        raise ValueError("torchrun options, which start with a dash")
     for word in words:
         for option, instead in _SET_BY_LAUNCHER.items():
             if names(word, option):
@@ -119,7 +121,7 @@ _SET_BY_LAUNCHER = {
         f"--{name}": f"use {PREFIX}{name}" for name in ("nproc-per-node", "max-restarts", "log-dir")
     },
     "--shutdown-timeout": f"use {PREFIX}grace",
-    "--nnodes": f"all hosts take part, or those of {PREFIX}instance-groups",
+    "--nnodes": f"the job uses all hosts, or those of {PREFIX}instance-groups",
 }
 
 
@@ -143,11 +145,11 @@ class Option(NamedTuple):
     help: str
 
 
-_SIZE, _MEET, _END = "Size of the job", "How hosts meet", "How a job ends"
-_HANG = "When nothing moves"
-_STARTS = "How ranks start"
-_REACH = "What reaches torchrun and the script"
-_SAYS = "What the launcher says"
+_SIZE, _MEET, _END = "Job size", "Connecting the hosts", "Stops and failures"
+_HANG = "Hangs"
+_STARTS = "Starting ranks"
+_REACH = "torchrun and the script"
+_SAYS = "Launcher output"
 _PORT, _SECONDS = whole(1, 65535), whole(0, 86400)
 
 
@@ -163,22 +165,32 @@ class Options(NamedTuple):
             _SIZE,
             "auto|N",
             _or_auto(RANKS),
-            "processes per host; auto: its GPUs, else Neuron cores, else 1",
+            "processes per host; auto: one per GPU, else one per Neuron core, else 1",
         ),
     ] = None
     instance_groups: Annotated[
         tuple[str, ...],  # (): all
-        Option(_SIZE, "A,B", _names, "instance groups that take part, in a heterogeneous cluster"),
+        Option(
+            _SIZE, "A,B", _names, ("instance groups that run the job, in a heterogeneous cluster")
+        ),
     ] = ()
     max_restarts: Annotated[
         int,
-        Option(_SIZE, "N", whole(0, 1000), "how often all ranks start again after one has failed"),
+        Option(
+            _SIZE, "N", whole(0, 1000), ("how many times to restart all ranks after a rank fails")
+        ),
     ] = 0
     rdzv_port: Annotated[
-        int, Option(_MEET, "PORT", _PORT, "port of the c10d store on the first host")
+        int,
+        Option(
+            _MEET,
+            "PORT",
+            _PORT,
+            "port of torchrun's rendezvous (the c10d store) on the first host",
+        ),
     ] = 29400
     peer_port: Annotated[
-        int, Option(_MEET, "PORT", _PORT, "port of the launchers' own channel on the first host")
+        int, Option(_MEET, "PORT", _PORT, "port of the launcher channel on the first host")
     ] = 29401
     peers: Annotated[
         bool,
@@ -186,13 +198,16 @@ class Options(NamedTuple):
             _MEET,
             "true|false",
             switch,
-            "the channel between hosts; false: plain torchrun behaviour",
+            "use the launcher channel between hosts; false: hosts behave as under plain torchrun",
         ),
     ] = True
     start_timeout: Annotated[
         int,
         Option(
-            _MEET, "SECONDS", whole(1, 86400), "how long hosts may be missing before the job fails"
+            _MEET,
+            "SECONDS",
+            whole(1, 86400),
+            "fail the job if not all hosts have joined after this many seconds",
         ),
     ] = 900
     restart_timeout: Annotated[
@@ -201,7 +216,8 @@ class Options(NamedTuple):
             _MEET,
             "SECONDS",
             _or_auto(whole(1, 86400)),
-            "how long a restart may take until all hosts meet again; auto: as long as the start",
+            "fail the job if a restart has not completed its rendezvous after this many "
+            "seconds; auto: same as --launcher-start-timeout",
         ),
     ] = None
     host_timeout: Annotated[
@@ -210,7 +226,7 @@ class Options(NamedTuple):
             _MEET,
             "SECONDS",
             whole(5, 3600),
-            "how long the network may lose a host's packets before the host is lost",
+            "how long a host may be unreachable over the network before it counts as lost",
         ),
     ] = 14
     grace: Annotated[
@@ -219,7 +235,7 @@ class Options(NamedTuple):
             _END,
             "SECONDS",
             _SECONDS,
-            "from a stop (SIGTERM) to SIGKILL for the ranks and what they started",
+            "from a stop (SIGTERM) to SIGKILL, for the ranks and the processes they started",
         ),
     ] = 100
     failure_grace: Annotated[
@@ -228,7 +244,8 @@ class Options(NamedTuple):
             _END,
             "SECONDS",
             _SECONDS,
-            "from a failure, or a restart, to SIGKILL for the ranks and what they left behind",
+            "from a failure or a restart to SIGKILL, for the ranks and the processes they "
+            "left behind",
         ),
     ] = 10
     watch: Annotated[
@@ -237,7 +254,7 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             _SECONDS,
-            "how often ranks are asked how far their collectives are; 0: never",
+            "how often to check each rank's progress through its collectives; 0: never",
         ),
     ] = 15
     hang_notify: Annotated[
@@ -246,8 +263,8 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             whole(1, 86400),
-            "without progress, until the log says which rank the others wait for, or runs on after "
-            "its script",
+            "after this many seconds without progress, log which rank the others are waiting "
+            "for, or which rank is still running after its script has ended",
         ),
     ] = 60
     hang_timeout: Annotated[
@@ -256,8 +273,8 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             _or_never,
-            "without progress, until the job ends two looks later; longer than any evaluation "
-            "or save; 0: never",
+            "end the job after this many seconds without progress (plus up to two checks); "
+            "set it above your longest evaluation or save; 0: never",
         ),
     ] = math.inf
     bools: Annotated[
@@ -266,7 +283,8 @@ class Options(NamedTuple):
             _REACH,
             "as-is|flag",
             _bools,
-            "how SageMaker's `--flag True` reaches the script: as-is, or as `--flag` or nothing",
+            "how to pass SageMaker's `--flag True` or `--flag False` to the script: "
+            "unchanged (as-is), or as `--flag` or nothing (flag)",
         ),
     ] = "as-is"
     start: Annotated[
@@ -275,18 +293,26 @@ class Options(NamedTuple):
             _STARTS,
             "cold|warm",
             _start,
-            "cold: each rank imports torch; warm: ranks are forked from a process of their host "
-            "that has imported it",
+            "cold: each rank imports torch; warm: ranks are forked from a process on their "
+            "host that has already imported it",
         ),
     ] = "cold"
     preload: Annotated[
         tuple[str, ...],  # ()
-        Option(_STARTS, "A,B", _names, "modules that this process imports besides torch"),
+        Option(
+            _STARTS,
+            "A,B",
+            _names,
+            "with a warm start: modules to import before forking, besides torch",
+        ),
     ] = ()
     torchrun_args: Annotated[
         tuple[str, ...],
         Option(
-            _REACH, "ARGS", _torchrun_args, "more torchrun arguments, as one shell-quoted string"
+            _REACH,
+            "ARGS",
+            _torchrun_args,
+            "additional torchrun arguments, as one shell-quoted string",
         ),
     ] = ()
     script_dir: Annotated[
@@ -295,7 +321,7 @@ class Options(NamedTuple):
             _REACH,
             "DIR",
             str,
-            "a folder of the image's own scripts, where the script is looked for last",
+            "a folder with scripts that the image provides; it is searched last",
         ),
     ] = ""
     smddp_compat: Annotated[
@@ -304,20 +330,40 @@ class Options(NamedTuple):
             _REACH,
             "true|false",
             switch,
-            "give the ranks an open smdistributed.dataparallel if AWS's is not installed",
+            "provide an open-source smdistributed.dataparallel if AWS's is not installed",
         ),
     ] = False
     log_dir: Annotated[
         str,
-        Option(_REACH, "DIR", str, "keep each rank's output there too (torchrun's log dir)"),
+        Option(
+            _SAYS,
+            "DIR",
+            str,
+            "keep what each rank prints as DIR/HOST/attempt-N/rank-R.log, "
+            "and DIR/HOST/events.jsonl",
+        ),
     ] = ""
+    log_prefix: Annotated[
+        bool,
+        Option(
+            _SAYS,
+            "true|false",
+            switch,
+            "start each line of a rank's output in the job's log with `[rank R] `",
+        ),
+    ] = False
     verbose: Annotated[
         bool,
-        Option(_SAYS, "true|false", switch, "log every decision, with the seconds since the start"),
+        Option(_SAYS, "true|false", switch, "log every decision, with seconds since the start"),
     ] = False
     dry_run: Annotated[
         bool,
-        Option(_SAYS, "", switch, "print the command and the environment it adds; start nothing"),
+        Option(
+            _SAYS,
+            "",
+            switch,
+            "print the command and the environment variables it adds, without starting anything",
+        ),
     ] = False
 
     # What is not a --launcher-NAME.

@@ -104,7 +104,8 @@ def _program(options: Options, resources: Resources, environ: Mapping[str, str])
     what = options.train_script or f"the module {options.train_module}"
     line = f"sm-launch {__version__} with torch {resources.torch} and Python {python} runs {what}"
     ranks = environ.get("PYTHON_EXEC") or resources.python
-    return f"{line}{'' if ranks == resources.python else f', its ranks with PYTHON_EXEC={ranks}'}."
+    other = "" if ranks == resources.python else f", and its ranks with PYTHON_EXEC={ranks}"
+    return f"{line}{other}."
 
 
 def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
@@ -118,7 +119,7 @@ def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
         runner = neuron.runner(environ)
         if runner:
             remarks.append(
-                f"{runner} runs torchrun: the job compiles its graphs and trains nothing."
+                f"{runner} runs torchrun: the job compiles its graphs and does not train."
             )
     if options.smddp_compat:
         from launcher.job import smddp
@@ -141,7 +142,7 @@ def _nursery(
     python = environ.get("PYTHON_EXEC", resources.python)
     other = runner or (python if python != resources.python else "")
     if other:
-        return (), f"{flag('start')} warm: starting cold, as {other} is to run torchrun or ranks."
+        return (), f"{flag('start')} warm falls back to cold: {other} runs torchrun or the ranks."
     script = os.path.join(options.folder, options.train_script)
     folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
     return (resources.python, "-u", NURSERY, folder, *options.preload), ""
@@ -170,7 +171,7 @@ def at_address(
     if not added:
         return plan
     reasons = ", ".join(f"{name}={value}" for name, value in added.items())
-    remark = f"the other hosts reach {cluster.current_host} at {address}: {reasons}."
+    remark = f"{cluster.current_host} can be reached from the other hosts at {address}: {reasons}."
     return plan._replace(
         argv=argv, environment={**plan.environment, **added}, remarks=(*plan.remarks, remark)
     )
@@ -202,7 +203,10 @@ def _check_text(plan: LaunchPlan) -> None:
         _encode(text)
     for name in plan.environment:
         if "=" in name:
-            raise LaunchError(f"a variable cannot be called {name!r}; rename the hyperparameter.")
+            raise LaunchError(
+                f"{name!r} cannot be the name of an environment variable; "
+                "rename the hyperparameter."
+            )
         _encode(name)
 
 
@@ -213,6 +217,6 @@ def _encode(text: str) -> None:
     except UnicodeEncodeError:
         pass
     raise LaunchError(
-        f"{text[:200]!r} cannot be passed to a process; "
-        "expected text without NUL characters and lone surrogates."
+        f"{text[:200]!r} cannot be passed to a process; expected text without NUL characters "
+        "or lone surrogates."
     )

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import LaunchError
+from launcher.host.journal import host_folder
 from launcher.host.signals import Signals
 from launcher.job import arguments, hyperparameters, target, toolkit, torchrun
 from launcher.job.cluster import read_cluster
@@ -66,7 +67,7 @@ def prepare(
     for line in (*said, *without_effect(chosen, environ), *left_out):
         log(line)
     if "SM_HOSTS" not in seen:
-        log("neither SM_HOSTS nor SageMaker's config files exist: this host is alone.")
+        log("found neither SM_HOSTS nor SageMaker's config files: running on this host alone.")
     return Job(cluster, chosen, plan)
 
 
@@ -91,12 +92,12 @@ def _arguments(
     words, said = arguments.without_start_word(argv), []
     if words and len(words) < len(argv):
         said.append(
-            f"{argv[0]}, the first argument, is SageMaker's word for the start of an image: it "
-            "does not reach the script (one that is to comes later)."
+            f"the first argument, {argv[0]}, is how SageMaker starts an image, so it is not "
+            "passed to the script (to pass it, put it after another argument)."
         )
     if config is None:
         if not words and (words := hyperparameters.as_arguments(environ)):
-            said.append("started without an argument: the hyperparameters (SM_HPS) are taken.")
+            said.append("started without arguments: using the hyperparameters (SM_HPS).")
         said += hyperparameters.not_passed(words, environ)
     return words, said
 
@@ -129,12 +130,15 @@ def _from_config(
         made = toolkit.to_env_vars(config, environ, signals)
         made.update(toolkit.to_other_vars(config, environ))
     except RecursionError:
-        raise LaunchError(f"a file in {config.folder} is nested too deep.") from None
+        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
     left_out = toolkit.too_long(made)
     if not left_out:
         return argv, made, []
     names = ", ".join(left_out)
-    line = f"left out, as no variable can have 128 KiB: {names}; SM_HP_NAME has each of them."
+    line = (
+        f"left out, because an environment variable must be shorter than 128 KiB: {names}; "
+        "read the SM_HP_NAME variables instead."
+    )
     return argv, {name: made[name] for name in made if name not in left_out}, [line]
 
 
@@ -188,16 +192,16 @@ def _planned(
 ) -> LaunchPlan:
     if chosen.hang_timeout < math.inf and not chosen.watch:
         raise LaunchError(
-            "--launcher-hang-timeout needs looks at the ranks, which --launcher-watch 0 turns off; "
-            "leave one of them out."
+            "--launcher-hang-timeout needs the progress checks that --launcher-watch 0 turns "
+            "off; remove one of the two."
+        )
+    if chosen.log_prefix and not chosen.log_dir:
+        raise LaunchError(
+            "--launcher-log-prefix needs --launcher-log-dir DIR: a line begins with its rank's "
+            "number where it is copied from the file that the rank writes to."
         )
     if chosen.log_dir and not chosen.dry_run:
-        try:
-            os.makedirs(chosen.log_dir, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(
-                f"--launcher-log-dir: cannot make the folder {chosen.log_dir} ({error.strerror})."
-            ) from None
+        _require_folder(host_folder(chosen.log_dir, cluster.current_host), chosen.log_dir)
     if chosen.log_dir and chosen.folder:
         chosen = chosen._replace(log_dir=os.path.abspath(chosen.log_dir))
     resources = read_resources()
@@ -209,6 +213,19 @@ def _planned(
             own_interface=interface_of(cluster.address(cluster.current_host))
         )
     return make_plan(chosen, cluster, resources, environ, added=added)
+
+
+def _require_folder(path: str, log_dir: str) -> None:
+    """Make DIR/HOST, where ranks' logs are to be made."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        folder = path if os.path.isdir(log_dir) else log_dir
+        raise LaunchError(
+            f"--launcher-log-dir: cannot create the folder {folder} ({error.strerror})."
+        ) from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise LaunchError(f"--launcher-log-dir: this user may not write to {path}.")
 
 
 def _require_port(endpoint: str) -> None:

@@ -30,13 +30,14 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
     for folder in (parent and parent.submodule_search_locations) or ():
         library = os.path.join(folder, "dataparallel")
         if os.path.isdir(os.path.join(library, "torch")):
-            return "installed", {}, f"{_LIBRARY} is the installed one, in {library}."
+            return "installed", {}, f"{_LIBRARY}: using the installed one, in {library}."
     if parent and parent.origin:
         # A regular package hides all other folders of its name. One with modelparallel alone is
         # not expected: it is for torch before 2.0 (aws/deep-learning-containers#4119).
         raise LaunchError(
-            f"{flag('smddp_compat')}: {parent.origin} has the name {_PARENT}, but no dataparallel "
-            "beside it; expected AWS's whole library, or no package of that name."
+            f"{flag('smddp_compat')}: {parent.origin} is named {_PARENT}, but has no "
+            "dataparallel beside it; expected AWS's complete library, or no package of that "
+            "name."
         )
     # In PYTHONPATH, which comes before site-packages, since only a variable reaches all that a
     # script may start: spawned data loaders and Python programs. It hides no library that another
@@ -45,7 +46,7 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
     # sys.path (PEP 420).
     paths = [path for path in (environ.get("PYTHONPATH"), OURS) if path]
     remark = (
-        f"{_LIBRARY} is the launcher's own, an open implementation on torch.distributed of its "
-        f"PyTorch API {_API}, since AWS's is not installed."
+        f"{_LIBRARY}: AWS's is not installed; using the launcher's own, an open-source "
+        f"implementation of its PyTorch API {_API} on torch.distributed."
     )
     return "the launcher's own", {"PYTHONPATH": os.pathsep.join(paths)}, remark

@@ -43,7 +43,7 @@ _CHECKS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "LOGLEVEL": (_LEVELS.__contains__, f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}, in capitals"),
     "PET_LOCAL_RANKS_FILTER": (
         re.compile(" *([0-9]+ *(, *[0-9]+ *)*)?").fullmatch,
-        "ranks of a host with commas between, such as 0,1",
+        "local ranks separated by commas, such as 0,1",
     ),
     "PET_MAX_RESTARTS": (_is_count, "a whole number"),
     "PET_MONITOR_INTERVAL": (_is_interval, f"seconds above 0, at most {_DAY}, such as 0.5"),
@@ -72,8 +72,8 @@ def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, s
     if cluster.nnodes > 1 and not options.peers and options.max_restarts:
         raise LaunchError(
             f"{flag('max_restarts')} (or PET_MAX_RESTARTS) is {options.max_restarts}, but "
-            f"{flag('peers')} is false, and only launchers that are connected restart their ranks "
-            f"together; expected {flag('peers')} true, or no restarts."
+            f"{flag('peers')} is false, and restarts need the launcher channel; expected "
+            f"{flag('peers')} true, or no restarts."
         )
 
 
@@ -94,7 +94,9 @@ def _refuse_backend(cluster: Cluster, environ: Mapping[str, str]) -> None:
     """Refuse a rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank."""
     backend = environ.get("PET_RDZV_BACKEND") or "c10d"
     if backend != "c10d" and (backend, cluster.nnodes) != ("static", 1):
-        raise LaunchError(f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or it unset.")
+        raise LaunchError(
+            f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or the variable to be unset."
+        )
 
 
 def _refuse_modes(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
@@ -102,14 +104,14 @@ def _refuse_modes(options: Options, cluster: Cluster, environ: Mapping[str, str]
     for variable in ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"):
         if environ.get(variable, "0") != "0":
             raise LaunchError(
-                f"{variable} is {environ[variable]!r}; expected it unset: "
-                "use --train-script PATH or --train-module NAME."
+                f"{variable} is {environ[variable]!r}; expected it to be unset: use "
+                "--train-script PATH or --train-module NAME."
             )
     standalone = any(names(word, "--standalone") for word in options.torchrun_args)
     if cluster.nnodes > 1 and (standalone or environ.get("PET_STANDALONE", "0") != "0"):
         raise LaunchError(
-            "torchrun's standalone mode is set on a cluster of several hosts, where each would "
-            "train by itself; expected --standalone and PET_STANDALONE unset."
+            "torchrun's standalone mode is set on a cluster of several hosts, where each "
+            "would train by itself; remove --standalone, and unset PET_STANDALONE."
         )
 
 
@@ -120,8 +122,8 @@ def _refuse_elastic(options: Options, cluster: Cluster, environ: Mapping[str, st
     if text in ("", count, f"{count}:{count}") or "instance_groups" in options.given:
         return
     raise LaunchError(
-        f"PET_NNODES is {short(text)}; expected it unset, or {count}: the job's hosts are those of "
-        f"SM_HOSTS and {flag('instance_groups')}, from start to end."
+        f"PET_NNODES is {short(text)}; expected it to be unset, or {count}: SM_HOSTS and "
+        f"{flag('instance_groups')} determine the job's hosts."
     )
 
 
@@ -141,7 +143,7 @@ def flags(
             if field == "max_restarts":  # where the option is what the variable says
                 value = str(Options._field_defaults[field])
             if environ[variable] != value:
-                replaced.append(f"{variable}={environ[variable]} is used in place of {value}.")
+                replaced.append(f"{variable}={environ[variable]} is used instead of {value}.")
         else:
             chosen.append(f"--{name}={value}")  # in one word: a value may begin with a dash
     return [*chosen, *options.torchrun_args], replaced
@@ -167,13 +169,22 @@ def _values(
         ),
         "max-restarts": (str(options.max_restarts), "max_restarts"),
     }
-    if options.log_dir:
+    if options.log_dir and _has_files_of_torchruns(options, environ):
         values["log-dir"] = (options.log_dir, "log_dir")
-        values["tee"] = ("3", "")  # without it torchrun writes no log there
     if resources.torch_version >= (2, 12):
         # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
         values["shutdown-timeout"] = (str(options.grace), "grace")
     return values
+
+
+def _has_files_of_torchruns(options: Options, environ: Mapping[str, str]) -> bool:
+    """Tell whether the user has torchrun itself write what ranks print, into its log folder."""
+    if any(
+        environ.get(variable, "0") not in ("", "0") for variable in ("PET_TEE", "PET_REDIRECTS")
+    ):
+        return True
+    flags = ("--tee", "--redirects", "-t", "-r")
+    return any(names(word, one) for word in options.torchrun_args for one in flags)
 
 
 def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> str:
@@ -194,7 +205,7 @@ def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
     if users:
         if not all("=" in pair for pair in users.split(",")):
             raise LaunchError(
-                f"PET_RDZV_CONF is {users!r}; expected KEY=VALUE pairs with commas between."
+                f"PET_RDZV_CONF is {users!r}; expected KEY=VALUE pairs separated by commas."
             )
         pairs.append(users)
     return ",".join([*pairs, *typed])  # of a key given twice the last counts
@@ -229,7 +240,7 @@ def _own_nproc(options: Options, cluster: Cluster) -> int:
 
 def of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
     """Return what to say of a host whose GPUs are divided into MIG slices, "" if nothing."""
-    shown = "CUDA shows a process one MIG slice at most"
+    shown = "a process can use at most one MIG slice"
     if isinstance(nproc, int) and nproc > 1 and cluster.mig:
         return (
             f"{shown}: each of the {nproc} ranks sees the same one, unless the script sets "
@@ -237,9 +248,10 @@ def of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
         )
     if cluster.mig > 1 and nproc == 1 and options.nproc_per_node is None:
         return (
-            f"{shown}, so this host has 1 rank: CUDA_VISIBLE_DEVICES=MIG-... chooses its slice "
-            f"(nvidia-smi -L), and {flag('nproc_per_node')} N starts more, each of which has to "
-            "set it itself."
+            f"{shown}, so this host has 1 rank: choose its slice with "
+            "CUDA_VISIBLE_DEVICES=MIG-... (see nvidia-smi -L). To start more ranks, use "
+            f"{flag('nproc_per_node')} N and have each of them set CUDA_VISIBLE_DEVICES "
+            "itself."
         )
     return ""
 

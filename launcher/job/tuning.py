@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from launcher.job.job import Cluster
 from launcher.job.resources import Resources
+from launcher.text.words import plural
 
 
 class _Setting(NamedTuple):
@@ -37,7 +38,7 @@ def _of_processes(nproc: int | str, resources: Resources) -> list[_Setting]:
         return []
     # torchrun would set 1 thread for each process, and torch by itself ignores CPU quotas.
     threads = max(1, resources.cores // nproc)
-    why = f"usable cores {resources.cores} / processes {nproc}"
+    why = f"{plural(resources.cores, 'usable core')} for {plural(nproc, 'process', 'es')}"
     return [_Setting("OMP_NUM_THREADS", str(threads), why)]
 
 
@@ -46,15 +47,15 @@ def _of_network(cluster: Cluster, resources: Resources) -> list[_Setting]:
     interface = cluster.network_interface_name
     # SDK v3's local mode names an interface that the container does not have.
     if interface in resources.interfaces:
-        why = "the interface SageMaker names"
+        why = "from resourceconfig.json"
         settings.append(_Setting("NCCL_SOCKET_IFNAME", interface, why))
-        settings.append(_Setting("GLOO_SOCKET_IFNAME", interface, "the same"))
+        settings.append(_Setting("GLOO_SOCKET_IFNAME", interface, "from resourceconfig.json"))
     elif resources.own_interface:
         # Where the host's own name does not resolve, gloo takes the loopback and waits for ever.
-        why = f"it has the address of {cluster.current_host}"
+        why = f"the interface with the address of {cluster.current_host}"
         settings.append(_Setting("GLOO_SOCKET_IFNAME", resources.own_interface, why))
     if resources.efa:
         settings.append(_Setting("FI_PROVIDER", "efa", "this host has an EFA device"))
     # Containers of one machine have the same of what NCCL tells machines apart by.
-    settings.append(_Setting("NCCL_HOSTID", cluster.current_host, "the name of this host"))
+    settings.append(_Setting("NCCL_HOSTID", cluster.current_host, "this host's name"))
     return settings

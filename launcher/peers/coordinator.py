@@ -198,10 +198,10 @@ def _reason_to_refuse(state: JobState, other: Hello) -> tuple[Refusal, str] | No
             f"this is job {job.cluster.job_name}, not {short(other.job, 60)}",
         )
     if host not in job.members:
-        return Refusal.NO_HOST, f"{short(host, 60)} is not another host of this job"
+        return Refusal.NO_HOST, f"{short(host, 60)} is not one of this job's other hosts"
     if host in state.members:
-        return Refusal.HAS_JOINED, f"{host} has joined already, from {state.members[host]}"
-    return (Refusal.ALL_HAVE_JOINED, "all hosts have joined") if state.attempt else None
+        return Refusal.HAS_JOINED, f"{host} has already joined, from {state.members[host]}"
+    return (Refusal.ALL_HAVE_JOINED, "all hosts have already joined") if state.attempt else None
 
 
 def _difference(state: JobState, other: Hello) -> str:
@@ -218,7 +218,7 @@ def _difference(state: JobState, other: Hello) -> str:
 
 def _await_reason(state: JobState, host: str, now: float) -> JobState:
     """Wait for what a host that cannot start is about to report: a better cause than this."""
-    why = of_host(f"{host} cannot start, and did not say why", cause=Cause.SECONDARY)
+    why = of_host(f"{host} cannot start, and did not report why", cause=Cause.SECONDARY)
     return _note(state, why, now)
 
 
@@ -242,9 +242,9 @@ def too_few_files(state: JobState, event: TooFewFiles, now: float) -> JobStep:
     if isinstance(state.phase, JobEnded):
         return state, ()
     text = (
-        f"launcher: {state.job.current_host} can have {event.files} files open (ulimit -n), but "
-        f"the connections of {state.job.cluster.nnodes} hosts need {event.needs}; raise that "
-        f"limit, or do without these connections with {flag('peers')} false."
+        f"launcher: {state.job.current_host} can have {event.files} files open (ulimit -n), "
+        f"but the connections of {state.job.cluster.nnodes} hosts need {event.needs}; raise "
+        f"that limit, or turn the launcher channel off with {flag('peers')} false."
     )
     return _end_job(state, of_host(text).result)
 
@@ -261,7 +261,7 @@ def time_is_up(state: JobState, event: Time, now: float) -> JobStep:
         # counts as done while another one still has some.
         done = phase.cleared | state.no_ranks
         is_clear = done.issuperset(job.cluster.hosts)
-        return _takes_too_long(state, phase.cleared if is_clear else done, "clear")
+        return _takes_too_long(state, phase.cleared if is_clear else done, "clean up")
     if isinstance(phase, JobRunning):
         if now >= phase.rendezvous_deadline:
             return _takes_too_long(state, phase.at_rendezvous, "complete the rendezvous of")
@@ -272,7 +272,7 @@ def time_is_up(state: JobState, event: Time, now: float) -> JobStep:
     named = tuple(some_of(absent))
     missing = Missing(named, len(absent) - len(named))
     if now >= phase.deadline:
-        how = f"did not arrive within {job.options.start_timeout:g} s"
+        how = f"did not join within {job.options.start_timeout:g} s"
         return _end_job(state, of_lost_host(missing.words, how).result)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (Log(f"waiting for {missing.words}."), Send(tuple(state.members), missing))
@@ -362,7 +362,7 @@ def _after_failure(state: JobState, failing: JobFailing, now: float) -> JobStep:
     own = failing.failure.kind
     before = state.kinds.count(own)
     if before:
-        why += f", for the {ordinal(before + 1)} time, {lasted(took)} after its start"
+        why += f" (for the {ordinal(before + 1)} time)"
     deadline = now + state.job.restart_timeout if state.job.members else math.inf
     state = state._replace(phase=JobRestarting(failure, deadline), kinds=(*state.kinds, own))
     return _command_all(state, Restart(attempt, f"{why}; restarting all ranks."))
@@ -414,7 +414,7 @@ def _takes_too_long(state: JobState, done: Collection[str], what: str) -> JobSte
     named = some_of(behind)
     how = f"did not {what} attempt {attempt} within {job.restart_timeout:g} s of the restart"
     result = of_lost_host(join_and_count(named, len(behind) - len(named)), how).result
-    before = shortened(f"what was restarted had failed: {state.kinds[-1]}", 300)
+    before = shortened(f"reason for the restart: {state.kinds[-1]}", 300)
     return _end_job(state, result._replace(text=f"{result.text}{before}\n"))
 
 

@@ -38,12 +38,12 @@ def named(known: Known, at: float) -> str:
     if not first:
         return ""
     since, host, rank = min(first)
-    had, ago = "had ", f"{lasted(at - since)} before"
+    had, ago = "had ", f"{lasted(at - since)} earlier"
     more = sum(time < at for ends in known.values() for time in ends.times) - 1
     if since >= at:
-        had, ago = "", f"{lasted(since - at)} after"
+        had, ago = "", f"{lasted(since - at)} later"
         more = sum(len(ends.times) for ends in known.values()) - 1
     who = f"{host}, rank {rank}"
     if not more:
-        return f"{who} {had}ended with exit code 0 {ago}"
+        return f"{who} {had}ended with exit code 0, {ago}"
     return f"{who} and {more} more {had}ended with exit code 0, the first {ago}"

@@ -68,7 +68,7 @@ RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
 class Connecting(NamedTuple):
     """This host tries to reach the coordinator."""
 
-    trouble: str = "DNS has not answered for its name"
+    trouble: str = "its name has not been resolved yet"
 
 
 class Greeting(NamedTuple):
@@ -144,7 +144,7 @@ def unreachable(state: MemberState, event: Unreachable, now: float) -> MemberSte
     if not isinstance(state.phase, Connecting):
         return state, ()
     if state.hung_up:
-        how = f"was lost: it hung up before it answered, and now {event.trouble}"
+        how = f"was lost: it closed the connection before it answered, and now {event.trouble}"
         return _end_host(state, of_lost_host(state.job.coordinator, how).result)
     seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
     return state._replace(phase=Connecting(event.trouble)), (Connect(seconds),)
@@ -165,7 +165,7 @@ def welcome(state: MemberState, message: Welcome) -> MemberStep:
 
 def later(state: MemberState, message: Later) -> MemberStep:
     """Try again: the coordinator has no room now."""
-    phase = Connecting("it has no room for more connections")
+    phase = Connecting("it cannot take more connections now")
     state = state._replace(phase=phase, hung_up=False)
     return state, (HangUp(state.job.coordinator), Connect(MOST_RETRY_SECONDS))
 
@@ -186,7 +186,7 @@ def time_is_up(state: MemberState, event: Time, now: float) -> MemberStep:
         return _no_reply(state, "", WELCOME_SECONDS)
     trouble = phase.trouble if isinstance(phase, Connecting) else "it does not answer"
     if now >= state.began + job.options.start_timeout:
-        how = f"did not arrive within {job.options.start_timeout:g} s ({trouble})"
+        how = f"could not be reached within {job.options.start_timeout:g} s ({trouble})"
         return _end_host(state, of_lost_host(job.coordinator, how).result)
     line = Log(f"waiting for {job.coordinator} ({trouble}).")
     return state._replace(log_missing_at=now + LOG_MISSING_SECONDS), (line,)
@@ -196,14 +196,17 @@ def _no_reply(state: MemberState, why: str, seconds: float) -> MemberStep:
     """End: something else listens there, or the coordinator has ended; one more try tells which."""
     where = f"on port {state.job.options.peer_port} of {state.job.coordinator}"
     if why == NO_MESSAGE:
-        seen = f"what answers {where} is not this job's launcher"
+        seen = f"the program that answers {where} is not this job's launcher"
     elif seconds >= AT_ONCE_SECONDS:
-        seen = f"what listens {where} has not answered as a launcher in {lasted(seconds)}: "
-        seen += "it is not this job's launcher, or that stands still"
+        seen = f"the program that listens {where} has not answered as a launcher in "
+        seen += f"{lasted(seconds)}: it is not this job's launcher, or that launcher is suspended"
     elif state.hung_up:
-        seen = f"what listens {where} hangs up without an answer: it is not this job's launcher"
+        seen = (
+            f"the program that listens {where} closes connections without answering: it is "
+            "not this job's launcher"
+        )
     else:
-        phase = Connecting("it hung up before it answered")
+        phase = Connecting("it closed the connection before it answered")
         return state._replace(phase=phase, hung_up=True), (Connect(AT_ONCE_SECONDS),)
     return _end_host(state, no_launcher(seen).result)
 

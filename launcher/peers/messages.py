@@ -155,8 +155,8 @@ class Refusal(enum.Enum):
 
     ANOTHER_JOB = "it runs another job"
     NO_HOST = "its job has no host of that name"
-    HAS_JOINED = "a host of that name has joined already"
-    ALL_HAVE_JOINED = "all hosts have joined already"
+    HAS_JOINED = "a host of that name has already joined"
+    ALL_HAVE_JOINED = "all hosts have already joined"
 
 
 class Refused(NamedTuple):

@@ -33,7 +33,8 @@ LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureRe
 # How the second line of a failure text begins if hardware broke.
 NO_RESTART = "no restart: "
 _FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how it ended
-_TIMES = re.compile(r", (\d\d:\d\d:\d\d UTC|[\d.]+ s before)")  # of a crash, and of a thread's end
+_SAID = 300  # and of that what it has written last
+_TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash, a thread's end
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -146,6 +147,7 @@ class RankFailure(NamedTuple):
     place: str = ""  # where it crashed: `load, data.py:88`
     frames: str = ""  # and the calls there, as a traceback has them
     at: str = ""  # the time of day of a crash
+    last_words: str = ""  # why it was aborted, as it has written
     aside: Aside | None = None
     after_script: bool = False  # its script had ended: an exit handler failed, or a thread
 
@@ -205,8 +207,10 @@ def headline(failure: RankFailure, host: str) -> str:
     if not how and failure.exit_code < 0:
         how = f"was killed by {signal_name(-failure.exit_code)}"
         how += f" in {failure.place}" if failure.place else ""
-        if failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
-            see = f"; see that rank's last lines on stderr, {failure.at}"
+        if failure.last_words:
+            how += f": {shortened(failure.last_words, _SAID)}"
+        elif failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
+            see = f"; see that rank's last lines on stderr, at {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
     more = f" after its script had ended{see}" if failure.after_script else see
     more += f"; {failure.killed}" if failure.killed else ""
@@ -214,7 +218,7 @@ def headline(failure: RankFailure, host: str) -> str:
     if failure.aside:
         thread, chain, before = failure.aside
         if chain[0].title() not in [link.title() for link in failure.chain]:  # raised again
-            more += f' (thread "{thread}" {raised.aside(chain)}, {lasted(before)} before)'
+            more += f' (thread "{thread}" {raised.aside(chain)}, {lasted(before)} earlier)'
     who = _named(failure, host)
     if more:  # which is not to be cut
         how = shortened(how, max(_LEAST, _FIRST_LINE - len(f"{who}  {more}")))
@@ -255,7 +259,7 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
 
 def told_to_end(number: int) -> str:
     """Return why torchrun failed if somebody has sent it a signal."""
-    return f"it was sent {signal_name(number)}, not by the launcher"
+    return f"it received {signal_name(number)}, which the launcher had not sent"
 
 
 def of_torchrun(
@@ -283,9 +287,9 @@ def of_torchrun(
         what = f"{host}: {port_is_taken(endpoint)}"
     elif lost:
         what = (
-            f"{host}: the hosts did not all meet at {endpoint}, or one was lost "
-            "(see the other hosts' logs, and --launcher-start-timeout); "
-            f"expected {shortened(', '.join(hosts), 300)}"
+            f"{host}: the rendezvous at {endpoint} was not completed, or a host was lost (see "
+            "the other hosts' logs, and --launcher-start-timeout); expected "
+            f"{shortened(', '.join(hosts), 300)}"
         )
     else:
         what = f"{host}: {program} failed"
@@ -338,7 +342,9 @@ def of_launcher(host: str, error: Exception) -> Failure:
     """Return the failure of a host whose launcher itself has failed: `error` is what it raised."""
     raised = printable(f"{type(error).__name__}: {error}".removesuffix(": "))
     what = f"launcher: {host}: the launcher itself failed with {raised}"
-    text = f"{shortened(what, 900)}\nexit code {EXIT_SOFTWARE}; the log of {host} has the traceback"
+    text = (
+        f"{shortened(what, 900)}\nexit code {EXIT_SOFTWARE}; see the traceback in the log of {host}"
+    )
     return of_host(text, EXIT_SOFTWARE)
 
 
@@ -354,7 +360,7 @@ def first_of(failure: Failure, count: int) -> Failure:
         return failure
     first, *details = failure.text.splitlines()
     details[:1] = [
-        f"{one}; first of {count} failures (ranks that were ended do not count)"
+        f"{one}; first of {count} failures (not counting ranks that were stopped)"
         for one in details[:1]
     ]
     return failure._replace(text=_fitted([first, *details]))
@@ -371,7 +377,8 @@ def not_restarted(failure: Failure, broken: str) -> Failure:
     """Return the cause of a job that hardware keeps from a restart, as the second line says."""
     first, *details = failure.text.splitlines()
     line = (
-        f"{NO_RESTART}{shortened(broken, 250)}; SageMaker checks and replaces hosts of a failed job"
+        f"{NO_RESTART}{shortened(broken, 250)}; SageMaker checks and replaces the hosts of a "
+        "failed job"
     )
     return failure._replace(text=_fitted([first, line, *details]))
 

@@ -58,13 +58,13 @@ def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False)
             file.write(text)
     except FileExistsError:
         if not quiet:
-            log(f"{path} exists already; left as it is.")
+            log(f"{path} already exists; it is kept as it is.")
     except OSError as error:
         if not quiet:
             log(f"warning: cannot write {path} ({error.strerror}).")
     else:
         if is_earlier:
-            log(f"{path} was of an earlier run, and has been replaced.")
+            log(f"{path} was left by an earlier run; it has been replaced.")
         return path
     return None
 

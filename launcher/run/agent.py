@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
+import io
 import json
 import math
 import os
@@ -19,6 +21,7 @@ import queue
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -180,7 +183,7 @@ def arguments(torchrun: Any, launcher: AgentConnection | None) -> Any:
         return parser.parse_args()
     parser.error = launcher.refuse
     parser.print_help = lambda *_: None
-    parser.exit = lambda *_: launcher.refuse("its arguments ask for its help, not for a job")
+    parser.exit = lambda *_: launcher.refuse("its arguments ask for its help text, not for a job")
     parsed = parser.parse_args()
     if parsed.training_script != os.path.join(HERE, "rank.py"):
         launcher.refuse(f"unrecognized arguments: {parsed.training_script}")
@@ -354,8 +357,28 @@ def end_ranks(ranks: list[Any], seconds: float) -> None:
         rank.kill()
 
 
-def attach(launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool) -> list[Any]:
-    """Have torchrun use our agent, and leave ranks to the launcher; return its agents."""
+def open_log(folder: str, rank: int) -> Any:
+    """Return the file that a rank is to write to. Raises OSError."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"rank-{rank}.log")
+    # It may be there already, as a pipe that nobody reads: no wait for that.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    file = io.FileIO(os.open(path, flags, 0o644), "w")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a file", path)
+    os.set_blocking(file.fileno(), True)
+    return file
+
+
+def attach(
+    launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool, logs: str
+) -> list[Any]:
+    """Have torchrun use our agent, and leave ranks to the launcher; return its agents.
+
+    `logs` is the folder of the files that ranks write to, "" for none. What --tee and --redirects
+    take is torchrun's.
+    """
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext as Context
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
         SubprocessHandler as Handler,
@@ -364,6 +387,12 @@ def attach(launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool
 
     def start(handler: Any, args: Any, env: dict[str, str]) -> Rank:
         rank = int(env["RANK"])
+        if logs and not (handler._stdout and handler._stderr):
+            try:
+                file = open_log(logs, rank)
+                handler._stdout, handler._stderr = handler._stdout or file, handler._stderr or file
+            except OSError as error:  # a full disk
+                launcher.report({"no_log": f"{error.filename} ({error.strerror})"})
         if nursery:
             why_not = nursery.fork(args, env, [handler._stdout, handler._stderr])
             if not why_not:
@@ -372,7 +401,7 @@ def attach(launcher: AgentConnection, nursery: Any, *, is_host: bool, tees: bool
         return launcher.rank(rank, popen(handler, args, env))
 
     def close(handler: Any, death_sig: Any = None) -> None:
-        for file in (handler._stdout, handler._stderr):  # of --redirects and --tee
+        for file in (handler._stdout, handler._stderr):  # ours, and of --redirects and --tee
             if file:
                 file.close()
 
@@ -433,9 +462,10 @@ def run(launcher: AgentConnection | None, nursery: Any) -> int:
 
     parsed = arguments(torchrun, launcher)
     is_host = "is_host=1" in parsed.rdzv_conf.split(",")
-    agents = []
+    agents, logs = [], os.environ.pop("LAUNCHER_RANK_LOGS", "")  # which ranks need not know
     if launcher:
-        agents = attach(launcher, nursery, is_host=is_host, tees=parsed.tee != "0")
+        tees = parsed.tee != "0"
+        agents = attach(launcher, nursery, is_host=is_host, tees=tees, logs=logs)
     address = os.environ.get("LAUNCHER_MASTER_ADDR") or parsed.local_addr
     if torch.__version__ >= (2, 5):
         if address != parsed.local_addr:

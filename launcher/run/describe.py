@@ -77,7 +77,7 @@ def killed(error: BaseException) -> str:
                 if number not in (0, signal.SIGTERM):
                     how = _SIGNALS.get(number, f"signal {number}")
                     name = f"{str(one.name)[:_NAME]} (pid {one._popen.pid})"
-                    return f"its process {name} was killed by {how}"
+                    return f"its child process {name} was killed by {how}"
             if not children or time.monotonic() >= by:
                 break
             time.sleep(0.01)

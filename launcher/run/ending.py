@@ -174,17 +174,19 @@ def _hanging(state: State, ending: Ending) -> list[str]:
     if ending.why is Why.INTERRUPT:
         return []
     where = [rank for rank in state.alive if rank.place][:NAMED]
-    lines = [f"rank {rank.rank} does not end; it is in {rank.place}." for rank in where]
+    lines = [f"rank {rank.rank} has not ended; it is in {rank.place}." for rank in where]
     failed = [rank for rank in state.alive if rank.failure and rank.counts]
     for rank in failed:
         grace = f"{state.grace(Why.FAILURE):g}"
         lines.append(
-            f"rank {rank.rank} has failed but still runs {grace} s later: killing it with "
-            "SIGKILL (--launcher-failure-grace sets its time to end)."
+            f"rank {rank.rank} has failed but is still running {grace} s later: killing it "
+            "with SIGKILL (--launcher-failure-grace sets this delay)."
         )
     others = len(state.alive) - len(failed)
     if others:
-        lines.append(f"{others} ranks still run at the end of their grace: killing them.")
+        lines.append(
+            f"{plural(others, 'rank')} still running at the end of the grace: killing with SIGKILL."
+        )
     return lines
 
 
@@ -201,7 +203,7 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
         if rank.disposition is not Disposition.HANDLES or number == signal.SIGINT:
             return (SignalGroup(rank.pid, number),)
     elif rank.failure and rank.exit_code not in (0, 128 + number):
-        return (Log(f"while stopping: {headline(rank.failure, state.job.current_host)}."),)
+        return (Log(f"during the stop: {headline(rank.failure, state.job.current_host)}."),)
     return ()
 
 
@@ -220,7 +222,7 @@ def failed_before(state: State, ranks: Iterable[Rank], number: int) -> Actions:
         return ()
     first, *others = sorted(failed, key=lambda failure: failure.time)
     more = f", and {plural(len(others), 'rank')} more" if others else ""
-    return (Log(f"before the stop came: {headline(first, state.job.current_host)}{more}."),)
+    return (Log(f"before the stop: {headline(first, state.job.current_host)}{more}."),)
 
 
 def ranks_signalled(state: State, event: Signalled, now: float) -> Step:
@@ -299,8 +301,9 @@ def _say_leftovers(state: State, ending: Ending) -> Part | None:
 
     def act(now: float) -> Step:
         after = ending._replace(leftovers=ending.leftovers._replace(is_said=True))
-        many, seconds = len(pids), ending.deadline - now
-        line = f"{many} processes that ranks left behind have {seconds:.0f} s to end."
+        seconds = ending.deadline - now
+        processes = plural(len(pids), "process", "es")
+        line = f"ranks left {processes} running; killing what remains in {seconds:.0f} s."
         return state._replace(phase=after), (Log(line),) if now < end_at else ()
 
     return Part(_no_ranks_at(state), act)
@@ -315,8 +318,8 @@ def _signal_leftovers(state: State, ending: Ending) -> Part | None:
         after = state._replace(phase=ending._replace(signalled=ending.signalled | set(pids)))
         if now >= ending.deadline:
             return after, ()  # they are killed
-        whose = "the last attempt" if ending.why is Why.RESTART else "the job"
-        lines = tuple(Log(f"ending process {pid}, which {whose} left behind.") for pid in pids)
+        whose = "the previous attempt" if ending.why is Why.RESTART else "the job"
+        lines = tuple(Log(f"stopping process {pid}, which {whose} left running.") for pid in pids)
         return after, (*lines, SignalProcesses(pids, signal.SIGTERM))
 
     return Part(max(_no_ranks_at(state), _leftovers_end_at(state, ending)), act)
@@ -375,10 +378,13 @@ def _end_torchrun(state: State, ending: Ending) -> Part | None:
         return Part(at, functools.partial(_reply, state, depart=True))
     if torchrun.in_barrier:
         return Part(max(at, torchrun.exit_deadline), kill)
-    line = "no rank runs any more, but torchrun does not end: killing it with SIGKILL."
+    line = "no rank is running any more, but torchrun has not ended: killing it with SIGKILL."
     request_by = _requests_close_by(state, ending)
     if state.is_starting:  # it waits for processes that are not let go
-        line = "torchrun still starts ranks, which are not to run: killing it with SIGKILL."
+        line = (
+            "torchrun is still starting ranks, which must not run any more: killing it "
+            "with SIGKILL."
+        )
         request_by = ending.since + MARGIN_SECONDS
     at = max(at, request_by, torchrun.exit_deadline)
     return Part(at, functools.partial(kill, line=line))
@@ -397,7 +403,7 @@ def _pass_barrier(state: State) -> Part | None:
         return Part(NOW, functools.partial(_reply, state, depart=False))
     if state.others_are_unheard:  # they may train on: torchrun's own time-out counts
         return None
-    line = "all hosts have succeeded, but torchrun does not end: killing it with SIGKILL."
+    line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
     at = max(torchrun.barrier_deadline, torchrun.exit_deadline)
     return Part(at, functools.partial(_kill_torchrun, state, line=line))
 
@@ -504,8 +510,8 @@ def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -
     if survivors:
         lines = (
             Log(
-                f"{survivors} processes of the job have survived SIGKILL for {MARGIN_SECONDS:g} s "
-                "(stuck in the kernel); leaving them."
+                f"{plural(survivors, 'process', 'es')} of the job survived SIGKILL for "
+                f"{MARGIN_SECONDS:g} s (stuck in the kernel); giving up on them."
             ),
         )
     state = state._replace(times=state.times._replace(ended=now))

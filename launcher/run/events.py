@@ -143,6 +143,7 @@ class RankEnded(NamedTuple):
     oom: str = ""  # whether an out-of-memory kill was recorded, after a SIGKILL or a child's
     calls: Calls = ()  # where it crashed, if it did
     at: str = ""  # the time of day of a crash
+    said: str = ""  # why it was aborted, by the last lines that it has written
 
 
 class Signalled(NamedTuple):

@@ -27,23 +27,24 @@ _LONGEST_CAUSE = 600  # characters
 
 # The events, and what the page says of them (docs/tables.py).
 EVENTS: Mapping[str, str] = {
-    "began": "the launcher has begun; `job` is the job's name",
+    "began": "the launcher has started; `job` is the job's name",
     "joined": "all hosts have joined",
-    "attempt": "an attempt begins: on all hosts at the same time, but for the network's delay",
-    "started": "torchrun may start a rank's process",
+    "attempt": "an attempt begins, on all hosts at the same time (except for network delay)",
+    "started": "torchrun is about to start a rank's process",
     "runs": "a rank's script is about to run",
-    "failed": "a rank, or the host if `rank` is null, has failed with `cause` and `exit_code`;"
-    " a hang that ends the job fails the rank that the others wait for",
-    "stalled": "the log says that `ranks` make no progress, since `since`; `rank`, if it is known,"
-    " is the one that they wait for",
-    "continued": "`ranks` of a stall make progress again, since `since`",
-    "restart": "this attempt's ranks are ended, to be started again, because of `cause`",
-    "stop": "the job is stopped by `cause`, a signal: ranks have their grace to save",
-    "ending": "this host's ranks are ended, as the job has failed with `cause`",
-    "saved": "a rank that handles the stop's signal has ended by itself within its grace",
+    "failed": "a rank (or the host, if `rank` is null) has failed with `cause` and "
+    "`exit_code`; for a hang that ends the job, this is the rank that the others "
+    "were waiting for",
+    "stalled": "the log reports that `ranks` have made no progress since `since`; `rank`, if "
+    "known, is the one that they are waiting for",
+    "continued": "`ranks` that had stalled are making progress again, since `since`",
+    "restart": "this attempt's ranks are being stopped for a restart, because of `cause`",
+    "stop": "the job is being stopped by `cause`, a signal: ranks have their grace to save",
+    "ending": "this host's ranks are being stopped, because the job has failed with `cause`",
+    "saved": "a rank that handles the stop signal has ended by itself within its grace",
     "ended": "a rank's process has ended, with `exit_code` (again once that is known); or, if"
     " `rank` is null, this host's share of the job, with the job's `cause` and exit code",
-    "lost": "the first host has lost `host`, which can say nothing more, because of `cause`",
+    "lost": "the first host has lost `host`, which cannot report any more, because of `cause`",
 }
 
 
@@ -70,23 +71,30 @@ class Note(NamedTuple):
 
 # The fields of a line, `utc` among them, and what the page says of them.
 FIELDS: Mapping[str, str] = {
-    "utc": "the time of day by this host's clock, as `2026-11-22T16:56:12.345Z`",
-    "seconds": "since this launcher began, by a clock that nobody sets: clocks of hosts differ",
-    "host": "the host that it happened to: this one, but for `lost`, and ranks of other hosts",
-    "attempt": "from 1; 0 until all hosts have joined",
-    "rank": "the rank; null if it concerns the host, or several ranks",
+    "utc": "the time of day by this host's clock, such as `2026-11-22T16:56:12.345Z`",
+    "seconds": (
+        "seconds since this launcher started, by a monotonic clock (each host has its own)"
+    ),
+    "host": "the host concerned: this one, except for `lost` and for ranks of other hosts",
+    "attempt": "counted from 1; 0 until all hosts have joined",
+    "rank": "the rank; null if the event concerns the host, or several ranks",
     "event": "one of the events below",
-    "cause": "why, in one line; not there if there is nothing to say",
-    "exit_code": "of a process, negative for a signal, or of the job; not there if not known",
-    "ranks": "several ranks; not there without",
-    "since": "when that began, as `seconds`; not there if it is now",
-    "job": "the job's name; of `began` alone",
+    "cause": "the reason, in one line; absent if there is none",
+    "exit_code": "of a process (negative for a signal) or of the job; absent if unknown",
+    "ranks": "several ranks; absent if there are none",
+    "since": "when it began, as `seconds`; absent if that is now",
+    "job": "the job's name; only in `began`",
 }
 
 
 def folder(environ: Mapping[str, str], log_dir: str) -> str:
     """Return the folder DIR of DIR/HOST/events.jsonl; "" for none, as below another launcher."""
     return "" if environ.get(JOB_MARK) else environ.get(EVENTS_DIR) or log_dir
+
+
+def logs_folder(environ: Mapping[str, str], log_dir: str) -> str:
+    """Return the folder DIR of ranks' logs; "" for none: one below has its variables from above."""
+    return "" if environ.get(JOB_MARK) else log_dir
 
 
 def began(state: State) -> list[Note]:

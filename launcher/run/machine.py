@@ -188,8 +188,8 @@ def ended(state: State, event: End, now: float) -> Step:
         return state, ()
     state, actions = _end(state, Why.FAILURE, now)
     if state.alive:
-        cause = result.text.partition("\n")[0]
-        actions = (Log(f"ending the ranks of {state.job.current_host}: {cause}"), *actions)
+        cause = result.text.partition("\n")[0].removeprefix("launcher: ")
+        actions = (Log(f"stopping local ranks because {cause}"), *actions)
     return state, actions
 
 
@@ -269,10 +269,12 @@ def signalled(state: State, event: Signal, now: float) -> Step:
     if report and isinstance(phase, (Joining, Departing, Restarting)):
         return state, report
     if why is Why.STOP:
-        line = f"{name} again: the ranks are already stopping and keep their time to save."
+        line = (
+            f"{name} again: the ranks are already stopping, and their time to save stays the same."
+        )
         return state, (Log(line),)
     if report and (isinstance(phase, Waiting) or why is Why.SUCCESS):
-        line = f"{name} while the other hosts go on: stopping them."
+        line = f"{name} while other hosts are still running: stopping them."
         return state, (Log(line), *report) if state.job.members else report
     # After a failure a stop counts if ranks are to be restarted.
     return state, (Log(f"{name}: the job is already ending."), *report)
@@ -281,11 +283,11 @@ def signalled(state: State, event: Signal, now: float) -> Step:
 def _interrupted(state: State, now: float) -> Step:
     """Kill all that runs, at once; the other hosts cannot be waited for."""
     if isinstance(state.phase, (Running, Failing, Ending)):
-        line = Log("SIGINT for the third time within 2 s: killing the job at once.")
+        line = Log("third SIGINT within 2 s: killing the job at once.")
         phase = state.phase if isinstance(state.phase, Ending) else Ending(Why.STOP, now, now)
         state, actions = advance(state, phase._replace(why=Why.INTERRUPT, deadline=now), now)
         return state, (line, *actions)
-    line = Log("SIGINT for the third time within 2 s: ending at once.")
+    line = Log("third SIGINT within 2 s: exiting at once.")
     return _depart(state._replace(result=state.result or stopped(signal.SIGINT))), (line,)
 
 
@@ -354,7 +356,7 @@ def close_requested(state: State, event: CloseRequested, now: float) -> Step:
         return state._replace(phase=Running(event.number, later)), ()
     if any(rank.failure for rank in state.ranks.values()):
         return state, ()  # which counts soon
-    error = "it was about to end its ranks for a reason of its own"
+    error = "it was about to stop its ranks, although none had failed"
     return fail(state, of_torchrun_here(state, 0, error, now), now)
 
 
@@ -380,7 +382,7 @@ def child_ended(state: State, event: ChildEnded, now: float) -> Step:
     if code == 0 and state.torchrun.has_ended and state.has_succeeded:
         state, actions = _find_leftovers(state, now)
         return state, (Report(Succeeded(state.attempt)), *actions)
-    error = "" if code else "it did not run torchrun to its end"
+    error = "" if code else "it ended before torchrun had succeeded"
     return fail(
         state, of_torchrun_here(state, code, error, now, state.program.name, event.oom), now
     )

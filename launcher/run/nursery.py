@@ -84,7 +84,7 @@ def say(connection: socket.socket, message: dict[str, Any]) -> None:
 def why_unfit(folder: str, preload: Iterable[str]) -> str:
     """Import all; return why forks of this process would not be as new ones, "" if they are."""
     if hooks := _hooks():
-        return f"{hooks} changes how Python imports"
+        return f"{hooks} changes how Python imports modules"
     known = _descriptors()
     for name in ("torch", "torch.distributed.run", *preload):
         try:
@@ -97,9 +97,9 @@ def why_unfit(folder: str, preload: Iterable[str]) -> str:
     if opened := sorted(_descriptors() - known):
         return f"an import has opened {_opened(opened[0])}"
     if not _runs_in_a_fork():
-        return "an import has started CUDA, which no fork can use"
+        return "an import has initialized CUDA, which cannot be used after a fork"
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its own at a fork
-        return f"an import has started a thread (there are {threads})"
+        return f"an import has started a thread ({threads} are running)"
     return ""
 
 
@@ -267,7 +267,7 @@ class Forks:
     def fork(self, argv: tuple[str, ...], environ: dict[str, str], files: list[Any]) -> str:
         """Have a rank forked, with torchrun's files of its output; return why it was not."""
         if argv[:2] != (sys.executable, "-u"):  # PYTHON_EXEC, or numactl of --numa-binding
-            return f"{argv[0]} is to run them"
+            return f"they are run by {argv[0]}"
         limits = [
             (number, resource.getrlimit(number))
             for name, number in vars(resource).items()
@@ -289,7 +289,7 @@ class Forks:
                 return ""
         except (OSError, ValueError):
             pass
-        return "the process that forks them has ended, or cannot"
+        return "the process that forks them has ended, or cannot fork"
 
 
 def load(name: str) -> types.ModuleType:

@@ -95,7 +95,8 @@ def _with_exit_code(rank: Rank, report: RankEnded, time: float) -> Rank:
             return rank
         failure = _failure(rank, report, exit_code, time)
         place, frames = stacks.place(report.calls), stacks.frames_of(report.calls)
-        return rank._replace(failure=failure._replace(place=place, frames=frames, at=report.at))
+        failure = failure._replace(place=place, frames=frames, at=report.at)
+        return rank._replace(failure=failure._replace(last_words=report.said))
     # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads make some
     # do that). What it reported is the cause, and the code that it would have had.
     if exit_code >= 0:
@@ -124,11 +125,11 @@ def passed_on(number: int, count: int, ranks: int) -> str:
     """Return what the log says of an early warning that goes to `count` of the ranks that run."""
     name = signal.Signals(number).name
     if not ranks:
-        return f"{name}: no rank runs yet, or any more."
+        return f"{name}: not forwarded, since no rank is running."
     if not count:
-        return f"{name}: passed on to none of {plural(ranks, 'rank')}: none handles it."
+        return f"{name}: not forwarded, since none of {plural(ranks, 'rank')} handles it."
     handle = "handles" if count == 1 else "handle"
-    return f"{name}: passed on to {count} of {plural(ranks, 'rank')}, which {handle} it."
+    return f"{name}: forwarded to {count} of {plural(ranks, 'rank')}, which {handle} it."
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:

@@ -25,6 +25,7 @@ from typing import Any, Callable
 from launcher.host.system import System
 from launcher.peers.messages import StacksRequest
 from launcher.result.causes import told_to_end
+from launcher.result.last_words import last_words
 from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
     ChildEnded,
@@ -60,7 +61,8 @@ class Reports:
     """The receiving end of one attempt; calls take(event) for all that they report (events.py).
 
     `runner` is the program that runs torchrun, if it does not run by itself; `torchrun` is
-    torchrun's pid, 0 while it does not run. Raises LaunchError if there can be no socket in folder.
+    torchrun's pid, 0 while it does not run. `last_lines` returns the end of what a rank has
+    written, "" if that is not known. Raises LaunchError if there can be no socket in folder.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class Reports:
         take: Callable[[Any], None],
         watch: Watch,
         runner: str = "",
+        last_lines: Callable[[int], str] = lambda rank: "",
     ) -> None:
         self.torchrun = 0
         self._system, self._take, self._watch, self._runner = system, take, watch, runner
-        self._folder = folder
+        self._folder, self._last_lines = folder, last_lines
         self._answering: dict[socket.socket, int] = {}  # pids of ranks that report their progress
         self._stacks_requests: set[socket.socket] = set()
         self._request_again_at = -math.inf  # until then the coordinator has the request
@@ -327,7 +330,11 @@ class Reports:
             self._ends.append(end)  # unless what it has become is about to be read
             return None
         if "cold" in message:
-            self._system.log(f"ranks start cold: {printable(str(message['cold']))}.")
+            self._system.log(f"starting ranks cold: {printable(str(message['cold']))}.")
+            return None
+        if "no_log" in message:
+            file = printable(str(message["no_log"]))
+            self._system.log(f"cannot write {file}: the job goes on without it.")
             return None
         if "close" in message:
             number, error = int(message.get("signal") or 0), str(message.get("error") or "")
@@ -377,14 +384,17 @@ class Reports:
             return event._replace(oom=self._oom())
         if exit_code and -exit_code in CRASHES:
             calls = crash_in(self._system.crash(self._folder, pid), -exit_code)
-            return event._replace(calls=calls, at=self._system.time_of_day())
+            said = ""
+            if exit_code == -signal.SIGABRT:
+                said = last_words(self._last_lines(self._ranks[pid]))
+            return event._replace(calls=calls, at=self._system.time_of_day(), said=said)
         return event
 
     def _oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""
         for where, count in self._system.oom_kills().items():
             if count > self._oom_kills.get(where, count):
-                return f"out of memory: {where} counted a kill (oom_kill)"
+                return f"out of memory: {where} recorded an OOM kill (oom_kill)"
         return ""
 
 

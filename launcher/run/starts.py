@@ -58,7 +58,10 @@ class Nursery:
 
     def is_late(self) -> None:
         """Give it up."""
-        self._fail(f"it has not forked torchrun within {_READY_SECONDS:g} s")
+        self._fail(
+            "the process that forks torchrun and ranks has not forked torchrun within "
+            f"{_READY_SECONDS:g} s"
+        )
 
     def fork(self, argv: Sequence[str], environ: Mapping[str, str], folder: str) -> None:
         """Have a torchrun forked, as soon as that can be."""
@@ -223,5 +226,5 @@ class Starts:
 
     def _starts_cold(self, why: str) -> None:
         """Go on without a nursery; a torchrun that it has not forked starts cold."""
-        self._system.log(f"{flag('start')} warm: starting cold, as {why}.")
+        self._system.log(f"{flag('start')} warm falls back to cold: {why}.")
         self._nursery, self._has_failed = None, True

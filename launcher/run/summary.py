@@ -37,10 +37,10 @@ def _unsaved(state: State) -> list[str]:
         return []
     assert state.result
     name = signal.Signals(state.result.stop_signal).name
-    who, saved = ("it", "it saved") if len(died) == 1 else ("they", "they saved")
     return [
-        f"{state.job.current_host}: {len(died)} of {plural(len(reached), 'rank')} ended by {name} "
-        f"itself: {who} had no handler, so {saved} nothing at the stop."
+        f"{state.job.current_host}: {name} killed {len(died)} of {plural(len(reached), 'rank')}, "
+        f"which did not handle it and so saved nothing at the stop; to save, handle {name} in the "
+        "script."
     ]
 
 

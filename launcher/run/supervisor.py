@@ -18,6 +18,7 @@ import math
 import os
 import selectors
 import signal
+import sys
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Callable
@@ -30,7 +31,7 @@ from launcher.host.signals import left_alone
 from launcher.host.system import System
 from launcher.job import gpu_health
 from launcher.job.job import Job, LaunchPlan
-from launcher.job.options import EXIT_BARRIER, JOB_MARK, RUN_DIR, WATCHER
+from launcher.job.options import EXIT_BARRIER, JOB_MARK, RANK_LOGS, RUN_DIR, WATCHER
 from launcher.job.plan import for_attempt
 from launcher.job.prepare import reached_at
 from launcher.peers.channel import Channel
@@ -43,6 +44,7 @@ from launcher.peers.messages import (
 )
 from launcher.result.causes import Failure, of_error, of_launcher
 from launcher.run import events, history, machine
+from launcher.run.rank_logs import COPIER, RankLogs
 from launcher.run.ranks import passed_on
 from launcher.run.reports import Reports
 from launcher.run.starts import Starts
@@ -108,14 +110,16 @@ class Supervisor:
         self._signals: deque[int] = deque()  # to be taken in
         self._give_up_at = math.inf  # where they go on, or an end is still waited for
         self._watch = _watch(job)
+        options, host = job.options, job.current_host
+        logs = history.logs_folder(environ, options.log_dir)
+        self._logs = RankLogs(system, logs, host, has_prefix=options.log_prefix)
         if isinstance(job.plan, LaunchPlan):
             try:
                 self._begin_attempt(job)
             except Exception as error:  # before any host starts anything
                 job = job._replace(plan=error)
         self.state = machine.begin(job, system.now())
-        folder = history.folder(environ, job.options.log_dir)
-        self._journal = Journal(folder, job.current_host, system.log)
+        self._journal = Journal(history.folder(environ, options.log_dir), host, system.log)
         self._journal.note(history.began, self.state)
         self._channel = Channel(job, system, self._receive, self._note_hosts)
 
@@ -143,6 +147,7 @@ class Supervisor:
             self._end_gpu_check()
             self._starts.close()
             self._end_attempt()
+            self._logs.close()
             self._folders.close()
             self._journal.close()
 
@@ -260,6 +265,7 @@ class Supervisor:
                 self._starts.runs(self._reports.torchrun)
             if isinstance(event, events.StartRequested):
                 self._channel.world = event.world
+                self._logs.follow([rank for rank, _ in event.ranks])
             self._step(event)
 
     def _step(self, event: Any) -> None:
@@ -322,7 +328,7 @@ class Supervisor:
         self._system.log(passed_on(number, len(handle), len(pids)))
 
     def _reaped(self, pid: int, exit_code: int, reports: Reports) -> None:
-        if self._starts.is_nursery(pid, exit_code):
+        if self._starts.is_nursery(pid, exit_code) or self._logs.has_ended(pid):
             return
         if pid != self._starts.child:
             reports.child_ended(events.OrphanEnded(pid, exit_code))  # or a rank
@@ -416,12 +422,17 @@ class Supervisor:
         plan, environment = for_attempt(plan, environment, attempt)
         if job.members:
             environment.setdefault(EXIT_BARRIER, _NEVER)
-        *argv, watcher = unpacked((*plan.argv, IN_RANK), self._home or self._folder)
+        home = self._home or self._folder
+        *argv, watcher, copier = unpacked((*plan.argv, IN_RANK, COPIER), home)
+        self._logs.begin(attempt)
+        if self._logs.folder:
+            environment[RANK_LOGS] = self._logs.folder
         if job.options.watch:
             environment[WATCHER] = watcher
         mark = JOB_MARK, self._mark
         tied, folder = bool(plan.runner), job.options.folder
         self._starts.start(argv, environment, mark, tied=tied, folder=folder)
+        self._logs.start((sys.executable, copier), self._environ, mark)
 
     def _begin_nursery(self) -> None:
         job, plan = self.state.job, self.state.job.plan
@@ -442,7 +453,14 @@ class Supervisor:
         self._folder = self._stack.enter_context(self._system.folder(self._environ))
         self._mark = self._mark or os.path.basename(self._folder)  # no other launcher's
         self._watch, self._stacks_requests, self._places_request = _watch(job), {}, 0
-        self._reports = Reports(self._folder, self._system, self._receive, self._watch, job.runner)
+        self._reports = Reports(
+            self._folder,
+            self._system,
+            self._receive,
+            self._watch,
+            job.runner,
+            self._logs.last_lines,
+        )
 
     def _end_attempt(self) -> None:
         if self._reports:

@@ -14,7 +14,7 @@ import select
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable
 
 from launcher.text.words import Log, printable, short, shortened
 
@@ -31,6 +31,7 @@ class _Writer:
         self._lost = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self.before: Callable[[], None] | None = None  # a line is written
 
     def add(self, line: bytes) -> None:
         with self._changed:
@@ -72,7 +73,10 @@ class _Writer:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
-                line = self._lines[0]
+                line, before = self._lines[0], self.before
+            if before:
+                with contextlib.suppress(Exception):
+                    before()
             _write(line)
             with self._changed:
                 self._lines.popleft()
@@ -82,7 +86,9 @@ class _Writer:
 
     def _log_lost(self) -> None:
         if self._lost:
-            lost = f"{self._lost} lines of this log were not written: nobody read it."
+            lost = (
+                f"{self._lost} lines of this log were not written, because nothing was reading it."
+            )
             self._lines.append(_encoded(lost))
             self._lost = 0
 
@@ -109,6 +115,11 @@ def kept() -> Iterator[list[str]]:
         yield lines
     finally:
         _kept = None
+
+
+def in_order(before: Callable[[], None] | None) -> None:
+    """Have the thread that writes lines wait before each of them for what is to stand above it."""
+    _WRITER.before = before
 
 
 def flush() -> None:

@@ -72,9 +72,9 @@ def lasted(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def plural(count: object, word: str) -> str:
+def plural(count: object, word: str, ending: str = "s") -> str:
     """Return a number and what it counts: 1 rank, 2 ranks."""
-    return f"{count} {word}" if str(count) == "1" else f"{count} {word}s"
+    return f"{count} {word}" if str(count) == "1" else f"{count} {word}{ending}"
 
 
 def ordinal(number: int) -> str:
@@ -92,8 +92,8 @@ def flag(name: str) -> str:
 def port_is_taken(endpoint: str) -> str:
     """Return what to say if torchrun's store on the first host finds its port taken."""
     return (
-        f"the rendezvous port of {endpoint} is taken on this host; "
-        "choose another with --launcher-rdzv-port, the same one on every host"
+        f"the rendezvous port of {endpoint} is already in use on this host; choose another "
+        "with --launcher-rdzv-port, the same one on every host"
     )
 
 

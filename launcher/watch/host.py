@@ -37,13 +37,13 @@ _LONGEST_ERROR = 200  # characters
 _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
 # By the letter of the process's state; else it runs code that keeps Python's lock.
 _WHY_SILENT = {
-    "D": "it waits in the kernel",
-    "T": "it was stopped (SIGSTOP)",
-    "t": "a debugger has stopped it",
+    "D": "it is blocked in the kernel",
+    "T": "it is suspended (SIGSTOP)",
+    "t": "it is stopped in a debugger",
     "Z": "it has ended",
     "": "it has ended",
 }
-_HOLDS_LOCK = "it runs code that keeps Python's lock"
+_HOLDS_LOCK = "it is running code that holds Python's lock (the GIL)"
 
 
 class NoProgress(NamedTuple):
@@ -219,10 +219,10 @@ class Watch:
         """Why a rank cannot say how far it is, "" if each can."""
         if self._without_room:
             some = plural(self._without_room, "rank")
-            return f"how far {some} of this host got does not fit into a message."
+            return f"the progress of {some} of this host does not fit into a message."
         for one in self._ranks.values():
             if one.error:
-                return f"rank {one.known.rank} cannot say how far it is: {one.error}."
+                return f"the progress of rank {one.known.rank} is unknown: {one.error}."
         return ""
 
     # Where ranks are.
@@ -304,8 +304,8 @@ class CallsRequest:
             return text_of(self.threads[pid])
         if pid not in self._pids:
             return (
-                "  it cannot be asked: it has not imported torch.distributed, has closed its "
-                "connection, or --launcher-watch is 0."
+                "  no stack: it has not imported torch.distributed, has closed its "
+                "connection to the launcher, or --launcher-watch is 0."
             )
         calls = self.calls(pid)
         lines = [f"  it {no_reply(state, may_signal=self._may_signal)}."]
@@ -318,5 +318,5 @@ def no_reply(state: str, *, may_signal: bool = True) -> str:
     And how to see where it is, unless it `may_signal` that.
     """
     why = _WHY_SILENT.get(state, _HOLDS_LOCK)
-    how = "; `sm-launch stacks` shows where, by a signal" if why == _HOLDS_LOCK else ""
+    how = "; `sm-launch stacks` shows where, by sending it a signal" if why == _HOLDS_LOCK else ""
     return f"does not answer: {why}{'' if may_signal else how}"

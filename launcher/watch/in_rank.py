@@ -225,7 +225,7 @@ def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[
     `is_recorded` tells whether gloo's recorder holds something.
     """
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-        return {"error": "TORCH_DISTRIBUTED_DEBUG=DETAIL has ranks wait before each collective"}
+        return {"error": "TORCH_DISTRIBUTED_DEBUG=DETAIL makes ranks wait before each collective"}
     version = sys.modules["torch"].__version__
     has_recorder = hasattr(sys.modules["torch._C._distributed_c10d"], "_dump_fr_trace_json")
     for group in names:
@@ -234,7 +234,7 @@ def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[
         if is_known and not is_recorded and _sequence(group):
             is_known = False  # TORCH_FR_BUFFER_SIZE is 0
         if not (_is_counted(backends) or is_known):
-            return {"error": f"torch {version} keeps no record of a group of {backends}"}
+            return {"error": f"torch {version} keeps no record of groups with {backends}"}
     return {}
 
 

@@ -16,19 +16,19 @@ _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_ba
 
 def stall(finding: Finding, now: float) -> str:
     """Return a stall, and how long it has lasted."""
-    return f"no progress for {lasted(now - finding.since)}: {reason(finding)}."
+    return f"ranks have made no progress for {lasted(now - finding.since)}: {reason(finding)}."
 
 
 def progress(finding: Finding, at: float) -> str:
     """Return that a stall is over since a time."""
-    return f"progress again after {lasted(at - finding.since)}."
+    return f"ranks are making progress again after {lasted(at - finding.since)}."
 
 
 def runs_on(ranks: Mapping[int, StalledRank]) -> str:
     """Return in what ranks run on whose script has ended: one of them, and how many there are."""
     number, more = min(ranks), len(ranks) - 1
-    what = f"rank {number}'s main thread has returned, but its process runs on"
-    others = f"; the same is true of {plural(more, 'more rank')}" if more else ""
+    what = f"rank {number}'s script has ended, but its process is still running"
+    others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
     return f"{what}: {ranks[number].runs_on}{others}."
 
 
@@ -44,13 +44,13 @@ def reason(finding: Finding) -> str:
 def _absent(reason: Absent, ranks: ReportedRanks) -> str:
     wait, root = reason.wait, [ranks[rank] for rank in reason.root]
     if wait.group.is_counted and root[0].state.trouble:
-        last = f"in {_name(wait.group)} nobody has begun a collective after #{wait.group.waits}"
+        last = f"no rank has begun a collective after #{wait.group.waits} of {_name(wait.group)}"
         return f"{_named(root)} {_trouble(root)}; {last}"
     what, waiting = _collective(wait.group), plural(len(wait.waiting), "rank")
     if wait.group.is_counted:
         others = f"which {waiting} {_verb(wait.waiting, 'has', 'have')}"
         return f"{_named(root)} {_verb(root, 'has', 'have')} not begun {what}, {others}{_at(root)}"
-    others = f"where {waiting} {_verb(wait.waiting, 'waits', 'wait')}"
+    others = f"where {waiting} {_verb(wait.waiting, 'is', 'are')} waiting"
     return f"{_named(root)} {_verb(root, 'is', 'are')} absent from {what}, {others}{_at(root)}"
 
 
@@ -65,9 +65,9 @@ def _named(root: Sequence[Reported]) -> str:
 def _trouble(root: Sequence[Reported]) -> str:
     """Return why ranks begin nothing any more: of several the first one's trouble."""
     first = root[0].state
-    return (
-        first.trouble if len(root) == 1 else f"say nothing more: rank {first.rank} {first.trouble}"
-    )
+    if len(root) == 1:
+        return first.trouble
+    return f"no longer take part: rank {first.rank} {first.trouble}"
 
 
 def _at(root: Sequence[Reported]) -> str:
@@ -90,7 +90,7 @@ def _incomplete(wait: Wait, ranks: ReportedRanks) -> str:
         return f"all {size} ranks have begun {what}{some}"
     calls = _calls(wait, ranks)
     if len(calls) > 1:
-        return f"{_different(calls, group)} of {_name(group)}: they must call the same"
+        return f"{_different(calls, group)} of {_name(group)}: all ranks must make the same call"
     if waiting == size:
         return f"all {size} ranks are in {what}"
     return f"{plural(waiting, 'rank')} of {size} {_verb(wait.waiting, 'is', 'are')} in {what}"
@@ -120,7 +120,7 @@ def _circle(circle: Circle) -> str:
     pairs = list(zip(circle.root, circle.waits))[:_MOST_NAMED]
     where = [f"rank {rank} in {_collective(wait.group)}" for rank, wait in pairs]
     more = len(circle.root) - len(where)
-    return f"ranks wait for each other: {join_and_count(where, more)}"
+    return f"ranks are waiting for each other: {join_and_count(where, more)}"
 
 
 def _collective(group: Group) -> str:

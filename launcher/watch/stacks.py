@@ -131,7 +131,7 @@ def kept_by(fields: Mapping[str, Any]) -> str:
         return f'thread "{name[:_MOST_PLACE]}"{in_place(calls)}{more}'
     if fields["child"]:
         name, pid = fields["child"]
-        return f"it waits for its child process {_text(name)[:_MOST_PLACE]} (pid {whole(pid)})"
+        return f"it is waiting for its child process {_text(name)[:_MOST_PLACE]} (pid {whole(pid)})"
     return f"{AT_EXIT}{in_place(calls_of(fields['at']))}"
 
 
@@ -173,7 +173,7 @@ def grouped(texts: Mapping[int, str]) -> Stacks:
         else:
             others += ranks
     if others:
-        found.append((tuple(others), "  there is no room for these ranks' stacks."))
+        found.append((tuple(others), "  the stacks of these ranks are too long to be shown."))
     return tuple(found)
 
 
@@ -221,7 +221,7 @@ def shown(state: Gathering, hosts: Collection[str]) -> tuple[str, ...]:
         some = some_of(missing)
         names = join_and_count(some, len(missing) - len(some))
         lines.append(f"no answer within {GATHER_SECONDS:g} s from {names}.")
-    return tuple(lines or ["no rank runs."])
+    return tuple(lines or ["no rank is running."])
 
 
 def _fitting(blocks: Sequence[list[str]]) -> list[str]:
@@ -235,7 +235,10 @@ def _fitting(blocks: Sequence[list[str]]) -> list[str]:
         short = block if len(block) <= most else [block[0], "  ...", *block[2 - most :]]
         lines, size = lines + len(short), size + len(json.dumps(short))
         if lines > _MOST_LINES or size > _MOST_BYTES:
-            return [f"{len(blocks) - done} stacks of as many ranks or more are left out.", *kept]
+            return [
+                f"{len(blocks) - done} more stacks, of as many ranks or more, are omitted.",
+                *kept,
+            ]
         kept = [*short, *kept]
     return kept
 

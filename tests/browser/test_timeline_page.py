@@ -111,7 +111,7 @@ def test_all_of_it_by_keys(opened):
         page.keyboard.press("ArrowRight")
         seen.append(page.locator(WORDS).text_content())
     assert seen[0].startswith("algo-5, rank 37: unknown for") and "training" in seen[3]
-    assert any(f"others wait for this rank at 0:03:09: {STALL}" in words for words in seen)
+    assert any(f"others are waiting for this rank at 0:03:09: {STALL}" in words for words in seen)
     assert seen[-1] == seen[-2]  # the last one
     page.keyboard.press("Enter")
     assert page.locator(RANKS).count() == 0

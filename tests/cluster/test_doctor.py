@@ -30,10 +30,10 @@ def test_two_hosts_see_each_other(job):
         ((level, text),) = found["names"]
         assert level == "ok" and text.startswith(f"all resolve: {other} is 1")
         ((level, text),) = found["interface"]
-        assert level == "ok" and text.startswith("eth0: SageMaker names it")
+        assert level == "ok" and text.startswith("eth0 (from resourceconfig.json)")
         assert found["stop"][0][0] == "ok" and "`sm-launch init`" in found["stop"][0][1]
     assert "free on this host" in first["ports"][0][1]
-    assert "algo-1 can be reached; nothing listens yet" in second["ports"][0][1]
+    assert "algo-1 can be reached; nothing is listening yet" in second["ports"][0][1]
     job["algo-1"].cut_off()
     cut = findings(job["algo-2"].run("sm-launch", "doctor", "--json"))
     ((level, text),) = cut["names"]
@@ -43,13 +43,17 @@ def test_two_hosts_see_each_other(job):
 SCRIPT = "/tmp/start_with_right_hostname.sh"
 AWS = f"""echo 'sm-launch "$@"; exit $?' > {SCRIPT}; exec bash {SCRIPT} "$@" """
 PIDS = {
-    "init": (["sm-launch", "init", "sm-launch"], "ok", "`sm-launch init` is above"),
+    "init": (
+        ["sm-launch", "init", "sm-launch"],
+        "ok",
+        "the launcher would run under `sm-launch init`",
+    ),
     "launcher": (["sm-launch"], "ok", "the launcher would be PID 1"),
     "shell": (["sh", "-c", 'sm-launch "$@"; exit $?', "sh"], "warning", "PID 1 is a shell"),
     "aws": (
         ["bash", "-c", AWS, "bash"],
         "warning",
-        "AWS's start script: a stop reaches no rank",
+        "AWS's start script: no rank gets a stop",
     ),
 }
 

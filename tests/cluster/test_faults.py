@@ -123,7 +123,7 @@ def test_a_rank_hits_the_memory_limit(fault):
     fault.strike()
     killed = "was killed by SIGKILL (signal 9); "
     fault.ends(
-        137, LAST + killed + "out of memory: the memory cgroup counted a kill (oom_kill)\n", 3
+        137, LAST + killed + "out of memory: the memory cgroup recorded an OOM kill (oom_kill)\n", 3
     )
 
 
@@ -147,7 +147,7 @@ def test_a_loaders_worker_hits_the_memory_limit(fault):
     fault.start()
     fault.strike()
     worker = r"failed with RuntimeError: .* is killed by signal: Killed.*"
-    oom = r"; out of memory: the memory cgroup counted a kill \(oom_kill\)\n"
+    oom = r"; out of memory: the memory cgroup recorded an OOM kill \(oom_kill\)\n"
     fault.ends(1, re.compile(re.escape(LAST) + worker + oom), 6)
 
 
@@ -156,7 +156,7 @@ def test_a_rank_ends_while_the_other_trains(fault):
     fault.prepare({1: "sys.exit(0)"}, training=True)
     fault.start()
     fault.strike()
-    left = r"algo-2, rank 1 had ended with exit code 0 [\d.]+ s before\n"
+    left = r"algo-2, rank 1 had ended with exit code 0, [\d.]+ s earlier\n"
     fault.ends(1, re.compile(re.escape(FIRST) + "failed with RuntimeError: .*; " + left), 3 + 3)
 
 
@@ -292,7 +292,9 @@ def test_the_folder_for_temporary_files_is_gone_at_a_restart(fault):
     fault.job["algo-2"].environment["TMPDIR"] = "/opt/ml/input/tmp"
     fault.start()
     fault.strike()
-    fault.ends(70, "launcher: algo-2: cannot make a folder in /opt/ml/input/tmp (No such file", 12)
+    fault.ends(
+        70, "launcher: algo-2: cannot create a folder in /opt/ml/input/tmp (No such file", 12
+    )
 
 
 @algo_1_too
@@ -321,14 +323,14 @@ def test_the_network_is_cut(fault, host):
 
 KEEP = "import ctypes; lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None); "
 KEEP += "libc.pthread_mutex_lock(lock), libc.pthread_mutex_lock(lock)"
-SAID = r"no progress for [\d.]+ s: "
+SAID = r"ranks have made no progress for [\d.]+ s: "
 ABSENT = SAID + r"algo-3, rank 2 \(local rank 0\) is absent from all_reduce #\d+ "
-ABSENT += "of the default group, where 2 ranks wait; it "
+ABSENT += "of the default group, where 2 ranks are waiting; it "
 IN_LOAD = ABSENT + r"is in load, <string>:2\.\n"
-KEEPS = ABSENT + r"does not answer: it runs code that keeps Python's lock\.\n"
-STOPPED = ABSENT + r"does not answer: it was stopped \(SIGSTOP\)\.\n"
+KEEPS = ABSENT + r"does not answer: it is running code that holds Python's lock \(the GIL\)\.\n"
+STOPPED = ABSENT + r"does not answer: it is suspended \(SIGSTOP\)\.\n"
 OTHER = SAID + r"rank 2 is in broadcast #\d+ \(1 Float\), 2 ranks are in all_reduce #\d+ "
-OTHER += r"\(1 Float\) of the default group: they must call the same\.\n"
+OTHER += r"\(1 Float\) of the default group: all ranks must make the same call\.\n"
 
 
 @pytest.mark.parametrize(
@@ -367,7 +369,7 @@ def test_a_rank_is_through_and_does_not_end(fault):
     fault.prepare({0: "pass", 1: UPLOADS}, launcher_failure_grace=4, **hang)
     fault.start()
     fault.strike()
-    on = "rank 1's main thread has returned, but its process runs on: "
+    on = "rank 1's script has ended, but its process is still running: "
     fault.ends(75, on + 'thread "uploader", in upload, <string>:4', 19 + 4)
 
 
@@ -387,7 +389,7 @@ def test_a_stop_while_a_rank_saves_and_the_others_wait(fault):
     assert len(said) == 2, fault.job.logs()  # after 5 s and 10 s
     for line in said:
         assert FIRST + "is absent from all_reduce #" in line
-        assert line.endswith("where 2 ranks wait; it is in save, <string>:2.")
+        assert line.endswith("where 2 ranks are waiting; it is in save, <string>:2.")
 
 
 # Hosts do not come together
@@ -397,7 +399,7 @@ def test_a_host_is_absent(fault):
     fault.prepare(hosts=3, launcher_start_timeout=5)
     fault.happens()
     fault.job.start("algo-1", "algo-2")
-    fault.ends(69, "algo-3 did not arrive within 5 s\n", 5 + 5, lost=("algo-3",))
+    fault.ends(69, "algo-3 did not join within 5 s\n", 5 + 5, lost=("algo-3",))
 
 
 @pytest.mark.more
@@ -405,7 +407,7 @@ def test_the_first_host_is_absent(fault):
     fault.prepare(launcher_start_timeout=5)
     fault.happens()
     fault.job.start("algo-2")
-    fault.ends(69, "algo-1 did not arrive within 5 s (", 5 + 5, lost=("algo-1",))
+    fault.ends(69, "algo-1 could not be reached within 5 s (", 5 + 5, lost=("algo-1",))
 
 
 @pytest.mark.more
@@ -445,7 +447,7 @@ def test_connections_of_others_up_to_the_last_moment(fault):
     fault.job["algo-2"].will_first("timeout 60 python3 /opt/ml/input/knock.py &")
     fault.job.start("algo-1", "algo-2")
     fault.happens()
-    fault.job["algo-2"].wait_for("meet at algo-1:29400")
+    fault.job["algo-2"].wait_for("rendezvous at algo-1:29400")
     fault.job.start("algo-3")
     fault.ends(0, None, 40)
 
@@ -493,7 +495,10 @@ def test_the_rendezvous_port_is_taken(fault):
     take_port(fault.job["algo-1"], 29400)
     fault.job.start()
     fault.happens()
-    text = "launcher: algo-1: the rendezvous port of algo-1:29400 is taken on this host; choose"
+    text = (
+        "launcher: algo-1: the rendezvous port of algo-1:29400 is already in use on this host; "
+        "choose"
+    )
     fault.ends(2, text, 5)
     assert "--launcher-rdzv-port" in fault.job["algo-2"].failure
 
@@ -506,7 +511,9 @@ def test_the_peer_port_is_taken(fault):
     fault.job.start()
     fault.happens()
     fault.ends(2, "launcher: algo-1 cannot listen on port 29401 for ", 5, lost=("algo-2",))
-    fault.ends(69, "launcher: what listens on port 29401 of algo-1 ", 5, lost=("algo-1",))
+    fault.ends(
+        69, "launcher: the program that listens on port 29401 of algo-1 ", 5, lost=("algo-1",)
+    )
     for host in fault.job.values():
         assert "choose another with --launcher-peer-port" in host.failure
 
@@ -550,7 +557,7 @@ def test_a_stop_of_all_hosts_and_a_rank_that_fails_while_it_saves(fault):
     for host in fault.job.values():
         host.send(15)
     fault.ends(143, None, 5 + 3)
-    assert "while stopping: " + LAST + "failed with ZeroDivisionError" in fault.job.logs()
+    assert "during the stop: " + LAST + "failed with ZeroDivisionError" in fault.job.logs()
 
 
 @ours_alone
@@ -558,7 +565,7 @@ def test_a_stop_of_all_hosts_and_a_rank_that_fails_while_it_saves(fault):
 def test_a_stop_while_another_host_is_missing(fault, host):
     fault.prepare()
     fault.job.start(host)
-    fault.job[host].wait_for("meet at algo-1:29400")
+    fault.job[host].wait_for("rendezvous at algo-1:29400")
     fault.happens()
     fault.job[host].send(15)
     fault.ends(143, None, 5, lost=tuple(name for name in fault.job if name != host))

@@ -1,12 +1,12 @@
 """The image itself: what container/Dockerfile adds to a base, and what it leaves alone."""
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import REPO
+from pages import code
 
 import launcher
 from cluster.engine import LABEL, copy_tracked_files
@@ -82,12 +82,11 @@ def test_a_clean_clone_builds_with_buildkit_too(base, run, tmp_path):
 
 
 def test_the_three_lines_that_add_the_launcher_to_any_image(client, base, job, tmp_path):
-    texts = [(REPO / path).read_text() for path in ("README.md", "docs/tools.md")]
-    readme, docs = (re.search(r"```dockerfile\n(.*?)```", text, re.S).group(1) for text in texts)
-    assert readme == docs and len(readme.splitlines()) == 3
+    lines = code(REPO / "docs" / "guide.md", "dockerfile")[0]
+    assert len(lines.splitlines()) == 3
     context = tmp_path / "context"
     copy_tracked_files(context / "sagemaker-torch-launcher")
-    (context / "Dockerfile").write_text(f"FROM {base}\n{readme}")
+    (context / "Dockerfile").write_text(f"FROM {base}\n{lines}")
     job.image = "sm-launch-test-own"
     client.images.build(path=str(context), tag=job.image, network_mode="host", rm=True)
     job.add("algo-1", "algo-2")

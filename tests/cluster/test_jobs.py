@@ -138,7 +138,7 @@ def test_an_interface_that_does_not_exist(job, name_resolves):
     job.start()
     assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
     assert_met(job, job, 2)
-    assert "the other hosts reach algo-1 at " in job["algo-1"].log()
+    assert "algo-1 can be reached from the other hosts at " in job["algo-1"].log()
     assert ": GLOO_SOCKET_IFNAME=eth0." in job["algo-1"].log()
     assert "IFNAME=ethwe" not in job["algo-1"].log()
 

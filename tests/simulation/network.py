@@ -92,7 +92,7 @@ class Network:
         if not machine.reaches(first):
             return "it does not answer"
         if self.listener is None:
-            return "nothing listens there"
+            return "nothing is listening there"
         end, other = Socket(self.job, machine), Socket(self.job, first)
         end.peer, other.peer = other, end
         self.sockets += (end, other)

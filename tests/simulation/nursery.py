@@ -106,7 +106,7 @@ class Nursery(Process):
 
     def _imported(self) -> None:
         if self.job.of(self.machine, What.NURSERY_UNFIT):
-            self.line.comes({"unfit": "an import has started a thread (there are 2)"})
+            self.line.comes({"unfit": "an import has started a thread (2 are running)"})
             self.end(0)
         elif not self.dies(Nursing.IMPORTING):
             self.line.comes({"ready": True})

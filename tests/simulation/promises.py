@@ -126,7 +126,7 @@ def best_failure(watch: Watch) -> Iterator[str]:
     expected = next(failure for failure in known if failure.cause is best).headline
     first = result.text.partition("\n")[0]
     says_else = "differ" in result.text or "arrive" in result.text
-    if not first.startswith((expected, "no progress for")) and not says_else:
+    if not first.startswith((expected, "ranks have made no progress for")) and not says_else:
         while_restarted = (" was lost: ", "the launcher itself", "of the restart", "a folder")
         if not (watch.restarts and any(words in first for words in while_restarted)):
             yield f"{first} in place of {expected}"

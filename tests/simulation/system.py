@@ -314,7 +314,7 @@ class System:
         cannot = self.job.of(self.machine, What.NO_FOLDER)
         if cannot and self._folders == cannot.amount:
             self.job.watch.fault(cannot, self.machine)
-            raise LaunchError("cannot make a folder in /tmp (read-only); set TMPDIR.")
+            raise LaunchError("cannot create a folder in /tmp (read-only); set TMPDIR.")
         yield f"/job-{self._folders}"
 
     def listen_in(self, folder: str) -> Any:

@@ -149,7 +149,7 @@ class Torchrun(Process):
                 self.starters.append(fork)
                 self._start_ranks(world, ranks)
             else:
-                self._say({"cold": "the process that forks them has ended, or cannot"})
+                self._say({"cold": "the process that forks them has ended, or cannot fork"})
                 self._starts_cold(world, ranks, fork)
 
         def then(has_said: bool) -> None:

@@ -26,16 +26,16 @@ from simulation.watch import Happened, Watch
 WORDS = {
     "differ in": (What.DIFFERS,),
     "there is none": (What.CANNOT_START,),
-    "did not say why": (What.CANNOT_START,),
+    "did not report why": (What.CANNOT_START,),
     "cannot execute": (What.NO_TORCHRUN,),
     "files open": (What.TOO_FEW_FILES,),
     "cannot listen": (What.PORT_TAKEN,),
-    "cannot make a folder": (What.NO_FOLDER,),
+    "cannot create a folder": (What.NO_FOLDER,),
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
     "the device is gone": (What.TORCHRUN_FAILS,),
-    "did not arrive": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
+    "did not join": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
     "is not this job's launcher": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
-    "hung up before it answered": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
+    "closed the connection before it answered": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
 }
 
 
@@ -46,21 +46,21 @@ def is_true(watch: Watch, result: Result) -> bool:
     if rank:
         return _failed(watch, rank.group(1), int(rank.group(2)), line, result.exit_code)
     host = line.replace(":", " ").split(" ")[0]
-    if line.startswith("no progress for"):
+    if line.startswith("ranks have made no progress for"):
         return bool(has(watch, What.HANGS, *HELD))
     if "of the restart" in line:
         return bool(watch.restarts)
-    if "did not all meet" in line:
+    if "was not completed, or a host was lost" in line:
         return bool(watch.faults)
-    if "was lost" in line and "hung up before it answered" not in line:
+    if "was lost" in line and "closed the connection before it answered" not in line:
         return planned(watch, *PAUSES) or _was_lost(watch, host)
-    if "not by the launcher" in line:
+    if "which the launcher had not sent" in line:
         return any(one.machine.name == host for one in has(watch, What.TORCHRUN_TOLD))
     if "torchrun failed" in line and "the device" not in line and has(watch, What.TORCHRUN_TOLD):
         return True  # it ended of it before it had ranks, or in its barrier
     if " was killed by " in line or WITHOUT_A_CODE in line or f"{COMPILE} failed" in line:
         return any(one.machine.name == host for one in has(watch, *_whose_end(line)))
-    if "is not this job's launcher" in line or "hung up before it answered" in line:
+    if "is not this job's launcher" in line or "closed the connection before it answered" in line:
         if watch.job.machines[0] in lost(watch) or planned(watch, What.TOO_FEW_FILES):
             return True  # it has ended before it could welcome that host
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())

@@ -120,7 +120,7 @@ def test_graphs_are_compiled_though_a_rank_has_left_a_process_behind(start, scri
     host = start("--train-script", script(LEAVES_A_PROCESS))
     assert host.wait() == 0, host.log()
     assert host.out.count("collected") == 2 and host.out.endswith("compiles\n")
-    assert "which the job left behind" in host.err
+    assert "which the job left running" in host.err
     assert host.failure is None and host.leftovers() == []
 
 
@@ -206,7 +206,11 @@ def test_a_program_that_runs_torchrun_twice(start, script, stand_in):
 @pytest.mark.parametrize(
     ("text", "code", "says"),
     [
-        ("#!/bin/sh\n", 1, "neuron_parallel_compile failed: it did not run torchrun to its end"),
+        (
+            "#!/bin/sh\n",
+            1,
+            "neuron_parallel_compile failed: it ended before torchrun had succeeded",
+        ),
         ("#!/bin/sh\nexit 5\n", 5, "neuron_parallel_compile failed\nexit code 5,"),
         ("#!/no/such/interpreter\n", 127, "its `#!` interpreter does not exist"),
     ],
@@ -233,7 +237,7 @@ def test_neuron_parallel_compile_is_not_installed(start, script):
     assert host.wait() == 127
     assert host.err == (
         "launcher: RUN_NEURON_PARALLEL_COMPILE is 1, but neuron_parallel_compile is not in PATH; "
-        "install torch-neuronx, which brings it, or unset RUN_NEURON_PARALLEL_COMPILE.\n"
+        "install torch-neuronx, which provides it, or unset RUN_NEURON_PARALLEL_COMPILE.\n"
     )
 
 
@@ -243,5 +247,5 @@ def test_more_processes_than_neuron_cores(start, script):
     assert host.wait() == 2
     assert host.err == (
         "launcher: --launcher-nproc-per-node is 33, but localhost has 32 Neuron cores "
-        "(SM_NUM_NEURONS, else neuron-ls -j); expected at most 32, a core for each process.\n"
+        "(SM_NUM_NEURONS, else neuron-ls -j); expected at most 32, one core per process.\n"
     )

@@ -8,13 +8,14 @@ import contextlib
 import json
 import re
 import shlex
+import subprocess
 
 import pytest
 import sdk
 from aws import ACCOUNT, REGION, ROLE, Aws
 from cluster.hosts import AWS_START, INIT_OF_A_CHANNEL
 from conftest import REPO, TRAIN_HYMENOPTERA
-from pages import blocks
+from pages import blocks, code
 
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(400)]
 versions = pytest.mark.parametrize("version", sdk.VERSIONS)
@@ -177,3 +178,38 @@ def test_an_own_image(requested, aws, version):
     assert hyperparameters(job) == REFERENCE
     assert inputs(job) == CHANNELS
     assert sent_files(aws) == set()
+
+
+ESTIMATORS = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in (REPO / "README.md", REPO / "docs" / "guide.md")
+    for number, block in enumerate(code(page, "python"))
+    if re.search(r"^from sagemaker\b", block, re.MULTILINE)
+]
+assert len(ESTIMATORS) == 4  # of both versions, on either page
+
+
+@pytest.mark.parametrize("block", ESTIMATORS)
+def test_an_estimator_of_the_pages(aws, tmp_path, block):
+    """As it stands there, with a role and an image, and without the wait for the job's end."""
+    sdk.make_source(tmp_path)
+    version = "v3" if "ModelTrainer" in block else "v2"
+    call = r"\)\.(fit|train)\((.*)\)\n$"
+    assert re.search(call, block), block
+    block = re.sub(call, r").\1(\2, wait=False)\n", block).replace("BUCKET", "bucket")
+    program = f"role, image = {ROLE!r}, {AWS_IMAGE!r}\n{block}"
+    words = [sdk.python(version), "-c", program]
+    env = sdk.environment(aws, tmp_path)
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = aws.training_job()
+    algorithm = job["AlgorithmSpecification"]
+    assert algorithm["TrainingImage"] == AWS_IMAGE
+    assert hyperparameters(job)["train-script"] == "train.py"
+    assert inputs(job)["train"] == "s3://bucket/train"
+    is_spot = "/checkpoints/" in block
+    assert job.get("EnableManagedSpotTraining", False) is is_spot
+    assert ("CheckpointConfig" in job) is is_spot
+    entry_point = [*INIT_OF_A_CHANNEL, *AWS_START, "train"] if is_spot else None
+    expected = ["/bin/bash"] if version == "v3" else entry_point
+    assert algorithm.get("ContainerEntrypoint") == expected

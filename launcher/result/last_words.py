@@ -1,0 +1,37 @@
+"""PURE: why a process was aborted, by the end of what it has written.
+
+Only what is written right before abort() counts: by C++ for an exception that nobody catches, by
+Python for an error of its own, by glibc, and by assert().
+"""
+
+from __future__ import annotations
+
+import re
+
+_MESSAGES = re.compile(
+    # C++: what() may have many lines, of which the first says what happened.
+    r"^terminate called after throwing an instance of '(?P<type>[^'\n]+)'\n"
+    r"(?:\s*what\(\):\s*(?P<what>.*))?"
+    # It closes with what faulthandler would say of any abort().
+    r"|^(?P<python>Fatal Python error: (?!Aborted$|Segmentation fault$|Bus error$).+)"
+    r"|^(?:.*: )?(?P<other>terminate called without an active exception"
+    r"|(?:malloc|free|realloc|calloc|munmap_chunk|malloc_consolidate|malloc_printerr)\(\): [a-z].+"
+    r"|double free or corruption.*|corrupted (?:size vs\. prev_size|double-linked list).*"
+    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: .*"
+    r"|[^\n]+:\d+: .+: Assertion .+ failed\.)$",
+    re.MULTILINE,
+)
+# Somebody who writes this goes on after the message: it was another process's, such as a data
+# loader's worker.
+_GOES_ON = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
+
+
+def last_words(text: str) -> str:
+    """Return why a process was aborted that has written this last, in one line; "" if not sure."""
+    *_, found = (None, *_MESSAGES.finditer(text))
+    if found is None or _GOES_ON.search(text, found.end()):
+        return ""
+    if found["type"]:
+        what = " ".join((found["what"] or "").split())
+        return f"{found['type']}: {what}" if what else found["type"]
+    return " ".join((found["python"] or found["other"]).split())

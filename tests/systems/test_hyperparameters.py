@@ -1,0 +1,198 @@
+"""What SageMaker's real SDKs make of hyperparameters, to the arguments of the script.
+
+v3's own container script runs here with /opt/ml in a folder of the test.
+"""
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sdk
+from aws import ROLE, Aws
+from conftest import REPO
+
+from launcher.job import toolkit
+
+pytestmark = [pytest.mark.systems, pytest.mark.torch, pytest.mark.timeout(400)]
+
+HYPERPARAMETERS = {"train-script": "show.py", "z": 1, "lr": 1e-3, "flag": True, "no": None}
+HYPERPARAMETERS |= {"d": {"b": [1], "a": 2}, "text": "a  $b `c`", "number": "7", "e": "é"}
+RENDERED = {
+    name: value if isinstance(value, str) else json.dumps(value)
+    for name, value in HYPERPARAMETERS.items()
+}
+SHOW = "import json, sys\nprint('argv', json.dumps(sys.argv[1:]), flush=True)\n"
+# The two methods of the SDK that make what is sent to the container.
+MAKE = """
+import json, sys, types
+from pathlib import Path
+from sagemaker.core.training.configs import SourceCode
+from sagemaker.train import container_drivers
+from sagemaker.train.model_trainer import ModelTrainer
+
+folder = types.SimpleNamespace(name=sys.argv[1])
+source = SourceCode(source_dir="src", **json.loads(sys.argv[2]))
+trainer = types.SimpleNamespace(hyperparameters={"x": 1})
+ModelTrainer._prepare_train_script(trainer, folder, source)
+ModelTrainer._write_source_code_json(trainer, folder, source)
+print(Path(container_drivers.__file__).parent)
+"""
+
+# What sends a job to AWS with hyperparameters, by the columns of docs/options.md.
+JOBS = {
+    "v2 `PyTorch`": """
+from sagemaker.pytorch import PyTorch
+PyTorch(
+    source_dir="src", entry_point="launcher.py", framework_version="2.8", py_version="py312",
+    hyperparameters=values, instance_type="ml.c5.xlarge", instance_count=1, role=role,
+).fit(wait=False)
+""",
+    "v2 `Estimator`, own image": """
+from sagemaker.estimator import Estimator
+Estimator(
+    "1.dkr.ecr.us-east-1.amazonaws.com/own:1",
+    hyperparameters=values, instance_type="ml.c5.xlarge", instance_count=1, role=role,
+).fit(wait=False)
+""",
+    "v3": """
+from sagemaker.core.training.configs import Compute, SourceCode
+from sagemaker.train.model_trainer import ModelTrainer
+ModelTrainer(
+    training_image="1.dkr.ecr.us-east-1.amazonaws.com/own:1",
+    source_code=SourceCode(source_dir="src", entry_script="launcher.py"),
+    hyperparameters=values, compute=Compute(instance_type="ml.c5.xlarge"), role=role,
+).train(wait=False)
+""",
+}
+TOOLKIT = """
+import json
+from sagemaker_training import environment
+print(json.dumps(environment.Environment().to_cmd_args()))
+"""
+
+
+@pytest.fixture
+def container(tmp_path):
+    """Return what runs a container of the SDK's, and returns the script's arguments and the log."""
+    ml = tmp_path / "ml"
+    drivers = ml / "input" / "data" / "sm_drivers"
+    for folder in (drivers, ml / "input" / "config", ml / "output"):
+        folder.mkdir(parents=True)
+    sdk.make_source(tmp_path)
+    (tmp_path / "src").rename(ml / "input" / "data" / "code")
+    (ml / "input" / "data" / "code" / "show.py").write_text(SHOW)
+    resources = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"}
+    resources["current_instance_type"] = "ml.c5.xlarge"
+    for name, value in (("resourceconfig", resources), ("inputdataconfig", {})):
+        (ml / "input" / "config" / f"{name}.json").write_text(json.dumps(value))
+
+    def run(hyperparameters=RENDERED, **source):
+        (ml / "input" / "config" / "hyperparameters.json").write_text(json.dumps(hyperparameters))
+        words = [sdk.python("v3"), "-c", MAKE, str(drivers), json.dumps(source)]
+        made = subprocess.run(words, capture_output=True, text=True, check=True)
+        theirs = Path(made.stdout.splitlines()[-1])
+        for path in theirs.rglob("*.py"):
+            (drivers / path.relative_to(theirs)).parent.mkdir(exist_ok=True)
+            (drivers / path.relative_to(theirs)).write_text(path.read_text())
+        for path in (*drivers.rglob("*.py"), drivers / "sm_train.sh"):
+            path.write_text(path.read_text().replace("/opt/ml", str(ml)))
+        environ = {"TRAINING_JOB_NAME": "job", "PYTHONUTF8": "1"}
+        environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", str(drivers / "sm_train.sh")],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        log = done.stdout + done.stderr
+        assert done.returncode == 0, log
+        (said,) = (line for line in log.splitlines() if line.startswith("argv "))
+        return json.loads(said[len("argv ") :]), log
+
+    return run
+
+
+def test_a_command_without_arguments_gets_what_an_entry_script_gets(container):
+    theirs, _ = container(entry_script="show.py")
+    assert theirs[:2] == ["--train-script", "show.py"] and "null" in theirs
+    ours, log = container(command="python3 launcher.py")
+    assert ours == theirs[2:]
+    assert "using the hyperparameters (SM_HPS)." in log
+    assert "not among the arguments" not in log
+
+
+def test_a_command_with_arguments_says_which_ones_are_lost(container):
+    ours, log = container(command="python3 launcher.py", args=["--train-script", "show.py", "-z"])
+    assert ours == ["-z"]
+    assert "not among the arguments: lr, flag, no, d, text, number, e.\n" in log
+
+
+@pytest.fixture
+def sent(tmp_path):
+    """Return what sends a job, and returns the hyperparameters of its CreateTrainingJob."""
+    aws = Aws(tmp_path)
+
+    def sent(column, values):
+        (tmp_path / "src").mkdir(exist_ok=True)
+        (tmp_path / "src" / "launcher.py").touch()
+        code = f"import json, sys\nrole, values = {ROLE!r}, json.loads(sys.argv[1])\n{JOBS[column]}"
+        words = [sdk.python(column[:2]), "-c", code, json.dumps(values)]
+        env = sdk.environment(aws, tmp_path)
+        done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return aws.training_job()["HyperParameters"]
+
+    yield sent
+    aws.stop()
+
+
+def the_pages_table():
+    """Return the hyperparameters in docs/options.md, and the words of each in every column."""
+    page = (REPO / "docs" / "options.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| in the estimator \| .*\n(?:\|.*\n)+", page, re.MULTILINE)
+    head, _, *lines = ([cell.strip() for cell in line.split(" | ")] for line in table.splitlines())
+    columns = [name.strip("| ") for name in head[1:]]
+    values, words = {}, {name: {} for name in columns}
+    for first, *cells in lines:
+        ((key, value),) = ast.literal_eval(f"{{{first.strip('|` ')}}}").items()
+        values[key] = value
+        for name, cell in zip(columns, cells):
+            words[name][key] = shlex.split(cell.strip("|` "))
+    return values, words
+
+
+def in_order(words, keys):
+    return [word for key in keys for word in words[key]]
+
+
+@pytest.mark.parametrize("column", [name for name in JOBS if name != "v3"])
+def test_the_pages_arguments_of_v2_are_those_of_sdk_and_toolkit(sent, tmp_path, column):
+    values, words = the_pages_table()
+    config = tmp_path / "ml" / "input" / "config"
+    config.mkdir(parents=True)
+    files = {"hyperparameters": sent(column, values), "inputdataconfig": {}}
+    files["resourceconfig"] = {"current_host": "algo-1", "hosts": ["algo-1"]}
+    for name, value in files.items():
+        (config / f"{name}.json").write_text(json.dumps(value))
+    environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
+    theirs = subprocess.run(
+        [sys.executable, "-c", TOOLKIT], env=environ, capture_output=True, text=True, check=True
+    )
+    expected = in_order(words[column], sorted(values))
+    assert json.loads(theirs.stdout.splitlines()[-1]) == expected
+    # And an image without the toolkit.
+    assert toolkit.to_cmd_args(toolkit.read_config(environ).hyperparameters) == expected
+
+
+def test_the_pages_arguments_of_v3_are_those_of_its_driver(sent, container):
+    values, words = the_pages_table()
+    rendered = sent("v3", values)
+    got, _ = container({"train-script": "show.py", **rendered}, entry_script="launcher.py")
+    assert got == in_order(words["v3"], values)
