@@ -89,7 +89,7 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
         (
             noted(5, exit_code=ABRT)._replace(**CRASH),
             "was killed by SIGABRT (signal 6) in decode, data.py:12; see that rank's last lines on "
-            "stderr, 12:34:56 UTC",
+            "stderr, at 12:34:56 UTC",
         ),
         (
             noted(5, exit_code=ABRT)._replace(at="12:34:56 UTC"),

@@ -29,7 +29,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_words_of_messages_are_those_of_the_code():
-    """Of the symptoms in troubleshooting.md, each run of words stands in code or in a test."""
+    """Of what troubleshooting.md names as symptoms, each run of words is in code or a test."""
     folders = ("launcher", "tests")
     code = "".join(path.read_text() for name in folders for path in (REPO / name).rglob("*.py"))
     code = re.sub(r'"\s*\n\s*f?"', "", code)
