@@ -221,7 +221,15 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     environ = {"PYTHONPATH": str(source), "TMPDIR": "../a//../a/b"}
     host = start(*words, command=[sys.executable, "launcher.py"], **environ)
     assert host.wait() == 1, host.log()
-    files = ["agent.py", "describe.py", "in_rank.py", "nursery.py", "rank.py", "unseen.py"]
+    files = [
+        "agent.py",
+        "copier.py",
+        "describe.py",
+        "in_rank.py",
+        "nursery.py",
+        "rank.py",
+        "unseen.py",
+    ]
     assert host.out.count(f"0o700 {files}\n") == 2, host.log()
     first = "localhost, rank 1 (local rank 1) failed with ValueError: loss is nan"
     assert host.failure.startswith(first)

@@ -174,7 +174,9 @@ def test_a_slow_save_is_said_and_ends_nothing(start, script):
     host = start("--train-script", script(SAVES), *options)
     assert host.wait() == 0, host.log()
     absent = "localhost, rank 0 (local rank 0) is absent from barrier #1 of the default group, "
-    said = re.findall(f"^launcher: no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE)
+    said = re.findall(
+        f"^launcher: ranks have made no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE
+    )
     assert 1 <= len(said) <= 2, host.log()  # at 3 s and 6 s
     assert said[0].endswith("where 2 ranks are waiting; it is in save, script.py:12."), host.log()
 
@@ -238,7 +240,7 @@ def test_nothing_is_said_of_a_job_that_trains_in_a_thread(start, script):
     options = ("--launcher-nproc-per-node", "2", "--launcher-hang-timeout", "4")
     host = start("--train-script", script(IN_A_THREAD), *OPTIONS, *options)
     assert host.wait() == 0, host.log()
-    assert "returned" not in host.err and "no progress" not in host.err, host.log()
+    assert "still running" not in host.err and "no progress" not in host.err, host.log()
 
 
 HELD = """
@@ -323,7 +325,9 @@ def test_a_stall_alone_sends_no_rank_a_signal(start, script):
     assert host.wait() == 0, host.log()
     assert "rank 1 (local rank 1) is absent from all_reduce #2" in host.err, host.log()
     silent = "it does not answer: it is running code that holds Python's lock (the GIL)"
-    assert f"  {silent}; `sm-launch stacks` shows where, by a signal." in host.err, host.log()
+    assert f"  {silent}; `sm-launch stacks` shows where, by sending it a signal." in host.err, (
+        host.log()
+    )
 
 
 @alone_with_stacks
@@ -334,7 +338,7 @@ def test_who_asks_for_stacks_has_them_by_a_signal(start, script, how):
     host = start("--train-script", script(POLLS), *POLLING, *timeout, WAITS="80")
     host.wait_for("rank 1 waits")
     if how == "on demand":
-        poll(lambda: "by a signal." in host.err)  # the log has been there
+        poll(lambda: "by sending it a signal." in host.err)  # the log has been there
         # As sm-launch stacks does, which asks all jobs on this machine.
         (folder,) = (name for name in os.listdir(host.tmp) if name.startswith("sm-launch-"))
         with socket.socket(socket.AF_UNIX) as connection:

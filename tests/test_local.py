@@ -957,6 +957,6 @@ def test_an_early_warning_goes_to_all_hosts(start, script):
         host.signal(number)
     assert host.wait() == 0, host.log()
     said = host.out + host.err
-    assert said.count("SIGUSR1 (signal 10) to every host.") == 1, host.log()
+    assert said.count("SIGUSR1 (signal 10): forwarding it to every host.") == 1, host.log()
     assert said.count("SIGUSR1: forwarded to 1 of 1 rank, which handles it.") == 2, host.log()
-    assert said.count("SIGALRM (signal 14): it is no stop") == 1, host.log()
+    assert said.count("SIGALRM (signal 14): ignored; it is not a stop") == 1, host.log()

@@ -201,8 +201,8 @@ def test_what_a_slow_console_does_not_get_is_said_there(copied):
         assert copier.console.end()
         text = reads.result(30)
     said = re.search(
-        r"^launcher: (\d+) bytes of rank 1 are left out here, as the console is slow: (.*) has "
-        r"them\.$",
+        r"^launcher: (\d+) bytes of rank 1's output are not shown here, because the console "
+        r"is slow; (.*) has them\.$",
         text,
         re.MULTILINE,
     )
@@ -431,7 +431,7 @@ def test_no_rank_waits_for_who_copies_and_the_end_not_for_long(start, script, tm
     assert host.wait(30) == 0, host.log()
     os.close(console)
     assert os.path.exists("written") and log_of(0).read_text() == "one of many lines\n" * 300_000
-    assert "launcher: the console did not take all that ranks printed; --launcher-log-dir: " in (
+    assert "launcher: the console did not take all of the ranks' output; all of it is in " in (
         host.err
     )
     assert host.leftovers() == []
@@ -458,7 +458,9 @@ def test_a_stop_of_a_job_that_prints_200_mb_a_second(start, script):
     host.signal(signal.SIGTERM)
     assert host.wait(30) == ended_by(signal.SIGTERM)
     size, left_out = log_of(0).stat().st_size, 0
-    if said := re.search(r"launcher: (\d+) bytes of rank 0 are left out here.*\n", host.out):
+    if said := re.search(
+        r"launcher: (\d+) bytes of rank 0's output are not shown here.*\n", host.out
+    ):
         left_out = int(said[1]) + len(said[0].encode()) * -1
     assert len(host.out) + left_out == size
     assert "did not take all" not in host.err
@@ -471,7 +473,7 @@ def test_a_file_that_cannot_be_written_costs_the_job_nothing(start, script):
     host = host_with(start, script("print('hello')"), nproc=1)
     assert host.wait() == 0, host.log()
     where = log_of(0).absolute()
-    assert f"cannot write {where} (Is a directory): the job goes on without it." in host.err
+    assert f"cannot write {where} (Is a directory); the job continues without it." in host.err
     assert host.out == "hello\n"
 
 
@@ -490,7 +492,7 @@ def test_who_copies_is_missed_by_the_console_alone(start, script):
     host = host_with(start, script(STOPS), nproc=1)
     host.wait_for("trains")
     copier_of(host).kill()
-    poll(lambda: "the process that copies what ranks print has ended: " in host.err)
+    poll(lambda: "the process that copies the ranks' output has ended; " in host.err)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM)
     assert host.out == "trains\n" and log_of(0).read_text() == "trains\nsaving\nsaved\n"

@@ -16,6 +16,7 @@ from launcher.job.options import INTERNAL
 README = REPO / "README.md"
 OPTIONS = (REPO / "docs" / "options.md").read_text(encoding="utf-8")
 WHOLE = [*PAGES, REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md"]
+RUN = re.compile(r"[a-z][a-z' ]{7,}[a-z]")  # of a message's words, but what differs from job to job
 each_page = pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.name)
 
 
@@ -25,6 +26,18 @@ def test_links_lead_somewhere(page):
         target = (page.parent / path) if path else page
         assert target.exists(), f"{page.name} links to {path}"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
+
+
+def test_words_of_messages_are_those_of_the_code():
+    """Of the symptoms in troubleshooting.md, each run of words stands in code or in a test."""
+    folders = ("launcher", "tests")
+    code = "".join(path.read_text() for name in folders for path in (REPO / name).rglob("*.py"))
+    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    page = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    symptoms = "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))
+    named = [run for text in re.findall(r"`(.+?)`", symptoms) for run in RUN.findall(text)]
+    assert len(named) > 25
+    assert [run for run in named if run not in code] == []
 
 
 def test_the_users_pages_are_short():

@@ -549,7 +549,9 @@ def test_ctrl_c_reaches_what_a_rank_has_started_that_ignores_it_itself():
 def test_what_ranks_leave_at_a_stop_hears_it_only_near_the_end_of_the_grace():
     host = running().at(5.0, Signal(TERM)).at(6.0, RankEnded(71, 0)).at(6.0, RankEnded(72, 0))
     host.at(6.0, CloseRequested()).at(6.0, LeftoversFound((99,)))
-    assert host.lines == ["ranks left 1 process running; killing what remains in 19 s."]
+    assert host.lines == [
+        "1 process left running by ranks; any that remain will be killed in 19 s."
+    ]
     host.at(6.1, TorchrunEnded(1), ChildEnded(1)).at(6.1, LeftoversFound((99,)))
     assert host.due(20.0).done == [SignalProcesses((99,), TERM)]
     assert SignalProcesses((99,), KILL) in host.due(25.0).done

@@ -244,7 +244,7 @@ def test_whatever_the_script_starts_finds_the_same_library(start, script, site_p
     file = f"{where}/smdistributed/dataparallel/torch/__init__.py"
     lines = [f"{who} {file}" for who in ("rank", "fork", "spawn", "forkserver", "program")]
     assert sorted(host.out.splitlines()) == sorted(lines)
-    assert host.err.count("smdistributed.dataparallel is the ") == 1
+    assert host.err.count("smdistributed.dataparallel: ") == 1
     assert ("the installed one" in host.err) == installed
 
 

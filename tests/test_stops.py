@@ -124,7 +124,7 @@ def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, w
     host = start("--train-script", script(UPLOAD), what, "--launcher-grace", grace)
     host.wait_for("runs")
     host.signal(signal.SIGTERM)
-    poll(lambda: "running; killing what remains in" in host.err)
+    poll(lambda: "left running by ranks; any that remain" in host.err)
     slept = psutil.Process(host.process.pid).num_ctx_switches().voluntary
     host.wait_for("uploaded")
     if what == "and a daemon":
@@ -134,7 +134,7 @@ def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, w
     assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
     assert host.out == "runs\nuploaded\n", host.log()
     assert host.err.count("which the job left running") == (what == "and a daemon")
-    assert "running; killing what remains in" in host.err
+    assert "left running by ranks; any that remain" in host.err
     assert host.leftovers() == []
 
 
@@ -160,7 +160,8 @@ def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     *_, line, last = host.err.splitlines()
-    assert line == f"launcher: localhost: {said} nothing at the stop."
+    advice = "to save, handle SIGTERM in the script."
+    assert line == f"launcher: localhost: {said} nothing at the stop; {advice}"
     assert f", {'saving' if handles == '0' else 'ending'} " in last
 
 
@@ -178,7 +179,7 @@ def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     poll(lambda: len(agent.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
     assert host.wait(35) == ended_by(signal.SIGTERM), host.log()
-    assert "left behind" not in host.err
+    assert "left running" not in host.err
     assert host.leftovers() == []
 
 
@@ -217,7 +218,7 @@ def test_a_stop_as_ranks_take_long_to_start_says_nothing_false(start, script, tm
     poll(lambda: any(host.torchrun.children() for _ in host.children), every=0.05)
     host.signal(signal.SIGTERM)
     assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
-    assert "left behind" not in host.err and "killing it" not in host.err, host.log()
+    assert "left running" not in host.err and "killing it" not in host.err, host.log()
     assert host.leftovers() == []
 
 
@@ -305,7 +306,7 @@ def test_a_rank_without_its_connection_is_still_a_rank(start, script, command):
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.out.count("saved after 1\n") == 3, host.log()
-    assert "torchrun does not end" not in host.err and "has not started to" not in host.err
+    assert "torchrun has not ended" not in host.err and "has not started to" not in host.err
     assert host.leftovers() == []
 
 
@@ -404,7 +405,7 @@ def test_an_early_warning_goes_to_the_ranks_that_handle_it(start, script):
         "to the ranks.\n"
     )
     assert host.err.count(line) == 1, host.log()
-    assert host.err.count("it is no stop") == 7 and "alarmed" not in host.out, host.log()
+    assert host.err.count("it is not a stop signal") == 7 and "alarmed" not in host.out, host.log()
 
 
 @pytest.mark.parametrize(

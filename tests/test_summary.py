@@ -110,4 +110,4 @@ def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
     is_saved = any(one not in ((DEFAULT, -number), (None, -number)) for one in ranks if one[0])
     assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'ending'} 3.0 s.")
     for result in (FAILED, SUCCESS):
-        assert "handler" not in "".join(summary.lines(state(result, ranks=ranks), 113.0))
+        assert "did not handle" not in "".join(summary.lines(state(result, ranks=ranks), 113.0))

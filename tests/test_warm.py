@@ -58,7 +58,7 @@ def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text
     words += [word for one in options for word in ("--launcher-preload", one)]
     host = start(*words, PYTHONPATH="" if name == "queue.py" else str(folder))
     assert host.wait() == 0, host.log()
-    assert host.out == "cold\n" and host.err.count("starting cold") == 1
+    assert host.out == "cold\n" and host.err.count(" cold: ") == 1
     assert f"launcher: --launcher-start warm falls back to cold: {says}" in host.err, host.log()
     assert host.leftovers() == []
 
@@ -92,10 +92,10 @@ def test_a_nursery_that_was_killed_is_not_missed_at_a_restart(start, script):
     host.wait_for("warm")
     nursery = nursery_of(host)
     nursery.kill()
-    poll(lambda: "starting cold" in host.err)
+    poll(lambda: " cold: " in host.err)
     open("go", "w").close()
     assert host.wait() == 0, host.log()
-    assert host.out == "warm\ncold\n" and host.err.count("starting cold") == 1
+    assert host.out == "warm\ncold\n" and host.err.count(" cold: ") == 1
     assert host.leftovers() == []
 
 
@@ -125,10 +125,10 @@ def test_a_nursery_killed_and_a_stop_as_torchrun_is_forked(start, script, tmp_pa
     poll(lambda: any(map(forks_of, forks_of(nursery))), every=0.01)
     if is_stopped:
         host.signal(signal.SIGTERM)
-        assert host.wait() == 128 + signal.SIGTERM and "left behind" not in host.err, host.log()
+        assert host.wait() == 128 + signal.SIGTERM and "left running" not in host.err, host.log()
     else:
         nursery.kill()
-        assert host.wait() == 0 and host.err.count("starting cold") == 1, host.log()
+        assert host.wait() == 0 and host.err.count(" cold: ") == 1, host.log()
     assert "Traceback" not in host.err and host.leftovers() == []
 
 

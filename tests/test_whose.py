@@ -46,7 +46,7 @@ def test_a_stop_does_not_wait_for_a_loop_of_the_entry_point(start, script, entry
     host.wait_for("runs")
     host.signal(signal.SIGTERM)
     assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
-    assert "saved\n" in host.out and "left behind" not in host.err
+    assert "saved\n" in host.out and "left running" not in host.err
     assert loop_runs()
 
 

@@ -339,8 +339,8 @@ class Options(NamedTuple):
             _SAYS,
             "DIR",
             str,
-            "keep what each rank prints as DIR/HOST/attempt-N/rank-R.log, "
-            "and DIR/HOST/events.jsonl",
+            "keep each rank's output in DIR/HOST/attempt-N/rank-R.log, and the events in "
+            "DIR/HOST/events.jsonl",
         ),
     ] = ""
     log_prefix: Annotated[

@@ -197,8 +197,8 @@ def _planned(
         )
     if chosen.log_prefix and not chosen.log_dir:
         raise LaunchError(
-            "--launcher-log-prefix needs --launcher-log-dir DIR: a line begins with its rank's "
-            "number where it is copied from the file that the rank writes to."
+            "--launcher-log-prefix needs --launcher-log-dir DIR: the prefix is added when "
+            "lines are copied from the files that ranks write to."
         )
     if chosen.log_dir and not chosen.dry_run:
         _require_folder(host_folder(chosen.log_dir, cluster.current_host), chosen.log_dir)

@@ -332,8 +332,8 @@ class Copier:
                 left_out = file.skip()
                 if left_out:
                     self._console.end_line()
-                    what = f"{left_out} bytes of rank {file.rank} are left out here"
-                    line = f"launcher: {what}, as the console is slow: {file.path} has them.\n"
+                    what = f"{left_out} bytes of rank {file.rank}'s output are not shown here"
+                    line = f"launcher: {what}, because the console is slow; {file.path} has them.\n"
                     self._console.write(os.fsencode(line))
                 while file.copy():
                     pass

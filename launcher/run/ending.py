@@ -303,7 +303,8 @@ def _say_leftovers(state: State, ending: Ending) -> Part | None:
         after = ending._replace(leftovers=ending.leftovers._replace(is_said=True))
         seconds = ending.deadline - now
         processes = plural(len(pids), "process", "es")
-        line = f"ranks left {processes} running; killing what remains in {seconds:.0f} s."
+        line = f"{processes} left running by ranks; "
+        line += f"any that remain will be killed in {seconds:.0f} s."
         return state._replace(phase=after), (Log(line),) if now < end_at else ()
 
     return Part(_no_ranks_at(state), act)

@@ -52,7 +52,7 @@ class RankLogs:
             self._console = self._system.start_console(words, environ, mark)
         except (OSError, subprocess.SubprocessError) as error:
             why = getattr(error, "strerror", None) or error
-            self._system.log(f"what ranks print is in {self._host_folder} alone ({why}).")
+            self._system.log(f"the ranks' output is only in {self._host_folder} ({why}).")
             return
         if self._console:
             in_order(self._console.sync)
@@ -93,7 +93,8 @@ class RankLogs:
             return False
         self._forget(self._console)
         self._system.log(
-            f"the process that copies what ranks print has ended: {self._host_folder} has the rest."
+            "the process that copies the ranks' output has ended; the rest is in "
+            f"{self._host_folder}."
         )
         return True
 
@@ -101,8 +102,8 @@ class RankLogs:
         """Have the last lines copied, within a bounded time; lines of ours come behind them."""
         if self._console:
             if not self._console.end():
-                where = f"{flag('log_dir')}: {self._host_folder} has all of it"
-                self._system.log(f"the console did not take all that ranks printed; {where}.")
+                where = f"all of it is in {self._host_folder} ({flag('log_dir')})"
+                self._system.log(f"the console did not take all of the ranks' output; {where}.")
             self._forget(self._console)
 
     def _forget(self, console: Console) -> None:

@@ -334,7 +334,7 @@ class Reports:
             return None
         if "no_log" in message:
             file = printable(str(message["no_log"]))
-            self._system.log(f"cannot write {file}: the job goes on without it.")
+            self._system.log(f"cannot write {file}; the job continues without it.")
             return None
         if "close" in message:
             number, error = int(message.get("signal") or 0), str(message.get("error") or "")

@@ -612,7 +612,7 @@ def test_a_stop_while_a_loop_of_the_entry_point_goes_on(fault):
     fault.happens()
     fault.job["algo-2"].send(15)
     fault.ends(143, None, 5 + 3)
-    assert fault.job.logs().count("saved\n") == 2 and "left behind" not in fault.job.logs()
+    assert fault.job.logs().count("saved\n") == 2 and "left running" not in fault.job.logs()
 
 
 DRIVER = """

@@ -107,6 +107,27 @@ def test_the_same_as_under_torchrun(name, run, ours, folder, tmp_path):
     assert host.processes() == [] and host.failure is None
 
 
+# What docs/frameworks.md leaves out of its example.
+LIGHTNING = """
+import sys
+import torch
+from with_lightning import Model, points
+model, data = Model(), torch.utils.data.DataLoader(points(), batch_size=8)
+"""
+
+
+def test_the_pages_example_of_lightning_trains_and_resumes(run, ours, script, folder):
+    page = (SCRIPTS.parents[2] / "docs" / "frameworks.md").read_text()
+    (example,) = re.findall(r"```python\n(import os\n\nimport lightning.*?)```", page, re.DOTALL)
+    example = example.replace('"/opt/ml/checkpoints"', repr(str(folder)))
+    example = example.replace('strategy="ddp",', 'strategy="ddp", accelerator="cpu", max_epochs=2,')
+    path = script(LIGHTNING + example + "print('step', trainer.global_step, flush=True)\n")
+    for _ in range(2):  # the second one finds that all is done
+        host = run(ours(), path.with_suffix(""), PYTHONPATH=str(SCRIPTS))
+        assert host.wait(120) == 0, host.log()
+        assert re.findall(r"step (\d+)", host.out) == ["8", "8"] and "last.ckpt" in files(folder)
+
+
 CONFIG = SCRIPTS / "conf" / "accelerate.yaml"
 NAMES = """
 import json, os

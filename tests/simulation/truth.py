@@ -34,6 +34,7 @@ WORDS = {
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not join": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
+    "could not be reached": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
     "is not this job's launcher": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
     "closed the connection before it answered": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
 }
