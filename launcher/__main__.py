@@ -21,6 +21,10 @@ if not __package__:
 
 def run() -> int:
     """Run the launcher as this process's program; return its exit code."""
+    # In place of streams that are closed: ranks would have files of ours as theirs.
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
     # The toolkit puts the user's folder, where a json.py may be, in front of Python's own modules,
     # and site-packages may have old backports (enum34).
     library = os.path.dirname(os.__file__)

@@ -140,6 +140,15 @@ def test_a_line_that_does_not_end_is_copied_all_the_same(copied):
     assert copier.console.end() and copier.rest() == "end\n"
 
 
+def test_a_bar_beside_a_long_line_is_copied_at_once(copied):
+    """To look for what it overwrites takes no longer for a long line."""
+    copier = copied()
+    copier.prints(0, "x" * 250_000 + "\n\rbar 1\rbar 2\n")
+    copier.follow(0)
+    copier.shown("x" * 250_000 + "\nbar 2\n")
+    assert copier.console.end()
+
+
 def test_a_line_of_the_launcher_comes_behind_what_ranks_have_written(copied):
     """But for a line that a rank is in the middle of."""
     copier = copied()

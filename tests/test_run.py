@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from unittest import mock
@@ -153,7 +154,12 @@ def test_what_every_rank_is_given(start, script, tmp_path):
 
 
 def test_closed_streams_cost_nothing(start, script):
-    argv = [*LAUNCHER, "--train-script", script("")]
+    """Nor have ranks a socket of ours in their place."""
+    text = """
+        import os
+        assert [os.readlink(f"/proc/self/fd/{n}") for n in range(3)] == ["/dev/null"] * 3
+    """
+    argv = [*LAUNCHER, "--train-script", script(textwrap.dedent(text))]
     host = start("-c", 'exec "$@" <&- >&- 2>&-', "sh", *argv, command=["sh"])
     assert host.wait() == 0 and host.failure is None
 

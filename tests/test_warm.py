@@ -34,6 +34,7 @@ print("warm" if "torch" in sys.modules else "cold", flush=True)
 THREAD = (
     "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
 )
+PROCESS = "import subprocess; process = subprocess.Popen(['sleep', '99'], start_new_session=True)"
 HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lambda *_: None})())"
 
 
@@ -42,6 +43,7 @@ HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lam
     [
         ("odd.py", THREAD, ["odd"], "an import has started a thread (2 are running)"),
         slow("odd.py", "opened = open('odd.log', 'w')", ["odd"], "an import has opened "),
+        ("odd.py", PROCESS, ["odd"], "an import has started a process"),
         slow("odd.py", "1 / 0", ["odd"], "importing odd failed with ZeroDivisionError"),
         ("queue.py", "", [], "queue is loaded, and would hide the queue in "),
         slow("sitecustomize.py", HOOK, [], "sitecustomize changes how Python imports"),
@@ -107,6 +109,7 @@ def test_ranks_are_the_launchers_though_each_python_is_a_subreaper(start, script
     host = start("--train-script", path, "--launcher-start", how, PYTHONPATH=str(tmp_path))
     assert host.wait(60) == 0, host.log()
     assert host.out == f"{host.process.pid}\n" and host.leftovers() == []
+    assert "falls back to cold" not in host.err  # it changes no imports, though setuptools does
 
 
 SLOW_FORKS = "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.7))"

@@ -29,7 +29,7 @@ _TAIL = 1 << 14  # bytes: such an end
 _READ = 1 << 18  # bytes of a file at a time
 _LINE = 1 << 16  # bytes of a line; a longer one comes as several
 _PIECE = select.PIPE_BUF  # a pipe that is ready takes so much without a wait, and in one piece
-_OVERWRITTEN = re.compile(rb"[^\n]*\r(?!\n)")
+_OVERWRITTEN = re.compile(rb"(?m)^[^\n]*\r(?!\n)")  # from `^`: else it takes n² for a long line
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE)
 

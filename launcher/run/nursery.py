@@ -36,6 +36,7 @@ NURSERY = os.getpid()
 HERE = os.path.dirname(os.path.abspath(__file__))
 _BUILTIN = types.BuiltinFunctionType
 _FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder")  # of Python itself
+_OF_SETUPTOOLS = ("_distutils_hack", "__editable__")  # by .pth files, with any sitecustomize
 _MOST_DESCRIPTORS = 8  # with an order
 
 
@@ -100,14 +101,21 @@ def why_unfit(folder: str, preload: Iterable[str]) -> str:
         return "an import has initialized CUDA, which cannot be used after a fork"
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its own at a fork
         return f"an import has started a thread ({threads} are running)"
+    with contextlib.suppress(ChildProcessError):  # there is none
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return "an import has started a process"
     return ""
 
 
 def _hooks() -> str:
     """Return the name of a module of the site's that hooks imports: it may look at RANK."""
     own = next((one for one in ("sitecustomize", "usercustomize") if one in sys.modules), "")
-    finders = [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path]
-    is_hooked = set(finders) - {*_FINDERS} or not isinstance(builtins.__import__, _BUILTIN)
+    finders = {
+        getattr(one, "__name__", type(one).__name__)
+        for one in sys.meta_path
+        if not getattr(one, "__module__", "").startswith(_OF_SETUPTOOLS)
+    }
+    is_hooked = finders - {*_FINDERS} or not isinstance(builtins.__import__, _BUILTIN)
     return own if own and is_hooked else ""
 
 
