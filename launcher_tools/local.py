@@ -120,7 +120,7 @@ def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str
     if refused:
         return [
             "the arguments are passed to the script unchanged, but SageMaker could not pass "
-            f"{short(refused, 60)}: it passes `--key value`, each key once."
+            f"{short(refused, 60)}: it passes only `--key value` pairs, each key at most once."
         ]
     changed = local_setup.changes(args, passed)
     if changed:

@@ -138,7 +138,7 @@ def left_in(folder: str) -> list[str]:
         write(read(folder), os.path.join(folder, PAGE))
     except LaunchError as error:
         return [f"no {PAGE}: {error}"]
-    return [f"{PAGE}: what each rank did when (as data: each host's {NAME})"]
+    return [f"{PAGE}: what each rank did, and when (raw data: each host's {NAME})"]
 
 
 # As text.

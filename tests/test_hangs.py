@@ -286,7 +286,7 @@ def test_where_ranks_are_that_wait_or_do_not_end(start_two, script):
     assert lines[-1].endswith('script.py", line 10, in hold')
     hosts[1].signal(signal.SIGTERM)
     assert [host.wait() for host in hosts] == [143, 143]
-    assert "launcher: rank 1 has not ended; it is in hold, script.py:10.\n" in hosts[1].err
+    assert "launcher: rank 1 has not exited; it is in hold, script.py:10.\n" in hosts[1].err
     done = completed(
         sys.executable, "-m", "launcher", "stacks", "x", code=2, **hosts[0].environment
     )

@@ -291,7 +291,7 @@ def copier_of(host):
 
 
 FAILS_ONCE = """
-import fcntl, os, sys
+import fcntl, os, sys, time
 rank, attempt = os.environ["RANK"], os.environ["LAUNCHER_ATTEMPT"]
 assert "LAUNCHER_RANK_LOGS" not in os.environ and not sys.stdout.isatty()
 assert os.path.samestat(os.fstat(1), os.fstat(2))
@@ -299,7 +299,11 @@ assert fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND
 print("out", rank, attempt)
 print("err", rank, attempt, file=sys.stderr)
 os.system(f"echo child {rank} {attempt}")
+if attempt == "1" and rank == "0":
+    open("has-printed", "w").close()
 if attempt == "1" and rank == "1":
+    while not os.path.exists("has-printed"):
+        time.sleep(0.01)
     raise ValueError("loss is nan")
 """
 

@@ -287,7 +287,7 @@ def test_ranks_are_told_once_and_killed_when_their_time_is_over():
     assert [type(one) for one in host.due(13.0).done] == [RequestPlaces]
     host.at(13.5, PlacesReported({71: "save, a.py:1", 72: "load, data.py:88"}))
     assert host.due(15.0).done == [KillRanks((72,))]
-    assert host.lines[0] == "rank 1 has not ended; it is in load, data.py:88."
+    assert host.lines[0] == "rank 1 has not exited; it is in load, data.py:88."
 
 
 def test_a_rank_that_said_what_it_raised_is_not_told():

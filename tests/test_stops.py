@@ -150,8 +150,8 @@ time.sleep(1000)
 @pytest.mark.parametrize(
     ("handles", "said"),
     [
-        ("no rank", "SIGTERM killed 2 of 2 ranks, which did not handle it and so saved"),
-        ("0", "SIGTERM killed 1 of 2 ranks, which did not handle it and so saved"),
+        ("no rank", "SIGTERM killed 2 of 2 ranks, which had no handler for it (yet) and so saved"),
+        ("0", "SIGTERM killed 1 of 2 ranks, which had no handler for it (yet) and so saved"),
     ],
 )
 def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
@@ -160,7 +160,7 @@ def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     *_, line, last = host.err.splitlines()
-    advice = "to save, handle SIGTERM in the script."
+    advice = "install one at the top of the script."
     assert line == f"launcher: localhost: {said} nothing at the stop; {advice}"
     assert f", {'saving' if handles == '0' else 'ending'} " in last
 

@@ -4,7 +4,7 @@ import math
 import signal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jobs import job_of
 
@@ -65,6 +65,7 @@ def test_a_job_that_starts_nothing():
 AT = st.floats(100.0, 1000.0) | st.just(math.inf)
 
 
+@example(100.0, 100.0, math.inf, 100.0, math.inf, 0.5, 1, SUCCESS)
 @given(
     *(AT, AT, AT, AT, AT, st.floats(0, 999)),
     st.integers(1, 3),
@@ -87,11 +88,11 @@ def test_the_parts_add_up(started, attempt, trains, closes, ended, later, number
 
 UNSAVED = [
     # the signal, ranks, what is said of them
-    (15, [(DEFAULT, -15)] * 2, "SIGTERM killed 2 of 2 ranks, which did not handle it"),
-    (15, [(DEFAULT, -15)], "SIGTERM killed 1 of 1 rank, which did not handle it"),
-    (15, [(HANDLES, 143), (DEFAULT, -15)], "SIGTERM killed 1 of 2 ranks, which did not handle it"),
-    (1, [(DEFAULT, -1), (HANDLES, 0)], "SIGHUP killed 1 of 2 ranks, which did not handle it"),
-    (2, [(DEFAULT, -2)], "SIGINT killed 1 of 1 rank, which did not handle it"),
+    (15, [(DEFAULT, -15)] * 2, "SIGTERM killed 2 of 2 ranks, which had no handler for it"),
+    (15, [(DEFAULT, -15)], "SIGTERM killed 1 of 1 rank, which had no handler for it"),
+    (15, [(HANDLES, 143), (DEFAULT, -15)], "SIGTERM killed 1 of 2 ranks, which had no handler"),
+    (1, [(DEFAULT, -1), (HANDLES, 0)], "SIGHUP killed 1 of 2 ranks, which had no handler for it"),
+    (2, [(DEFAULT, -2)], "SIGINT killed 1 of 1 rank, which had no handler for it"),
     (15, [(None, -15), (DEFAULT, -15)], "SIGTERM killed 1 of 1 rank, "),  # not of the stop
     (15, [(HANDLES, -15)], ""),  # what has saved may end itself so
     (2, [(HANDLES, -2)], ""),  # Python's KeyboardInterrupt, which may have been caught

@@ -284,7 +284,7 @@ def test_local_leaves_a_timeline_and_names_it(script, tmp_path):
     done = completed(
         *LAUNCHER, "local", "--hosts", "2", "--run-dir", "runs/drawn", "--", path, code=3
     )
-    named = "  timeline.html: what each rank did when (as data: each host's events.jsonl)\n"
+    named = "  timeline.html: what each rank did, and when (raw data: each host's events.jsonl)\n"
     assert named in done.stdout
     assert os.path.exists("runs/drawn/timeline.html")
     found = tool.read("runs/drawn")

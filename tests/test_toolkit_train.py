@@ -228,8 +228,8 @@ def test_a_shell_script_that_ends_with_the_launcher(train, script, pretend_torch
     one_file = script("", "launcher.py")
     subprocess.run([sys.executable, REPO / "bundle" / "build.py", one_file], check=True)
     (lines,) = code(REPO / "docs" / "guide.md", "sh")
-    lines = lines.replace("pip", f"{sys.executable} -m pip", 1)
     lines = lines.replace("python3", sys.executable).replace("more-requirements.txt", os.devnull)
+    lines = lines.replace("pip install", f"{sys.executable} -m pip install", 1)
     run = {"sagemaker_program": "script.sh", "epochs": 3, "launcher-dry-run": True}
     run["train-script"] = script("", "train.py").name
     pretend_torch("2.13.0")

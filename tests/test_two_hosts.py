@@ -104,7 +104,7 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script, what, 
         assert re.search(r"^launcher: \S+ s: run Joining to Running on Start", host.err, re.M)
     assert hosts[0].failure == hosts[1].failure
     assert hosts[0].out == "saved after 1\n"
-    assert "ranks still run at the end of their grace" in hosts[0].err
+    assert "1 rank still running at the end of the grace period: " in hosts[0].err
 
 
 LEAVES = """

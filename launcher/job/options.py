@@ -235,7 +235,7 @@ class Options(NamedTuple):
             _END,
             "SECONDS",
             _SECONDS,
-            "from a stop (SIGTERM) to SIGKILL, for the ranks and the processes they started",
+            "how long ranks, and processes they started, have between a stop (SIGTERM) and SIGKILL",
         ),
     ] = 100
     failure_grace: Annotated[
@@ -244,8 +244,8 @@ class Options(NamedTuple):
             _END,
             "SECONDS",
             _SECONDS,
-            "from a failure or a restart to SIGKILL, for the ranks and the processes they "
-            "left behind",
+            "how long ranks, and processes they left behind, have to exit after a failure or "
+            "before a restart, until SIGKILL",
         ),
     ] = 10
     watch: Annotated[
@@ -321,7 +321,7 @@ class Options(NamedTuple):
             _REACH,
             "DIR",
             str,
-            "a folder with scripts that the image provides; it is searched last",
+            "a folder of scripts in the image; it is searched last",
         ),
     ] = ""
     smddp_compat: Annotated[

@@ -174,7 +174,7 @@ def _hanging(state: State, ending: Ending) -> list[str]:
     if ending.why is Why.INTERRUPT:
         return []
     where = [rank for rank in state.alive if rank.place][:NAMED]
-    lines = [f"rank {rank.rank} has not ended; it is in {rank.place}." for rank in where]
+    lines = [f"rank {rank.rank} has not exited; it is in {rank.place}." for rank in where]
     failed = [rank for rank in state.alive if rank.failure and rank.counts]
     for rank in failed:
         grace = f"{state.grace(Why.FAILURE):g}"
@@ -185,7 +185,8 @@ def _hanging(state: State, ending: Ending) -> list[str]:
     others = len(state.alive) - len(failed)
     if others:
         lines.append(
-            f"{plural(others, 'rank')} still running at the end of the grace: killing with SIGKILL."
+            f"{plural(others, 'rank')} still running at the end of the grace period: "
+            "killing with SIGKILL."
         )
     return lines
 

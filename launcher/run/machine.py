@@ -269,9 +269,7 @@ def signalled(state: State, event: Signal, now: float) -> Step:
     if report and isinstance(phase, (Joining, Departing, Restarting)):
         return state, report
     if why is Why.STOP:
-        line = (
-            f"{name} again: the ranks are already stopping, and their time to save stays the same."
-        )
+        line = f"{name}: the ranks are already stopping; this does not give them more time."
         return state, (Log(line),)
     if report and (isinstance(phase, Waiting) or why is Why.SUCCESS):
         line = f"{name} while other hosts are still running: stopping them."

@@ -90,7 +90,7 @@ def why_unfit(folder: str, preload: Iterable[str]) -> str:
     for name in ("torch", "torch.distributed.run", *preload):
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"importing {name} failed with {type(error).__name__}: {error}"
     mine = {name.partition(".")[0] for name in set(sys.modules) - BEFORE}
     if hidden := sorted(name for name in mine & _modules_in(folder) if not _is_in(folder, name)):

@@ -39,8 +39,8 @@ def _unsaved(state: State) -> list[str]:
     name = signal.Signals(state.result.stop_signal).name
     return [
         f"{state.job.current_host}: {name} killed {len(died)} of {plural(len(reached), 'rank')}, "
-        f"which did not handle it and so saved nothing at the stop; to save, handle {name} in the "
-        "script."
+        f"which had no handler for it (yet) and so saved nothing at the stop; install one at the "
+        "top of the script."
     ]
 
 
@@ -85,6 +85,7 @@ def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
     is_success = result is not None and result.exit_code == 0
     if is_success and now - closes < 1:
         closes = now  # torchrun's own end
+        trains = trains if times.trains < math.inf else now
     joined = times.started if state.job.has_peers else times.began
     parts = [("joining", joined - times.began)] if state.job.has_peers else []
     if state.attempt > 1:

@@ -131,7 +131,8 @@ def test_the_pages_example_of_lightning_trains_and_resumes(run, ours, script, fo
 CONFIG = SCRIPTS / "conf" / "accelerate.yaml"
 NAMES = """
 import json, os
-print(json.dumps({name: os.environ[name] for name in os.environ if "ACCELERATE" in name}))
+starts = ("ACCELERATE_", "FSDP_", "FP8_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
+print(json.dumps({name: value for name, value in os.environ.items() if name.startswith(starts)}))
 """
 
 
