@@ -144,7 +144,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("lost", [0, more(1)])
 def test_a_launcher_that_is_killed_is_a_host_that_is_lost(start_two, script, lost):
-    """Its torchrun passes SIGTERM on, and nothing of it stays."""
+    """The kernel sends its ranks SIGTERM, for some twice, and nothing of it stays."""
     hosts = start_two("--train-script", script(SAVES))
     for host in hosts:
         host.wait_for("runs")
@@ -154,7 +154,8 @@ def test_a_launcher_that_is_killed_is_a_host_that_is_lost(start_two, script, los
     assert left.failure.startswith(f"{hosts[lost].name} was lost: its launcher died\n")
     assert left.leftovers() == []
     poll(lambda: not hosts[lost].processes())
-    assert hosts[lost].out.count("saved") == 1
+    # Its threads die one by one, and the next one may be a rank's parent meanwhile.
+    assert hosts[lost].out.count("saved") in (1, 2)
 
 
 @pytest.mark.systems
