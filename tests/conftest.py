@@ -370,10 +370,7 @@ def counted(self, *args):
     count(self, *args)
     steps -= not torch.is_inference_mode_enabled()  # which a validation is in
     if steps == 0 and dist.get_rank() == 1 and not heard:
-        above = psutil.Process().parent()
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            above = above.parent()  # the launcher, above torchrun
-        above.terminate()
+        psutil.Process().parent().terminate()  # the launcher, or what stands for torchrun
         while not heard:
             time.sleep(0.01)
 

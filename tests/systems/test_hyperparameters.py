@@ -44,6 +44,7 @@ ModelTrainer._write_source_code_json(trainer, folder, source)
 print(Path(container_drivers.__file__).parent)
 """
 
+V3 = "v3 with `source_code`"
 # What sends a job to AWS with hyperparameters, by the columns of docs/options.md.
 JOBS = {
     "v2 `PyTorch`": """
@@ -60,7 +61,7 @@ Estimator(
     hyperparameters=values, instance_type="ml.c5.xlarge", instance_count=1, role=role,
 ).fit(wait=False)
 """,
-    "v3": """
+    V3: """
 from sagemaker.core.training.configs import Compute, SourceCode
 from sagemaker.train.model_trainer import ModelTrainer
 ModelTrainer(
@@ -172,7 +173,7 @@ def in_order(words, keys):
     return [word for key in keys for word in words[key]]
 
 
-@pytest.mark.parametrize("column", [name for name in JOBS if name != "v3"])
+@pytest.mark.parametrize("column", [name for name in JOBS if name != V3])
 def test_the_pages_arguments_of_v2_are_those_of_sdk_and_toolkit(sent, tmp_path, column):
     values, words = the_pages_table()
     config = tmp_path / "ml" / "input" / "config"
@@ -193,6 +194,6 @@ def test_the_pages_arguments_of_v2_are_those_of_sdk_and_toolkit(sent, tmp_path, 
 
 def test_the_pages_arguments_of_v3_are_those_of_its_driver(sent, container):
     values, words = the_pages_table()
-    rendered = sent("v3", values)
+    rendered = sent(V3, values)
     got, _ = container({"train-script": "show.py", **rendered}, entry_script="launcher.py")
-    assert got == in_order(words["v3"], values)
+    assert got == in_order(words[V3], values)

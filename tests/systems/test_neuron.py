@@ -161,9 +161,9 @@ def test_a_stop_ends_the_compilation(start, script, stand_in):
 
 
 def below(host):
-    """Return the stand-in, and torchrun below it."""
-    (runner,) = psutil.Process(host.process.pid).children()
-    (torchrun,) = runner.children()
+    """Return the stand-in, and torchrun below it; ranks are the launcher's own children."""
+    children = psutil.Process(host.process.pid).children()
+    (runner, torchrun), *_ = ((one, below) for one in children for below in one.children())
     return runner, torchrun
 
 
