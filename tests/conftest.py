@@ -163,7 +163,7 @@ def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[
 ADOPTING = (sys.executable, str(Path(__file__).with_name("adopting.py")))
 
 
-_AGENT, _COPIER = os.path.join("run", "agent.py"), os.path.join("run", "copier.py")
+_AGENT, _COPIER = "/agent.py", "/copier.py"  # of the launcher, or unpacked from the one file
 
 
 class Host:
