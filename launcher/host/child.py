@@ -128,6 +128,28 @@ class Question:
                 os.killpg(self._leader, signal.SIGKILL)
 
 
+def start_connected(
+    argv: Sequence[str], environ: Mapping[str, str], **options: Any
+) -> tuple[socket.socket, int]:
+    """Start a process in a session of its own; return our end of a socket to it, and its pid.
+
+    Its last argument is the other end's descriptor. The options are Popen's. Raises OSError, or
+    SubprocessError.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            number = theirs.fileno()
+            words = [*argv, str(number)]
+            options |= {"env": dict(environ), "start_new_session": True, "pass_fds": [number]}
+            process = subprocess.Popen(words, **options)
+    except BaseException:
+        ours.close()
+        raise
+    process.returncode = 0  # Popen is not to wait for it: the loop reaps all children
+    return ours, process.pid
+
+
 class Helper:
     """A process in a session of its own, to which a message is sent with its length in front.
 
@@ -144,23 +166,9 @@ class Helper:
         selector: selectors.BaseSelector,
         take: Callable[[Mapping[str, Any] | None], None],
     ) -> None:
-        self._connection, theirs = socket.socketpair()
         self._selector, self._take = selector, take
         self._lines, self._is_open = Lines(_REPLY_BYTES), True
-        try:
-            with theirs:
-                process = subprocess.Popen(
-                    [*argv, str(theirs.fileno())],
-                    env=dict(environ),
-                    cwd=folder or None,
-                    start_new_session=True,
-                    pass_fds=[theirs.fileno()],
-                )
-        except BaseException:
-            self._connection.close()
-            raise
-        process.returncode = 0  # Popen is not to wait for it: the loop reaps all children
-        self.pid = process.pid
+        self._connection, self.pid = start_connected(argv, environ, cwd=folder or None)
         self._connection.settimeout(_SEND_SECONDS)
         selector.register(self._connection, selectors.EVENT_READ, self._read)
 

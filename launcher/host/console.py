@@ -7,12 +7,13 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from launcher.host.child import start_connected
 
 _SYNC_SECONDS = 0.5  # for a line of ours to come behind what ranks have written before it
 _COPY_SECONDS = 0.5  # at the end; then it writes the ends of what is left
@@ -28,22 +29,8 @@ class Console:
     """
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._connection, theirs = socket.socketpair()
-        try:
-            with theirs:
-                number = theirs.fileno()
-                process = subprocess.Popen(
-                    [*argv, str(number)],
-                    env=dict(environ),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    pass_fds=[number],
-                )
-        except BaseException:
-            self._connection.close()
-            raise
-        process.returncode = 0  # Popen is not to wait for it: the loop reaps all children
-        self.pid = process.pid
+        null = subprocess.DEVNULL
+        self._connection, self.pid = start_connected(argv, environ, stdin=null)
         self._connection.setblocking(False)
         self._sends, self._reads = threading.Lock(), threading.Lock()
         self._asked = self._answered = 0
