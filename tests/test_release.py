@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster.engine import copy_tracked_files
+from cluster.engine import copy_tracked_files, tracked_files
 from conftest import REPO
 
 import launcher
@@ -41,12 +41,12 @@ def build(*arguments) -> None:
 
 
 @pytest.fixture(scope="module")
-def tracked(clone) -> set[str]:
-    return {str(path.relative_to(clone)) for path in clone.rglob("*") if path.is_file()}
+def tracked() -> set[str]:
+    return set(tracked_files())
 
 
 @pytest.fixture(scope="module")
-def dist(clone, tracked, tmp_path_factory) -> Path:
+def dist(clone, tmp_path_factory) -> Path:
     """Build the sdist, and from that the wheel, as `make dist` does."""
     folder = tmp_path_factory.mktemp("dist")
     build("--outdir", folder, clone)

@@ -193,12 +193,16 @@ def build_image(base: str, tag: str) -> str:
     return tag
 
 
+def tracked_files() -> list[str]:
+    """Return the files that a clean clone of this repository has."""
+    return subprocess.check_output(["git", "ls-files"], cwd=REPO, text=True).splitlines()
+
+
 def copy_tracked_files(folder: Path) -> None:
     """Copy this repository to a folder as a clean clone would have it.
 
     With the times of its files: make is to take what is installed for newer than they are.
     """
-    files = subprocess.check_output(["git", "ls-files"], cwd=REPO, text=True).splitlines()
-    for file in files:
+    for file in tracked_files():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPO / file, folder / file)
