@@ -33,8 +33,9 @@ DRAW_PICTURES = REPO / "examples" / "draw_pictures.py"
 SYSTEMS = REPO / "examples" / "systems"
 # `make test-systems` names the one file, too; else it is the launcher that is installed.
 ONE_FILE = os.environ.get("ONE_FILE")
-# `WITH_LOG_DIR=1 make test` has each launcher of `start` keep its ranks' output in files, too.
-WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")
+# `WITH_LOG_DIR=1 LAUNCHER_START=warm make matrix`: options that launchers of all hosts have, too.
+WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in files
+OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
 
 if os.path.isdir("/opt/ml/input/config"):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from conftest import REPO, poll
+from conftest import OPTIONS, REPO, WITH_LOG_DIR, poll
 
 from cluster.engine import LABEL
 
@@ -50,6 +50,9 @@ class Host:
         self.command: list[str] = ["train"]
         self.environment = {"TRAINING_JOB_NAME": "test-job", "AWS_DEFAULT_REGION": "us-east-1"}
         self.environment["OMP_WAIT_POLICY"] = "passive"  # see tests/conftest.py
+        self.environment |= OPTIONS
+        if WITH_LOG_DIR:
+            self.environment["LAUNCHER_LOG_DIR"] = "/opt/ml/output/data/logs"
         self.hyperparameters: dict[str, object] = {}
         self.volumes: dict[str, dict[str, str]] = {}  # besides /opt/ml
         self.channels: dict[str, Path] = {}  # folders that the job's data are copied from

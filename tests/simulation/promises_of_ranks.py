@@ -179,10 +179,9 @@ def store_goes_last(watch: Watch) -> Iterator[str]:
         return
     if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
         return
-    for one in has(watch, What.LAUNCHER_FAILS):
-        if one.machine.torchrun is None or not one.machine.torchrun.ranks:
-            return  # it is given no leave to start ranks, and so does not keep their store
     for at, rank in watch.lost_store:
         if rank.killed_at <= at:
             continue  # the kernel holds it
+        if all(one.rank for one in rank.world.ranks):
+            continue  # the host that was to keep it has not started its ranks, nor has any trained
         yield f"rank {rank.rank} (pid {rank.pid}) loses its store at {at:.3f} s"
