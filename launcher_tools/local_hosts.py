@@ -240,7 +240,7 @@ class Loop:
                     host.kill()
             else:
                 self._printer.say(
-                    f"{signal_name(number)}: stopping the job as SageMaker does, with SIGTERM "
+                    f"{signal_name(number)}: stopping the job as SageMaker would, with SIGTERM "
                     "to every host; a second one kills it."
                 )
                 self._stop(self._hosts, everybody=True)

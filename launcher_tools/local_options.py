@@ -63,7 +63,7 @@ def _parser() -> _Parser:
         "Each host has its own launcher, its own folder in place of /opt/ml, and "
         "its share of this machine's cores and GPUs.",
         epilog="Put --launcher-... options after --, before or after the script; they apply "
-        "to every host. Ctrl-C stops the job as SageMaker does; a second Ctrl-C kills "
+        "to every host. Ctrl-C stops the job as SageMaker would; a second Ctrl-C kills "
         "it. The exit code is that of the job.",
         allow_abbrev=False,
         add_help=False,

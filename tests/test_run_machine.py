@@ -329,6 +329,9 @@ def test_a_process_that_ends_before_it_is_a_rank_has_failed():
 def test_without_leave_torchrun_is_killed_at_once(connected):
     host = Host().at(0.0, Start(1)).at(1.0, *[TorchrunRuns()] * connected, Signal(TERM))
     assert host.kills_torchrun
+    assert host.lines == [
+        "SIGTERM (signal 15): stopping before any rank of algo-1 has started."  # nothing to save
+    ]
 
 
 def test_a_torchrun_that_starts_ranks_sees_that_they_do_not_run():

@@ -48,7 +48,7 @@ def test_after_a_restart_what_failed_is_lost():
     )
     times = times._replace(closes=169.0)
     *_, line = summary.lines(state(FAILED, times=times, attempt=3, hosts=("algo-1",)), 170.0)
-    assert line == "exit code 1, 7 s after start; after 2 restarts; algo-1 took 70 s: " + (
+    assert line == "algo-1: exit code 1, 7 s after start; after 2 restarts; it took 70 s: " + (
         "lost to failed attempts 61 s, start 2.0 s, training 6.0 s, ending 1.0 s."
     )
 

@@ -68,12 +68,12 @@ SENTENCES = [
     ),
     (
         [rank(number, IN_61) for number in range(4)],
-        "all 4 ranks are in all_reduce #61 of the default group, which does not complete",
+        "all 4 ranks are in all_reduce #61 of the default group, which has not completed",
     ),
     # The root of a broadcast goes on; it waits nowhere, and has begun all that there is.
     (
         [*(rank(number, IN_61) for number in range(3)), rank(3, group(61))],
-        "3 ranks of 4 are in all_reduce #61 of the default group, which does not complete",
+        "3 ranks of 4 are in all_reduce #61 of the default group, which has not completed",
     ),
     (
         [*(rank(number, IN_61) for number in range(3)), rank(3, group(61, 61, "broadcast"))],
@@ -117,11 +117,11 @@ SENTENCES = [
     ),
     (
         [rank(number, counted(61, waits=61)) for number in range(4)],
-        "all 4 ranks have begun collective #61 of the default group, which does not complete",
+        "all 4 ranks have begun collective #61 of the default group, which has not completed",
     ),
     (
         [*(rank(number, counted(61, waits=61)) for number in range(3)), rank(3, counted(61))],
-        "have begun collective #61 of the default group, which does not complete on 3 of them",
+        "have begun collective #61 of the default group, which has not completed on 3 of them",
     ),
     # Ranks 2 and 3 wait for their GPUs after each.
     (
@@ -129,7 +129,7 @@ SENTENCES = [
             *(rank(number, counted(75, waits=75)) for number in range(2)),
             *(rank(number, counted(61, waits=61)) for number in (2, 3)),
         ],
-        "all 4 ranks have begun collective #61 of the default group, which does not complete",
+        "all 4 ranks have begun collective #61 of the default group, which has not completed",
     ),
     # Of rank 3 it is known how far it was.
     (

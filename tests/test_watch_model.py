@@ -193,7 +193,7 @@ def broken(seed, fault):
             return ""  # who is behind then is not known to be waited for
         # A rank of which a look was missed may have gone on, to the others.
         first = 1 if job.lateness else 0
-        wrong = [line for _, line in told[first:] if "which does not complete" not in line]
+        wrong = [line for _, line in told[first:] if "which has not completed" not in line]
         return f"not the network: {wrong[0]}" if wrong else ""
     frozen_at = max(rank.changed_at for rank in job.ranks)
     again = [at for at, line in job.lines if line.startswith("ranks are making progress again")]

@@ -26,7 +26,7 @@ RANK_LOGS = "LAUNCHER_RANK_LOGS"
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-# And the folder DIR of each host's DIR/HOST/events.jsonl, where --launcher-log-dir names none.
+# And the folder DIR of each host's DIR/HOST/events.jsonl, whatever --launcher-log-dir names.
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
 INTERNAL = (
     *(RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER),
@@ -244,7 +244,7 @@ class Options(NamedTuple):
             _END,
             "SECONDS",
             _SECONDS,
-            "how long ranks, and processes they left behind, have to exit after a failure or "
+            "how long ranks, and processes they left behind, may take to exit after a failure or "
             "before a restart, until SIGKILL",
         ),
     ] = 10
@@ -273,8 +273,8 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             _or_never,
-            "end the job after this many seconds without progress (plus up to two checks); "
-            "set it above your longest evaluation or save; 0: never",
+            "end the job after this many seconds without progress (plus up to two "
+            "intervals of --launcher-watch); set it above your longest evaluation or save; 0: never",
         ),
     ] = math.inf
     bools: Annotated[
@@ -283,8 +283,8 @@ class Options(NamedTuple):
             _REACH,
             "as-is|flag",
             _bools,
-            "how to pass SageMaker's `--flag True` or `--flag False` to the script: "
-            "unchanged (as-is), or as `--flag` or nothing (flag)",
+            "how to pass SageMaker's `--amp True` or `--amp False` to the script: "
+            "unchanged (as-is), or as `--amp` or not at all (flag)",
         ),
     ] = "as-is"
     start: Annotated[

@@ -301,6 +301,8 @@ def _stop(state: State, number: int, now: float) -> Step:
         phase = begun(state, Why.STOP, now, number)
         before = failed_before(state, state.ranks.values(), number)
     line = f"{signal_name(number)}: stopping; the ranks of {host} have {grace:g} s to save."
+    if not state.ranks:
+        line = f"{signal_name(number)}: stopping before any rank of {host} has started."
     state, actions = advance(_closing(state, now), phase, now)
     return state, (Log(line), *before, *actions)
 

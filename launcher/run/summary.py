@@ -27,7 +27,7 @@ def lines(state: State, now: float) -> list[str]:
     said = [cause.removeprefix("launcher: ")]
     if details and details[0].startswith(NO_RESTART):
         said.append(f"{details.pop(0)}.")
-    return [*said, "; ".join([*details[:1], *restarts, f"{host} {took}"])]
+    return [*said, f"{host}: " + "; ".join([*details[:1], *restarts, f"it {took}"])]
 
 
 def _unsaved(state: State) -> list[str]:

@@ -84,7 +84,7 @@ def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
 
 def _incomplete(wait: Wait, ranks: ReportedRanks) -> str:
     group, waiting, size = wait.group, len(wait.waiting), len(wait.group.members)
-    what = f"{_collective(group)}, which does not complete"
+    what = f"{_collective(group)}, which has not completed"
     if group.is_counted:
         some = "" if waiting == size else f" on {waiting} of them"
         return f"all {size} ranks have begun {what}{some}"

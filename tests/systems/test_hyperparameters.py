@@ -16,6 +16,7 @@ import pytest
 import sdk
 from aws import ROLE, Aws
 from conftest import REPO
+from pages import code
 
 from launcher.job import toolkit
 
@@ -54,7 +55,7 @@ PyTorch(
     hyperparameters=values, instance_type="ml.c5.xlarge", instance_count=1, role=role,
 ).fit(wait=False)
 """,
-    "v2 `Estimator`, own image": """
+    "v2 `Estimator`": """
 from sagemaker.estimator import Estimator
 Estimator(
     "1.dkr.ecr.us-east-1.amazonaws.com/own:1",
@@ -133,6 +134,21 @@ def test_a_command_with_arguments_says_which_ones_are_lost(container):
     ours, log = container(command="python3 launcher.py", args=["--train-script", "show.py", "-z"])
     assert ours == ["-z"]
     assert "not among the arguments: lr, flag, no, d, text, number, e.\n" in log
+
+
+# docs/guide.md: how v3 starts run.sh.
+GUIDE = (REPO / "docs" / "guide.md").read_text(encoding="utf-8")
+RUN_SH = re.search(r"^\| `run\.sh` \|.*?\| `(.*?)`, or `(.*?)` \|", GUIDE, re.MULTILINE).groups()
+
+
+@pytest.mark.parametrize("source", RUN_SH)
+def test_a_shell_script_that_ends_with_the_launcher(container, tmp_path, source):
+    (lines,) = code(REPO / "docs" / "guide.md", "sh")
+    lines = lines.replace("more-requirements.txt", os.devnull)
+    (tmp_path / "ml" / "input" / "data" / "code" / "run.sh").write_text(lines)
+    theirs, _ = container(entry_script="show.py")
+    ours, _ = container(**eval(f"dict({source})"))
+    assert ours == theirs[2:]
 
 
 @pytest.fixture
