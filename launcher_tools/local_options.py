@@ -62,8 +62,8 @@ def _parser() -> _Parser:
         description="Run a training job on this machine as if on several SageMaker hosts. "
         "Each host has its own launcher, its own folder in place of /opt/ml, and "
         "its share of this machine's cores and GPUs.",
-        epilog="Put --launcher-... options after --, before or after the script; they apply "
-        "to every host. Ctrl-C stops the job as SageMaker would; a second Ctrl-C kills "
+        epilog="--launcher-... options go anywhere after --; they apply to every host. "
+        "Ctrl-C stops the job as SageMaker would; a second Ctrl-C kills "
         "it. The exit code is that of the job.",
         allow_abbrev=False,
         add_help=False,
@@ -144,7 +144,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
             raise LaunchError(
                 f"-- is missing before {script}; expected sm-launch local [OPTION ...] -- {script}."
             )
-        raise LaunchError(f"{unknown[0]} is not an option; see sm-launch local --help.")
+        what = "goes after --" if unknown[0].startswith(flag("")) else "is not an option"
+        raise LaunchError(f"{unknown[0]} {what}; see sm-launch local --help.")
     count = _checked("--hosts", values.hosts, whole(1, _MOST_HOSTS))
     hosts = tuple(f"algo-{number}" for number in range(1, count + 1))
     events = schedule(hosts, late=values.late, stop=values.stop, kill=values.kill)

@@ -401,7 +401,7 @@ def test_devices_are_counted(script, command, answer, environ, processes, monkey
 
 def test_a_dry_run_says_what_a_run_would_say():
     done = launch(*DRY, **TWO, PET_MAX_RESTARTS="3", LAUNCHER_GARCE="1")
-    assert "algo-1 is node 0 of 2" in done.stderr
+    assert "algo-1 has node_rank 0 (nnodes=2)" in done.stderr
     assert "PET_MAX_RESTARTS=3 is used instead of 0." in done.stderr
     assert "warning: LAUNCHER_GARCE is not a launcher option" in done.stderr
 

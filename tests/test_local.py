@@ -519,6 +519,7 @@ WRONG = [
     (["--hosts", "two", "--", "script.py"], "--hosts is 'two'; expected"),
     (["--hosts", "--", "script.py"], "--hosts: expected one argument; see"),
     (["--verbose", "--", "script.py"], "--verbose is not an option; see"),
+    (["--launcher-grace", "9", "--", "script.py"], "--launcher-grace goes after --; see"),
     (["--nproc-per-node", "0", "--", "script.py"], "--nproc-per-node is '0'; expected auto"),
     (["--", "none.py"], "none.py: there is no such file"),
     (["--", "-m", "no_such"], "no_such: there is no such module"),

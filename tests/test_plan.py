@@ -69,7 +69,7 @@ def test_several_hosts():
     assert tail == ("--", RANK, "script", "t.py", "--epochs", "3")
     assert job("--epochs", "3").lines()[:3] == (
         f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py.",
-        "algo-2 is node 1 of 2 in job job: 1 rank on CPU.",
+        "algo-2 has node_rank 1 (nnodes=2) in job job: 1 rank on CPU.",
         "algo-1, algo-2: rendezvous at algo-1:29400, launcher channel on port 29401.",
     )
 

@@ -161,7 +161,7 @@ def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     *_, line, last = host.err.splitlines()
     advice = "install one at the top of the script."
-    assert line == f"launcher: localhost: {said} nothing at the stop; {advice}"
+    assert line == f"launcher: localhost: {said} nothing when stopped; {advice}"
     assert f", {'saving' if handles == '0' else 'ending'} " in last
 
 

@@ -34,22 +34,22 @@ def test_a_success():
     times = TIMES._replace(closes=math.inf, ended=130.2)
     (line,) = summary.lines(state(times=times), 130.5)
     assert line == "algo-1: every rank succeeded; it took 30 s: " + (
-        "joining 1.0 s, start 3.0 s, training 26 s."
+        "joining 1.0 s, starting 3.0 s, training 26 s."
     )
     (line,) = summary.lines(state(times=times), 230.2)  # the other host trained on
-    assert line.endswith(": joining 1.0 s, start 3.0 s, training 26 s, ending 100 s.")
+    assert line.endswith(": joining 1.0 s, starting 3.0 s, training 26 s, ending 100 s.")
 
 
 def test_after_a_restart_what_failed_is_lost():
     times = TIMES._replace(attempt=161.0, trains=163.0, closes=math.inf, ended=170.0)
     (line,) = summary.lines(state(times=times, attempt=2), 170.0)
     assert line == "algo-1: every rank succeeded after 1 restart; it took 70 s: " + (
-        "joining 1.0 s, lost to failed attempts 60 s, start 2.0 s, training 7.0 s."
+        "joining 1.0 s, lost to failed attempts 60 s, starting 2.0 s, training 7.0 s."
     )
     times = times._replace(closes=169.0)
     *_, line = summary.lines(state(FAILED, times=times, attempt=3, hosts=("algo-1",)), 170.0)
     assert line == "algo-1: exit code 1, 7 s after start; after 2 restarts; it took 70 s: " + (
-        "lost to failed attempts 61 s, start 2.0 s, training 6.0 s, ending 1.0 s."
+        "lost to failed attempts 61 s, starting 2.0 s, training 6.0 s, ending 1.0 s."
     )
 
 
@@ -107,7 +107,7 @@ def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
     *unsaved, last = summary.lines(state(stopped(number), ranks=ranks), 113.0)
     assert len(unsaved) == bool(said)
     for line in unsaved:
-        assert line.startswith(f"algo-1: {said}") and " so saved nothing at the stop; " in line
+        assert line.startswith(f"algo-1: {said}") and " so saved nothing when stopped; " in line
     is_saved = any(one not in ((DEFAULT, -number), (None, -number)) for one in ranks if one[0])
     assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'ending'} 3.0 s.")
     for result in (FAILED, SUCCESS):

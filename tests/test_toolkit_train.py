@@ -87,7 +87,7 @@ def test_a_script_that_raises_gives_the_first_line(train, script, tmp_path):
     (text,) = {failure_of(host, tmp_path) for host in hosts}
     heads = [f"127.0.0.{n}, rank {2 * n - 1} (local rank 1) failed with " for n in (1, 2)]
     assert text.startswith(tuple(head + "ValueError: loss is nan\nexit code 1, " for head in heads))
-    assert "127.0.0.2 is node 1 of 2 in job job: 2 ranks on CPU" in hosts[1].err
+    assert "127.0.0.2 has node_rank 1 (nnodes=2) in job job: 2 ranks on CPU" in hosts[1].err
     assert "GLOO_SOCKET_IFNAME=lo" in hosts[1].err
 
 

@@ -54,7 +54,7 @@ def test_ranks_follow_the_sorted_hosts_of_the_chosen_group(start, script, tmp_pa
         "rank-3": ["1", "3", "5", second, first],
         "rank-4": ["1", "4", "5", second, first],
     }
-    assert "127.0.0.3 is node 1 of 2" in hosts[0].err
+    assert "127.0.0.3 has node_rank 1 (nnodes=2)" in hosts[0].err
     assert "127.0.0.1 is in none of the instance groups train" in hosts[2].err
 
 

@@ -51,7 +51,7 @@ _BEGINNING = (
     "Commands:",
     "  local     run the job on this machine as if on several hosts (sm-launch local --help)",
     "  doctor    check this host, and whether a job with these arguments would run",
-    "  stacks    print the Python stacks of all ranks, on all hosts, of each job running here",
+    "  stacks    for each job running here, print the Python stacks of all ranks on all hosts",
     "  timeline  show what each rank of a job did, and when, from its hosts' events.jsonl files",
     "  init      run as the container's PID 1: start COMMAND (SageMaker's is `train`) and forward",
     "            stop signals to the launcher that it runs; without COMMAND, or if the first",

@@ -155,7 +155,7 @@ class Job(NamedTuple):
         if cluster.gpu_models and cluster.num_gpus:
             devices += f" ({' and '.join(cluster.gpu_models)})"
         lines = [
-            f"{cluster.current_host} is node {cluster.node_rank} of {cluster.nnodes} "
+            f"{cluster.current_host} has node_rank {cluster.node_rank} (nnodes={cluster.nnodes}) "
             f"in job {cluster.job_name}: {ranks} on {devices}."
         ]
         if cluster.nnodes > 1:

@@ -245,7 +245,7 @@ class Options(NamedTuple):
             "SECONDS",
             _SECONDS,
             "how long ranks, and processes they left behind, may take to exit after a failure or "
-            "before a restart, until SIGKILL",
+            "before a restart; then SIGKILL",
         ),
     ] = 10
     watch: Annotated[
@@ -274,7 +274,7 @@ class Options(NamedTuple):
             "SECONDS",
             _or_never,
             "end the job after this many seconds without progress (plus up to two "
-            "intervals of --launcher-watch); set it above your longest evaluation or save; 0: never",
+            "intervals of --launcher-watch, and 3 s); set it above your longest evaluation or save; 0: never",
         ),
     ] = math.inf
     bools: Annotated[
@@ -283,8 +283,8 @@ class Options(NamedTuple):
             _REACH,
             "as-is|flag",
             _bools,
-            "how to pass SageMaker's `--amp True` or `--amp False` to the script: "
-            "unchanged (as-is), or as `--amp` or not at all (flag)",
+            "how to pass SageMaker's `--amp True` or `--amp False` to the script; as-is: "
+            "unchanged; flag: `--amp`, or nothing",
         ),
     ] = "as-is"
     start: Annotated[
@@ -362,7 +362,7 @@ class Options(NamedTuple):
             _SAYS,
             "",
             switch,
-            "print the command and the environment variables it adds, without starting anything",
+            "print the command and the environment variables added, without starting anything",
         ),
     ] = False
 

@@ -39,7 +39,7 @@ def _unsaved(state: State) -> list[str]:
     name = signal.Signals(state.result.stop_signal).name
     return [
         f"{state.job.current_host}: {name} killed {len(died)} of {plural(len(reached), 'rank')}, "
-        f"which had no handler for it (yet) and so saved nothing at the stop; install one at the "
+        f"which had no handler for it (yet) and so saved nothing when stopped; install one at the "
         "top of the script."
     ]
 
@@ -91,7 +91,7 @@ def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
     if state.attempt > 1:
         parts.append(("lost to failed attempts", times.attempt - joined))
         joined = times.attempt
-    parts.append(("start", trains - joined))
+    parts.append(("starting", trains - joined))
     if times.trains < math.inf:
         parts.append(("training", closes - trains))
     if not is_success or closes < now:

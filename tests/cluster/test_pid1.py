@@ -120,7 +120,7 @@ def test_an_estimators_entry_point_is_the_script(job, host):
     job.start()
     assert host.wait() == 0, host.log()
     assert "arguments ['--epochs', '3']" in host.log()
-    assert "algo-1 is node 0 of 1 in job test-job" in host.log()
+    assert "algo-1 has node_rank 0 (nnodes=1) in job test-job" in host.log()
 
 
 def test_an_entry_point_that_is_a_shell_script_may_start_the_launcher(job, host):

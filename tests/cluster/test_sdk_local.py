@@ -154,7 +154,7 @@ def trained(local, ants_and_bees):
         data = ("--data", str(ants_and_bees))
         local.start(name, *arguments(name, image), *data, *hyperparameters)
         assert local.wait() == 0, local.log
-        assert local.log.count("is node 1 of 2 in job") == 1, local.log
+        assert local.log.count("has node_rank 1 (nnodes=2) in job") == 1, local.log
         assert local.log.count(": every rank succeeded") == 2, local.log
         return local.members("model.tar.gz")
 
