@@ -274,7 +274,8 @@ class Options(NamedTuple):
             "SECONDS",
             _or_never,
             "end the job after this many seconds without progress (plus up to two "
-            "intervals of --launcher-watch, and 3 s); set it above your longest evaluation or save; 0: never",
+            "intervals of --launcher-watch, and 3 s); set it above your longest evaluation or "
+            "save; 0: never",
         ),
     ] = math.inf
     bools: Annotated[

@@ -40,7 +40,8 @@ def test_two_hosts_of_two_ranks_train(job, how, request):
         log = job["algo-1"].log()
         assert "Imported framework sagemaker_pytorch_container.training" in log
         assert "-- launcher/__main__.py" in log  # the copy in the source_dir
-    assert "algo-2 has node_rank 1 (nnodes=2) in job test-job: 2 ranks on CPU" in job["algo-2"].log()
+    said = "algo-2 has node_rank 1 (nnodes=2) in job test-job: 2 ranks on CPU"
+    assert said in job["algo-2"].log()
     assert (job["algo-1"].opt_ml / "model" / "model.pt").exists()
     assert not (job["algo-2"].opt_ml / "model" / "model.pt").exists()
     assert {host.failure for host in job.values()} == {None}
