@@ -54,14 +54,13 @@ def oom_kills(root: str = "") -> dict[str, int]:
     """Return how many out-of-memory kills the kernel has recorded, by whose memory ran out.
 
     For this process's own memory cgroup, v2 memory.events or v1 memory.oom_control, which count
-    whoever of it was killed, and for the whole machine, /proc/vmstat (kernel,
+    whoever of it was killed, for want of the machine's memory, too. Where there is none, for the
+    whole machine, /proc/vmstat, which counts kills in other containers, too (kernel,
     Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
     """
     files = [f"{folder}/memory.{name}" for folder in own("memory", root) for name in _EVENTS]
     paths = [("the memory cgroup", path) for path in files]
-    kills: dict[str, int] = {}
     for where, path in (*paths, ("the machine", f"{root}/proc/vmstat")):
-        match = None if where in kills else _OOM_KILL.search(read_text(path))
-        if match:
-            kills[where] = int(match[1])
-    return kills
+        if match := _OOM_KILL.search(read_text(path)):
+            return {where: int(match[1])}
+    return {}
