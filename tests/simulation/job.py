@@ -184,9 +184,11 @@ class Job:
             machine.nursery.signal(signal.SIGKILL)
 
     def _tell_torchrun(self, fault: Fault, machine: Machine) -> None:
-        if machine.torchrun and machine.torchrun.runs:
-            self.watch.fault(fault, machine)
-            machine.torchrun.signal(signal.SIGTERM)
+        torchrun = machine.torchrun
+        if torchrun and torchrun.runs:
+            if torchrun.is_known:  # else it is a fork that failed: the host starts cold
+                self.watch.fault(fault, machine)
+            torchrun.signal(signal.SIGTERM)
 
     def _kill_launcher(self, fault: Fault, machine: Machine) -> None:
         if machine.launcher and machine.launcher.runs:

@@ -121,12 +121,16 @@ class Nursery(Process):
         torchrun = self.job.start_torchrun(self.machine, order["environment"], self)
         if torchrun is None:
             self.line.comes({"forked": False})
-        elif not self.dies(Nursing.FORKED):
-            self.after(ANSWERS, self._answers)
+        else:
+            self.dies(Nursing.FORKED)
 
-    def _answers(self) -> None:
+    def knows_torchrun(self, *, runs: bool) -> None:
+        """The torchrun has said its pid to the launcher, or has ended before."""
+        self.after(ANSWERS, self._answers, runs)
+
+    def _answers(self, runs: bool) -> None:
         if not self.dies(Nursing.FORKED_AND_SAID):
-            self.line.comes({"forked": True})
+            self.line.comes({"forked": runs})
             self.dies(Nursing.TOLD)
 
     # Ranks

@@ -93,6 +93,8 @@ class Torchrun(Process):
             self.end(1)
             return
         self._pipe.say({"torchrun_pid": self.pid})
+        if self.nursery:
+            self.nursery.knows_torchrun(runs=True)
         self._soon(FORKED if self.nursery else BOOT, self._boot, Doing.BOOTING)
 
     def _boot(self) -> None:
@@ -334,8 +336,15 @@ class Torchrun(Process):
         self._say({"exit_code": 1, "error": error, "signal": number})
         self.end(1)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the launcher knows it: one that is forked says so itself."""
+        return self._pipe is not None or self.nursery is None
+
     def on_end(self) -> None:
         """Have the kernel tell the launcher, and lose the store for all if it is here."""
+        if self.nursery and not self.is_known:
+            self.nursery.knows_torchrun(runs=False)
         if self._pipe:
             if self.exit_code == 0:
                 self._say({"exit_code": 0})
