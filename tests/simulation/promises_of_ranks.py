@@ -42,7 +42,7 @@ def hears_once(watch: Watch) -> Iterator[str]:
             yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
 
 
-@promise("every rank receives SIGTERM once and has `--launcher-grace` to save")
+@promise("every rank receives SIGTERM once and has 100 s to save")
 def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
     """Within a second, whatever torchrun does; or when it has said that it runs."""
     pauses = seconds_of(watch, *PAUSES)
