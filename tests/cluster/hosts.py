@@ -31,6 +31,13 @@ AWS = "train as in AWS's image"  # in conftest's aws_image, with the launcher in
 ONE_FILE = "train with one file"  # beside the script, in any image with the toolkit
 CHANNEL = "train below the init of a channel's file"  # one file again, and no launcher in the image
 INIT_OF_A_CHANNEL = ["python3", "/opt/ml/input/data/launcher/launcher.py", "init"]
+FOUND = """
+import psutil
+def found(word):
+    others = (one for one in psutil.process_iter(["cmdline"]) if one != psutil.Process())
+    # Some end meanwhile: of a zombie psutil knows no arguments.
+    return [one for one in others if any(w.endswith(word) for w in one.info["cmdline"] or ())]
+"""
 AWS_START = ["bash", "-m", "start_with_right_hostname.sh"]  # what AWS's image starts with
 
 
@@ -145,12 +152,13 @@ class Host:
         if not to:
             self._container.kill(number)
             return
-        # Others end meanwhile: of a zombie psutil knows no arguments then.
-        script = "import psutil, sys\nfor process in psutil.process_iter(['cmdline']):\n"
-        script += "    words = process.info['cmdline'] or ()\n"
-        script += "    if any(word.endswith(sys.argv[1]) for word in words):\n"
-        script += "        process != psutil.Process() and process.send_signal(int(sys.argv[2]))"
-        self.run("python3", "-c", script, to, str(number))
+        self.run("python3", "-c", f"{FOUND}\n[one.send_signal({number}) for one in found({to!r})]")
+
+    def signal_torchrun(self, number: int) -> None:
+        """Send a signal to torchrun: with a warm start the first fork of its nursery."""
+        script = f"{FOUND}\nforks = sorted(found('nursery.py'), key=psutil.Process.create_time)\n"
+        script += f"[one.send_signal({number}) for one in found('agent.py') or forks[1:2]]"
+        self.run("python3", "-c", script)
 
     def cut_off(self) -> None:
         """Cut the host off its network, without a word; it runs on."""

@@ -241,7 +241,7 @@ def test_torchrun_is_killed(fault, host):
     fault.prepare(training=True)
     fault.start()
     fault.happens()
-    fault.job[host].send(9, to="agent.py")
+    fault.job[host].signal_torchrun(9)
     fault.ends(69, f"{host}: torchrun was killed by SIGKILL (signal 9)\n", 5)
 
 
@@ -251,7 +251,7 @@ def test_torchrun_hangs_while_a_rank_of_the_other_host_raises(fault, host):
     rank = 1 if host == "algo-1" else 0
     fault.prepare({rank: RAISE}, launcher_failure_grace=4)
     fault.start()
-    fault.job[host].send(19, to="agent.py")
+    fault.job[host].signal_torchrun(19)
     fault.strike()
     fault.ends(1, (FIRST, LAST)[rank] + "failed with ValueError: loss is nan\n", 4 + 3)
 
