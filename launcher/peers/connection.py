@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import sys
 from typing import Any
 
 from launcher.peers.events import HUNG_UP, NO_MESSAGE
@@ -18,8 +19,8 @@ class Connection:
     """One end; `host` is who is at the other, "" while that is not known.
 
     `closed_by` is why it is closed ("": it is not); `received_at` is when something has come. The
-    connection ends if no packet is answered for `timeout` seconds. Raises OSError if it is closed
-    already.
+    connection ends if no packet is answered for `timeout` seconds, or up to 5 of 14 more if one is
+    sent in that time. Raises OSError if it is closed already.
     """
 
     def __init__(self, connection: socket.socket, timeout: int) -> None:
@@ -31,12 +32,13 @@ class Connection:
         self._stopped_reading = False  # the other end
         connection.setblocking(False)
         interval = max(1, 3 * timeout // 14)  # 3 s of 14
+        self._timeout, self._idle = 1000 * timeout, 1000 * (timeout - _PROBES * interval)  # ms
         for option, value in (
             (socket.TCP_NODELAY, 1),
             (socket.TCP_KEEPIDLE, timeout - _PROBES * interval),
             (socket.TCP_KEEPINTVL, interval),
             (socket.TCP_KEEPCNT, _PROBES),
-            (socket.TCP_USER_TIMEOUT, timeout * 1000),  # ms, for what was sent and not acknowledged
+            (socket.TCP_USER_TIMEOUT, self._timeout),  # for what was sent and not acknowledged
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -63,9 +65,25 @@ class Connection:
         if self.closed_by or self._stopped_reading:
             return
         with contextlib.suppress(OSError):  # read() finds it
+            self._count_silence()
             self._stopped_reading = not send(self._socket, line)
             if self._stopped_reading:
                 self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and finds it
+
+    def _count_silence(self) -> None:
+        """Have what is about to be sent wait only for what is left of the time.
+
+        While something is not acknowledged the kernel sends no probes and counts from the sending
+        of that, though probes may have been in vain for long.
+        """
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+        # tcpi_unacked, tcpi_last_ack_recv in ms (linux/tcp.h, struct tcp_info)
+        unacknowledged, silent = (
+            int.from_bytes(info[at : at + 4], sys.byteorder) for at in (24, 56)
+        )
+        if not unacknowledged:
+            left = self._timeout - silent if silent > self._idle else self._timeout
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(left, 1))
 
     def read(self) -> list[dict[str, Any]]:
         """Return the messages that have come, all of them valid; it may have ended then."""

@@ -307,8 +307,9 @@ def test_the_container_of_one_host_of_three_is_killed(fault, host):
 
 
 @algo_2_too
-def test_the_network_is_cut(fault, host):
-    fault.prepare(training=True)
+@pytest.mark.parametrize("watch", [15, more(8)])  # what is sent before the host counts as lost
+def test_the_network_is_cut(fault, host, watch):
+    fault.prepare(training=True, launcher_watch=watch)
     fault.start()
     fault.happens()
     fault.job[host].cut_off()
