@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ ONE_FILE = os.environ.get("ONE_FILE")
 WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in files
 OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
+
+TORCH = (0, 0)  # major, minor: the fast tests need none
+with contextlib.suppress(metadata.PackageNotFoundError):
+    TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
 
 if os.path.isdir("/opt/ml/input/config"):
     pytest.exit("these tests need a machine without /opt/ml/input/config", 2)

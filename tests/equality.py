@@ -186,9 +186,9 @@ def cmdline():
     return short(own_file("cmdline").split("\0"))
 
 
-@fact("the process's name and its program")
+@fact("the process's program and name, but for `pt_main_thread`, as importing torch 2.4 names it")
 def program():
-    return own_file("comm"), os.readlink("/proc/self/exe")
+    return own_file("comm").replace("pt_main_thread", "python3"), os.readlink("/proc/self/exe")
 
 
 @fact(
@@ -329,9 +329,9 @@ def finders():
     return named, len(sys.path_hooks)
 
 
-@fact("names of `builtins`")
+@fact("names of `builtins`, but for pybind11's, of torch 2.4")
 def names_of_builtins():
-    return dir(sys.modules["builtins"])
+    return [name for name in dir(sys.modules["builtins"]) if "pybind11" not in name]
 
 
 @fact("`sys.excepthook`, `sys.displayhook`, `sys.unraisablehook`, traces")

@@ -5,19 +5,16 @@ import re
 import signal
 import socket
 import sys
-from importlib.metadata import version
 
 import pytest
-from conftest import completed, poll, slow
+from conftest import TORCH, completed, poll, slow
 
 pytestmark = pytest.mark.torch
 
 
 # Of an older torch, only where ranks are is known.
-recorded = pytest.mark.skipif(
-    tuple(map(int, version("torch").split(".")[:2])) < (2, 8),
-    reason="gloo has no recorder before torch 2.8",
-)
+recorded = pytest.mark.skipif(TORCH < (2, 8), reason="gloo has no recorder before torch 2.8")
+counted = pytest.mark.skipif(TORCH < (2, 6), reason="torch before 2.6 counts nothing")
 # `sm-launch stacks` asks all jobs on this machine, and a rank that keeps Python's lock gets a
 # signal for it: no job of these may run beside a test that starts that tool.
 alone_with_stacks = pytest.mark.xdist_group("stacks")
@@ -131,6 +128,7 @@ NO_ANSWER = (
 )
 
 
+@counted
 @pytest.mark.parametrize(("fault", "words"), [("absent", NOT_BEGUN), ("stopped", NO_ANSWER)])
 def test_of_nccl_it_is_known_who_has_not_begun(start, script, fault, words):
     options = (*OPTIONS, "--launcher-nproc-per-node", "3", "--launcher-hang-timeout", "3")
