@@ -59,7 +59,7 @@ class Host:
         self.environment["OMP_WAIT_POLICY"] = "passive"  # see tests/conftest.py
         self.environment |= OPTIONS
         if WITH_LOG_DIR:
-            self.environment["LAUNCHER_LOG_DIR"] = "/tmp/logs"
+            self.environment["LAUNCHER_LOG_DIR"] = "/opt/ml/logs"
         self.hyperparameters: dict[str, object] = {}
         self.volumes: dict[str, dict[str, str]] = {}  # besides /opt/ml
         self.channels: dict[str, Path] = {}  # folders that the job's data are copied from

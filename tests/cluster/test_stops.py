@@ -83,7 +83,7 @@ print("it is imported", flush=True)
 @pytest.mark.parametrize("how", [TRAIN, more(ALONE)])
 def test_a_stop_while_the_script_imports_torch(job, how):
     job.add("algo-1")
-    job.will_run(IMPORT_TORCH, how)
+    job.will_run(IMPORT_TORCH, how, launcher_start="cold")
     job.start()
     job["algo-1"].wait_for("amid the import")
     job.stop()
