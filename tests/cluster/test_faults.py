@@ -307,7 +307,8 @@ def test_the_container_of_one_host_of_three_is_killed(fault, host):
 
 
 @algo_2_too
-@pytest.mark.parametrize("watch", [15, more(8)])  # what is sent before the host counts as lost
+# What is sent before the host counts as lost.
+@pytest.mark.parametrize("watch", [15, more(8)], ids=["", "with a report each 8 s"])
 def test_the_network_is_cut(fault, host, watch):
     fault.prepare(training=True, launcher_watch=watch)
     fault.start()
