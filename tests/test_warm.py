@@ -63,8 +63,18 @@ def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text
     assert host.leftovers() == []
 
 
+FOLLOWS_STDERR = """
+import logging, sys
+
+class Handler(logging.Handler):  # as one of torch 2.14
+    stream = property(lambda self: sys.stderr)
+
+logging.getLogger("own").addHandler(Handler())
+"""
+
+
 def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_path):
-    (tmp_path / "own.py").write_text("")
+    (tmp_path / "own.py").write_text(FOLLOWS_STDERR)
     path = script("import sys; print('own' in sys.modules, 'torch' in sys.modules, flush=True)")
     words = ["--launcher-start", "warm", "--launcher-preload", "own"]
     host = start("--train-script", path, *words, PYTHONPATH=str(tmp_path))

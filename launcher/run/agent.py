@@ -545,7 +545,8 @@ def _log_to(stream: Any) -> None:
 
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     for handler in [one for logger in loggers for one in getattr(logger, "handlers", ())]:
-        if getattr(handler, "stream", None) is sys.stderr:
+        # torch 2.14's own look for sys.stderr each time.
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
             handler.setStream(stream)
 
 
