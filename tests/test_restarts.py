@@ -46,7 +46,9 @@ def test_one_failure_is_one_restart_on_all_hosts(start_two, script, tmp_path):
     codes = [host.wait() for host in hosts]
     assert codes == [0, 0], "".join(host.log() for host in hosts)
     for host in hosts:
-        said = r": every rank succeeded after 1 restart; it took \S+ s: joining \S+ s, lost to fail"
+        said = (
+            r": every rank succeeded after 1 restart; \S+ s in total: joining \S+ s, lost to fail"
+        )
         assert re.search(said, host.err.splitlines()[-1]), host.log()
     starts = {path.name[7:]: path.read_text().split() for path in tmp_path.glob("starts-*")}
     assert starts == {host.name: ["0", "1"] for host in hosts}

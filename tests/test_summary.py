@@ -33,7 +33,7 @@ def state(result=SUCCESS, hosts=("algo-1", "algo-2"), ranks=(), **known):
 def test_a_success():
     times = TIMES._replace(closes=math.inf, ended=130.2)
     (line,) = summary.lines(state(times=times), 130.5)
-    assert line == "algo-1: every rank succeeded; it took 30 s: " + (
+    assert line == "algo-1: every rank succeeded; 30 s in total: " + (
         "joining 1.0 s, starting 3.0 s, training 26 s."
     )
     (line,) = summary.lines(state(times=times), 230.2)  # the other host trained on
@@ -43,12 +43,12 @@ def test_a_success():
 def test_after_a_restart_what_failed_is_lost():
     times = TIMES._replace(attempt=161.0, trains=163.0, closes=math.inf, ended=170.0)
     (line,) = summary.lines(state(times=times, attempt=2), 170.0)
-    assert line == "algo-1: every rank succeeded after 1 restart; it took 70 s: " + (
+    assert line == "algo-1: every rank succeeded after 1 restart; 70 s in total: " + (
         "joining 1.0 s, lost to failed attempts 60 s, starting 2.0 s, training 7.0 s."
     )
     times = times._replace(closes=169.0)
     *_, line = summary.lines(state(FAILED, times=times, attempt=3, hosts=("algo-1",)), 170.0)
-    assert line == "algo-1: exit code 1, 7 s after start; after 2 restarts; it took 70 s: " + (
+    assert line == "algo-1: exit code 1, 7 s after start; after 2 restarts; 70 s in total: " + (
         "lost to failed attempts 61 s, starting 2.0 s, training 6.0 s, ending 1.0 s."
     )
 
@@ -56,7 +56,7 @@ def test_after_a_restart_what_failed_is_lost():
 def test_a_job_that_starts_nothing():
     times, stop = Times(100.0), stopped(signal.SIGTERM)
     (line,) = summary.lines(state(stop, times=times, attempt=0), 103.0)
-    how = "algo-1: stopped by SIGTERM (signal 15); it took 3.0 s: "
+    how = "algo-1: stopped by SIGTERM (signal 15); 3.0 s in total: "
     assert line == f"{how}joining 3.0 s, nothing was started."
     (line,) = summary.lines(state(stop, times=times, attempt=0, hosts=("algo-1",)), 103.0)
     assert line == f"{how}nothing was started."

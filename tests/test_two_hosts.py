@@ -103,9 +103,9 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script, what, 
         assert cause == f"127.0.0.2, rank 2 (local rank 0) {said}"
         last = host.err.splitlines()[-2:]
         assert last[0] == f"launcher: {cause}"
-        assert last[1].startswith(f"launcher: {host.name}: {times}; it took ")
+        assert last[1].startswith(f"launcher: {host.name}: {times}; ")
         assert re.search(
-            r": joining \S+ s, starting \S+ s, training \S+ s, ending \S+ s\.$", last[1]
+            r" s in total: joining \S+ s, starting \S+ s, training \S+ s, ending \S+ s\.$", last[1]
         )
         assert re.search(r"^launcher: \S+ s: run Joining to Running on Start", host.err, re.M)
     assert hosts[0].failure == hosts[1].failure
@@ -201,7 +201,7 @@ def hold_up_the_second(start_two, script, tmp_path, seconds, path):
     return hosts
 
 
-ENDED = r"launcher: {}: every rank succeeded; it took \S+ s: "
+ENDED = r"launcher: {}: every rank succeeded; \S+ s in total: "
 ENDED += r"joining \S+ s, starting \S+ s, training \S+ s\."
 
 
@@ -247,7 +247,7 @@ def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_tw
         assert "saved" in host.out and host.failure is None
         assert "TCPStore" not in host.err and "keep-alive" not in host.err, host.log()
         assert "SIGTERM (signal 15): stopping; the ranks of" in host.err
-        assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); it took " in host.err
+        assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); " in host.err
         assert re.search(r"training \S+ s, saving \S+ s\.$", host.err, re.M)
         assert "did not handle" not in host.err
 

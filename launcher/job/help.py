@@ -54,7 +54,7 @@ _BEGINNING = (
     "  stacks    for each job running here, print the Python stacks of all ranks on all hosts",
     "  timeline  show what each rank of a job did, and when, from its hosts' events.jsonl files",
     "  init      run as the container's PID 1: start COMMAND (SageMaker's is `train`) and forward",
-    "            stop signals to the launcher that it runs; without COMMAND, or if the first",
+    "            stop signals to the launcher that COMMAND runs; without COMMAND, or if the first",
     "            word is an option, act as the launcher itself",
     "",
     "What to run (exactly one of these):",

@@ -284,8 +284,8 @@ class Options(NamedTuple):
             _REACH,
             "as-is|flag",
             _bools,
-            "how to pass SageMaker's `--amp True` or `--amp False` to the script; as-is: "
-            "unchanged; flag: `--amp`, or nothing",
+            "how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is: "
+            "unchanged; flag: `--amp`, or nothing for false",
         ),
     ] = "as-is"
     start: Annotated[
@@ -322,7 +322,7 @@ class Options(NamedTuple):
             _REACH,
             "DIR",
             str,
-            "a folder of scripts in the image; it is searched last",
+            "a folder in the image, searched last for PATH",
         ),
     ] = ""
     smddp_compat: Annotated[

@@ -16,18 +16,18 @@ def lines(state: State, now: float) -> list[str]:
     """Return the last lines of the log of a job that has a result."""
     host, result = state.job.current_host, state.result
     assert result
-    took = f"took {_took(state, now)}."
+    took = f"{_took(state, now)}."
     restarts = [f"after {plural(state.attempt - 1, 'restart')}"] if state.attempt > 1 else []
     if result.stop_signal:
         how = " ".join([f"{host}: stopped by {signal_name(result.stop_signal)}", *restarts])
-        return [*_unsaved(state), f"{how}; it {took}"]
+        return [*_unsaved(state), f"{how}; {took}"]
     if result.exit_code == 0:
-        return [" ".join([f"{host}: every rank succeeded", *restarts]) + f"; it {took}"]
+        return [" ".join([f"{host}: every rank succeeded", *restarts]) + f"; {took}"]
     cause, *details = result.text.splitlines()
     said = [cause.removeprefix("launcher: ")]
     if details and details[0].startswith(NO_RESTART):
         said.append(f"{details.pop(0)}.")
-    return [*said, f"{host}: " + "; ".join([*details[:1], *restarts, f"it {took}"])]
+    return [*said, f"{host}: " + "; ".join([*details[:1], *restarts, took])]
 
 
 def _unsaved(state: State) -> list[str]:
@@ -67,7 +67,7 @@ def _took(state: State, now: float) -> str:
     parts = [f"{part} {lasted(seconds)}" for part, seconds in where_time_went(state, now)]
     if math.isinf(state.times.started):
         parts.append("nothing was started")
-    return f"{lasted(now - state.times.began)}: {', '.join(parts)}"
+    return f"{lasted(now - state.times.began)} in total: {', '.join(parts)}"
 
 
 def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
