@@ -32,7 +32,7 @@ class Connection:
         self._stopped_reading = False  # the other end
         connection.setblocking(False)
         interval = max(1, 3 * timeout // 14)  # 3 s of 14
-        self._timeout, self._idle = 1000 * timeout, 1000 * (timeout - _PROBES * interval)  # ms
+        self._timeout, self._interval = 1000 * timeout, 1000 * interval  # ms
         for option, value in (
             (socket.TCP_NODELAY, 1),
             (socket.TCP_KEEPIDLE, timeout - _PROBES * interval),
@@ -74,7 +74,8 @@ class Connection:
         """Have what is about to be sent wait only for what is left of the time.
 
         While something is not acknowledged the kernel sends no probes and counts from the sending
-        of that, though probes may have been in vain for long.
+        of that, though probes may have been in vain for long. As long as a probe it may wait in any
+        case: a machine that was suspended has heard nothing for long, and all is well.
         """
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
         # tcpi_unacked, tcpi_last_ack_recv in ms (linux/tcp.h, struct tcp_info)
@@ -82,8 +83,9 @@ class Connection:
             int.from_bytes(info[at : at + 4], sys.byteorder) for at in (24, 56)
         )
         if not unacknowledged:
-            left = self._timeout - silent if silent > self._idle else self._timeout
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(left, 1))
+            is_in_doubt = silent > self._timeout - _PROBES * self._interval  # one was not answered
+            left = max(self._timeout - silent, self._interval) if is_in_doubt else self._timeout
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, left)
 
     def read(self) -> list[dict[str, Any]]:
         """Return the messages that have come, all of them valid; it may have ended then."""
