@@ -223,7 +223,7 @@ import threading, time, torch, torch.distributed as dist
 
 def train():
     dist.init_process_group("gloo")
-    for _ in range(16):
+    for _ in range(24):
         dist.all_reduce(torch.ones(1))
         time.sleep(0.5)
     dist.barrier()
@@ -235,8 +235,17 @@ threading.Thread(target=train).start()
 
 @recorded
 def test_nothing_is_said_of_a_job_that_trains_in_a_thread(start, script):
-    options = ("--launcher-nproc-per-node", "2", "--launcher-hang-timeout", "4")
-    host = start("--train-script", script(IN_A_THREAD), *OPTIONS, *options)
+    # For less than it trains, and more than it waits for a core that other tests use.
+    options = (
+        "--launcher-watch",
+        "1",
+        "--launcher-hang-notify",
+        "7",
+        "--launcher-hang-timeout",
+        "8",
+    )
+    options += ("--launcher-nproc-per-node", "2")
+    host = start("--train-script", script(IN_A_THREAD), *options)
     assert host.wait() == 0, host.log()
     assert "still running" not in host.err and "no progress" not in host.err, host.log()
 
