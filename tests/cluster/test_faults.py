@@ -307,7 +307,7 @@ def test_the_container_of_one_host_of_three_is_killed(fault, host):
 
 
 @algo_2_too
-# What is sent before the host counts as lost.
+# What is sent after the cut must not lengthen the wait.
 @pytest.mark.parametrize("watch", [15, more(8)], ids=["", "with a report each 8 s"])
 def test_the_network_is_cut(fault, host, watch):
     fault.prepare(training=True, launcher_watch=watch)
