@@ -218,6 +218,26 @@ def test_the_launcher_is_told_that_a_script_has_ended_and_the_script_notices_not
     assert [next(iter(set(message) - about)) for message in told] == messages
 
 
+DROPS_LATE = """
+import ctypes, hashlib, os, threading
+def run_loop():
+    ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")  # PR_SET_NAME
+    begun.set()
+    hashlib.sha256(bytes(30_000_000))  # without the interpreter, as in C++
+    os.write(1, b"dropped")
+    threading.Event().wait()
+begun = threading.Event()
+threading.Thread(target=run_loop, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_thread_of_torchs_that_is_at_work_is_waited_for_before_python_ends(script):
+    script(DROPS_LATE)
+    with told_by_a_rank(os.environ["TMPDIR"]):
+        assert both("script.py", env=RANK_0, runs=ADOPTING)[1] == (0, "dropped", "")
+
+
 def test_a_script_does_not_run_without_the_launchers_word(script):
     script("print(1)")
     with told_by_a_rank(os.environ["TMPDIR"], lets_go=False):

@@ -129,6 +129,7 @@ class Responder:
         if os.getpid() == self._pid:
             self._busy.acquire(timeout=1)
             self._since = time.monotonic()
+            let_torchs_threads_finish()
 
     def _run(self, after: float) -> None:
         # An exception: the launcher is gone, or Python is.
@@ -217,6 +218,29 @@ class Responder:
                     with contextlib.suppress(Exception):
                         child = child or _joined(frames[one.ident])
         return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
+
+
+def let_torchs_threads_finish(seconds: float = 1.0) -> None:
+    """Wait, for so many seconds at most, until none of torch's own threads is at work.
+
+    A collective has ended for who waits for it before gloo's thread has dropped its tensors. Where
+    cores are few, it drops them while Python ends, and that aborts the process: "terminate called
+    without an active exception". destroy_process_group() ends that thread, but not after a script
+    has made its first optimizer (torch 2.13).
+    """
+    until, looks = time.monotonic() + seconds, 0
+    while looks < 2 and time.monotonic() < until:  # at the first it may wait for this thread, too
+        looks = 0 if _is_torch_at_work() else looks + 1
+        time.sleep(0.001)
+
+
+def _is_torch_at_work() -> bool:
+    """Tell whether a thread of torch's own (`pt_...`) runs or waits for a core, but this one."""
+    for thread in set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as stat:
+            if b" (pt_" in (line := stat.read(40)) and b") R" in line:
+                return True
+    return False
 
 
 def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:
