@@ -82,7 +82,7 @@ def _parser() -> _Parser:
         action="append",
         default=[],
         metavar="NAME=DIR",
-        help="an input channel (SM_CHANNEL_NAME on every host); may be repeated",
+        help="an input channel (train=DIR is SM_CHANNEL_TRAIN on every host); may be repeated",
     )
     add(
         "--run-dir",

@@ -265,6 +265,14 @@ def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said, st
     assert all(line.startswith(start) for line, start in zip(host.lines[1:], said))
 
 
+def test_a_hosts_own_signal_after_the_stop_of_another_is_only_said_when_it_comes_again():
+    host = running().at(5.0, End(stopped(TERM)))
+    assert len(host.lines) == 1  # SageMaker signals every host: that is the same stop
+    assert host.at(5.1, Signal(TERM)).lines == []
+    (line,) = host.at(6.0, Signal(TERM)).lines
+    assert line.startswith("SIGTERM (signal 15): the ranks are already stopping")
+
+
 def test_without_a_word_from_the_coordinator_ranks_are_ended():
     host = running().at(5.0, TorchrunEnded(-9)).due(5.0 + 1.0 + 5)
     assert (host.phase, host.why) == (Ending, Why.FAILURE)

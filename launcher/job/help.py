@@ -53,9 +53,9 @@ _BEGINNING = (
     "  doctor    check this host, and whether a job with these arguments would run",
     "  stacks    for each job running here, print the Python stacks of all ranks on all hosts",
     "  timeline  show what each rank of a job did, and when, from its hosts' events.jsonl files",
-    "  init      run as the container's PID 1: start COMMAND (SageMaker's is `train`) and forward",
-    "            stop signals to the launcher that COMMAND runs; without COMMAND, or if the first",
-    "            word is an option, act as the launcher itself",
+    "  init      run as the container's PID 1: start COMMAND (on SageMaker most often `train`) and",
+    "            forward stop signals to the launcher that COMMAND runs; without COMMAND, or if an",
+    "            option comes first, act as the launcher itself",
     "",
     "What to run (exactly one of these):",
     "  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would",
@@ -79,10 +79,11 @@ def help_text() -> str:
         for name, option in OPTIONS.items():
             if option.group == group:
                 default = default_of(name)
-                shown = "" if default in ("", "false") else f" (default: {default})"
-                text = textwrap.wrap(f"{option.help}{shown}", _COLUMNS - 6)
+                shown = f" (default: {default})" if option.metavar and default else ""
+                text = f"{option.help}{shown}"
                 lines.append(f"  {flag(name)} {option.metavar}".rstrip())
-                lines += [f"      {line}" for line in text]
+                wrapped = textwrap.wrap(text, _COLUMNS - 6, break_on_hyphens=False)
+                lines += [f"      {line}" for line in wrapped]
     lines += [
         "",
         "  --launcher-help      show this help (or --help, as the only argument)",

@@ -198,7 +198,8 @@ class Options(NamedTuple):
             _MEET,
             "true|false",
             switch,
-            "use the launcher channel between hosts; false: hosts behave as under plain torchrun",
+            "connect the hosts' launchers (the launcher channel), so that all hosts fail and stop "
+            "together; false: hosts behave as under plain torchrun",
         ),
     ] = True
     start_timeout: Annotated[
@@ -264,7 +265,7 @@ class Options(NamedTuple):
             "SECONDS",
             whole(1, 86400),
             "after this many seconds without progress, log which rank the others are waiting "
-            "for, or which rank is still running after its script has ended",
+            "for, or which rank's process is still running though its script has ended",
         ),
     ] = 60
     hang_timeout: Annotated[
@@ -322,7 +323,7 @@ class Options(NamedTuple):
             _REACH,
             "DIR",
             str,
-            "a folder in the image, searched last for PATH",
+            "where else to look for the file of --train-script: a folder in the image",
         ),
     ] = ""
     smddp_compat: Annotated[

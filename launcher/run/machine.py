@@ -259,6 +259,7 @@ def signalled(state: State, event: Signal, now: float) -> Step:
         state = state._replace(interrupts=(*recent, now))
         if len(state.interrupts) >= INTERRUPTS_TO_KILL:
             return _interrupted(state, now)
+    is_first, state = not state.was_signalled, state._replace(was_signalled=True)
     phase, name = state.phase, signal_name(number)
     why = phase.why if isinstance(phase, Ending) else None
     report: Actions = () if state.result else (Report(Stop(number)),)
@@ -268,6 +269,8 @@ def signalled(state: State, event: Signal, now: float) -> Step:
         return state, (*report, *actions)
     if report and isinstance(phase, (Joining, Departing, Restarting)):
         return state, report
+    if why is Why.STOP and is_first:
+        return state, ()  # SageMaker sends it to every host: another one's has come before it
     if why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         return state, (Log(line),)

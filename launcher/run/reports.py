@@ -309,7 +309,8 @@ class Reports:
             return raised if chain else None
         if "torchrun_pid" in message:
             self.torchrun = _pid(message["torchrun_pid"])
-            self.exit_codes.pop(self.torchrun, None)  # of one that had this pid before
+            if self._system.state_of(self.torchrun):  # else it has been reaped since it said this
+                self.exit_codes.pop(self.torchrun, None)  # of one that had this pid before
             self._torchrun_at, self._last_report = connection, (None, "")
             return TorchrunRuns()
         return self._event_of_torchrun(message) if connection is self._torchrun_at else None

@@ -182,6 +182,7 @@ def store_goes_last(watch: Watch) -> Iterator[str]:
     for at, rank in watch.lost_store:
         if rank.killed_at <= at:
             continue  # the kernel holds it
-        if all(one.rank for one in rank.world.ranks):
+        keeper = rank.torchrun.store.keeper
+        if all(one.torchrun is not keeper for one in rank.world.ranks):
             continue  # the host that was to keep it has not started its ranks, nor has any trained
         yield f"rank {rank.rank} (pid {rank.pid}) loses its store at {at:.3f} s"

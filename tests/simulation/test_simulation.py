@@ -133,6 +133,21 @@ ONCE_BROKEN = [
         ),
         seed=51,
     ),
+    Plan(  # a torchrun that a program runs is reaped before its first report is read
+        faults=(
+            Fault(What.LAUNCHER_PAUSES, 0.5, 1, amount=2.0),
+            Fault(What.STOP, 1.5),
+            Fault(What.STOP, 1.6, 1),
+        ),
+        seed=34,
+        runner=0.0,
+    ),
+    Plan(  # the host that keeps the ranks' store fails before its ranks, once others' run
+        script=Script(save=2.0),
+        max_restarts=1,
+        faults=(Fault(What.ENDS, 7.0, 1), Fault(What.LAUNCHER_FAILS, 10.2, 1)),
+        seed=159,
+    ),
     Plan(  # a launcher stands still as others' torchruns request a start
         hosts=6,
         start_timeout=60.0,

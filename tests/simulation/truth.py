@@ -87,7 +87,8 @@ def _was_lost(watch: Watch, host: str) -> bool:
 
 def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
     """Tell whether a rank failed for a reason of its own, or no such reason can be known."""
-    own = [one for one in has(watch, *RANK_FAILURES) if one.rank]
+    became = [rank.starter for rank in watch.ranks]  # which may die then: that costs nothing
+    own = [one for one in has(watch, *RANK_FAILURES) if one.rank and one.rank not in became]
     if "ended with exit code" in line and planned(watch, *SLOW) and has(watch, *STOPS):
         return True  # a stop comes before what ranks have said to a launcher that stood still
     if "Connection closed by peer" not in line and "SIGABRT" not in line:
