@@ -41,7 +41,7 @@ SENTENCES = [
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))],
         "algo-2, rank 3 (local rank 1) is absent from all_reduce #61 of the default group, where "
-        "3 ranks are waiting; it is in load, data.py:88",
+        "3 ranks are waiting; rank 3 is in load, data.py:88",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, group(60)), rank(3, group(60), place="")],
@@ -50,11 +50,11 @@ SENTENCES = [
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, trouble="does not answer: x")],
-        "where 3 ranks are waiting; it does not answer: x",
+        "where 3 ranks are waiting; rank 3 does not answer: x",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), trouble=ENDED)],
-        "where 3 ranks are waiting; it has ended with exit code 0",
+        "where 3 ranks are waiting; rank 3 has ended with exit code 0",
     ),
     # Rank 0 has not begun #61, but waits for rank 1 in another group.
     (
@@ -95,7 +95,7 @@ SENTENCES = [
     (
         [rank(0, counted(61)), rank(1, counted(75)), rank(2, counted(75)), rank(3, counted(60))],
         "algo-2, rank 3 (local rank 1) has not begun collective #61 of the default group, which "
-        "3 ranks have; it is in load, data.py:88",
+        "3 ranks have; rank 3 is in load, data.py:88",
     ),
     # Rank 0 is behind, but waits for rank 1 in another group.
     (
@@ -140,7 +140,7 @@ SENTENCES = [
             rank(3, counted(61), trouble=ENDED),
         ],
         "algo-1, rank 1 (local rank 1) has not begun collective #61 of the default group, which "
-        "2 ranks have; it is in load, data.py:88",
+        "2 ranks have; rank 1 is in load, data.py:88",
     ),
     # How far those were is not known, and rank 0 may wait for rank 3.
     (

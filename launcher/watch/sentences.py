@@ -74,8 +74,7 @@ def _at(root: Sequence[Reported]) -> str:
     """Return a rank's place or trouble as the end of a sentence: of several the first one's."""
     first = root[0].state
     state = first.trouble or (f"is in {first.place}" if first.place else "")
-    who = "it" if len(root) == 1 else f"rank {first.rank}"
-    return f"; {who} {state}" if state else ""
+    return f"; rank {first.rank} {state}" if state else ""
 
 
 def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
