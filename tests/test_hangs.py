@@ -120,7 +120,7 @@ dist.all_reduce(torch.ones(1))
 """
 NOT_BEGUN = (
     " has not begun collective #21 of the default group, which 2 ranks have; "
-    "it is in load, script.py:11."
+    "rank 1 is in load, script.py:11."
 )
 NO_ANSWER = (
     " does not answer: it is suspended (SIGSTOP); "
@@ -176,7 +176,8 @@ def test_a_slow_save_is_said_and_ends_nothing(start, script):
         f"^launcher: ranks have made no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE
     )
     assert 1 <= len(said) <= 2, host.log()  # at 3 s and 6 s
-    assert said[0].endswith("where 2 ranks are waiting; rank 0 is in save, script.py:12."), host.log()
+    where = "where 2 ranks are waiting; rank 0 is in save, script.py:12."
+    assert said[0].endswith(where), host.log()
 
 
 RUNS_ON = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from launcher.job.neuron import COMPILE
@@ -87,7 +88,8 @@ def _was_lost(watch: Watch, host: str) -> bool:
 
 def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
     """Tell whether a rank failed for a reason of its own, or no such reason can be known."""
-    became = [rank.starter for rank in watch.ranks]  # which may die then: that costs nothing
+    # What has started a rank may die then: that costs nothing.
+    became = [rank.starter for rank in watch.ranks if rank.let_go_at < math.inf]
     own = [one for one in has(watch, *RANK_FAILURES) if one.rank and one.rank not in became]
     if "ended with exit code" in line and planned(watch, *SLOW) and has(watch, *STOPS):
         return True  # a stop comes before what ranks have said to a launcher that stood still
