@@ -296,8 +296,8 @@ def start(tmp_path: Path) -> Iterator:
 
     yield start
     for host in hosts:
-        print(host.log())  # which pytest shows of a failed test: another host may have the cause
         host.end()
+        print(host.log())  # which pytest shows of a failed test: another host may have the cause
 
 
 @pytest.fixture

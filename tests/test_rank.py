@@ -219,21 +219,28 @@ def test_the_launcher_is_told_that_a_script_has_ended_and_the_script_notices_not
 
 
 DROPS_LATE = """
-import ctypes, hashlib, os, threading
+import _thread, ctypes, hashlib, os, threading, time
+def work(rounds):  # without the interpreter, as in C++
+    began = time.thread_time()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
+    return time.thread_time() - began
 def run_loop():
-    ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")  # PR_SET_NAME
+    if {is_named}:
+        ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")  # PR_SET_NAME
     begun.set()
-    hashlib.sha256(bytes(30_000_000))  # without the interpreter, as in C++
+    work(rounds)
     os.write(1, b"dropped")
     threading.Event().wait()
-begun = threading.Event()
-threading.Thread(target=run_loop, daemon=True).start()
+begun, rounds = threading.Event(), int(20_000 * 0.2 / work(20_000))  # 0.2 s
+_thread.start_new_thread(run_loop, ())
 begun.wait()
+time.sleep = time.monotonic = os.listdir = None
 """
 
 
-def test_a_thread_of_torchs_that_is_at_work_is_waited_for_before_python_ends(script):
-    script(DROPS_LATE)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_thread_of_torchs_that_is_at_work_is_waited_for_before_python_ends(script, is_named):
+    script(DROPS_LATE.format(is_named=is_named))
     with told_by_a_rank(os.environ["TMPDIR"]):
         assert both("script.py", env=RANK_0, runs=ADOPTING)[1] == (0, "dropped", "")
 

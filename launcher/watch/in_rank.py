@@ -26,12 +26,14 @@ import os
 import signal
 import sys
 import threading
-import time
 
 # As they are now: a script may put its own in their place (gevent).
-from _thread import allocate_lock, get_ident, start_new_thread
+from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from json import loads
+from os import listdir
+from time import monotonic, sleep
 from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
@@ -116,7 +118,7 @@ class Responder:
 
     def _start(self, after: float = 0.0) -> None:
         """Start the thread, which connects to the launcher in so many seconds."""
-        self._has_started, self._since = True, time.monotonic()
+        self._has_started, self._since = True, monotonic()
         atexit.register(self._end)
         try:
             start_new_thread(self._run, (after,))
@@ -128,8 +130,9 @@ class Responder:
         """Call nothing of torch while Python ends: a thread that it stops in C++ would abort it."""
         if os.getpid() == self._pid:
             self._busy.acquire(timeout=1)
-            self._since = time.monotonic()
-            let_torchs_threads_finish()
+            self._since = monotonic()
+            with contextlib.suppress(Exception):  # no descriptor is left, say
+                let_torchs_threads_finish()
 
     def _run(self, after: float) -> None:
         # An exception: the launcher is gone, or Python is.
@@ -180,7 +183,7 @@ class Responder:
     def _unchanged(self) -> dict[str, Any]:
         """Return since when there is no progress, and where the main thread is."""
         where = calls(current_frames().get(self._main))
-        return {"unchanged": time.monotonic() - self._since, "calls": where}
+        return {"unchanged": monotonic() - self._since, "calls": where}
 
     def _collectives(self) -> dict[str, Any]:
         """Return how far each group is, unless that has changed since the last poll."""
@@ -190,7 +193,7 @@ class Responder:
         names = dict(world.pg_names) if world else {}
         status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
         numbers = recorded("fr"), status, [_sequence(group) for group in names]
-        now = time.monotonic()
+        now = monotonic()
         error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
         if numbers != self._numbers or not (names or self._has_returned):
             self._numbers, self._since, self._groups = numbers, now, None
@@ -228,19 +231,32 @@ def let_torchs_threads_finish(seconds: float = 1.0) -> None:
     without an active exception". destroy_process_group() ends that thread, but not after a script
     has made its first optimizer (torch 2.13).
     """
-    until, looks = time.monotonic() + seconds, 0
-    while looks < 2 and time.monotonic() < until:  # at the first it may wait for this thread, too
+    until, looks = monotonic() + seconds, 0
+    while looks < 2 and monotonic() < until:  # at the first it may wait for this thread, too
         looks = 0 if _is_torch_at_work() else looks + 1
-        time.sleep(0.001)
+        sleep(0.001)
 
 
 def _is_torch_at_work() -> bool:
-    """Tell whether a thread of torch's own (`pt_...`) runs or waits for a core, but this one."""
-    for thread in set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}:
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as stat:
-            if b" (pt_" in (line := stat.read(40)) and b") R" in line:
+    """Tell whether a thread of torch's own runs or waits for a core.
+
+    Gloo's is `pt_gloo_runloop`; an older torch leaves it the name of the thread that has made it.
+    """
+    own = {getattr(one, "native_id", 0) for one in getattr(threading, "_active", {}).values()}
+    names = b"(pt_", b"(" + _stat(get_native_id())[0] + b")"
+    for thread in {int(thread) for thread in listdir("/proc/self/task")} - own - {get_native_id()}:
+        with contextlib.suppress(OSError):  # it has ended
+            name, state = _stat(thread)
+            if state == b"R" and (b"(" + name + b")").startswith(names):
                 return True
     return False
+
+
+def _stat(thread: int) -> tuple[bytes, bytes]:
+    """Return a thread's name and state, as in proc(5). Raises OSError."""
+    with FileIO(f"/proc/self/task/{thread}/stat") as file:
+        name, _, rest = file.read(60).partition(b"(")[2].rpartition(b") ")
+    return name, rest[:1]
 
 
 def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:

@@ -88,9 +88,7 @@ def _was_lost(watch: Watch, host: str) -> bool:
 
 def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
     """Tell whether a rank failed for a reason of its own, or no such reason can be known."""
-    # What has started a rank may die then: that costs nothing.
-    became = [rank.starter for rank in watch.ranks if rank.let_go_at < math.inf]
-    own = [one for one in has(watch, *RANK_FAILURES) if one.rank and one.rank not in became]
+    own = _own_failures(watch)
     if "ended with exit code" in line and planned(watch, *SLOW) and has(watch, *STOPS):
         return True  # a stop comes before what ranks have said to a launcher that stood still
     if "Connection closed by peer" not in line and "SIGABRT" not in line:
@@ -104,10 +102,16 @@ def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
     return not any(_can_tell(watch, one, broken_at) for one in own)
 
 
+def _own_failures(watch: Watch) -> list[Happened]:
+    """Return the faults that have ended ranks; what has started one may die then, at no cost."""
+    became = [rank.starter for rank in watch.ranks if rank.let_go_at < math.inf]
+    return [one for one in has(watch, *RANK_FAILURES) if one.rank and one.rank not in became]
+
+
 def _can_tell(watch: Watch, one: Happened, broken_at: float) -> bool:
     """Tell whether a rank says why it fails while a better cause than an echo is waited for."""
     # Of one host's the first is told first, and when it is certain.
-    of_host = [other for other in has(watch, *RANK_FAILURES) if other.machine is one.machine]
+    of_host = [other for other in _own_failures(watch) if other.machine is one.machine]
     at = max(_certain_at(other) for other in of_host if _said_at(other) <= _said_at(one))
     # What a rank says once it was told to stop is not told to the first host.
     stopped = any(stop.time < at + 0.1 for stop in has(watch, *STOPS))
