@@ -543,7 +543,9 @@ def test_a_job_that_has_succeeded_does_not_wait_to_say_so(start, script):
     (rank,) = host.ranks
     host.signal(signal.SIGSTOP)  # it may be as slow as it likes to hear what torchrun says
     open("go", "w").close()
-    poll(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
+    # A process whose main thread has ended is a zombie, but has not ended before its last thread.
+    tasks = f"/proc/{rank.pid}/task"
+    poll(lambda: rank.status() == psutil.STATUS_ZOMBIE and len(os.listdir(tasks)) == 1)
     host.signal(signal.SIGTERM)
     host.signal(signal.SIGCONT)
     assert host.wait() == 0, host.log()
