@@ -46,7 +46,7 @@ dist.destroy_process_group()
 """
 ABSENT = (
     "127.0.0.2, rank 3 (local rank 1) is absent from all_reduce #21 of the default group, "
-    "where 2 ranks are waiting; rank 3 is in load, script.py:11"
+    "where 2 others are waiting; rank 3 is in load, script.py:11"
 )
 
 
@@ -95,7 +95,7 @@ def test_the_failure_reason_names_the_rank_that_is_absent(start, script, timeout
     expected = (
         r"ranks have made no progress for [\d.]+ s: localhost, rank 1 \(local rank 1\) is "
         r"absent from "
-        r"all_reduce #2 of the default group, where 1 rank is waiting; "
+        r"all_reduce #2 of the default group, where 1 other is waiting; "
         r"rank 1 does not answer: it is suspended \(SIGSTOP\)\."
     )
     assert re.fullmatch(expected, first), host.log()
@@ -176,7 +176,7 @@ def test_a_slow_save_is_said_and_ends_nothing(start, script):
         f"^launcher: ranks have made no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE
     )
     assert 1 <= len(said) <= 2, host.log()  # at 3 s and 6 s
-    where = "where 2 ranks are waiting; rank 0 is in save, script.py:12."
+    where = "where 2 others are waiting; rank 0 is in save, script.py:12."
     assert said[0].endswith(where), host.log()
 
 

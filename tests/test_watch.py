@@ -41,20 +41,20 @@ SENTENCES = [
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))],
         "algo-2, rank 3 (local rank 1) is absent from all_reduce #61 of the default group, where "
-        "3 ranks are waiting; rank 3 is in load, data.py:88",
+        "3 others are waiting; rank 3 is in load, data.py:88",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, group(60)), rank(3, group(60), place="")],
         "algo-2, rank 2 (local rank 0), algo-2, rank 3 (local rank 1) are absent from all_reduce "
-        "#61 of the default group, where 2 ranks are waiting; rank 2 is in load, data.py:88",
+        "#61 of the default group, where 2 others are waiting; rank 2 is in load, data.py:88",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, trouble="does not answer: x")],
-        "where 3 ranks are waiting; rank 3 does not answer: x",
+        "where 3 others are waiting; rank 3 does not answer: x",
     ),
     (
         [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60), trouble=ENDED)],
-        "where 3 ranks are waiting; rank 3 has ended with exit code 0",
+        "where 3 others are waiting; rank 3 has ended with exit code 0",
     ),
     # Rank 0 has not begun #61, but waits for rank 1 in another group.
     (

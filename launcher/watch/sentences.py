@@ -46,11 +46,11 @@ def _absent(reason: Absent, ranks: ReportedRanks) -> str:
     if wait.group.is_counted and root[0].state.trouble:
         last = f"no rank has begun a collective after #{wait.group.waits} of {_name(wait.group)}"
         return f"{_named(root)} {_trouble(root)}; {last}"
-    what, waiting = _collective(wait.group), plural(len(wait.waiting), "rank")
+    what, count = _collective(wait.group), len(wait.waiting)
     if wait.group.is_counted:
-        others = f"which {waiting} {_verb(wait.waiting, 'has', 'have')}"
+        others = f"which {plural(count, 'rank')} {_verb(wait.waiting, 'has', 'have')}"
         return f"{_named(root)} {_verb(root, 'has', 'have')} not begun {what}, {others}{_at(root)}"
-    others = f"where {waiting} {_verb(wait.waiting, 'is', 'are')} waiting"
+    others = f"where {plural(count, 'other')} {_verb(wait.waiting, 'is', 'are')} waiting"
     return f"{_named(root)} {_verb(root, 'is', 'are')} absent from {what}, {others}{_at(root)}"
 
 

@@ -327,7 +327,7 @@ KEEP = "import ctypes; lock, libc = ctypes.create_string_buffer(64), ctypes.PyDL
 KEEP += "libc.pthread_mutex_lock(lock), libc.pthread_mutex_lock(lock)"
 SAID = r"ranks have made no progress for [\d.]+ s: "
 ABSENT = SAID + r"algo-3, rank 2 \(local rank 0\) is absent from all_reduce #\d+ "
-ABSENT += "of the default group, where 2 ranks are waiting; rank 2 "
+ABSENT += "of the default group, where 2 others are waiting; rank 2 "
 IN_LOAD = ABSENT + r"is in load, <string>:2\.\n"
 KEEPS = ABSENT + r"does not answer: it is running code that holds Python's lock \(the GIL\)\.\n"
 STOPPED = ABSENT + r"does not answer: it is suspended \(SIGSTOP\)\.\n"
@@ -391,7 +391,7 @@ def test_a_stop_while_a_rank_saves_and_the_others_wait(fault):
     assert len(said) == 2, fault.job.logs()  # after 5 s and 10 s
     for line in said:
         assert FIRST + "is absent from all_reduce #" in line
-        assert line.endswith("where 2 ranks are waiting; rank 0 is in save, <string>:2.")
+        assert line.endswith("where 2 others are waiting; rank 0 is in save, <string>:2.")
 
 
 # Hosts do not come together
