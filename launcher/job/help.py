@@ -80,10 +80,10 @@ def help_text() -> str:
             if option.group == group:
                 default = default_of(name)
                 shown = f" (default: {default})" if option.metavar and default else ""
-                text = f"{option.help}{shown}"
+                width = _COLUMNS - 6
+                text = textwrap.wrap(f"{option.help}{shown}", width, break_on_hyphens=False)
                 lines.append(f"  {flag(name)} {option.metavar}".rstrip())
-                wrapped = textwrap.wrap(text, _COLUMNS - 6, break_on_hyphens=False)
-                lines += [f"      {line}" for line in wrapped]
+                lines += [f"      {line}" for line in text]
     lines += [
         "",
         "  --launcher-help      show this help (or --help, as the only argument)",

@@ -269,11 +269,10 @@ def signalled(state: State, event: Signal, now: float) -> Step:
         return state, (*report, *actions)
     if report and isinstance(phase, (Joining, Departing, Restarting)):
         return state, report
-    if why is Why.STOP and is_first:
-        return state, ()  # SageMaker sends it to every host: another one's has come before it
     if why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
-        return state, (Log(line),)
+        # SageMaker signals every host: the first signal here is the stop that another one reported.
+        return state, () if is_first else (Log(line),)
     if report and (isinstance(phase, Waiting) or why is Why.SUCCESS):
         line = f"{name} while other hosts are still running: stopping them."
         return state, (Log(line), *report) if state.job.members else report

@@ -309,8 +309,7 @@ class Reports:
             return raised if chain else None
         if "torchrun_pid" in message:
             self.torchrun = _pid(message["torchrun_pid"])
-            if self._system.state_of(self.torchrun):  # else it has been reaped since it said this
-                self.exit_codes.pop(self.torchrun, None)  # of one that had this pid before
+            self._forget_earlier(self.torchrun)
             self._torchrun_at, self._last_report = connection, (None, "")
             return TorchrunRuns()
         return self._event_of_torchrun(message) if connection is self._torchrun_at else None
@@ -371,11 +370,16 @@ class Reports:
 
     def _note_reaped(self, pid: int) -> None:
         """Have the end of a rank taken in after this: it may have been before, as an orphan's."""
-        if self._system.state_of(pid):  # another process has the pid by now
-            self.exit_codes.pop(pid, None)
-        elif pid in self.exit_codes:
+        if not self._forget_earlier(pid) and pid in self.exit_codes:
             end = OrphanEnded(pid, self.exit_codes[pid])
             self._ends.extend([end] if end not in self._ends else ())
+
+    def _forget_earlier(self, pid: int) -> bool:
+        """Tell whether a process has this pid; then what was reaped was an earlier one with it."""
+        if not self._system.state_of(pid):
+            return False
+        self.exit_codes.pop(pid, None)
+        return True
 
     def _end_of(self, pid: int, exit_code: int) -> RankEnded:
         event = RankEnded(pid, exit_code)

@@ -189,7 +189,7 @@ class State(NamedTuple):
     torchrun: Torchrun = Torchrun()
     no_ranks_left: bool = False  # of this attempt, on any host
     interrupts: tuple[float, ...] = ()  # when SIGINT came
-    was_signalled: bool = False  # by a stop, as this host's container is
+    was_signalled: bool = False  # this host itself, and not only told of another one's stop
     count_at: float = math.inf  # when a rank's failure may count
     failure: Failure | None = None  # why this host cannot start
     result: Result | None = None  # how all hosts end

@@ -127,7 +127,7 @@ class Responder:
                 self._launcher.close()
 
     def _end(self) -> None:
-        """Call nothing of torch while Python ends: a thread that it stops in C++ would abort it."""
+        """Keep threads out of C++ while Python ends: one that it stops there aborts the process."""
         if os.getpid() == self._pid:
             self._busy.acquire(timeout=1)
             self._since = monotonic()
@@ -226,13 +226,13 @@ class Responder:
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:
     """Wait, for so many seconds at most, until none of torch's own threads is at work.
 
-    A collective has ended for who waits for it before gloo's thread has dropped its tensors. Where
-    cores are few, it drops them while Python ends, and that aborts the process: "terminate called
-    without an active exception". destroy_process_group() ends that thread, but not after a script
-    has made its first optimizer (torch 2.13).
+    A collective completes before gloo's thread has released its tensors. On a busy machine it may
+    do so only while Python ends, which aborts the process: "terminate called without an active
+    exception". destroy_process_group() joins that thread, but no longer once the script has made an
+    optimizer (torch 2.13).
     """
     until, looks = monotonic() + seconds, 0
-    while looks < 2 and monotonic() < until:  # at the first it may wait for this thread, too
+    while looks < 2 and monotonic() < until:  # at the first it may be waiting for Python's lock
         looks = 0 if _is_torch_at_work() else looks + 1
         sleep(0.001)
 
@@ -242,12 +242,12 @@ def _is_torch_at_work() -> bool:
 
     Gloo's is `pt_gloo_runloop`; an older torch leaves it the name of the thread that has made it.
     """
-    own = {getattr(one, "native_id", 0) for one in getattr(threading, "_active", {}).values()}
-    names = b"(pt_", b"(" + _stat(get_native_id())[0] + b")"
-    for thread in {int(thread) for thread in listdir("/proc/self/task")} - own - {get_native_id()}:
+    python = {getattr(one, "native_id", 0) for one in getattr(threading, "_active", {}).values()}
+    inherited, _ = _stat(get_native_id())
+    for thread in {*map(int, listdir("/proc/self/task"))} - python - {get_native_id()}:
         with contextlib.suppress(OSError):  # it has ended
             name, state = _stat(thread)
-            if state == b"R" and (b"(" + name + b")").startswith(names):
+            if state == b"R" and (name.startswith(b"pt_") or name == inherited):
                 return True
     return False
 
