@@ -162,7 +162,7 @@ def test_a_fork_keeps_the_scripts_own_handlers(rank):
 def test_a_fork_of_a_script_that_enables_it_keeps_it(rank):
     ran = rank(
         "import faulthandler, os\nfaulthandler.enable()\nif os.fork() == 0:\n"
-        "    print(faulthandler.is_enabled())\n    os._exit(0)\nos.wait()"
+        "    print(faulthandler.is_enabled(), flush=True)\n    os._exit(0)\nos.wait()"
     )
     assert ran.end == ran.plain == (0, "True\n", "")
 
