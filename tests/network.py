@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,14 @@ class Network:
         """Return what to put before a command, so that it runs on a host."""
         own_name = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host]
         return ["ip", "netns", "exec", self._spaces[host], *own_name]
+
+    def pause(self, seconds: float) -> None:
+        """Let no packet through for so long; connections stay."""
+        ports = [f"port{number}" for number in range(1, 1 + len(self._spaces))]
+        for state in ("down", "up"):
+            for port in ports:
+                run("ip", "-n", self._bridge, "link", "set", port, state)
+            time.sleep(seconds if state == "down" else 0)
 
     def __exit__(self, *_: object) -> None:
         for space in (*self._spaces.values(), self._bridge):

@@ -1,6 +1,7 @@
 """Jobs on networks of all kinds: real launchers and ranks in network namespaces; needs root."""
 
 import json
+import time
 
 import pytest
 from conftest import LAUNCHER, more
@@ -20,24 +21,37 @@ dist.destroy_process_group()  # without it gloo's threads can abort a rank at it
 """
 
 
+RUNS = """
+import os, time
+print("runs", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.1)
+"""
+
+
+def start_on(network, start, *arguments):
+    """Start a launcher on each host of a network."""
+    common = {"SM_HOSTS": json.dumps(HOSTS), "SM_NUM_GPUS": "0"}
+    arguments += ("--launcher-start-timeout", "30")
+    return [
+        start(
+            *arguments,
+            host=name,
+            command=[*network.on(name), *LAUNCHER],
+            SM_CURRENT_HOST=name,
+            **common,
+        )
+        for name in HOSTS
+    ]
+
+
 @in_namespaces
 @pytest.mark.torch
 @pytest.mark.row
 @pytest.mark.parametrize("kind", [KINDS[1], *map(more, KINDS[2:])])
 def test_a_job_trains(start, script, tmp_path, matrix, kind):
     with Network(HOSTS, kind) as network:
-        common = {"SM_HOSTS": json.dumps(HOSTS), "SM_NUM_GPUS": "0"}
-        arguments = ("--train-script", script(ALL_REDUCE), "--launcher-start-timeout", "30")
-        hosts = [
-            start(
-                *arguments,
-                host=name,
-                command=[*network.on(name), *LAUNCHER],
-                SM_CURRENT_HOST=name,
-                **common,
-            )
-            for name in HOSTS
-        ]
+        hosts = start_on(network, start, "--train-script", script(ALL_REDUCE))
         for host in hosts:
             assert host.wait(60) == 0, "".join(host.log() for host in hosts)
             assert host.failure is None
@@ -47,3 +61,19 @@ def test_a_job_trains(start, script, tmp_path, matrix, kind):
     seen = [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)]
     assert seen == [f"algo-1 0 {master} 1.0", f"algo-2 1 {master} 1.0"]
     matrix.append((f"a network of another kind: {kind}", "0", "", "", "no failure file"))
+
+
+@in_namespaces
+@pytest.mark.torch
+def test_a_network_may_pause(start, script, tmp_path):
+    """For as long as --launcher-host-timeout says; and again soon after that."""
+    with Network(HOSTS, "IPv4") as network:
+        hosts = start_on(network, start, "--train-script", script(RUNS))
+        for host in hosts:
+            host.wait_for("runs")
+        network.pause(12)  # in which the launchers most probably send that they are alive
+        time.sleep(3)
+        network.pause(7)
+        (tmp_path / "go").touch()
+        for host in hosts:
+            assert host.wait() == 0, "".join(host.log() for host in hosts)

@@ -165,18 +165,45 @@ def test_nobody_is_lost_if_all_were_stopped_together(job, soon):
     assert not any(end.result for end in job.ends.values())
 
 
-def test_how_long_packets_may_be_lost(job):
-    (first,) = job.join(HOSTS[0], host_timeout=60)
-    job.act_for(0.1)
-    connection = Connection(job.connect(), 60)
-    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
-    options = [getattr(socket, name) for name in names]
-    idle, interval, probes, unanswered = (
-        connection._socket.getsockopt(socket.IPPROTO_TCP, option) for option in options
+def limits(connection):
+    """Return when the kernel probes, how often, and when it gives up: s."""
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
+    idle, interval, silence = (
+        connection._socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
     )
+    return idle, interval, silence / 1000
+
+
+@pytest.mark.parametrize(
+    ("timeout", "limits_of_it"), [(5, (1, 1, 6.5)), (14, (1, 1, 15.5)), (60, (4, 4, 66))]
+)
+def test_how_long_packets_may_be_lost(job, timeout, limits_of_it):
+    (first,) = job.join(HOSTS[0], host_timeout=timeout)
+    job.act_for(0.1)
+    connection = Connection(job.connect(), timeout)
+    assert limits(connection) == limits_of_it
     connection.close()
-    assert idle + probes * interval == 60 and unanswered == 60_000
-    assert first.channel._silence == 240
+    assert first.channel._silence == max(60, 4 * timeout)
+
+
+@pytest.mark.parametrize(
+    ("silent", "left"), [(0, 15.5), (2.5, 15.5), (2.6, 15.4), (10, 8), (15.9, 2.1), (3600, 2)]
+)
+def test_what_is_sent_after_a_silence_waits_for_what_is_left(job, monkeypatch, silent, left):
+    """And only until the other end is heard again."""
+    job.join(HOSTS[0])
+    job.act_for(0.1)
+    connection = Connection(job.connect(), 14)
+    monkeypatch.setattr(connection, "_heard", lambda: (0, 1000 * silent))
+    connection.send(encoded({}))
+    assert limits(connection) == (1, 1, left)
+    assert connection.gives_up_early == (left < 15.5)
+    connection.give_time_again()
+    assert connection.gives_up_early == (silent > 2.5)
+    monkeypatch.setattr(connection, "_heard", lambda: (0, 300))
+    connection.give_time_again()
+    assert limits(connection) == (1, 1, 15.5)
+    connection.close()
 
 
 def test_nothing_wakes_a_host_while_a_job_runs(job):

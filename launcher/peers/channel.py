@@ -58,6 +58,7 @@ _ALIVE_SECONDS = 15.0  # between two messages that this launcher is alive
 _SILENCE_SECONDS, _SILENCE_TIMEOUTS = 60.0, 4
 # A loop that is so late was stopped itself, and does not know how long others were silent.
 _LATE_SECONDS = 1.0
+_RECHECK_SECONDS = 1.0  # until a connection that gives up early may have been answered
 
 
 class Channel:
@@ -173,8 +174,11 @@ class Channel:
                 connection.received_at = min(now, connection.received_at + late)
             if now >= connection.received_at + self._silence:
                 self._give_up(connection)
-        silent_at = (one.received_at + self._silence for one in self._connections.values())
-        self._check_at = min((self._send_alive_at, *silent_at))
+            connection.give_time_again()
+        connections = self._connections.values()
+        silent_at = (one.received_at + self._silence for one in connections)
+        early_at = (now + _RECHECK_SECONDS for one in connections if one.gives_up_early)
+        self._check_at = min((self._send_alive_at, *silent_at, *early_at))
 
     def _give_up(self, connection: Connection) -> None:
         """Lose a host whose launcher is silent.
@@ -233,6 +237,8 @@ class Channel:
         for host in hosts:
             if host in self._connections:
                 self._connections[host].send(line)
+                if self._connections[host].gives_up_early:
+                    self._check_at = min(self._check_at, self._system.now() + _RECHECK_SECONDS)
 
     def _admit(self, connection: Connection, host: str) -> None:
         connection.host, connection.received_at = host, self._system.now()

@@ -12,15 +12,19 @@ from launcher.peers.events import HUNG_UP, NO_MESSAGE
 from launcher.text.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
-_PROBES = 3  # of TCP's keep-alive, until a connection is given up
+_PART = 14  # of --launcher-host-timeout is the time between two probes of TCP's keep-alive
+# In such parts, how much later than that time a connection is given up: so that a probe of its last
+# moment can be answered; and if something was sent in it, which may wait for so long at least.
+_LATER, _LATEST, _LEAST = 1.5, 4, 2
+_RTO_MAX_MS = 44  # linux/tcp.h, from Linux 6.15 on: tries to send again get no rarer than that
 
 
 class Connection:
     """One end; `host` is who is at the other, "" while that is not known.
 
     `closed_by` is why it is closed ("": it is not); `received_at` is when something has come. The
-    connection ends if no packet is answered for `timeout` seconds, or up to 5 of 14 more if one is
-    sent in that time. Raises OSError if it is closed already.
+    other end may be unreachable for `timeout` seconds; then, by 1 to 4 of 14 of these later, the
+    connection ends. Raises OSError if it is closed already.
     """
 
     def __init__(self, connection: socket.socket, timeout: int) -> None:
@@ -31,16 +35,18 @@ class Connection:
         self._lines = Lines(LINE_LIMIT)
         self._stopped_reading = False  # the other end
         connection.setblocking(False)
-        interval = max(1, 3 * timeout // 14)  # 3 s of 14
-        self._timeout, self._interval = 1000 * timeout, 1000 * interval  # ms
+        part = max(1, timeout // _PART)
+        self._timeout, self._part = 1000 * timeout, 1000 * part  # ms
+        self.gives_up_early = False  # since the other end was silent when something was sent
+        self._give_up_after(self._usual)
         for option, value in (
             (socket.TCP_NODELAY, 1),
-            (socket.TCP_KEEPIDLE, timeout - _PROBES * interval),
-            (socket.TCP_KEEPINTVL, interval),
-            (socket.TCP_KEEPCNT, _PROBES),
-            (socket.TCP_USER_TIMEOUT, self._timeout),  # for what was sent and not acknowledged
+            (socket.TCP_KEEPIDLE, part),
+            (socket.TCP_KEEPINTVL, part),
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, self._part)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
         self.own_address = _plain(connection.getsockname()[0])
@@ -74,18 +80,44 @@ class Connection:
         """Have what is about to be sent wait only for what is left of the time.
 
         While something is not acknowledged the kernel sends no probes and counts from the sending
-        of that, though probes may have been in vain for long. As long as a probe it may wait in any
-        case: a machine that was suspended has heard nothing for long, and all is well.
+        of that, though probes may have been in vain for long. A machine that was suspended has
+        heard nothing for long, and all is well: so it may wait a little in any case.
+        """
+        unacknowledged, silent = self._heard()
+        if not unacknowledged:
+            left = self._timeout + _LATEST * self._part - silent
+            left = max(left, _LEAST * self._part)
+            self.gives_up_early = left < self._usual
+            self._give_up_after(min(left, self._usual))
+
+    def give_time_again(self) -> None:
+        """Give the other end all of its time again, if it has been heard since.
+
+        The kernel keeps the short time, and counts it against its probes, too.
+        """
+        with contextlib.suppress(OSError):  # read() finds it
+            if self.gives_up_early and self._heard()[1] <= 2 * self._part:
+                self._give_up_after(self._usual)
+                self.gives_up_early = False
+
+    @property
+    def _usual(self) -> float:
+        return self._timeout + _LATER * self._part
+
+    def _give_up_after(self, silence: float) -> None:
+        """Have the kernel do so, with probes that are not answered, and with what was sent (ms)."""
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence))
+
+    def _heard(self) -> tuple[int, int]:
+        """Return how many packets are not acknowledged, and how long ago the last answer was (ms).
+
+        tcpi_unacked and tcpi_last_ack_recv (linux/tcp.h, struct tcp_info).
         """
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-        # tcpi_unacked, tcpi_last_ack_recv in ms (linux/tcp.h, struct tcp_info)
         unacknowledged, silent = (
             int.from_bytes(info[at : at + 4], sys.byteorder) for at in (24, 56)
         )
-        if not unacknowledged:
-            is_in_doubt = silent > self._timeout - _PROBES * self._interval  # one was not answered
-            left = max(self._timeout - silent, self._interval) if is_in_doubt else self._timeout
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, left)
+        return unacknowledged, silent
 
     def read(self) -> list[dict[str, Any]]:
         """Return the messages that have come, all of them valid; it may have ended then."""

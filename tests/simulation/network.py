@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulation.job import Job
 
 # In seconds.
-GIVES_UP = (9.0, 14.0)  # TCP's keep-alive
+GIVES_UP = (14.0, 18.5)  # connection.py
 TAKES = (0.0002, 0.01)  # a message
 
 

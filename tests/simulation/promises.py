@@ -146,7 +146,7 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
         return
     most = dict.fromkeys(STOPS, 0.1)
     most |= {What.TORCHRUN_KILLED: 1.1, What.RUNNER_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
-    most |= dict.fromkeys(LOSSES, 14.6)
+    most |= dict.fromkeys(LOSSES, 19.1)
     most |= {What.LAUNCHER_STOPS: 60.6}
     most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
     through = all(rank.exit_code == 0 for rank in watch.ranks)
