@@ -689,7 +689,9 @@ PART = Part("Chance: no rank of no attempt draws the numbers of another", "scrip
 
 
 @fact(
-    "`hash()` of a text", is_drawn=True, warm=Other("the same in all ranks and attempts of a host")
+    "`hash()` of a text",
+    is_drawn=True,
+    warm=Other("the same in all ranks and attempts of a host", 1),
 )
 def hash_seed():
     return hash("text")

@@ -292,14 +292,12 @@ while time.monotonic() < end:
     time.sleep(0.01)
 os.write(1, b"saved after %d\\n" % len(heard))
 """
-WITHOUT_PIDFD = "import os, sys; del os.pidfd_open; from launcher.cli import main; sys.exit(main())"
 
 
-@pytest.mark.parametrize("command", [LAUNCHER, [sys.executable, "-c", WITHOUT_PIDFD]])
-def test_a_rank_without_its_connection_is_still_a_rank(start, script, command):
+def test_a_rank_without_its_connection_is_still_a_rank(start, script):
     """Nor is a stop heard twice if somebody has removed the job's folder."""
     options = ("--launcher-nproc-per-node", "3")
-    host = start("--train-script", script(REPLACED), *options, command=command)
+    host = start("--train-script", script(REPLACED), *options)
     host.wait_for("runs", 3)
     (folder,) = (name for name in os.listdir(host.tmp) if name.startswith("sm-launch-"))
     shutil.rmtree(os.path.join(host.tmp, folder))

@@ -2,11 +2,12 @@
 
 import contextlib
 import signal
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import poll, slow
+from conftest import completed, poll, slow
 
 pytestmark = pytest.mark.torch
 
@@ -35,6 +36,8 @@ THREAD = (
     "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
 )
 PROCESS = "import subprocess; process = subprocess.Popen(['sleep', '99'], start_new_session=True)"
+HANDLER = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"
+THREAD_IN_FORKS = f"import os; os.register_at_fork(after_in_child=lambda: exec({THREAD!r}))"
 HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lambda *_: None})())"
 
 
@@ -45,6 +48,9 @@ HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lam
         slow("odd.py", "opened = open('odd.log', 'w')", ["odd"], "an import has opened "),
         ("odd.py", PROCESS, ["odd"], "an import has started a process"),
         slow("odd.py", "1 / 0", ["odd"], "importing odd failed with ZeroDivisionError"),
+        slow("odd.py", "import os; os.chdir('/')", ["odd"], "an import has changed the current f"),
+        slow("odd.py", HANDLER, ["odd"], "an import has set a handler for SIGTERM"),
+        slow("odd.py", THREAD_IN_FORKS, ["odd"], "an import has a thread started in each fork"),
         ("queue.py", "", [], "queue is loaded, and would hide the queue in "),
         slow("sitecustomize.py", HOOK, [], "sitecustomize changes how Python imports"),
     ],
@@ -79,6 +85,27 @@ def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_
     words = ["--launcher-start", "warm", "--launcher-preload", "own"]
     host = start("--train-script", path, *words, PYTHONPATH=str(tmp_path))
     assert host.wait() == 0 and host.out == "True True\n", host.log()
+
+
+CHANGES = """
+import os
+os.environ["ADDED"] = os.environ["CHANGED"] = "by the import"
+os.environ["RANK"] = "by the import"
+del os.environ["REMOVED"]
+"""
+
+
+@pytest.mark.systems
+def test_an_import_may_change_the_environment(start, script, tmp_path):
+    """As it does in a rank that imports it, but not what is the rank's own."""
+    (tmp_path / "odd.py").write_text(CHANGES)
+    names = ("ADDED", "CHANGED", "REMOVED", "RANK")
+    path = script(f"import os; print(*map(os.environ.get, {names}), sep=', ', flush=True)")
+    words = ["--launcher-start", "warm", "--launcher-preload", "odd"]
+    others = {"CHANGED": "before", "REMOVED": "before", "PYTHONPATH": str(tmp_path)}
+    host = start("--train-script", path, *words, **others)
+    assert host.wait() == 0, host.log()
+    assert host.out == "by the import, by the import, None, 0\n"
 
 
 def test_another_python_runs_its_ranks_itself(start, script):
@@ -142,6 +169,54 @@ def test_a_nursery_killed_and_a_stop_as_torchrun_is_forked(start, script, tmp_pa
         nursery.kill()
         assert host.wait() == 0 and host.err.count(" cold: ") == 1, host.log()
     assert "Traceback" not in host.err and host.leftovers() == []
+
+
+def test_a_nursery_that_hangs_as_ranks_start_is_killed(start, script, tmp_path):
+    """One line says so, however many ranks there are; an early warning does not kill it."""
+    (tmp_path / "slow.py").write_text(SLOW_FORKS)
+    words = ["--launcher-start", "warm", "--launcher-preload", "slow"]
+    options = ("--launcher-nproc-per-node", "3")
+    host = start("--train-script", script(TELLS), *words, *options, PYTHONPATH=str(tmp_path))
+    nursery = poll(lambda: nursery_of(host), every=0.01)
+    poll(lambda: any(map(forks_of, forks_of(nursery))), every=0.01)
+    nursery.send_signal(signal.SIGUSR1)
+    poll(lambda: not forks_of(nursery), every=0.01)  # torchrun is known
+    nursery.suspend()
+    assert host.wait() == 0 and host.out == "cold\n" * 3, host.log()
+    assert host.err.count("starting ranks cold: the process that forks them has not replied") == 1
+    assert host.leftovers() == []
+
+
+TAKES_AN_ORDER = """
+import socket, sys
+launcher = socket.socket(fileno=int(sys.argv[-1]))
+launcher.sendall(b'{"ready": true}\\n')
+launcher.recv(1 << 16)
+"""
+STARTS = f"""
+import os, sys
+from launcher.host.signals import Signals
+from launcher.host.system import System
+from launcher.run.starts import Starts
+
+mark = ("MARK", "of a test")
+with Signals() as signals, System(signals) as system:
+    starts = Starts(system, print, lambda: print("again"))
+    starts.begin_warm([sys.executable, "-c", {TAKES_AN_ORDER!r}], os.environ, mark, "")
+    starts.start(["torchrun"], os.environ, mark, tied=False, folder="")
+    while not starts.has_more:
+        for key, _ in system.selector.select():
+            key.data()
+    print(starts.has_children)
+    starts.go_on()
+    print(starts.has_children)
+"""
+
+
+def test_a_torchrun_that_may_have_been_forked_is_reaped():
+    """Though what forks it has ended, and the word of its pid is not read."""
+    done = completed(sys.executable, "-c", STARTS)
+    assert done.stdout == "True\nagain\nFalse\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -386,6 +386,7 @@ def attach(
     from torch.distributed.launcher import api
 
     def start(handler: Any, args: Any, env: dict[str, str]) -> Rank:
+        nonlocal nursery
         rank = int(env["RANK"])
         if logs and not (handler._stdout and handler._stderr):
             try:
@@ -398,6 +399,7 @@ def attach(
             if not why_not:
                 return launcher.rank(rank, None)
             launcher.report({"cold": why_not})
+            nursery = None  # for the other ranks, too
         return launcher.rank(rank, popen(handler, args, env))
 
     def close(handler: Any, death_sig: Any = None) -> None:

@@ -34,10 +34,14 @@ from typing import Any, NamedTuple
 
 NURSERY = os.getpid()
 HERE = os.path.dirname(os.path.abspath(__file__))
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # that a scheduler sends before a stop
 _BUILTIN = types.BuiltinFunctionType
 _FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder")  # of Python itself
-_OF_SETUPTOOLS = ("_distutils_hack", "__editable__")  # by .pth files, with any sitecustomize
+# By .pth files of setuptools and virtualenv, with any sitecustomize.
+_OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
 _MOST_DESCRIPTORS = 8  # with an order
+_REPLY_SECONDS = 20.0  # for a rank to be forked, on a machine that is busy
+_before: dict[str, str] = {}  # the environment, before all imports
 
 
 class Order(NamedTuple):
@@ -86,7 +90,8 @@ def why_unfit(folder: str, preload: Iterable[str]) -> str:
     """Import all; return why forks of this process would not be as new ones, "" if they are."""
     if hooks := _hooks():
         return f"{hooks} changes how Python imports modules"
-    known = _descriptors()
+    known, folder_before, handlers = _descriptors(), os.getcwd(), _handlers()
+    _before.update(os.environ)
     for name in ("torch", "torch.distributed.run", *preload):
         try:
             importlib.import_module(name)
@@ -97,8 +102,12 @@ def why_unfit(folder: str, preload: Iterable[str]) -> str:
         return f"{hidden[0]} is loaded, and would hide the {hidden[0]} in {folder}"
     if opened := sorted(_descriptors() - known):
         return f"an import has opened {_opened(opened[0])}"
-    if not _runs_in_a_fork():
-        return "an import has initialized CUDA, which cannot be used after a fork"
+    if os.getcwd() != folder_before:
+        return f"an import has changed the current folder to {os.getcwd()}"
+    if changed := sorted(_handlers().items() - handlers.items()):
+        return f"an import has set a handler for {signal.Signals(changed[0][0]).name}"
+    if problem := _problem_in_a_fork():
+        return problem
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its own at a fork
         return f"an import has started a thread ({threads} are running)"
     with contextlib.suppress(ChildProcessError):  # there is none
@@ -113,7 +122,7 @@ def _hooks() -> str:
     finders = {
         getattr(one, "__name__", type(one).__name__)
         for one in sys.meta_path
-        if not getattr(one, "__module__", "").startswith(_OF_SETUPTOOLS)
+        if not getattr(one, "__module__", "").startswith(_OF_PTH_FILES)
     }
     is_hooked = finders - {*_FINDERS} or not isinstance(builtins.__import__, _BUILTIN)
     return own if own and is_hooked else ""
@@ -149,14 +158,27 @@ def _opened(descriptor: int) -> str:
     return ""
 
 
-def _runs_in_a_fork() -> bool:
+def _handlers() -> dict[int, int]:
+    """Return which signals have which handlers."""
+    return {int(number): id(signal.getsignal(number)) for number in signal.valid_signals()}
+
+
+def _problem_in_a_fork() -> str:
+    """Return what is wrong in a fork, "" for nothing."""
     import torch
 
-    is_bad = getattr(torch._C, "_cuda_isInBadFork", bool)
+    problems = (
+        "",
+        "an import has initialized CUDA, which cannot be used after a fork",
+        "an import has a thread started in each fork",
+        "a fork fails",
+    )
     pid = os.fork()
     if pid == 0:
-        os._exit(bool(is_bad()))
-    return os.waitpid(pid, 0)[1] == 0
+        threads = len(os.listdir("/proc/self/task"))
+        os._exit(1 if getattr(torch._C, "_cuda_isInBadFork", bool)() else 2 * (threads > 1))
+    status = os.waitpid(pid, 0)[1]
+    return problems[os.WEXITSTATUS(status) if os.WIFEXITED(status) else 3]
 
 
 # Forks.
@@ -217,9 +239,14 @@ def as_new(message: dict[str, Any]) -> None:
     """Make of this fork what a new process of that environment would be, as far as can be."""
     import torch
 
-    threads = os.environ.get("OMP_NUM_THREADS")
+    threads, environment = os.environ.get("OMP_NUM_THREADS"), message["environment"]
+    # What imports have changed here, they would have changed there, too.
+    for name in {*_before, *os.environ}:
+        before, after = _before.get(name), os.environ.get(name)
+        if before != after and environment.get(name) == before:
+            environment[name] = after
     os.environ.clear()
-    os.environ.update(message["environment"])
+    os.environ.update({name: text for name, text in environment.items() if text is not None})
     os.chdir(message["folder"])
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     multiprocessing.current_process().authkey = os.urandom(32)
@@ -244,6 +271,9 @@ def be_rank(fork: Fork, rank: types.ModuleType) -> None:
     # As torchrun's handlers leave it to what it executes.
     for caught in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(caught, signal.SIG_DFL)
+    for warning in WARNINGS:
+        if signal.getsignal(warning) is live_on:
+            signal.signal(warning, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, limits in message["limits"]:
         if resource.getrlimit(number) != tuple(limits):
@@ -265,6 +295,7 @@ class Forks:
 
     def __init__(self, connection: socket.socket, knows: int) -> None:
         self._connection, self._knows = connection, knows
+        connection.settimeout(_REPLY_SECONDS)
 
     def known(self) -> None:
         """Have the launcher adopt this torchrun, which it knows now."""
@@ -286,18 +317,24 @@ class Forks:
             "kind": "rank",
             "argv": argv[2:],
             "environment": environ,
-            "folder": os.getcwd(),
             "umask": umask,
             "limits": limits,
         }
         descriptors = [0, *(file.fileno() if file else n for n, file in enumerate(files, 1))]
         try:
-            send(self._connection, message, descriptors)
+            send(self._connection, {**message, "folder": os.getcwd()}, descriptors)
             if json.loads(self._connection.makefile("rb").readline())["forked"]:
                 return ""
+        except socket.timeout:  # TimeoutError, from Python 3.10 on
+            os.kill(NURSERY, signal.SIGKILL)  # or it forks this rank later
+            return f"the process that forks them has not replied for {_REPLY_SECONDS:g} s"
         except (OSError, ValueError):
             pass
         return "the process that forks them has ended, or cannot fork"
+
+
+def live_on(number: int, frame: object) -> None:
+    """Do nothing at a signal that would else end this process."""
 
 
 def load(name: str) -> types.ModuleType:
@@ -317,6 +354,10 @@ def main() -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
     libc.prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: as in agent.py
+    # Slurm may send an early warning to all processes of a step.
+    for warning in WARNINGS:
+        if signal.getsignal(warning) == signal.SIG_DFL:
+            signal.signal(warning, live_on)
     is_first = sys.path[:1] == [HERE]  # unless Python was told not to have it there
     sys.path[:] = sys.path[is_first:]  # our modules stand in for nobody's
     problem = why_unfit(folder, preload)

@@ -143,6 +143,10 @@ def fork_for_launcher() -> tuple[int, int]:
     """
     is_known, knows = os.pipe()
     parent, threads = os.getpid(), len(os.listdir("/proc/self/task"))
+    if threads > 1:  # of which Python 3.12 warns; but the fork starts Python anew
+        import warnings
+
+        warnings.simplefilter("ignore", DeprecationWarning)
     pid = os.fork()
     if pid:
         os.close(knows)

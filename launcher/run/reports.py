@@ -280,6 +280,7 @@ class Reports:
             pid, rank, local, number = (int(message[name]) for name in names)
             if pid in self._pids.values():
                 self._answering[connection] = pid
+                local = self._local.get(rank, local)  # its own is 0 with --virtual-local-rank
                 self._watch.connected(pid, rank, local, number, self._system.now())
             return None
         if "script_ended" in message:
@@ -287,7 +288,7 @@ class Reports:
             pid, rank, local = (int(message[name]) for name in about)
             if self._pids[connection] != pid:
                 raise ValueError(pid)
-            self._watch.script_ended(pid, rank, local, self._system.now())
+            self._watch.script_ended(pid, rank, self._local.get(rank, local), self._system.now())
             return ScriptEnded(pid)
         if "want_stacks" in message:
             self._stacks_requests.add(connection)

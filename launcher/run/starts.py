@@ -171,7 +171,7 @@ class Starts:
     @property
     def has_children(self) -> bool:
         """Whether there are any processes that are to be reaped."""
-        return bool(self.child or self._nursery)
+        return bool(self.child or self._nursery or self._waits)
 
     def is_nursery(self, pid: int, exit_code: int) -> bool:
         """Take note of a process that was reaped; tell whether it was the nursery."""

@@ -304,8 +304,8 @@ class CallsRequest:
             return text_of(self.threads[pid])
         if pid not in self._pids:
             return (
-                "  no stack: torch.distributed is not imported yet, the connection to the "
-                "launcher is closed, or --launcher-watch is 0."
+                "  no stack: torch.distributed is not imported yet (with --launcher-start warm: "
+                "not used yet), the connection to the launcher is closed, or --launcher-watch is 0."
             )
         calls = self.calls(pid)
         lines = [f"  it {no_reply(state, may_signal=self._may_signal)}."]

@@ -1,7 +1,8 @@
 """Reports to the launcher, from inside a rank, how far its collectives are, and where it is.
 
 A thread waits for the launcher's requests; it exists only once the script imports
-torch.distributed, or has ended while its process runs on, and replies within milliseconds. Polled
+torch.distributed (makes its first process group, where that is imported before: a warm start), or
+has ended while its process runs on, and replies within milliseconds. Polled
 how far it is, it says that there was progress; else what this rank has begun, what of it has not
 ended, and where its main thread is; once the script has ended, also what keeps the process. To a
 request for stacks it replies where all threads are. If it does not reply, C code of the script's
@@ -37,6 +38,10 @@ from time import monotonic, sleep
 from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
+_AT_FIRST_GROUP = (
+    "rendezvous",
+    "_new_process_group_helper",
+)  # that it calls
 _ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itself
 # Of a reply: groups, and characters of one's ranks; innermost calls of a thread, threads.
 _MOST_GROUPS, _LONGEST_RANKS = 64, 2000
@@ -56,7 +61,8 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], Non
     responder = Responder(connect, hello)
     sys.meta_path.insert(0, responder)
     if _MODULE in sys.modules:  # by sitecustomize, or before this process was forked
-        responder.begin_at_first_group(sys.modules[_MODULE])
+        for name in _AT_FIRST_GROUP:
+            responder.begin_at(sys.modules[_MODULE], name)
     return responder.script_ended
 
 
@@ -96,16 +102,17 @@ class Responder:
                         self._launcher = self._connect()
                         self._start()
 
-    def begin_at_first_group(self, module: Any) -> None:
-        """Start if the script makes a process group: it is not to find a thread at its begin."""
-        make = module._new_process_group_helper
+    def begin_at(self, module: Any, name: str) -> None:
+        """Start if the script calls that function: it is not to find a thread at its begin."""
+        function = getattr(module, name)
 
         def begin(*args: Any, **options: Any) -> Any:
-            module._new_process_group_helper = make
+            if getattr(module, name) is begin:  # and nobody else has wrapped it since
+                setattr(module, name, function)
             self.find_spec(_MODULE)
-            return make(*args, **options)
+            return function(*args, **options)
 
-        module._new_process_group_helper = begin
+        setattr(module, name, begin)
 
     def script_ended(self) -> None:
         """Start in any case; from now on say, too, what keeps the process."""
