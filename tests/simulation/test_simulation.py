@@ -172,6 +172,13 @@ ONCE_BROKEN = [
         ),
         seed=169,
     ),
+    Plan(  # a rank has broken its connections, and is stuck in the kernel before it says why
+        faults=(
+            Fault(What.RAISES, 2.8, host=1),
+            Fault(What.STUCK, 2.8, host=1, amount=12.0),
+        ),
+        seed=30,
+    ),
 ]
 
 

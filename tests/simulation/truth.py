@@ -115,7 +115,11 @@ def _can_tell(watch: Watch, one: Happened, broken_at: float) -> bool:
     at = max(_certain_at(other) for other in of_host if _said_at(other) <= _said_at(one))
     # What a rank says once it was told to stop is not told to the first host.
     stopped = any(stop.time < at + 0.1 for stop in has(watch, *STOPS))
-    return one.fault.what is not What.FORGIVEN and at < broken_at + 2.9 and not stopped
+    # Nor does it say a thing while the kernel holds it.
+    stuck = [other.time for other in has(watch, What.STUCK) if other.rank is one.rank]
+    held = any(one.time <= since <= _said_at(one) for since in stuck)
+    in_time = at < broken_at + 2.9 and not stopped and not held
+    return in_time and one.fault.what is not What.FORGIVEN
 
 
 def _said_at(one: Happened) -> float:
