@@ -18,7 +18,9 @@ OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # The launcher's own (docs/options.md, "Exit codes"). result/causes.py alone makes results of them;
-# which of these counts is the coordinator's decision, and cli.py's where no job has begun.
+# which of these counts is the coordinator's decision. A host decides by itself where it is alone:
+# without a coordinator (peers/member.py), after an error of its own (run/supervisor.py), without a
+# job (cli.py).
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself

@@ -100,6 +100,18 @@ def test_ranks_for_which_no_descriptor_is_left_wait(reports):
     ranks[2].close()
 
 
+def test_a_rank_has_the_local_rank_that_torchrun_says(reports):
+    """With --virtual-local-rank each rank's own is 0."""
+    reports._watch = watch = Watch(15, 60)
+    with rank(7, 77) as connection:
+        reports.act_until(lambda: reports.told)
+        about = {"rank": 7, "local_rank": 0}
+        with connect({"watch": 77, "signal": 0, **about}):
+            connection.sendall(json.dumps({"script_ended": 77, **about}).encode() + b"\n")
+            reports.act_until(lambda: watch._ranks and watch._returned)
+    assert (watch._ranks[77].known.local_rank, watch._returned[77].local_rank) == (2, 2)
+
+
 def test_torchrun_knows_the_pid_and_the_end_of_a_rank_before_its_answer(reports):
     torchrun = reports.at_torchrun
     with rank(7, 77) as waits:

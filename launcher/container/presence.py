@@ -66,8 +66,8 @@ class InitClient:
 class LauncherRegistry:
     """The init's end: the launchers that run below its command.
 
-    Attributes: `name`, of the socket, for LAUNCHER_INIT; `reported`, how the last launcher ends,
-    None while another one runs.
+    Attributes: `name`, of the socket, for LAUNCHER_INIT; `reported`, how the last launcher that
+    has reported ends, None since one has connected after that.
     """
 
     def __init__(self, selector: selectors.BaseSelector, command: str) -> None:

@@ -33,7 +33,7 @@ class Console:
         self._connection, self.pid = start_connected(argv, environ, stdin=null)
         self._connection.setblocking(False)
         self._sends, self._reads = threading.Lock(), threading.Lock()
-        self._asked = self._answered = 0
+        self._requested = self._replied = 0
         self._is_open = True
         self._rest = b""
 
@@ -48,11 +48,13 @@ class Console:
         """
         with self._reads:
             self._receive(0)
-            if self._asked == self._answered:
-                self._asked += 1
-                self._send({"sync": self._asked})
+            if self._requested == self._replied:
+                self._requested += 1
+                self._send({"sync": self._requested})
                 deadline = time.monotonic() + _SYNC_SECONDS
-                while self._asked != self._answered and self._receive(deadline - time.monotonic()):
+                while self._requested != self._replied and self._receive(
+                    deadline - time.monotonic()
+                ):
                     pass
 
     def end(self) -> bool:
@@ -108,5 +110,5 @@ class Console:
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._answered = json.loads(line)["synced"]
+            self._replied = json.loads(line)["synced"]
         return bool(data)

@@ -202,7 +202,7 @@ class System:
         with contextlib.suppress(OSError):
             os.killpg(leader, number)
 
-    def send_members(self, leader: int, number: int) -> None:
+    def send_rest_of_group(self, leader: int, number: int) -> None:
         """Send a signal to the other processes of the group that a rank leads, or has led."""
         assert self._processes
         for process in self._processes.of_group(leader):

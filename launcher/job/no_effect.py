@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from launcher.job.options import OPTIONS, RANKS, Options
+from launcher.job.options import COUNTED, OPTIONS, RANKS, Options
 from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import PREFIX, flag
 
@@ -63,4 +63,4 @@ def _is_count(text: str) -> bool:
     try:
         return bool(RANKS(text))
     except ValueError:
-        return text in ("auto", "gpu")
+        return text in COUNTED

@@ -52,6 +52,7 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 RANKS = whole(1, 1024)  # of one host
+COUNTED = ("auto", "cpu", "gpu", "xpu")  # what torchrun counts for --nproc-per-node
 
 
 def _or_never(text: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, endpoint_at
-from launcher.job.options import OPTIONS, RANKS, Options, names
+from launcher.job.options import COUNTED, OPTIONS, RANKS, Options, names
 from launcher.job.resources import Resources
 from launcher.text.words import flag, short
 
@@ -172,7 +172,7 @@ def _values(
     if options.log_dir and _has_files_of_torchruns(options, environ):
         values["log-dir"] = (options.log_dir, "log_dir")
     if resources.torch_version >= (2, 12):
-        # The launcher gives it this at every stop (agent.py); this is for one without a launcher.
+        # For one whose launcher is gone: ranks are the launcher's to end (agent.py).
         values["shutdown-timeout"] = (str(options.grace), "grace")
     return values
 
@@ -220,7 +220,7 @@ def nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str
     where = "PET_NPROC_PER_NODE"
     if not text or "nproc_per_node" in options.given:
         nproc, where = _own_nproc(options, cluster), flag("nproc_per_node")
-    elif text in ("auto", "cpu", "gpu", "xpu"):
+    elif text in COUNTED:
         return text
     else:
         try:

@@ -119,7 +119,7 @@ class Report(NamedTuple):
 
 
 class AllKnow(NamedTuple):
-    """A command of the channel: no other host has to learn any more how the job ends."""
+    """No other host has to learn any more how the job ends."""
 
 
 class Command(NamedTuple):

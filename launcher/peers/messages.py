@@ -21,10 +21,10 @@ A fingerprint is what must agree between hosts. A host that cannot start has non
 failure right behind its hello. A connection that ends before the end of the job is a lost host, and
 so is one whose other end answers no packet for --launcher-host-timeout (TCP keep-alive, tcp(7)). A
 launcher that is stopped, or blocked, still has a kernel that answers; so each sends that it is
-alive, and one that has sent nothing for 60 s is lost as well (channel.py). Once all have joined
-nobody else can connect. The protocol has no authentication: it is meant for the job's own network.
-Whoever knows the job's name may have sent what comes in, so each field has its bounds beside it
-(text/wire.py); texts are cut, and show control characters as Python writes them. Pure.
+alive, and one that has sent nothing for 60 s or more is lost as well (channel.py). Once all have
+joined nobody else can connect. The protocol has no authentication: it is meant for the job's own
+network. Whoever knows the job's name may have sent what comes in, so each field has its bounds
+beside it (text/wire.py); texts are cut, and show control characters as Python writes them. Pure.
 """
 
 from __future__ import annotations

@@ -204,7 +204,12 @@ MEMBER = (
     Row((Joined,), (Start,), (), "start the ranks of an attempt"),
     Row((Joined,), (Restart,), (), "tell this host's run"),
     Row((Joined,), (End,), (Ended,), "end; a success only if this host has succeeded"),
-    Row((Joined,), (Lost,), (Ended,), "end, with 69: nobody decides any more"),
+    Row(
+        (Joined,),
+        (Lost,),
+        (Ended,),
+        "end, with 69, or 128+N after a stop here: nobody decides any more",
+    ),
     Row(
         (Joined, Ended),
         (NoRanksAnywhere, CollectStacks, AllStacks),

@@ -117,7 +117,7 @@ class AgentConnection:
     def __init__(self, run_dir: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(os.path.join(run_dir, "socket"))
-        self._requests, self._answer = 0, dict[str, Any]()
+        self._requests, self._reply = 0, dict[str, Any]()
         self._news = threading.Condition()
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
@@ -137,8 +137,8 @@ class AgentConnection:
         number = self._requests
         self.report({**message, "request": number})
         # Not the reply to one that a signal has cut short.
-        self.wait(lambda: self._answer.get("request") == number)
-        return {} if self.is_gone else self._answer
+        self.wait(lambda: self._reply.get("request") == number)
+        return {} if self.is_gone else self._reply
 
     def rank(self, rank: int, started: subprocess.Popen[bytes] | None) -> Rank:
         """Note a rank that torchrun has started."""
@@ -156,7 +156,7 @@ class AgentConnection:
                 message = json.loads(line)
                 with self._news:
                     if "request" in message:
-                        self._answer = message
+                        self._reply = message
                     elif "pid" in message:
                         self.pids[message["rank"]] = message["pid"]
                     else:
@@ -320,8 +320,8 @@ class HeldAgent:
 
         torchrun calls this also after a success, and several times.
         """
-        answer: dict[str, Any] = {}
-        if not getattr(context, "was_answered", False):
+        reply: dict[str, Any] = {}
+        if not getattr(context, "has_reply", False):
             error, message = sys.exc_info()[1], dict[str, Any](close=True, tees=self.tees)
             if type(error).__name__ == "SignalException":
                 message["signal"] = error.sigval  # type: ignore[union-attr]
@@ -330,14 +330,14 @@ class HeldAgent:
             ranks = self.launcher.ranks
             if any(rank.poll() != 0 for rank in ranks):
                 self._stop_keep_alive()
-            answer = self.launcher.request(message)
-            context.was_answered = True
-            if not answer:
+            reply = self.launcher.request(message)
+            context.has_reply = True
+            if not reply:
                 end_ranks(ranks, timeout)
             for rank in ranks:
                 rank.give_up()
         close(death_sig, timeout)
-        if answer.get("depart"):
+        if reply.get("depart"):
             depart(1)
 
     def _stop_keep_alive(self) -> None:
@@ -435,7 +435,7 @@ def depart_from_store(agent: Any, *, is_host: bool) -> None:
     deadline = time.monotonic() + 5  # a host that was killed just now does not depart
     with contextlib.suppress(Exception):
         if agent._store.add("launcher/departed", 1) == agent._worker_group.group_world_size:
-            agent._store.set(everybody, "")  # which waits for no answer
+            agent._store.set(everybody, "")  # which waits for no reply
         while is_host and time.monotonic() < deadline and not agent._store.check([everybody]):
             time.sleep(0.01)  # which a stop ends; it would not end a wait of the store's own
 

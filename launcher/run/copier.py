@@ -30,8 +30,9 @@ _READ = 1 << 18  # bytes of a file at a time
 _LINE = 1 << 16  # bytes of a line; a longer one comes as several
 _PIECE = select.PIPE_BUF  # a pipe that is ready takes so much without a wait, and in one piece
 _OVERWRITTEN = re.compile(rb"(?m)^[^\n]*\r(?!\n)")  # from `^`: else it takes n² for a long line
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE)
+# Of those that come to all processes of a job, or of a group: this one ends with the launcher.
+IGNORED = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+IGNORED += [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE]
 
 
 class TimeIsOver(Exception):
@@ -270,7 +271,7 @@ class Copier:
         self._launcher, self._has_prefix = launcher, has_prefix
         self._console = Console(launcher)
         self._files: dict[str, File] = {}
-        self._sync: int | None = None  # the number of a request that is not answered yet
+        self._sync: int | None = None  # the number of a request that has no reply yet
 
     def run(self) -> None:
         """Copy until the launcher wants the end."""
@@ -282,7 +283,7 @@ class Copier:
                     break
                 if time.monotonic() >= self._launcher.ends_at:
                     raise TimeIsOver
-                self._answer()
+                self._reply()
                 self._launcher.wait(0 if has_more else _POLL_SECONDS)
                 self._take()
             for file in self._files.values():
@@ -318,7 +319,7 @@ class Copier:
                 self._files.setdefault(path, new).is_old = False
         self._launcher.messages.clear()
 
-    def _answer(self) -> None:
+    def _reply(self) -> None:
         if self._sync is not None and all(file.is_copied for file in self._files.values()):
             self._console.end_line()
             self._launcher.reply({"synced": self._sync})
@@ -345,7 +346,7 @@ class Copier:
 
 def main() -> None:
     """Copy; what ends other processes of the job does not end this one."""
-    for number in (*STOPS, *WARNINGS):
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     how, descriptor = sys.argv[1:]
     Copier(Launcher(int(descriptor)), has_prefix=how == "prefix").run()

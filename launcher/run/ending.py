@@ -151,7 +151,7 @@ def _kill_ranks(state: State, ending: Ending) -> Part | None:
     def act(now: float) -> Step:
         actions: Actions = ()
         if math.isinf(ending.kill.began):
-            actions = tuple(Log(line) for line in _hanging(state, ending))
+            actions = tuple(Log(line) for line in _why_killed(state, ending))
         else:  # the kernel holds them: what others have left behind is not to wait for that
             if ending.leftovers.pids:
                 actions = (SignalProcesses(ending.leftovers.pids, signal.SIGKILL),)
@@ -169,7 +169,7 @@ def _killing(ending: Ending, now: float) -> Ending:
     return ending._replace(kill=kill)
 
 
-def _hanging(state: State, ending: Ending) -> list[str]:
+def _why_killed(state: State, ending: Ending) -> list[str]:
     """Return why ranks are killed."""
     if ending.why is Why.INTERRUPT:
         return []
@@ -191,6 +191,19 @@ def _hanging(state: State, ending: Ending) -> list[str]:
     return lines
 
 
+# A restart's SIGTERM may have come to a rank just before the stop.
+
+
+def died_of_stop(number: int) -> tuple[int, ...]:
+    """Return the exit codes of a rank that has died of a stop, unsaved."""
+    return (-number, -signal.SIGTERM)
+
+
+def ended_by_itself_at_stop(number: int) -> tuple[int, ...]:
+    """Return those of a rank that has handled a stop: saved, as far as anybody can know."""
+    return (0, 128 + number, 128 + signal.SIGTERM)
+
+
 def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
     """Say it if a rank failed while it saved; what died unsaved may have started what can save."""
     number = ending.number
@@ -198,12 +211,11 @@ def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
         return ()
     if rank.pid not in ending.signalled:
         return failed_before(state, (rank,), number)
-    # A restart's SIGTERM may have come to it just before the stop.
-    if rank.exit_code in (-number, -signal.SIGTERM):
+    if rank.exit_code in died_of_stop(number):
         # Python's own handler of SIGINT saves nothing.
         if rank.disposition is not Disposition.HANDLES or number == signal.SIGINT:
             return (SignalGroup(rank.pid, number),)
-    elif rank.failure and rank.exit_code not in (0, 128 + number):
+    elif rank.failure and rank.exit_code not in ended_by_itself_at_stop(number):
         return (Log(f"during the stop: {headline(rank.failure, state.job.current_host)}."),)
     return ()
 
@@ -213,7 +225,7 @@ def failed_before(state: State, ranks: Iterable[Rank], number: int) -> Actions:
 
     Not those that whoever stops the job has signalled as well, nor what follows from others' ends.
     """
-    stops = (0, -number, 128 + number, -signal.SIGTERM, 128 + signal.SIGTERM)
+    stops = (*died_of_stop(number), *ended_by_itself_at_stop(number))
     failed = [
         rank.failure
         for rank in ranks

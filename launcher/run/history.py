@@ -16,6 +16,7 @@ from launcher.peers import state as of_peers
 from launcher.peers.events import Lost
 from launcher.peers.messages import Failed, Restart, Start, Stop
 from launcher.result.causes import Failure, of_hang
+from launcher.run import ending
 from launcher.run.events import Actions, RankRuns, Reply, Report, StartRequested
 from launcher.run.ranks import Rank
 from launcher.run.state import Done, Ending, Failing, Restarting, Running, State, Why
@@ -151,8 +152,8 @@ def _has_saved(rank: Rank, phase: Any) -> bool:
     """Tell whether a rank has handled a stop: as far as anybody but its script can know."""
     if not isinstance(phase, Ending) or phase.why is not Why.STOP:
         return False
-    ends = (0, 128 + phase.number)
-    return rank.disposition is Disposition.HANDLES and rank.exit_code in ends
+    is_handled = rank.exit_code in ending.ended_by_itself_at_stop(phase.number)
+    return is_handled and rank.disposition is Disposition.HANDLES
 
 
 def _of_phase(before: State, event: Any, after: State, actions: Actions, note: Note) -> list[Note]:

@@ -13,7 +13,8 @@ it would end them: it gets its reply when no rank runs. All of them end here, in
 for whatever reason (ending.py).
 
 *Who decides.* The coordinator, on how the job ends and on restarts. This host reports what happens
-and does what is commanded; by itself it acts on a stop alone, or where no command comes in time.
+and does what is commanded; by itself it acts on a stop, sends its other ranks SIGTERM once one has
+failed for its own reason (failing.py), and acts where no command comes in time.
 
 *What bounds each wait.* Joining: the coordinator, by the start timeout. Departing: 3 s. Running
 lasts as long as the job; what a rank raised counts 2.5 s later, a foreign signal to torchrun after
@@ -93,7 +94,7 @@ from launcher.run.events import (
     TorchrunEnded,
     TorchrunRuns,
 )
-from launcher.run.failing import count, fail, of_torchrun_here, report_ends, stopped_by_others
+from launcher.run.failing import count, fail, of_torchrun_here, report_ends, told_to_end_by_others
 from launcher.run.state import (
     DEPART_SECONDS,
     EXIT_BARRIER_SECONDS,
@@ -199,7 +200,7 @@ def restarted(state: State, event: Restart, now: float) -> Step:
     if event.attempt != state.attempt:
         return state, ()
     if isinstance(phase, Running) and phase.foreign_signal:
-        state, actions = fail(state, stopped_by_others(state, phase, now), now)
+        state, actions = fail(state, told_to_end_by_others(state, phase, now), now)
     elif isinstance(phase, (Running, Failing, Waiting)):
         state, actions = _end(state, Why.RESTART, now)
     elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
@@ -459,7 +460,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if isinstance(phase, Departing) and now >= phase.deadline:
         return _depart(state), ()
     if isinstance(phase, Running) and now >= phase.deadline:
-        return fail(state, stopped_by_others(state, phase, now), now)
+        return fail(state, told_to_end_by_others(state, phase, now), now)
     if isinstance(phase, Failing) and now >= phase.deadline:
         return _end(state, Why.FAILURE, now)
     state, actions = count(state, now)

@@ -62,7 +62,7 @@ class RankConnection:
         return self._status() == self._identity
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sender a message, but not from a fork of the script's that came back here."""
+        """Send a message, but not from a fork of the script's that came back here."""
         with contextlib.suppress(OSError):
             if os.getpid() == self._pid and self._is_ours():
                 text = dumps(message, ensure_ascii=False) + "\n"
@@ -70,8 +70,8 @@ class RankConnection:
                 with self._is_sending:
                     self._connection.sendall(data)
 
-    def questions(self) -> Iterator[dict[str, Any]]:
-        """Wait for what the launcher asks, for as long as the connection is there."""
+    def requests(self) -> Iterator[dict[str, Any]]:
+        """Wait for what the launcher requests, for as long as the connection is there."""
         self._connection.settimeout(None)
         rest = b""
         while self._is_ours() and (data := self._connection.recv(4096)):
@@ -195,14 +195,14 @@ def connect(describe: types.ModuleType, forked: Forked) -> tuple[Sender, Callabl
     )
     run_dir, watcher = os.environ.pop("LAUNCHER_RUN_DIR"), os.environ.pop("LAUNCHER_WATCHER", "")
     load(beside("unseen.py")).begin(run_dir, launcher.send, describe, __file__)
-    keep_answering = nobody[1]
+    keep_replying = nobody[1]
     if watcher:
         hello = {**rank, "watch": os.getpid()}
-        keep_answering = load(watcher).begin(lambda: RankConnection(run_dir), hello)
+        keep_replying = load(watcher).begin(lambda: RankConnection(run_dir), hello)
 
     def script_ended() -> None:
         launcher.send({**rank, "script_ended": os.getpid()})
-        keep_answering()
+        keep_replying()
 
     return launcher.send, script_ended
 

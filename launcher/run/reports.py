@@ -52,7 +52,7 @@ WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 _KILLED = 400  # characters of what it says of a process of its own
 _MOST_IGNORED = 20  # invalid messages that the log shows
-_STACKS_REPLY_SECONDS = 4.0  # s, after which an answer of the coordinator's has come, or never will
+_STACKS_REPLY_SECONDS = 4.0  # s, after which a reply of the coordinator's has come, or never will
 # Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
 _OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
@@ -77,7 +77,7 @@ class Reports:
         self.torchrun = 0
         self._system, self._take, self._watch, self._runner = system, take, watch, runner
         self._folder, self._last_lines = folder, last_lines
-        self._answering: dict[socket.socket, int] = {}  # pids of ranks that report their progress
+        self._replying: dict[socket.socket, int] = {}  # pids of ranks that report their progress
         self._stacks_requests: set[socket.socket] = set()
         self._request_again_at = -math.inf  # until then the coordinator has the request
         self._ignored = 0
@@ -151,7 +151,7 @@ class Reports:
             self.exit_codes[event.pid] = event.exit_code  # nobody may send it a signal any more
         self._ends.append(event)
 
-    # Commands to torchrun, requests to ranks.
+    # Replies to torchrun, requests to ranks.
 
     def reply(self, action: Reply) -> None:
         """Let torchrun go on."""
@@ -175,8 +175,8 @@ class Reports:
                 pass  # it was killed while it waited
 
     def request(self, request: Mapping[str, Any]) -> None:
-        """Request the progress of ranks; one that does not read is not waited for."""
-        for connection in self._answering:
+        """Send ranks a request; one that does not read is not waited for."""
+        for connection in self._replying:
             with contextlib.suppress(OSError):
                 send(connection, encoded(request))
 
@@ -212,9 +212,9 @@ class Reports:
         for line in complete:
             if connection not in self._connections:
                 return  # what was reported has ended the attempt
-            if connection in self._answering and line[:1] != b"{":  # faulthandler has written it
+            if connection in self._replying and line[:1] != b"{":  # faulthandler has written it
                 text = line.decode("utf-8", "backslashreplace")
-                self._watch.wrote(self._answering[connection], text)
+                self._watch.wrote(self._replying[connection], text)
                 continue
             try:
                 event = self._event_of(connection, decoded(line))
@@ -238,8 +238,8 @@ class Reports:
             self._undecided.clear()
             self._system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._stacks_requests.discard(connection)
-        if connection in self._answering:
-            self._watch.disconnected(self._answering.pop(connection))
+        if connection in self._replying:
+            self._watch.disconnected(self._replying.pop(connection))
         # Its process may go on: it may replace itself (os.execv), or close all descriptors.
         self._pids.pop(connection, None)
         if connection is self._torchrun_at:
@@ -273,13 +273,13 @@ class Reports:
         if "pid" in message:
             return self._rank_runs(connection, _pid(message["pid"]), int(message["rank"]))
         if "poll" in message or "stacks" in message:
-            self._watch.replied(self._answering[connection], message, self._system.now())
+            self._watch.replied(self._replying[connection], message, self._system.now())
             return None
         if "watch" in message:
             names = ("watch", "rank", "local_rank", "signal")
             pid, rank, local, number = (int(message[name]) for name in names)
             if pid in self._pids.values():
-                self._answering[connection] = pid
+                self._replying[connection] = pid
                 local = self._local.get(rank, local)  # its own is 0 with --virtual-local-rank
                 self._watch.connected(pid, rank, local, number, self._system.now())
             return None

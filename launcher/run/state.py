@@ -18,7 +18,7 @@ from launcher.run.ranks import NONE, Rank, Ranks
 # All in seconds.
 CONFIRM_FAILURE_SECONDS = 2.5  # from what a rank raised to its end: then its failure counts
 MARGIN_SECONDS = 5.0  # for what should take a moment
-CLOSE_REQUEST_SECONDS = 2.0  # for torchrun, after its last rank's end; and to end after the answer
+CLOSE_REQUEST_SECONDS = 2.0  # for torchrun, after its last rank's end; and to end after the reply
 PLACES_SECONDS = 2.0  # for ranks, before they are killed
 GPU_CHECK_SECONDS = 5.0  # for the driver of the GPUs, before a restart
 EXIT_BARRIER_SECONDS = 15.0  # for torchrun, once all hosts have succeeded

@@ -2,9 +2,8 @@
 
 torchrun runs in a session of its own with the launcher's stdin, stdout and stderr. One loop waits
 for its end, for signals, for messages of ranks and of other hosts. While a job runs it asks ranks
-for their progress every --launcher-watch seconds, and polls only what the kernel cannot wait for:
-the pids of ranks where it has no pidfd (reports.py). The clock, processes, signals and connections
-are reached through System; this host's names (reached_at) and files (unpacked) are not.
+for their progress every --launcher-watch seconds. The clock, processes, signals and connections are
+reached through System; this host's names (reached_at) and files (unpacked) are not.
 
 What happens is taken in one event after the other: all actions of a step are carried out before the
 next (_step).
@@ -374,7 +373,7 @@ class Supervisor:
             self._reports.reply_to_rank(action.pid, lets_go=action.lets_go)
 
     def _do_signal_group(self, action: events.SignalGroup) -> None:
-        self._system.send_members(action.pid, action.number)
+        self._system.send_rest_of_group(action.pid, action.number)
 
     def _do_signal_child(self, action: events.SignalChild) -> None:
         for leader in self._if_unreaped(self._starts.child):
@@ -469,9 +468,9 @@ class Supervisor:
         self._stack.close()
 
     def _watch_ranks(self, now: float) -> None:
-        question = self._watch.poll(now)
-        if question and self._reports:
-            self._reports.request(question)
+        request = self._watch.poll(now)
+        if request and self._reports:
+            self._reports.request(request)
         succeeded = {pid for pid, rank in self.state.ranks.items() if rank.exit_code == 0}
         running = {rank.pid for rank in self.state.alive}
         report = self._watch.report(succeeded, self._system.state_of, now, running)
@@ -484,11 +483,11 @@ class Supervisor:
         self._report_places(now)
 
     def _request_calls(self, *, may_signal: bool) -> int:
-        """Ask all ranks where they are; return the number of the question."""
-        asked, question = self._watch.request_stacks(self._system.now(), may_signal=may_signal)
+        """Request of all ranks where they are; return the number of the request."""
+        gathered, request = self._watch.request_stacks(self._system.now(), may_signal=may_signal)
         if self._reports:
-            self._reports.request(question)
-        return asked.number
+            self._reports.request(request)
+        return gathered.number
 
     def _report_places(self, now: float) -> None:
         """Report where ranks are, for each request whose replies are in, or overdue."""
@@ -497,14 +496,14 @@ class Supervisor:
             runs = system.state_of(pid) in ("R", "S")
             if runs and system.response(pid, number) is Disposition.HANDLES:
                 system.send(pid, number)
-        for asked in self._watch.requests_over(now):
+        for request in self._watch.requests_over(now):
             alive = self.state.alive
-            places = {rank.pid: stacks.place(asked.calls(rank.pid)) for rank in alive}
-            if asked.number == self._places_request:
+            places = {rank.pid: stacks.place(request.calls(rank.pid)) for rank in alive}
+            if request.number == self._places_request:
                 self._step(events.PlacesReported(places))
-            if asked.number in self._stacks_requests:
-                texts = {one.rank: asked.text(one.pid, system.state_of(one.pid)) for one in alive}
-                number = self._stacks_requests.pop(asked.number)
+            if request.number in self._stacks_requests:
+                texts = {one.rank: request.text(one.pid, system.state_of(one.pid)) for one in alive}
+                number = self._stacks_requests.pop(request.number)
                 self._channel.report(HostStacks(number, stacks.grouped(texts)))
 
     def _do_check_gpus(self, action: events.CheckGpus) -> None:

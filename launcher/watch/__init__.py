@@ -37,9 +37,9 @@ through others. They stall when none of them makes progress; the stall began wit
 of any. While one of them makes progress nothing is logged: it may arrive yet.
 
 When one is sure. What the coordinator knows is old: by one poll and the time to report. So a rank
-whose reply is late counts as it was until it has missed two polls, a report is analysed only when
-the other hosts' of the same moment are there, and a time-out counts as over only after two more
-polls, which would have shown progress. Of a wait of which none of the waiting ranks replies one is
+whose reply is late counts as it was until it has missed two polls, a report is analysed 1 s later,
+with the other hosts' of the same moment, and a time-out counts as over only after two more polls,
+which would have shown progress. Of a wait of which none of the waiting ranks replies one is
 not sure: all may have continued. Nothing is logged of it then, and nothing is ended.
 
 Notices. A stall is no fault: rank 0 may evaluate for minutes while the others wait. So it is logged

@@ -151,7 +151,7 @@ class Responder:
             self._launcher = self._launcher or self._connect()
             self._signal = _write_at_signal(self._launcher)
             self._launcher.send({**self._hello, "signal": self._signal})
-            for request in self._launcher.questions():
+            for request in self._launcher.requests():
                 try:
                     has_stacks = "stacks" in request
                     reply = {"threads": self._threads()} if has_stacks else self._progress()

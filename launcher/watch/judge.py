@@ -41,7 +41,7 @@ class RunsOn(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """Why the job ends, once."""
+    """Why the attempt has failed, once."""
 
     text: str
     may_restart: bool
@@ -53,9 +53,9 @@ class Stalls(NamedTuple):
     The coordinator begins it with all hosts in `busy`.
     """
 
-    notify: float = 60  # --launcher-hang-notify
+    notify: float = math.inf  # --launcher-hang-notify
     timeout: float = math.inf  # --launcher-hang-timeout
-    every: float = 15  # between polls
+    every: float = math.inf  # --launcher-watch: between polls
     reports: Mapping[str, tuple[Reported, ...]] = {}  # by host
     analyse_at: float = math.inf  # when there are new reports
     stalls: tuple[Stall, ...] = ()

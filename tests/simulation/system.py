@@ -430,7 +430,7 @@ class System:
             if process.session == leader:
                 process.signal(number)
 
-    def send_members(self, leader: int, number: int) -> None:
+    def send_rest_of_group(self, leader: int, number: int) -> None:
         """Send what a rank has started in its group a signal."""
         for process in list(self.machine.processes.values()):
             if process.session == leader != process.pid:
