@@ -482,7 +482,8 @@ def test_many_stalls_at_once_are_not_all_said():
     for first in range(0, 200, 2):
         pair = {"ranks": f"{first},{first + 1}", "name": ""}
         pairs += [rank(first, group(9, 9, **pair)), rank(first + 1, group(8, **pair))]
-    state, lines, _ = judge.check(judge.host_reported(judge.Stalls(), "algo-1", pairs, 100), 101)
+    state = judge.host_reported(judge.Stalls(notify=60), "algo-1", pairs, 100)
+    state, lines, _ = judge.check(state, 101)
     assert len(state.stalls) == 100 and lines[5:] == ["... and 95 more like these."]
 
 
