@@ -82,8 +82,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     for name in list(os.environ):
         if name.startswith(OURS) or name in EXACT:
             monkeypatch.delenv(name)
-    # With it print() makes several writes, between which those of other ranks may come.
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the tests are of hosts without GPUs
     # Threads of torch that wait for one another sleep, and leave the cores to other tests: where
     # these are busy, those that spin can take a hundred times as long.

@@ -365,7 +365,8 @@ WARNED = """
 import os, signal, sys, time
 kinds = (signal.SIGALRM, signal.SIGPWR, signal.SIGRTMIN + 3, signal.SIGUSR1, signal.SIGUSR2)
 odd = [int(kind) for kind in kinds if signal.getsignal(kind) != signal.SIG_DFL]
-print("begins with", odd, [int(kind) for kind in signal.pthread_sigmask(0, ())], flush=True)
+blocked = [int(kind) for kind in signal.pthread_sigmask(0, ())]
+os.write(1, f"begins with {odd} {blocked}\\n".encode())  # at once: ranks share the file
 if os.environ["RANK"] in os.environ["WARNED"]:
     signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"warned\\n"))
     signal.signal(signal.SIGALRM, lambda *_: print("alarmed", flush=True))

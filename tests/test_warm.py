@@ -171,6 +171,7 @@ def test_a_nursery_killed_and_a_stop_as_torchrun_is_forked(start, script, tmp_pa
     assert "Traceback" not in host.err and host.leftovers() == []
 
 
+@pytest.mark.systems  # 20 s long it is waited for
 def test_a_nursery_that_hangs_as_ranks_start_is_killed(start, script, tmp_path):
     """One line says so, however many ranks there are; an early warning does not kill it."""
     (tmp_path / "slow.py").write_text(SLOW_FORKS)
@@ -180,9 +181,8 @@ def test_a_nursery_that_hangs_as_ranks_start_is_killed(start, script, tmp_path):
     nursery = poll(lambda: nursery_of(host), every=0.01)
     poll(lambda: any(map(forks_of, forks_of(nursery))), every=0.01)
     nursery.send_signal(signal.SIGUSR1)
-    poll(lambda: not forks_of(nursery), every=0.01)  # torchrun is known
-    nursery.suspend()
-    assert host.wait() == 0 and host.out == "cold\n" * 3, host.log()
+    nursery.suspend()  # as torchrun is forked, which does not need it before its ranks
+    assert host.wait() == 0 and host.out.count("cold") == 3, host.log()
     assert host.err.count("starting ranks cold: the process that forks them has not replied") == 1
     assert host.leftovers() == []
 

@@ -67,7 +67,7 @@ class LauncherRegistry:
     """The init's end: the launchers that run below its command.
 
     Attributes: `name`, of the socket, for LAUNCHER_INIT; `reported`, how the last launcher that
-    has reported ends, None since one has connected after that.
+    has reported ends, None once another has connected since.
     """
 
     def __init__(self, selector: selectors.BaseSelector, command: str) -> None:

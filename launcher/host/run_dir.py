@@ -1,4 +1,4 @@
-"""The folders on this host of a job that runs: one an attempt, and one of its nursery's."""
+"""The folders on this host of a job that runs: one for each attempt, and one for the nursery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 
 @contextlib.contextmanager
 def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
-    """Make an attempt's folder for its socket and torchrun's temporary files; remove it after.
+    """Make a folder for the launcher's socket and torchrun's temporary files; remove it after.
 
     Raises LaunchError.
     """
@@ -48,7 +48,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
-    """Return a command whose files can be executed: copies in the attempt's folder of an archive's.
+    """Return a command whose files can be executed: copies in that folder of an archive's.
 
     Raises LaunchError.
     """

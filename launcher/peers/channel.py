@@ -19,6 +19,7 @@ come for a while is lost.
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import socket
 from collections.abc import Sequence
@@ -167,7 +168,8 @@ class Channel:
         """Send that this launcher runs, and find those that do not."""
         late = now - self._check_at
         if now >= self._send_alive_at:
-            self._send(tuple(self._connections), Alive())
+            # Where the network pauses it is probed; what is sent might be tried again too late.
+            self._send([host for host in self._connections if not self._is_silent(host)], Alive())
             self._send_alive_at = now + _ALIVE_SECONDS
         for connection in list(self._connections.values()):
             if late > _LATE_SECONDS:
@@ -179,6 +181,11 @@ class Channel:
         silent_at = (one.received_at + self._silence for one in connections)
         early_at = (now + _RECHECK_SECONDS for one in connections if one.gives_up_early)
         self._check_at = min((self._send_alive_at, *silent_at, *early_at))
+
+    def _is_silent(self, host: str) -> bool:
+        with contextlib.suppress(OSError):  # it has ended, as is about to be read
+            return self._connections[host].is_silent
+        return False
 
     def _give_up(self, connection: Connection) -> None:
         """Lose a host whose launcher is silent.
@@ -235,9 +242,10 @@ class Channel:
     def _send(self, hosts: Sequence[str], message: Message) -> None:
         line = encoded(to_wire(message))
         for host in hosts:
-            if host in self._connections:
-                self._connections[host].send(line)
-                if self._connections[host].gives_up_early:
+            connection = self._connections.get(host)
+            if connection:
+                connection.send(line)
+                if connection.gives_up_early:
                     self._check_at = min(self._check_at, self._system.now() + _RECHECK_SECONDS)
 
     def _admit(self, connection: Connection, host: str) -> None:

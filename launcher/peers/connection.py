@@ -12,19 +12,20 @@ from launcher.peers.events import HUNG_UP, NO_MESSAGE
 from launcher.text.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
-_PART = 14  # of --launcher-host-timeout is the time between two probes of TCP's keep-alive
-# In such parts, how much later than that time a connection is given up: so that a probe of its last
-# moment can be answered; and if something was sent in it, which may wait for so long at least.
-_LATER, _LATEST, _LEAST = 1.5, 4, 2
-_RTO_MAX_MS = 44  # linux/tcp.h, from Linux 6.15 on: tries to send again get no rarer than that
+_PARTS = 14  # of --launcher-host-timeout; in each, one probe of TCP's keep-alive goes out
+# In such parts:
+_LATER = 2  # than that time a connection is given up, so that its last probe can be answered
+_LATEST = 4  # the same if something was sent meanwhile
+_LEAST = 2  # that what is sent may wait
+RTO_MAX_MS = 44  # linux/tcp.h, from Linux 6.15 on: tries to send again get no rarer than that
 
 
 class Connection:
     """One end; `host` is who is at the other, "" while that is not known.
 
     `closed_by` is why it is closed ("": it is not); `received_at` is when something has come. The
-    other end may be unreachable for `timeout` seconds; then, by 1 to 4 of 14 of these later, the
-    connection ends. Raises OSError if it is closed already.
+    other end may be unreachable for `timeout` seconds; 2 to 4 probes later the connection ends.
+    Raises OSError if it is closed already.
     """
 
     def __init__(self, connection: socket.socket, timeout: int) -> None:
@@ -35,7 +36,7 @@ class Connection:
         self._lines = Lines(LINE_LIMIT)
         self._stopped_reading = False  # the other end
         connection.setblocking(False)
-        part = max(1, timeout // _PART)
+        part = -(-timeout // _PARTS)  # s
         self._timeout, self._part = 1000 * timeout, 1000 * part  # ms
         self.gives_up_early = False  # since the other end was silent when something was sent
         self._give_up_after(self._usual)
@@ -46,7 +47,7 @@ class Connection:
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, self._part)
+            connection.setsockopt(socket.IPPROTO_TCP, RTO_MAX_MS, self._part)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
         self.own_address = _plain(connection.getsockname()[0])
@@ -80,8 +81,8 @@ class Connection:
         """Have what is about to be sent wait only for what is left of the time.
 
         While something is not acknowledged the kernel sends no probes and counts from the sending
-        of that, though probes may have been in vain for long. A machine that was suspended has
-        heard nothing for long, and all is well: so it may wait a little in any case.
+        of that, though probes may have been in vain for long. A little it may wait in any case: a
+        machine that was suspended has heard nothing for long, and all is well.
         """
         unacknowledged, silent = self._heard()
         if not unacknowledged:
@@ -93,31 +94,36 @@ class Connection:
     def give_time_again(self) -> None:
         """Give the other end all of its time again, if it has been heard since.
 
-        The kernel keeps the short time, and counts it against its probes, too.
+        The kernel would keep the short time, also for its probes.
         """
         with contextlib.suppress(OSError):  # read() finds it
-            if self.gives_up_early and self._heard()[1] <= 2 * self._part:
+            if self.gives_up_early and not self.is_silent:
                 self._give_up_after(self._usual)
                 self.gives_up_early = False
 
     @property
-    def _usual(self) -> float:
+    def is_silent(self) -> bool:
+        """Whether probes have had no answer, and nothing else has come. Raises OSError."""
+        return self._heard()[1] > 2 * self._part
+
+    @property
+    def _usual(self) -> int:
         return self._timeout + _LATER * self._part
 
-    def _give_up_after(self, silence: float) -> None:
-        """Have the kernel do so, with probes that are not answered, and with what was sent (ms)."""
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence))
+    def _give_up_after(self, silence: int) -> None:
+        """Have the kernel give up after so many ms without an answer to probes or what was sent."""
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence)
 
     def _heard(self) -> tuple[int, int]:
-        """Return how many packets are not acknowledged, and how long ago the last answer was (ms).
+        """Return how many packets are not acknowledged, and how long ago something came (ms).
 
-        tcpi_unacked and tcpi_last_ack_recv (linux/tcp.h, struct tcp_info).
+        tcpi_unacked, tcpi_last_data_recv, tcpi_last_ack_recv (linux/tcp.h, struct tcp_info).
         """
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-        unacknowledged, silent = (
-            int.from_bytes(info[at : at + 4], sys.byteorder) for at in (24, 56)
+        unacknowledged, data, answer = (
+            int.from_bytes(info[at : at + 4], sys.byteorder) for at in (24, 52, 56)
         )
-        return unacknowledged, silent
+        return unacknowledged, min(data, answer)
 
     def read(self) -> list[dict[str, Any]]:
         """Return the messages that have come, all of them valid; it may have ended then."""

@@ -191,16 +191,19 @@ def _why_killed(state: State, ending: Ending) -> list[str]:
     return lines
 
 
-# A restart's SIGTERM may have come to a rank just before the stop.
-
-
 def died_of_stop(number: int) -> tuple[int, ...]:
-    """Return the exit codes of a rank that has died of a stop, unsaved."""
+    """Return the exit codes of a rank that has died of a stop, unsaved.
+
+    Or of a restart's SIGTERM, which may have come to it just before.
+    """
     return (-number, -signal.SIGTERM)
 
 
 def ended_by_itself_at_stop(number: int) -> tuple[int, ...]:
-    """Return those of a rank that has handled a stop: saved, as far as anybody can know."""
+    """Return those of a rank that has handled a stop, or that SIGTERM.
+
+    It has saved, as far as anybody can know.
+    """
     return (0, 128 + number, 128 + signal.SIGTERM)
 
 

@@ -37,7 +37,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # that a scheduler sends before a stop
 _BUILTIN = types.BuiltinFunctionType
 _FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder")  # of Python itself
-# By .pth files of setuptools and virtualenv, with any sitecustomize.
+# Finders that .pth files install, whatever a sitecustomize does: setuptools' and virtualenv's.
 _OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
 _MOST_DESCRIPTORS = 8  # with an order
 _REPLY_SECONDS = 20.0  # for a rank to be forked, on a machine that is busy
@@ -105,7 +105,7 @@ def why_unfit(folder: str, preload: Iterable[str]) -> str:
     if os.getcwd() != folder_before:
         return f"an import has changed the current folder to {os.getcwd()}"
     if changed := sorted(_handlers().items() - handlers.items()):
-        return f"an import has set a handler for {signal.Signals(changed[0][0]).name}"
+        return f"an import has set a handler for signal {changed[0][0]}"
     if problem := _problem_in_a_fork():
         return problem
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its own at a fork
@@ -170,15 +170,18 @@ def _problem_in_a_fork() -> str:
     problems = (
         "",
         "an import has initialized CUDA, which cannot be used after a fork",
-        "an import has a thread started in each fork",
-        "a fork fails",
+        "an import has each fork start a thread",
     )
     pid = os.fork()
     if pid == 0:
-        threads = len(os.listdir("/proc/self/task"))
-        os._exit(1 if getattr(torch._C, "_cuda_isInBadFork", bool)() else 2 * (threads > 1))
+        try:
+            is_bad = getattr(torch._C, "_cuda_isInBadFork", bool)()
+            os._exit(1 if is_bad else 2 * (len(os.listdir("/proc/self/task")) > 1))
+        except BaseException:
+            os._exit(3)
     status = os.waitpid(pid, 0)[1]
-    return problems[os.WEXITSTATUS(status) if os.WIFEXITED(status) else 3]
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 3
+    return problems[code] if code < len(problems) else "a fork of it fails"
 
 
 # Forks.
@@ -239,14 +242,9 @@ def as_new(message: dict[str, Any]) -> None:
     """Make of this fork what a new process of that environment would be, as far as can be."""
     import torch
 
-    threads, environment = os.environ.get("OMP_NUM_THREADS"), message["environment"]
-    # What imports have changed here, they would have changed there, too.
-    for name in {*_before, *os.environ}:
-        before, after = _before.get(name), os.environ.get(name)
-        if before != after and environment.get(name) == before:
-            environment[name] = after
+    threads = _before.get("OMP_NUM_THREADS")  # as torch read it
     os.environ.clear()
-    os.environ.update({name: text for name, text in environment.items() if text is not None})
+    os.environ.update(message["environment"])
     os.chdir(message["folder"])
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     multiprocessing.current_process().authkey = os.urandom(32)
@@ -259,6 +257,16 @@ def as_new(message: dict[str, Any]) -> None:
     sys.argv[:] = message["argv"]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
+
+
+def _with_changes(environment: dict[str, str]) -> dict[str, str]:
+    """Return a rank's environment with what imports have changed here, and would there, too."""
+    changed: dict[str, str | None] = dict(environment)
+    for name in {*_before, *os.environ}:
+        before, after = _before.get(name), os.environ.get(name)
+        if before != after and environment.get(name) == before:
+            changed[name] = after
+    return {name: text for name, text in changed.items() if text is not None}
 
 
 def be_rank(fork: Fork, rank: types.ModuleType) -> None:
@@ -278,7 +286,7 @@ def be_rank(fork: Fork, rank: types.ModuleType) -> None:
     for number, limits in message["limits"]:
         if resource.getrlimit(number) != tuple(limits):
             resource.setrlimit(number, limits)
-    as_new(message)
+    as_new({**message, "environment": _with_changes(message["environment"])})
     rank.main(forked=fork.forked)
 
 
@@ -326,7 +334,8 @@ class Forks:
             if json.loads(self._connection.makefile("rb").readline())["forked"]:
                 return ""
         except socket.timeout:  # TimeoutError, from Python 3.10 on
-            os.kill(NURSERY, signal.SIGKILL)  # or it forks this rank later
+            with contextlib.suppress(OSError):
+                os.kill(NURSERY, signal.SIGKILL)  # or it goes on with this rank later
             return f"the process that forks them has not replied for {_REPLY_SECONDS:g} s"
         except (OSError, ValueError):
             pass

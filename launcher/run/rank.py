@@ -143,7 +143,7 @@ def fork_for_launcher() -> tuple[int, int]:
     """
     is_known, knows = os.pipe()
     parent, threads = os.getpid(), len(os.listdir("/proc/self/task"))
-    if threads > 1:  # of which Python 3.12 warns; but the fork starts Python anew
+    if threads > 1:  # of which Python warns from 3.12 on; but the fork starts Python anew
         import warnings
 
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,7 +1,7 @@
 """The loop of one host: turns what happens into events, and carries out what is decided.
 
 torchrun runs in a session of its own with the launcher's stdin, stdout and stderr. One loop waits
-for its end, for signals, for messages of ranks and of other hosts. While a job runs it asks ranks
+for its end, for signals, for messages of ranks and of other hosts. While a job runs it polls ranks
 for their progress every --launcher-watch seconds. The clock, processes, signals and connections are
 reached through System; this host's names (reached_at) and files (unpacked) are not.
 
@@ -483,7 +483,7 @@ class Supervisor:
         self._report_places(now)
 
     def _request_calls(self, *, may_signal: bool) -> int:
-        """Request of all ranks where they are; return the number of the request."""
+        """Request from all ranks where they are; return the number of the request."""
         gathered, request = self._watch.request_stacks(self._system.now(), may_signal=may_signal)
         if self._reports:
             self._reports.request(request)

@@ -38,10 +38,8 @@ from time import monotonic, sleep
 from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
-_AT_FIRST_GROUP = (
-    "rendezvous",
-    "_new_process_group_helper",
-)  # that it calls
+# What init_process_group calls: the first not if it is given a store.
+_AT_FIRST_GROUP = ("rendezvous", "_new_process_group_helper")
 _ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itself
 # Of a reply: groups, and characters of one's ranks; innermost calls of a thread, threads.
 _MOST_GROUPS, _LONGEST_RANKS = 64, 2000
@@ -62,7 +60,8 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], Non
     sys.meta_path.insert(0, responder)
     if _MODULE in sys.modules:  # by sitecustomize, or before this process was forked
         for name in _AT_FIRST_GROUP:
-            responder.begin_at(sys.modules[_MODULE], name)
+            if hasattr(sys.modules[_MODULE], name):
+                responder.begin_at(sys.modules[_MODULE], name)
     return responder.script_ended
 
 

@@ -41,7 +41,7 @@ class RunsOn(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """Why the attempt has failed, once."""
+    """Why the attempt has failed."""
 
     text: str
     may_restart: bool

@@ -95,7 +95,7 @@ def test_a_model_trains_by_torch_xlas_backend(ranks, tmp_path, script):
     code += f"runpy.run_path({str(SYSTEMS / 'trainium.py')!r}, run_name='__main__')\n"
     done = ranks.run(script(code), count=2)
     assert done.codes == [0, 0], done.err
-    assert done.out.count("xla ") == 2 and "ranks=2 y = 3.0" in done.out
+    assert done.out.count("xla") == 2 and "ranks=2 y = 3.0" in done.out
 
 
 def test_without_torch_xla_one_line_says_so(ranks):
