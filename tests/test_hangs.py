@@ -58,7 +58,13 @@ def test_a_rank_that_does_not_come_is_named_and_its_job_ended_or_restarted(start
     codes = [host.wait() for host in hosts]
     log = "".join(host.log() for host in hosts)
     assert codes == [0, 0], log
-    said = rf"^launcher: ranks have made no progress for [3-5]\.\d s: {re.escape(ABSENT)}\.$"
+    # On a busy machine the other host's report may come after the first sentence.
+    of_default, of_half = (
+        "the default group, where 2 others are",
+        "the group of ranks 2,3, where 1 other is",
+    )
+    absent = re.escape(ABSENT).replace(re.escape(of_default), f"({of_default}|{of_half})")
+    said = rf"^launcher: ranks have made no progress for [3-5]\.\d s: {absent}\.$"
     assert len(re.findall(said, hosts[0].err, re.MULTILINE)) == 1, log
     for host in hosts:
         why = (
