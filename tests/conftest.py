@@ -94,6 +94,20 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
         yield
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process, [] once it has ended: perhaps since it was listed."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or is to be reaped."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
 def poll(condition, timeout: float = 60, every: float = 0.05):
     """Wait until condition() is true and return what it returned; fail after timeout seconds."""
     deadline = time.monotonic() + timeout
@@ -223,14 +237,15 @@ class Host:
     @property
     def torchrun(self) -> psutil.Process:
         """This attempt's torchrun, the child beside which the launcher has its ranks."""
-        (torchrun,) = (one for one in self.children if any(_AGENT in w for w in one.cmdline()))
+        (torchrun,) = (one for one in self.children if any(_AGENT in w for w in words_of(one)))
         return torchrun
 
     @property
     def ranks(self) -> list[psutil.Process]:
         """The ranks that the launcher has, in the order of their pids."""
         others = (_AGENT, _COPIER)
-        ranks = [one for one in self.children if not any(w.endswith(others) for w in one.cmdline())]
+        words = {one: words_of(one) for one in self.children}
+        ranks = [one for one, of in words.items() if of and not any(w.endswith(others) for w in of)]
         return sorted(ranks, key=lambda one: one.pid)
 
     @property

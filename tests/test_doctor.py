@@ -12,9 +12,8 @@ import threading
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
-from conftest import LAUNCHER, REPO, completed, free_port, poll
+from conftest import LAUNCHER, REPO, completed, free_port, has_ended, poll
 
 from launcher.host.child import Answer, Child
 from launcher.host.signals import Signals
@@ -579,7 +578,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started():
     assert time.monotonic() - began < 10
     assert answer.is_late and "within 1 s" in answer.problem
     below = int(answer.out)
-    poll(lambda: not psutil.pid_exists(below) or psutil.Process(below).status() == "zombie", 10)
+    poll(lambda: has_ended(below), 10)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, poll
+from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, has_ended, poll
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from network import in_namespaces
@@ -835,7 +835,7 @@ def unread(script):
 
 
 def are_gone(processes):
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    return all(has_ended(process.pid) for process in processes)
 
 
 def end_by(process, number):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, completed, ended_by, poll, slow
+from conftest import LAUNCHER, completed, ended_by, poll, slow, words_of
 
 from launcher.host.console import Console
 from launcher.result.last_words import last_words
@@ -286,7 +286,7 @@ def log_of(rank, attempt=1):
 
 
 def copier_of(host):
-    (found,) = (one for one in host.children if any("copier.py" in w for w in one.cmdline()))
+    (found,) = (one for one in host.children if any("copier.py" in w for w in words_of(one)))
     return found
 
 

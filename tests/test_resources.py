@@ -5,7 +5,7 @@ import socket
 
 import psutil
 import pytest
-from conftest import poll
+from conftest import has_ended, poll
 
 from launcher.errors import LaunchError
 from launcher.host import cgroups
@@ -67,14 +67,7 @@ def test_a_driver_that_hangs_leaves_nothing_behind(driver, logged, monkeypatch, 
     environ = driver("nvidia-smi", f"trap '' TERM; sleep 600 & echo $! > {note}; wait")
     assert resources.gpus(environ) == []
     assert "did not finish within 1 s" in logged()
-    poll(lambda: ended(int(note.read_text())))
-
-
-def ended(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    poll(lambda: has_ended(int(note.read_text())))
 
 
 def test_no_driver_no_devices(logged):

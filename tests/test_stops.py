@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, completed, ended_by, more, poll, ports
+from conftest import LAUNCHER, completed, ended_by, more, poll, ports, words_of
 
 pytestmark = pytest.mark.torch
 
@@ -265,7 +265,7 @@ def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path
     options = (*TWO_RANKS, "--launcher-failure-grace", "1", "--launcher-grace", "1")
     host = start("--train-script", script(IGNORES), *options, PYTHONPATH=str(tmp_path))
     host.wait_for("runs")
-    (agent,) = (one for one in host.processes() if "agent.py" in " ".join(one.cmdline()))
+    (agent,) = (one for one in host.processes() if "agent.py" in " ".join(words_of(one)))
     if is_killed:
         host.process.kill()
     else:

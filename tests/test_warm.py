@@ -7,17 +7,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import completed, poll, slow
+from conftest import completed, poll, slow, words_of
 
 pytestmark = pytest.mark.torch
 
 
 def nursery_of(host):
     """Return the process that forks the others, and was there before them; None: not yet."""
-    found = []
-    for one in host.children:
-        with contextlib.suppress(psutil.Error):  # it has ended
-            found += [one] * any("nursery.py" in word for word in one.cmdline())
+    found = [one for one in host.children if any("nursery.py" in word for word in words_of(one))]
     return min(found, key=lambda one: one.create_time(), default=None)  # pids start again
 
 
