@@ -54,9 +54,10 @@ class Rank:
             os._exit(99)  # it has heard a stop twice
         self.saves = number
         time.sleep(self.script.save)
+        # It may have cut short what looks for a file, and has just not found it.
         if self.script.at_stop is AtStop.FAILS:
-            raise OSError("no space left on device")
-        sys.exit(128 + number if self.script.save_code else 0)
+            raise OSError("no space left on device") from None
+        raise SystemExit(128 + number if self.script.save_code else 0) from None
 
     def run(self) -> None:
         """Train until the end, a fault, or another rank's end."""
