@@ -4,9 +4,8 @@ import os
 import selectors
 import time
 
-import psutil
 import pytest
-from conftest import poll
+from conftest import has_ended, poll
 
 from launcher.host.child import Question
 
@@ -29,14 +28,6 @@ def ask(tmp_path):
     yield make
     assert not selector.get_map()
     selector.close()
-
-
-def has_ended(note):
-    """Tell whether the process has ended whose pid is in a file."""
-    try:
-        return psutil.Process(int(note.read_text())).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.parametrize(
@@ -71,7 +62,7 @@ def test_what_an_answer_leaves_behind_is_killed(ask, tmp_path, keeps):
         assert said == []
         poll(note.exists)
         question.close()
-    poll(lambda: has_ended(note))
+    poll(lambda: has_ended(int(note.read_text())))
 
 
 def test_a_question_that_is_given_up_is_killed_and_says_nothing_any_more(ask, tmp_path):
@@ -83,7 +74,7 @@ def test_a_question_that_is_given_up_is_killed_and_says_nothing_any_more(ask, tm
     question.close()
     question.close()
     assert time.monotonic() - began < 1 and said == []
-    poll(lambda: has_ended(note))
+    poll(lambda: has_ended(int(note.read_text())))
 
 
 def test_a_command_that_is_not_there(tmp_path):
