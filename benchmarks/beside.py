@@ -26,6 +26,7 @@ What is measured:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -151,18 +152,24 @@ class Running:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all that the job started, wherever it is: this process adopts what is left alone."""
+        """End and reap all that the job started: this process adopts what is left alone.
+
+        A process whose other threads are still ending is a zombie that cannot be reaped yet, and
+        would be counted with the next job.
+        """
         deadline = time.monotonic() + 30
-        while running := [one for one in descendants() if one.status() != psutil.STATUS_ZOMBIE]:
+        while left := descendants():
             if time.monotonic() > deadline:
-                sys.exit(f"these processes do not end: {running}")
-            for one in running:
-                one.kill()
+                sys.exit(f"these processes do not end: {left}")
+            for one in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            for launcher in self._launchers:
+                launcher.poll()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
             time.sleep(0.02)
-        for launcher in self._launchers:
-            launcher.wait()
-        while any(os.waitpid(-1, os.WNOHANG)[0] for _ in descendants()):
-            pass
 
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-1500:]

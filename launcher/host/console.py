@@ -93,7 +93,7 @@ class Console:
             if self._is_open:
                 try:
                     self._connection.sendall(json.dumps(message).encode() + b"\n")
-                except OSError:  # it was stopped, and the kernel holds 200 KB; or it has ended
+                except OSError:  # it was suspended, and the kernel holds 200 KB; or it has ended
                     self._is_open = False
 
     def _receive(self, seconds: float) -> bool:

@@ -11,7 +11,7 @@ from launcher import __version__
 from launcher.errors import LaunchError
 from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.job import torchrun
-from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, joined
+from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
 from launcher.job.options import ATTEMPT, MASTER_ADDR, Options, names
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
@@ -165,7 +165,7 @@ def at_address(
     argv = plan.argv
     if cluster.node_rank == 0 and not has_name:
         added[MASTER_ADDR] = address
-        endpoint = joined(address, job.options.rdzv_port)
+        endpoint = host_and_port(address, job.options.rdzv_port)
         option = "--rdzv-endpoint="
         argv = tuple(option + endpoint if word == option + job.endpoint else word for word in argv)
     if not added:

@@ -11,7 +11,7 @@ notes what is decided has decided(before, event, after, now).
 here. So events queue: all actions of a step are carried out before the next event is taken in
 (happens). The supervisor does the same, so that neither machine is ever stepped within a step.
 
-TCP finds a host that is gone, but not a launcher that is stopped, frozen or blocked: its kernel
+TCP finds a host that is gone, but not a launcher that is suspended, frozen or blocked: its kernel
 still answers. So the loop itself sends `Alive` on each connection, and one on which nothing has
 come for a while is lost.
 """
@@ -57,7 +57,7 @@ from launcher.watch import progress, stacks
 _ALIVE_SECONDS = 15.0  # between two messages that this launcher is alive
 # Until a launcher is lost that sends nothing: that, or so many times --launcher-host-timeout.
 _SILENCE_SECONDS, _SILENCE_TIMEOUTS = 60.0, 4
-# A loop that is so late was stopped itself, and does not know how long others were silent.
+# A loop that is so late was suspended itself, and does not know how long others were silent.
 _LATE_SECONDS = 1.0
 _RECHECK_SECONDS = 1.0  # until a connection that gives up early may have been answered
 

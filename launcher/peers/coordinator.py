@@ -99,6 +99,7 @@ from launcher.result.causes import (
     Cause,
     Failure,
     Result,
+    change_port,
     first_of,
     of_host,
     of_lost_host,
@@ -226,12 +227,11 @@ def cannot_listen(state: JobState, event: CannotListen, now: float) -> JobStep:
     """End the job on this host, for a cause of its own that it has reported, if there is one."""
     if isinstance(state.phase, JobEnded):
         return state, ()
-    text = (
+    seen = (
         f"{state.job.current_host} cannot listen on port {state.job.options.peer_port} for the "
-        f"launchers of the other hosts ({event.why}); choose another with {flag('peer_port')}, the "
-        "same one on every host."
+        f"launchers of the other hosts ({event.why})"
     )
-    state = _note(state, of_host(f"launcher: {text}"), now)
+    state = _note(state, of_host(f"launcher: {change_port(seen)}"), now)
     assert isinstance(state.phase, JobFailing)
     state, actions = _end_job(state, state.phase.failure.result)
     return state, (*actions, Command(AllKnow()))  # no other host can learn it

@@ -271,7 +271,7 @@ def coordinator_lost(state: MemberState, event: Lost, now: float) -> MemberStep:
         return _end_host(state, stopped(state.stop_signal))  # which came first
     lost = of_lost_host(job.coordinator, f"was lost: {event.why}")
     state, actions = _end_host(state, lost.result)
-    # If it was only stopped, it ends with the same when it continues.
+    # If it was only suspended, it ends with the same when it continues.
     return state, (Report(Failed(state.attempt, lost)), *actions)
 
 

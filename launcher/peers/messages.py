@@ -20,7 +20,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
 failure right behind its hello. A connection that ends before the end of the job is a lost host, and
 so is one whose other end answers no packet for --launcher-host-timeout (TCP keep-alive, tcp(7)). A
-launcher that is stopped, or blocked, still has a kernel that answers; so each sends that it is
+launcher that is suspended, or blocked, still has a kernel that answers; so each sends that it is
 alive, and one that has sent nothing for 60 s or more is lost as well (channel.py). Once all have
 joined nobody else can connect. The protocol has no authentication: it is meant for the job's own
 network. Whoever knows the job's name may have sent what comes in, so each field has its bounds

@@ -100,7 +100,7 @@ COORDINATOR = (
         (JobRunning,),
         (AtRendezvous,),
         (),
-        "after a restart: note whose torchrun waits for the others, or that all have met",
+        "after a restart: note whose torchrun waits in the rendezvous, or that all have arrived",
     ),
     Row(
         (JobRunning, JobRestarting),
@@ -178,17 +178,16 @@ MEMBER = (
         (Connecting,),
         (Connected,),
         (Greeting,),
-        "`Hello`, and what this host has to tell; wait 10 s for the answer",
+        "`Hello`, and what this host has to tell; wait 10 s for the reply",
     ),
     Row(
         (Connecting, Greeting),
         (Time,),
         (Ended,),
-        "log each 30 s who is waited for; end, with 69, without an answer or after the start "
-        "timeout",
+        "log each 30 s who is waited for; end, with 69, without a reply or after the start timeout",
         may_stay=True,
     ),
-    Row((Connecting, Greeting), (Failed,), (), "say it with each `Hello` until there is an answer"),
+    Row((Connecting, Greeting), (Failed,), (), "say it with each `Hello` until there is a reply"),
     Row((Connecting, Greeting), (Stop,), (), "the same, and end this host"),
     Row((Greeting,), (Later,), (Connecting,), "hang up, and try again in 1 s"),
     Row((Greeting,), (Welcome,), (Joined,), "wait for the other hosts"),
@@ -197,7 +196,7 @@ MEMBER = (
         (Greeting,),
         (Lost,),
         (Connecting, Ended),
-        "without an answer and within 1 s: try once more, to tell a launcher that has ended from "
+        "without a reply and within 1 s: try once more, to tell a launcher that has ended from "
         "another program; else end, with 69",
     ),
     Row((Joined,), (Missing,), (), "log which hosts are missing"),

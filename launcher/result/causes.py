@@ -27,7 +27,15 @@ from launcher.errors import (
 )
 from launcher.result import raised
 from launcher.text.wire import Among, Line
-from launcher.text.words import flag, lasted, port_is_taken, printable, shortened, signal_name
+from launcher.text.words import (
+    flag,
+    lasted,
+    named_rank,
+    port_is_taken,
+    printable,
+    shortened,
+    signal_name,
+)
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
 # How the second line of a failure text begins if hardware broke.
@@ -232,7 +240,7 @@ def broken_hardware(failure: RankFailure, host: str) -> str:
 
 
 def _named(failure: RankFailure, host: str) -> str:
-    return f"{host}, rank {failure.rank} (local rank {failure.local_rank})"
+    return named_rank(host, failure.rank, failure.local_rank)
 
 
 def of_rank(failure: RankFailure, host: str) -> Failure:
@@ -350,8 +358,12 @@ def of_launcher(host: str, error: Exception) -> Failure:
 
 def no_launcher(seen: str) -> Failure:
     """Return the failure of a host that finds something else where the coordinator should be."""
-    text = f"{seen}; choose another with {flag('peer_port')}, the same one on every host."
-    return of_host(f"launcher: {text}", EXIT_HOST_LOST)
+    return of_host(f"launcher: {change_port(seen)}", EXIT_HOST_LOST)
+
+
+def change_port(seen: str) -> str:
+    """Return what is wrong with the port of the launchers, and what to do about it."""
+    return f"{seen}; choose another with {flag('peer_port')}, the same one on every host."
 
 
 def first_of(failure: Failure, count: int) -> Failure:

@@ -49,7 +49,7 @@ class ReachedRendezvous(NamedTuple):
 
 
 class StartRequested(NamedTuple):
-    """Torchrun has met the others, and waits for permission to start ranks: Reply.
+    """All torchruns have found each other; this one waits for permission to start ranks: Reply.
 
     `ranks` are (rank, local rank) of each. `keeps_store`: other hosts' torchruns or ranks need a
     store that is in this torchrun. `world` is how many ranks all hosts have.

@@ -39,9 +39,9 @@ EVENTS: Mapping[str, str] = {
     "stalled": "the log reports that `ranks` have made no progress since `since`; `rank`, if "
     "known, is the one that they are waiting for",
     "continued": "`ranks` that had stalled are making progress again, since `since`",
-    "restart": "this attempt's ranks are being stopped for a restart, because of `cause`",
+    "restart": "this attempt's ranks are being ended for a restart, because of `cause`",
     "stop": "the job is being stopped by `cause`, a signal: ranks have their grace to save",
-    "ending": "this host's ranks are being stopped, because the job has failed with `cause`",
+    "ending": "this host's ranks are being ended, because the job has failed with `cause`",
     "saved": "a rank that handles the stop signal has ended by itself within its grace",
     "ended": "a rank's process has ended, with `exit_code` (again once that is known); or, if"
     " `rank` is null, this host's share of the job, with the job's `cause` and exit code",

@@ -100,6 +100,7 @@ from launcher.run.state import (
     EXIT_BARRIER_SECONDS,
     INTERRUPTS_TO_KILL,
     INTERRUPTS_WITHIN_SECONDS,
+    LAST_INTERRUPT,
     PART_OF_STOP_SECONDS,
     Departing,
     Done,
@@ -284,11 +285,11 @@ def signalled(state: State, event: Signal, now: float) -> Step:
 def _interrupted(state: State, now: float) -> Step:
     """Kill all that runs, at once; the other hosts cannot be waited for."""
     if isinstance(state.phase, (Running, Failing, Ending)):
-        line = Log("third SIGINT within 2 s: killing the job at once.")
+        line = Log(f"{LAST_INTERRUPT}: killing the job at once.")
         phase = state.phase if isinstance(state.phase, Ending) else Ending(Why.STOP, now, now)
         state, actions = advance(state, phase._replace(why=Why.INTERRUPT, deadline=now), now)
         return state, (line, *actions)
-    line = Log("third SIGINT within 2 s: exiting at once.")
+    line = Log(f"{LAST_INTERRUPT}: exiting at once.")
     return _depart(state._replace(result=state.result or stopped(signal.SIGINT))), (line,)
 
 

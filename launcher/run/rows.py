@@ -32,6 +32,7 @@ from launcher.run.events import (
     TorchrunRuns,
 )
 from launcher.run.state import (
+    LAST_INTERRUPT,
     Departing,
     Done,
     Ending,
@@ -141,7 +142,7 @@ ROWS = (
         (Running, Failing, Ending),
         (Signal,),
         (Ending, Done),
-        "the third SIGINT within 2 s: kill the whole job; end if the driver alone was waited for",
+        f"the {LAST_INTERRUPT}: kill the whole job; end if the driver alone was waited for",
     ),
     Row(
         (Ending,),
@@ -230,6 +231,6 @@ ROWS = (
         (Joining, Departing, Restarting, Waiting),
         (Signal,),
         (Done,),
-        "the third SIGINT within 2 s: end at once",
+        f"the {LAST_INTERRUPT}: end at once",
     ),
 )

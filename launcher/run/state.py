@@ -26,6 +26,7 @@ DEPART_SECONDS = 3.0  # for a host that starts nothing, to report why
 PART_OF_STOP_SECONDS = 1.0  # from a foreign signal to torchrun to the stop that it is part of
 KILL_AGAIN_SECONDS = 1.0  # until what was killed is killed again
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
+LAST_INTERRUPT = f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s"
 
 
 class Why(enum.Enum):

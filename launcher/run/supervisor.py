@@ -77,7 +77,7 @@ def run(job: Job, environ: Mapping[str, str], system: System) -> State:
 def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
     """Wait for what happens, at most so many seconds; return it.
 
-    If this process was stopped meanwhile, select() says only that the time is over, and not what
+    If this process was suspended meanwhile, select() says only that the time is over, and not what
     has happened, which comes before what is due.
     """
     return selector.select(timeout) or selector.select(0)

@@ -28,6 +28,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
+def named_rank(host: str, rank: int, local_rank: int) -> str:
+    """Return how messages name a rank."""
+    return f"{host}, rank {rank} (local rank {local_rank})"
+
+
 def short(value: object, limit: int = 200) -> str:
     """Return a value as Python writes it, cut to limit characters, to be quoted in a message."""
     text = repr(value)

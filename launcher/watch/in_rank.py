@@ -6,7 +6,7 @@ has ended while its process runs on, and replies within milliseconds. Polled
 how far it is, it says that there was progress; else what this rank has begun, what of it has not
 ended, and where its main thread is; once the script has ended, also what keeps the process. To a
 request for stacks it replies where all threads are. If it does not reply, C code of the script's
-does not release the interpreter, or the process is stopped. Where the main thread is then,
+does not release the interpreter, or the process is suspended. Where the main thread is then,
 faulthandler writes at a signal, to the same connection: in C, and without the interpreter.
 
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.text.words import join_and_count, lasted, plural
+from launcher.text.words import join_and_count, lasted, named_rank, plural
 from launcher.watch.progress import Group, StalledRank
 from launcher.watch.waits import Absent, Circle, Finding, Incomplete, Reported, ReportedRanks, Wait
 
@@ -56,8 +56,7 @@ def _absent(reason: Absent, ranks: ReportedRanks) -> str:
 
 def _named(root: Sequence[Reported]) -> str:
     some = [
-        f"{one.host}, rank {one.state.rank} (local rank {one.state.local_rank})"
-        for one in root[:_MOST_NAMED]
+        named_rank(one.host, one.state.rank, one.state.local_rank) for one in root[:_MOST_NAMED]
     ]
     return join_and_count(some, len(root) - len(some))
 
