@@ -183,7 +183,8 @@ def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[
 ADOPTING = (sys.executable, str(Path(__file__).with_name("adopting.py")))
 
 
-_AGENT, _COPIER = "/agent.py", "/copier.py"  # of the launcher, or unpacked from the one file
+# Of the launcher, or unpacked from the one file.
+_AGENT, _COPIER, _NURSERY = "/agent.py", "/copier.py", "/nursery.py"
 
 
 class Host:
@@ -236,9 +237,16 @@ class Host:
 
     @property
     def torchrun(self) -> psutil.Process:
-        """This attempt's torchrun, the child beside which the launcher has its ranks."""
-        (torchrun,) = (one for one in self.children if any(_AGENT in w for w in words_of(one)))
-        return torchrun
+        """This attempt's torchrun, the child beside which the launcher has its ranks.
+
+        In a warm start all have the nursery's words: that is the first of them, torchrun the next.
+        """
+        words = {one: words_of(one) for one in self.children}
+        for one, of in words.items():
+            if any(_AGENT in word for word in of):
+                return one
+        forks = [one for one, of in words.items() if any(word.endswith(_NURSERY) for word in of)]
+        return sorted(forks, key=lambda one: (one.create_time(), one.pid))[1]
 
     @property
     def ranks(self) -> list[psutil.Process]:

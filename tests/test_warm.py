@@ -111,6 +111,25 @@ def test_another_python_runs_its_ranks_itself(start, script):
     assert "falls back to cold: python3 runs torchrun or the ranks." in host.err
 
 
+PRINTS = """
+import os, sys
+
+print("warm" if "torch" in sys.modules else "cold", "rank", os.environ["RANK"], flush=True)
+"""
+
+
+@pytest.mark.systems
+@pytest.mark.parametrize("how", ["cold", "warm"])
+def test_torchruns_own_options_for_output_hold(start, script, tmp_path, how):
+    torchruns = {"PET_LOCAL_RANKS_FILTER": "1", "PET_TEE": "3", "PET_LOG_DIR": str(tmp_path)}
+    words = ["--launcher-start", how, "--launcher-nproc-per-node", "2"]
+    host = start("--train-script", script(PRINTS), *words, **torchruns)
+    assert host.wait() == 0, host.log()
+    assert host.out == f"[default1]:{how} rank 1\n"
+    written = sorted(path.read_text() for path in tmp_path.rglob("stdout.log"))
+    assert written == [f"{how} rank 0\n", f"{how} rank 1\n"]
+
+
 FAILS_ONCE = f"""{TELLS}
 import os, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

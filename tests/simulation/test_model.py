@@ -94,6 +94,16 @@ SECOND_OF_THEIR_KIND = (
     "Ctrl-C three times",
     "the launcher of another host is killed",
 )
+# Of warm starts, for `make test-systems`.
+WARM = (
+    "a rank raises, and the other one saves",
+    "a rank ends, and both are restarted",
+    "a stop, and ranks that save",
+    "somebody sends torchrun SIGTERM",
+    "torchrun is killed",
+    "the first host's launcher is killed",
+    "the ranks of two hosts are restarted",
+)
 
 
 def simulated(plan: Plan) -> list[tuple[Any, Lives]]:
@@ -121,6 +131,7 @@ def real(plan: Plan, start: Any, tmp_path: Path) -> list[tuple[Any, Lives]]:
         "LAUNCHER_MAX_RESTARTS": str(plan.max_restarts),
         "LAUNCHER_GRACE": str(int(plan.grace)),
         "LAUNCHER_FAILURE_GRACE": str(int(plan.failure_grace)),
+        "LAUNCHER_START": "warm" if plan.is_warm else "cold",
         **ports(),
     }
     arguments = ("--train-script", HERE / "real_rank.py", shared, written(plan))
@@ -171,10 +182,19 @@ def events(file: Any) -> list[tuple[Any, str]]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "scenario", [slow(name) if name in SECOND_OF_THEIR_KIND else name for name in SCENARIOS]
+    ("scenario", "is_warm"),
+    [
+        *(
+            slow(name, False) if name in SECOND_OF_THEIR_KIND else (name, False)
+            for name in SCENARIOS
+        ),
+        *(slow(name, True) for name in WARM),
+    ],
 )
-def test_simulated_jobs_are_as_real_ones(scenario: str, start: Any, tmp_path: Path) -> None:
-    plan = SCENARIOS[scenario]
+def test_simulated_jobs_are_as_real_ones(
+    scenario: str, is_warm: bool, start: Any, tmp_path: Path
+) -> None:
+    plan = SCENARIOS[scenario]._replace(is_warm=is_warm)
     assert min([fault.at for fault in plan.faults if fault.at] or [3.0]) >= TRAINS_FROM
     for (is_real, lives), (is_simulated, model) in zip(
         real(plan, start, tmp_path), simulated(plan)
