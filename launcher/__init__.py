@@ -5,6 +5,17 @@ channel between the hosts' launchers; `run` starts the command and ends it; `wat
 that others wait for; `result` says how the job ended; `cli` calls them. `container` is PID 1 and
 the toolkit's process; `host` is what all stand on: processes, signals, sockets; `text` is words and
 JSON.
+
+Where it is decided:
+
+- an option: its row in job/options.py; a default from another option, job/job.py; checks between
+  options, job/torchrun.py and job/no_effect.py; its uses have its name, rows.py with spaces
+- what a failed rank leads to: run/machine.py takes the event; then run/failing.py, or run/ending.py
+  once the end has begun; peers/coordinator.py for all hosts
+- an exit code: errors.py says who chooses it; result/causes.py makes all of them
+- who hears of a stop: container/init.py as PID 1; `signalled` in run/machine.py; run/ending.py and
+  run/supervisor.py for this host's ranks; peers/coordinator.py for the other hosts
+- that a rank hangs, and what comes of it: watch/__init__.py, watch/judge.py, peers/coordinator.py
 """
 
 __version__ = "0.1.0"

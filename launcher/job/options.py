@@ -275,7 +275,7 @@ class Options(NamedTuple):
             _HANG,
             "SECONDS",
             _or_never,
-            "end the job after this many seconds without progress (plus up to two "
+            "fail the attempt after this many seconds without progress (plus up to two "
             "intervals of --launcher-watch, and 3 s); set it above your longest evaluation or "
             "save; 0: never",
         ),

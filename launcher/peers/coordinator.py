@@ -427,7 +427,7 @@ def progress_reported(state: JobState, host: str, message: ProgressReport, now: 
 
 
 def _judge_progress(state: JobState, now: float) -> JobStep:
-    """Log a stall, and end the job when the user's limit for it is over."""
+    """Log a stall, and fail the attempt when the user's limit for it is over."""
     watch, lines, is_new = judge.check(state.watch, now)
     logs, requests = tuple(Log(line) for line in lines), tuple[Action, ...]()
     state = state._replace(watch=watch)

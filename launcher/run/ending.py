@@ -208,7 +208,10 @@ def ended_by_itself_at_stop(number: int) -> tuple[int, ...]:
 
 
 def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
-    """Say it if a rank failed while it saved; what died unsaved may have started what can save."""
+    """Log a failure during a stop, which changes no result.
+
+    What died unsaved may have started what can save.
+    """
     number = ending.number
     if ending.why is not Why.STOP:
         return ()

@@ -254,7 +254,10 @@ def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
 
 
 def signalled(state: State, event: Signal, now: float) -> Step:
-    """Stop all hosts: each rank gets the signal once, and has its grace to save."""
+    """Report a stop; begin it where ranks run: each gets the signal once, and its grace to save.
+
+    After a failure the coordinator decides which of the two counts.
+    """
     number = event.number
     if number == signal.SIGINT:
         recent = [at for at in state.interrupts if now - at < INTERRUPTS_WITHIN_SECONDS]

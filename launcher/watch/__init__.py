@@ -8,13 +8,14 @@ How a hang is found, and who may end the job
                     coordinator know which make no progress
     waits.py        in the coordinator: who waits for whom, and who is at the root; as plain values
     sentences.py    those values in words
-    judge.py        in the coordinator: when a stall is logged, and when it ends the job
+    judge.py        in the coordinator: when a stall is logged, and when it is a failure
     progress.py     what ranks reply and hosts report, checked; stacks.py, the stacks of all ranks
 
 run/supervisor.py carries requests to the ranks and reports to the coordinator. peers/coordinator.py
 hands reports to judge.py, logs the lines that come back, and makes a failure of `Stalls.hang`, with
-exit code 75. That is the only way in which the watch ends a job. The coordinator also asks it why
-a rank had waited whose own time-out (torch's) has ended it: `judge.reason_of_wait`.
+exit code 75, after which there may be a restart. The watch ends ranks in no other way. The
+coordinator also asks it why a rank had waited whose own time-out (torch's) has ended it:
+`judge.reason_of_wait`.
 
 Theory
 ======

@@ -1,8 +1,8 @@
-"""The coordinator's part of the watch: when a stall is logged, and when it ends the job. Pure.
+"""The coordinator's part of the watch: when a stall is logged, and when it is a failure. Pure.
 
 It takes in what hosts report, and `check` says what is due: lines for the log, stacks, and `hang`,
-for which the coordinator ends the job. launcher/watch/__init__.py says why it is due then. Times
-are on the clock time.monotonic(), waits in seconds.
+with which the coordinator fails the attempt. launcher/watch/__init__.py says why it is due then.
+Times are on the clock time.monotonic(), waits in seconds.
 """
 
 from __future__ import annotations
