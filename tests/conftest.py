@@ -240,13 +240,15 @@ class Host:
         """This attempt's torchrun, the child beside which the launcher has its ranks.
 
         In a warm start all have the nursery's words: that is the first of them, torchrun the next.
+        Raises ValueError while it does not run.
         """
         words = {one: words_of(one) for one in self.children}
         for one, of in words.items():
             if any(_AGENT in word for word in of):
                 return one
         forks = [one for one, of in words.items() if any(word.endswith(_NURSERY) for word in of)]
-        return sorted(forks, key=lambda one: (one.create_time(), one.pid))[1]
+        _, torchrun, *_ = sorted(forks, key=lambda one: (one.create_time(), one.pid))
+        return torchrun
 
     @property
     def ranks(self) -> list[psutil.Process]:

@@ -200,6 +200,8 @@ def test_children_by_fork_spawn_and_forkserver(script):
         ("import os; os._exit(0)", ["pid"]),
         ("import os\nif os.fork(): os.wait()", ["pid", "script_ended"]),
         (
+            # Python 3.12 warns of a fork beside a thread: here, that of the watch.
+            "import warnings; warnings.simplefilter('ignore', DeprecationWarning)\n"
             "import atexit, os, threading; atexit.register(print, threading.active_count())\n"
             "atexit.register(lambda: os.fork() and os.wait())\n"
             "threading.Timer(1.5, print, ['late']).start()",
