@@ -139,18 +139,20 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-def test_a_nursery_that_was_killed_is_not_missed_at_a_restart(start, script):
+@pytest.mark.parametrize("number", [signal.SIGKILL, slow(signal.SIGINT)])
+def test_a_nursery_that_was_killed_is_not_missed_at_a_restart(start, script, number):
     options = ("--launcher-start", "warm", "--launcher-max-restarts", "1")
     host = start("--train-script", script(FAILS_ONCE), *options)
     host.wait_for("warm")
     nursery = nursery_of(host)
-    nursery.kill()
-    # It may be killed before it could answer torchrun, which then tries a cold start in vain.
+    nursery.send_signal(number)
+    # It may be killed before it could reply to torchrun, which then tries a cold start in vain.
     poll(lambda: " falls back to cold: " in host.err)
     open("go", "w").close()
     assert host.wait() == 0, host.log()
     assert host.out == "warm\ncold\n", host.log()
     assert host.err.count(" falls back to cold: ") == 1, host.log()
+    assert "KeyboardInterrupt" not in host.err
     assert host.leftovers() == []
 
 

@@ -367,6 +367,8 @@ def main() -> None:
     for warning in WARNINGS:
         if signal.getsignal(warning) == signal.SIG_DFL:
             signal.signal(warning, live_on)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # without Python's traceback in the job's log
     is_first = sys.path[:1] == [HERE]  # unless Python was told not to have it there
     sys.path[:] = sys.path[is_first:]  # our modules stand in for nobody's
     problem = why_unfit(folder, preload)
