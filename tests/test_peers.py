@@ -19,6 +19,7 @@ from launcher.peers.events import (
     Command,
     Connect,
     Connected,
+    EndListening,
     HangUp,
     Listen,
     Lost,
@@ -26,7 +27,6 @@ from launcher.peers.events import (
     Refuse,
     Report,
     Send,
-    StopListening,
     Time,
     TooFewFiles,
     Unreachable,
@@ -154,7 +154,7 @@ def test_all_start_when_the_last_has_joined(first):
     assert first.hears_hello(THIRD, 20) == joins(THIRD)
     assert isinstance(first.state.phase, coordinator.JobJoining)
     start = everywhere(Start(1), THIRD, SECOND)
-    assert first.hears_hello(SECOND, 21) == (*joins(SECOND), *start, StopListening())
+    assert first.hears_hello(SECOND, 21) == (*joins(SECOND), *start, EndListening())
     assert first.state.phase == coordinator.JobRunning() and first.due == math.inf
 
 
@@ -218,7 +218,7 @@ def test_a_host_that_is_not_waited_for_is_refused_and_told_no_name(first, host, 
     for number in range(30):  # the log shows 20 of them
         actions = (line, refuse) if number < 20 else (refuse,)
         assert first.hears_hello(host, name=name) == actions
-    assert first.hears_hello(THIRD)[-1] == StopListening()
+    assert first.hears_hello(THIRD)[-1] == EndListening()
     first.step(Lost(THIRD, DIED))
     assert first.hears_hello(THIRD)[-1] == Refuse(7, Refused(Refusal.ALL_HAVE_JOINED))
 
@@ -382,7 +382,7 @@ def restarts(first, at, attempt, now):
     for message in (failed(attempt=attempt), Succeeded(attempt), NoRanksHere(attempt)):
         assert first.hears(SECOND, message, now) == ()
     assert first.due == now + 100
-    assert first.hears(SECOND, AtRendezvous(attempt + 1, has_met=True), now) == ()
+    assert first.hears(SECOND, AtRendezvous(attempt + 1, is_complete=True), now) == ()
     assert first.state.phase == coordinator.JobRunning()
 
 
@@ -552,9 +552,9 @@ def test_a_restart_has_a_time_out_in_all(cleared, waiting, says, given):
     for host in cleared:
         first.hears(host, Cleared(1, 0), 60)
     for host in waiting:
-        late = AtRendezvous(1, has_met=True)
+        late = AtRendezvous(1, is_complete=True)
         assert first.hears(host, late, 70) == ()  # of the last one
-        assert first.hears(host, AtRendezvous(2, has_met=False), 70) == ()
+        assert first.hears(host, AtRendezvous(2, is_complete=False), 70) == ()
     text = f"{says} within 100 s of the restart\nexit code 69\n"
     text += "reason for the restart: loss is nan\n"
     assert first.waits_until(110.3)[1] == Command(End(Result(69, text)))
@@ -828,7 +828,7 @@ def test_messages_arrive_as_they_were_sent():
         Cleared(3, 4),
         WATCHED,
     )
-    members = (*members, StacksRequest(), STACKS, AtRendezvous(2, has_met=True), Alive())
+    members = (*members, StacksRequest(), STACKS, AtRendezvous(2, is_complete=True), Alive())
     members = (*members, ENDS_WELL, failed()._replace(age=2.5))
     for message in members:
         assert from_member(wire(message)) == message
@@ -870,7 +870,7 @@ INVALID = [
     (from_stranger, HELLO, "fingerprint", "a", [7, {}, NESTED, [["a"]]]),
     (from_member, Stop(15), "number", [0, 9, 64, *NUMBERS]),
     *((from_member, one, "attempt", NUMBERS) for one in (failed(), Succeeded(1), NoRanksHere(1))),
-    (from_member, AtRendezvous(1, has_met=True), "attempt", NUMBERS),
+    (from_member, AtRendezvous(1, is_complete=True), "attempt", NUMBERS),
     *((from_member, Cleared(1, 0), name, NUMBERS) for name in ("attempt", "survivors")),
     (from_member, Cleared(1, 0), "broken", [7, None, NESTED]),
     (from_member, failed(), "failure", "broken", [7, None, NESTED]),

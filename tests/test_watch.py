@@ -583,7 +583,11 @@ def test_a_message_holds_as_many_ranks_as_it_has_room_for():
 
 
 TRAIN = [["<module>", "/code/train.py", 30], ["all_reduce", "/x/site-packages/torch/d.py", 9]]
-LOAD = [["main", "/opt/launcher/run/rank.py", 200], ["load", "/code/data.py", 88]]
+IN_FRONT = [
+    ["be_rank", "/opt/launcher/run/nursery.py", 300],
+    ["main", "/t/sm-launch-7-0af/rank.py", 2],
+]
+LOAD = [*IN_FRONT, ["load", "/code/data.py", 88]]
 IDLE = [["run", "/usr/lib/python3.11/threading.py", 5]]
 
 

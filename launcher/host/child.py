@@ -1,4 +1,4 @@
-"""A command that is asked something, or a process that is talked to. Both may hang for ever."""
+"""A command that is asked something, or a process that is talked to. Both may block for ever."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Helper:
 def _started(
     argv: Sequence[str], environ: Mapping[str, str], stderr: int
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own, which the kernel stops if we are killed."""
+    """Start a command in a session of its own, which the kernel ends if we are killed."""
     return subprocess.Popen(
         argv,
         env=dict(environ),

@@ -39,7 +39,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a child with this process's stdin, stdout and stderr, in its folder or another one.
 
-    `tied`: the kernel stops it if this process is killed, as agent.py has it done to itself.
+    `tied`: the kernel ends it if this process is killed, as agent.py has it done to itself.
     Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
     127; `hint` then says how to fix it), and if it cannot be executed (126).
     """
@@ -67,7 +67,7 @@ def start(
 
 
 def tie_to_this_process() -> Callable[[], None]:
-    """Return what a child has to run (preexec_fn) for the kernel to stop it if we are killed."""
+    """Return what a child has to run (preexec_fn) for the kernel to end it if we are killed."""
     import ctypes  # only for a child that is tied
 
     prctl = ctypes.CDLL(None).prctl
@@ -179,7 +179,7 @@ class Processes:
         self._spared.add(pid)
 
     def all(self) -> list[psutil.Process]:
-        """Return every process of the job, torchrun and orphans too."""
+        """Return every process of the job, torchrun and leftover processes too."""
         children = _children()
         todo = [(process, False) for process in children.pop(os.getpid(), ())]
         found = []

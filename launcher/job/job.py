@@ -61,7 +61,7 @@ class LaunchPlan(NamedTuple):
 
 
 def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
-    """Return where the torchruns meet, if this word leads to the first host."""
+    """Return where the torchruns find each other, if this word leads to the first host."""
     if cluster.nnodes > 1:
         return host_and_port(host, options.rdzv_port)
     return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
@@ -114,7 +114,7 @@ class Job(NamedTuple):
 
     @property
     def restart_timeout(self) -> int:
-        """How many seconds a restart may wait for hosts to clear, and to meet again."""
+        """How many seconds a restart may wait for hosts to clear, and to find each other again."""
         return self.options.restart_timeout or self.options.start_timeout
 
     @property

@@ -28,7 +28,7 @@ def prepare(
 ) -> Job | None:
     """Return the job, what this host is to start included; None if it takes no part in it.
 
-    If a stop is among the signals it is not waited for drivers that hang: nothing will be started.
+    If a stop is among the signals it is not waited for drivers that block: nothing will be started.
     Raises LaunchError if it is not even clear which hosts the job has.
     """
     _refuse_nesting(environ)

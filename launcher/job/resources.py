@@ -24,7 +24,7 @@ from launcher.host.signals import Signals
 from launcher.text.log import log
 from launcher.text.words import is_loopback
 
-# Seconds. nvidia-smi has been seen to hang on a broken driver; a job that costs money must not.
+# Seconds. nvidia-smi has been seen to block on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
 _NONE = "assuming that this host has no such devices"
@@ -117,7 +117,7 @@ def gpus(
 ) -> list[Gpu]:
     """Return the GPUs that `nvidia-smi -L` lists, as the toolkit counts them.
 
-    A driver may hang for ever; a stop among the signals ends the wait, and then there are none.
+    A driver may block for ever; a stop among the signals ends the wait, and then there are none.
     `otherwise` is said of a driver that fails.
     """
     found: list[Gpu] = []

@@ -221,7 +221,7 @@ class Channel:
             connection.close()
         elif isinstance(action, events.Listen):
             self._listen()
-        elif isinstance(action, events.StopListening):
+        elif isinstance(action, events.EndListening):
             if self._listener:
                 self._listener.close()
         elif isinstance(action, events.Connect):

@@ -48,13 +48,13 @@ from launcher.peers.events import (
     Arrived,
     CannotListen,
     Command,
+    EndListening,
     HangUp,
     Listen,
     Lost,
     Received,
     Refuse,
     Send,
-    StopListening,
     Time,
     TooFewFiles,
 )
@@ -184,7 +184,7 @@ def host_arrived(state: JobState, event: Arrived, now: float) -> JobStep:
         state, more = _end_job(state, of_host(difference).result)
     elif isinstance(state.phase, JobJoining) and len(state.members) == len(job.members):
         state, more = _start_attempt(state, 1, now)
-        more = (*more, StopListening())
+        more = (*more, EndListening())
     else:
         more = ()
     return state, actions + more
@@ -402,7 +402,7 @@ def at_rendezvous(state: JobState, host: str, message: AtRendezvous, now: float)
     phase = state.phase
     if message.attempt != state.attempt or not isinstance(phase, JobRunning):
         return state, ()
-    if message.has_met:
+    if message.is_complete:
         return state._replace(phase=phase._replace(rendezvous_deadline=math.inf)), ()
     return state._replace(phase=phase._replace(at_rendezvous=phase.at_rendezvous | {host})), ()
 

@@ -75,7 +75,7 @@ class Listen(NamedTuple):
     """Take connections: of hosts, until all have joined."""
 
 
-class StopListening(NamedTuple):
+class EndListening(NamedTuple):
     """Take no more connections."""
 
 
@@ -128,4 +128,4 @@ class Command(NamedTuple):
     message: FromCoordinator | AllKnow
 
 
-Action = Union[Log, Listen, StopListening, Admit, Refuse, Connect, HangUp, Send, Report, Command]
+Action = Union[Log, Listen, EndListening, Admit, Refuse, Connect, HangUp, Send, Report, Command]

@@ -129,7 +129,7 @@ class AtRendezvous(NamedTuple):
     """A host's torchrun waits in its rendezvous, or has completed it."""
 
     attempt: Count
-    has_met: bool
+    is_complete: bool
 
 
 class StacksRequest(NamedTuple):

@@ -113,7 +113,7 @@ COORDINATOR = (
         _STARTED,
         (HostStacks, Time),
         (),
-        "when all hosts have said so, or 3 s are over: `AllStacks` to those that want them, or "
+        "when all hosts have reported so, or 3 s are over: `AllStacks` to those that want them, or "
         "the log",
     ),
     Row(
@@ -151,11 +151,11 @@ COORDINATOR = (
         (JobRestarting,),
         (Cleared,),
         (JobRunning, JobEnded),
-        "`Start` the next attempt when all hosts have said so; `End` with the failure if a process "
-        "survives SIGKILL, or hardware is broken",
+        "`Start` the next attempt when all hosts have reported so; `End` with the failure if a "
+        "process survives SIGKILL, or hardware is broken",
         may_stay=True,
     ),
-    Row(_STARTED, (NoRanksHere,), (), "when all hosts have said so, `NoRanksAnywhere`"),
+    Row(_STARTED, (NoRanksHere,), (), "when all hosts have reported so, `NoRanksAnywhere`"),
     Row(
         (JobEnded,),
         (Arrived,),
@@ -178,7 +178,7 @@ MEMBER = (
         (Connecting,),
         (Connected,),
         (Greeting,),
-        "`Hello`, and what this host has to tell; wait 10 s for the reply",
+        "`Hello`, and what this host has to report; wait 10 s for the reply",
     ),
     Row(
         (Connecting, Greeting),
@@ -201,7 +201,7 @@ MEMBER = (
     ),
     Row((Joined,), (Missing,), (), "log which hosts are missing"),
     Row((Joined,), (Start,), (), "start the ranks of an attempt"),
-    Row((Joined,), (Restart,), (), "tell this host's run"),
+    Row((Joined,), (Restart,), (), "command this host's run"),
     Row((Joined,), (End,), (Ended,), "end; a success only if this host has succeeded"),
     Row(
         (Joined,),
@@ -213,18 +213,18 @@ MEMBER = (
         (Joined, Ended),
         (NoRanksAnywhere, CollectStacks, AllStacks),
         (),
-        "tell this host",
+        "command this host",
     ),
     Row(
         (Joined,),
         (Failed, Stop, RanksSucceeded, Succeeded, Cleared, AtRendezvous),
         (),
-        "tell the coordinator",
+        "report to the coordinator",
     ),
     Row(
         (Joined, Ended),
         (NoRanksHere, ProgressReport, StacksRequest, HostStacks),
         (),
-        "tell the coordinator",
+        "report to the coordinator",
     ),
 )

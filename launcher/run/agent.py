@@ -109,7 +109,7 @@ def _is_tail() -> bool:
 class AgentConnection:
     """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone.
 
-    A thread reads what it says, apart from the main thread, in which a signal may raise anywhere.
+    A thread reads its messages, apart from the main thread, in which a signal may raise anywhere.
     `pids` and `exit_codes` are those of the ranks, its children, by rank; `ranks` are those that
     torchrun has started.
     """
@@ -347,7 +347,7 @@ class HeldAgent:
 
 
 def end_ranks(ranks: list[Any], seconds: float) -> None:
-    """The launcher was killed, at which the kernel stops ranks: kill those that do not end."""
+    """The launcher was killed, at which the kernel ends ranks: kill those that do not end."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     deadline = time.monotonic() + seconds

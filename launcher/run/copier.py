@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 _POLL_SECONDS = 0.1
-_BAR_SECONDS = 1.0  # between two looks at a line that has not ended
+_BAR_SECONDS = 1.0  # between two polls of a line that has not ended
 _GONE_SECONDS = 1.0  # to copy what is there, once the launcher is gone
 _TAIL_SECONDS = 0.25  # for the ends of files that the time was too short for
 _TAIL = 1 << 14  # bytes: such an end
@@ -40,7 +40,7 @@ class TimeIsOver(Exception):
 
 
 class Launcher:
-    """What the launcher says; `ends_at` is when the time is over that there is to copy."""
+    """The launcher's commands; `ends_at` is when the time is over that there is to copy."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

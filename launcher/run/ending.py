@@ -390,7 +390,7 @@ def _end_torchrun(state: State, ending: Ending) -> Part | None:
     if state.alive:
         return Part(ending.kill.began + MARGIN_SECONDS, kill)
     at = ending.no_ranks_since
-    if torchrun.keeps_store and not state.no_ranks_left:
+    if torchrun.keeps_store and not state.no_ranks_anywhere:
         # Ranks of other hosts may have been stopped, and have the grace of that.
         longest = max(state.grace(Why.STOP), state.grace(Why.FAILURE))
         at = max(at, max(ending.deadline, ending.since + longest) + MARGIN_SECONDS)
@@ -472,7 +472,7 @@ def _end_program(state: State, ending: Ending) -> Part | None:
 
 
 def _check_gpus(state: State, ending: Ending) -> Part | None:
-    """Once; a driver that hangs is not waited for."""
+    """Once; a driver that blocks is not waited for."""
     gpus = ending.gpus
     if gpus.is_open:
         restarts = ending.why is Why.RESTART
@@ -520,12 +520,12 @@ def _conclude(state: State, ending: Ending) -> Part | None:
 
     def act(now: float) -> Step:
         child = not state.torchrun.child_has_ended
-        return _nothing_is_left(state, ending, survivors + child, now)
+        return _nothing_remains(state, ending, survivors + child, now)
 
     return Part(at, act)
 
 
-def _nothing_is_left(state: State, ending: Ending, survivors: int, now: float) -> Step:
+def _nothing_remains(state: State, ending: Ending, survivors: int, now: float) -> Step:
     lines: Actions = ()
     if survivors:
         lines = (

@@ -245,11 +245,11 @@ class FindLeftovers(NamedTuple):
 
 
 class CheckGpus(NamedTuple):
-    """Request of this host's driver which GPUs are broken. Brings about GpusChecked."""
+    """Ask this host's driver which GPUs are broken. Brings about GpusChecked."""
 
 
 class CancelGpuCheck(NamedTuple):
-    """Wait no longer for that reply; kill what was to give it."""
+    """Wait no longer for that answer; kill what was asked."""
 
 
 Actions = tuple[Any, ...]

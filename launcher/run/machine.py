@@ -159,7 +159,7 @@ def started(state: State, event: Start, now: float) -> Step:
         ranks={},
         torchrun=Torchrun(),
         program=Program(state.program.name),
-        no_ranks_left=False,
+        no_ranks_anywhere=False,
     )
     return state, (StartTorchrun(event.attempt),)
 
@@ -215,7 +215,7 @@ def restarted(state: State, event: Restart, now: float) -> Step:
 def no_ranks_anywhere(state: State, event: NoRanksAnywhere, now: float) -> Step:
     """Note that no rank of this attempt runs on any host: nobody needs its store any more."""
     if event.attempt == state.attempt:
-        state = state._replace(no_ranks_left=True)
+        state = state._replace(no_ranks_anywhere=True)
     return _go_on(state, now)
 
 

@@ -2,8 +2,8 @@
 
 Executed by path, with its socket to the launcher, the script's folder and the modules to import
 besides torch. It starts when the plan is made, so that its imports overlap with joining, and lives
-as long as the launcher, which it never outlives. It forks torchrun on the launcher's word, once an
-attempt, and ranks on that torchrun's; both become the launcher's children, as cold ones are.
+as long as the launcher, which it never outlives. It forks torchrun at the launcher's request, once
+an attempt, and ranks at that torchrun's; both become the launcher's children, as cold ones are.
 
 A fork is not a new Python: it is mended here as far as that can be (as_new). What would be shared,
 or lost, is looked for first (why_unfit): then all starts are cold.

@@ -6,7 +6,7 @@ Executed by torchrun in place of the script: `python rank.py script PATH ARGUMEN
 `python PATH ARGUMENT ...`. What torchrun cannot tell is which exception ended a rank
 (torch.distributed.elastic asks for `@record` around main for that), and when.
 
-Before the script runs, this process becomes the launcher's own child, and waits for its word (go):
+Before the script runs, this process becomes the launcher's own child, and waits for its reply (go):
 so no rank runs that the launcher does not know, and it alone ends and reaps ranks.
 """
 
@@ -109,7 +109,7 @@ class RankConnection:
 def become_child(
     run_dir: str, hello: Callable[[], dict[str, Any]], forked: Forked
 ) -> RankConnection:
-    """Fork; return, in a process that is the launcher's child, and has its word, the connection.
+    """Fork; return, in a process that is the launcher's child, and has its reply, the connection.
 
     The launcher adopts orphans (PR_SET_CHILD_SUBREAPER). This process ends with 0 once the launcher
     knows the other one (hello), or as that ends. A refused process ends before its script runs.
@@ -175,7 +175,7 @@ def _end_as(pid: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel stop this process if the launcher is killed, which cannot do it."""
+    """Have the kernel end this process if the launcher is killed, which cannot do it."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h

@@ -3,7 +3,7 @@
 Each of them connects to a Unix socket in the attempt's folder and sends lines of JSON. A rank
 (rank.py) reports who it is, waits for go before its script runs, and reports what ended it if that
 was an exception or sys.exit; else that its script has ended. torchrun (agent.py) requests the start
-of ranks, is told their pids and exit codes, as they are the launcher's children, requests the close
+of ranks, is sent their pids and exit codes, as they are the launcher's children, requests the close
 before it would end them, and reports what it raised. Its pid and exit code are needed where another
 program runs it, which may pass on neither signals nor codes. `sm-launch stacks` requests here where
 all ranks are.
@@ -46,13 +46,14 @@ from launcher.run.events import (
 from launcher.text.protocol import Lines, decoded, encoded, send
 from launcher.text.words import printable, signal_name
 from launcher.watch.host import Watch
-from launcher.watch.stacks import CRASHES, crash_in
+from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in
 
 WITHOUT_A_CODE = "it ended without an exit code"
 _LINE_LIMIT = 1 << 20  # bytes; a rank sends less (describe.py)
 _KILLED = 400  # characters of what it says of a process of its own
 _MOST_IGNORED = 20  # invalid messages that the log shows
-_STACKS_REPLY_SECONDS = 4.0  # s, after which a reply of the coordinator's has come, or never will
+# After these a reply of the coordinator's has come, or never will.
+_STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
 # Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
 _OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 

@@ -49,34 +49,34 @@ OF_A_RANK = (RankNotStarted, ThreadRaised, RankExits, ScriptEnded, RankEnded)
 ROWS = (
     Row((Joining,), (Start,), (Running,), "start torchrun"),
     Row((Joining,), (End,), (Departing,), "start nothing: the job ends before all have joined"),
-    Row((Joining, Running, Departing), (CannotStart,), (Departing,), "tell `Failed`"),
+    Row((Joining, Running, Departing), (CannotStart,), (Departing,), "report `Failed`"),
     Row(
         (Joining,),
         (LauncherFailed,),
         (Departing,),
-        "an error of the launcher itself: tell `Failed`",
+        "an error of the launcher itself: report `Failed`",
     ),
-    Row((Running, Ending), (LauncherFailed,), (Failing,), "tell `Failed`"),
+    Row((Running, Ending), (LauncherFailed,), (Failing,), "report `Failed`"),
     Row(
         (Failing, Ending, Restarting, Waiting),
         (LauncherFailed,),
         (),
-        "tell `Failed`, unless it is known how the job ends",
+        "report `Failed`, unless it is known how the job ends",
     ),
     Row(
         (Joining, Departing, Restarting),
         (Signal,),
         (),
-        "tell `Stop`; the `End` that follows ends this host",
+        "report `Stop`; the `End` that follows ends this host",
     ),
     Row((Departing,), (End,), (), "note it"),
     Row((Departing,), (AllKnow, Time), (Done,), "end: the other hosts know why, or 3 s are over"),
-    Row((Running,), (ReachedRendezvous,), (), "after a restart: tell `AtRendezvous`"),
+    Row((Running,), (ReachedRendezvous,), (), "after a restart: report `AtRendezvous`"),
     Row(
         (Running,),
         (StartRequested,),
         (),
-        "let torchrun start the ranks; after a restart, tell `AtRendezvous`",
+        "let torchrun start the ranks; after a restart, report `AtRendezvous`",
     ),
     Row((Running,), (TorchrunRuns,), (), "note it"),
     Row((Running,), (RankRuns,), (), "let its script run"),
@@ -85,9 +85,9 @@ ROWS = (
         (Running,),
         OF_A_RANK,
         (Failing, Ending),
-        "note it; of the first that has ended with 0 tell `RanksSucceeded`, and of all of"
-        " them before what follows: if a failure counts, tell `Failed`; if all have ended"
-        " with 0, tell `Succeeded`",
+        "note it; of the first that has ended with 0 report `RanksSucceeded`, and of all of"
+        " them before what follows: if a failure counts, report `Failed`; if all have ended"
+        " with 0, report `Succeeded`",
         may_stay=True,
     ),
     Row(
@@ -95,20 +95,23 @@ ROWS = (
         (Time,),
         (Failing,),
         "a rank said what it raised 2.5 s ago, or torchrun was told to end by somebody "
-        "else 1 s ago: tell `Failed`",
+        "else 1 s ago: report `Failed`",
         may_stay=True,
     ),
     Row(
         (Running,),
         (CloseRequested,),
         (Failing,),
-        "have torchrun wait; tell `Failed` if it ends for a reason of its own",
+        "have torchrun wait; report `Failed` if it ends for a reason of its own",
         may_stay=True,
     ),
     Row(
-        (Running,), (TorchrunEnded, ChildEnded), (Failing,), "it was not to end yet: tell `Failed`"
+        (Running,),
+        (TorchrunEnded, ChildEnded),
+        (Failing,),
+        "it was not to end yet: report `Failed`",
     ),
-    Row((Running,), (Signal,), (Ending,), "tell `Stop`, and stop the ranks"),
+    Row((Running,), (Signal,), (Ending,), "report `Stop`, and stop the ranks"),
     Row(
         (Running, Failing),
         (End, Restart),
@@ -119,22 +122,22 @@ ROWS = (
         (Running,),
         (Restart,),
         (Failing,),
-        "somebody else has told torchrun to end, which no restart fixes: tell `Failed`",
+        "somebody else has told torchrun to end, which no restart fixes: report `Failed`",
     ),
     Row(
         (Failing,),
         (*OF_A_RANK, TorchrunEnded),
         (),
-        "tell `Failed` of what counts now: it may be a better cause; tell `RanksSucceeded`; once "
-        "there can be no better one, end the other ranks",
+        "report `Failed` of what counts now: it may be a better cause; report `RanksSucceeded`; "
+        "once there can be no better one, end the other ranks",
     ),
     Row((Failing,), (TorchrunRuns, CloseRequested, ChildEnded, Signalled), (), "note it"),
-    Row((Failing,), (Signal,), (), "tell `Stop`: it counts if ranks are to be restarted"),
+    Row((Failing,), (Signal,), (), "report `Stop`: it counts if ranks are to be restarted"),
     Row(
         (Failing,),
         (Time,),
         (Ending,),
-        "tell `Failed` of what counts now; without a word from the coordinator in its "
+        "report `Failed` of what counts now; without a command of the coordinator in its "
         "wait and 5 s, end the ranks",
         may_stay=True,
     ),
@@ -160,7 +163,7 @@ ROWS = (
             Time,
         ),
         (Restarting, Waiting, Done),
-        "do what can be done now (below); once nothing is left, go on",
+        "do what can be done now (below); once nothing remains, go on",
         may_stay=True,
     ),
     Row(
@@ -174,15 +177,15 @@ ROWS = (
         (Ending,),
         (Signal,),
         (Waiting,),
-        "while ranks are ended for a restart: tell `Stop`, and stop them",
+        "while ranks are ended for a restart: report `Stop`, and stop them",
         may_stay=True,
     ),
-    Row((Ending,), (Signal,), (), "after this host's success: tell `Stop`"),
+    Row((Ending,), (Signal,), (), "after this host's success: report `Stop`"),
     Row(
         (Ending,),
         (Signal,),
         (),
-        "else the log says it; unless it is known how the job ends, tell `Stop`",
+        "else the log says it; unless it is known how the job ends, report `Stop`",
     ),
     Row(
         (Ending,),
@@ -196,13 +199,13 @@ ROWS = (
         (Ending,),
         (TorchrunEnded, ChildEnded),
         (Failing,),
-        "this host had succeeded, but they failed: tell `Failed`",
+        "this host had succeeded, but they failed: report `Failed`",
     ),
     Row(
         (Restarting,),
         (Start,),
         (Running,),
-        "start a new torchrun: nothing of the last attempt is left on any host",
+        "start a new torchrun: nothing of the last attempt remains on any host",
     ),
     Row((Restarting, Waiting), (RankEnded,), (), "note it: it had survived SIGKILL"),
     Row((Restarting, Waiting), (End,), (Done,), "end"),
@@ -212,7 +215,7 @@ ROWS = (
         (Ending,),
         "nothing has to be ended, but the GPUs' driver is asked as on other hosts",
     ),
-    Row((Waiting,), (Signal,), (), "this host has succeeded and others go on: tell `Stop`"),
+    Row((Waiting,), (Signal,), (), "this host has succeeded and others go on: report `Stop`"),
     Row((Done,), (Signal,), (), "only the log says it"),
     Row(
         (Restarting, Waiting),

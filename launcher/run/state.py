@@ -85,14 +85,14 @@ class Leftovers(NamedTuple):
 
 
 class GpuCheck(NamedTuple):
-    """What this host's driver reports of its GPUs before a restart."""
+    """What this host's driver answers about its GPUs before a restart."""
 
-    deadline: float = math.inf  # of the driver's reply; infinite: none was requested
-    broken: str | None = None  # by that reply; None: not known yet
+    deadline: float = math.inf  # of the driver's answer; infinite: it was not asked
+    broken: str | None = None  # by that answer; None: not known yet
 
     @property
     def is_open(self) -> bool:
-        """Whether the reply is waited for."""
+        """Whether the answer is waited for."""
         return self.deadline < math.inf and self.broken is None
 
 
@@ -188,7 +188,7 @@ class State(NamedTuple):
     attempt: int = 0
     ranks: Ranks = NONE  # of this attempt
     torchrun: Torchrun = Torchrun()
-    no_ranks_left: bool = False  # of this attempt, on any host
+    no_ranks_anywhere: bool = False  # of this attempt, on any host
     interrupts: tuple[float, ...] = ()  # when SIGINT came
     was_signalled: bool = False  # this host itself, and not only told of another one's stop
     count_at: float = math.inf  # when a rank's failure may count

@@ -159,7 +159,7 @@ class Supervisor:
         self._take_signals()
         if is_quiet:
             self._starts.go_on()
-            self._look_for_leftovers()
+            self._search_leftovers()
         now = self._system.now()
         if now >= machine.due(self.state):
             self._step(events.Time())
@@ -525,7 +525,7 @@ class Supervisor:
             self._gpu_check.close()
             self._gpu_check = None
 
-    def _look_for_leftovers(self) -> None:
+    def _search_leftovers(self) -> None:
         """Search; once all is read, say what was found, without ranks that were not let go.
 
         A rank, or a torchrun that was forked, becomes a child of ours after it has reported itself.

@@ -31,7 +31,7 @@ absent: it does not complete, since the network or a GPU fails, or since they di
 Root. An absent rank may itself wait, in another group. The ranks at the root of the wait are absent
 somewhere and wait nowhere; they are named. If there are none, a collective does not complete, or
 ranks wait for each other. Of a rank that does not reply, the wait may have ended or another rank
-may be the reason: it is named only where no other is at the root.
+may be at the root: it is named only where no other is at the root.
 
 Stall. Ranks belong together that are members of groups in which one of them waits, directly or
 through others. They stall when none of them makes progress; the stall began with the last progress

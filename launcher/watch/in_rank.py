@@ -133,7 +133,7 @@ class Responder:
                 self._launcher.close()
 
     def _end(self) -> None:
-        """Keep threads out of C++ while Python ends: one that it stops there aborts the process."""
+        """Keep threads out of C++ while Python ends: one that it ends there aborts the process."""
         if os.getpid() == self._pid:
             self._busy.acquire(timeout=1)
             self._since = monotonic()

@@ -112,7 +112,7 @@ def _reason(waits: Sequence[Wait], reports: ReportedRanks) -> Reason:
     """Return why ranks wait that belong together, from all of their waits."""
     first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
     roots = [(wait, [rank for rank in wait.absent if rank not in first_wait]) for wait in waits]
-    # Of a rank that does not reply, another one may be the reason.
+    # Of a rank that does not reply, another one may be at the root.
     for may_be_silent in (False, True):
         for wait, ranks in roots:
             root = [rank for rank in ranks if may_be_silent or not reports[rank].state.trouble]

@@ -48,7 +48,7 @@ def counts(plant: Planter, of: Any) -> None:
     def count(plain: Any, state: Any, given: Any, survivors: int, now: float) -> Any:
         return plain(state, given, of(state, given, survivors), now)
 
-    plant.around(ending, "_nothing_is_left", count)
+    plant.around(ending, "_nothing_remains", count)
 
 
 @mistake("a host does not count what has survived SIGKILL")
@@ -231,7 +231,7 @@ def _(plant: Planter) -> None:
     plant.around(
         ending,
         "_end_torchrun",
-        lambda plain, state, given: plain(state._replace(no_ranks_left=not state.alive), given),
+        lambda plain, state, given: plain(state._replace(no_ranks_anywhere=not state.alive), given),
     )
 
 
@@ -239,7 +239,7 @@ def _(plant: Planter) -> None:
 def _(plant: Planter) -> None:
     def goes(plain: Any, state: Any, given: Any) -> Any:
         part = plain(state, given)
-        sooner = plain(state._replace(no_ranks_left=True), given)
+        sooner = plain(state._replace(no_ranks_anywhere=True), given)
         if part is None or sooner is None:
             return part
         at = max(sooner.at, given.since + min(1.0, state.job.options.failure_grace))

@@ -282,7 +282,7 @@ def test_rows_that_no_job_has_taken_are_named() -> None:
     joining = rows.Step("run", "Joining", "CannotStart", "Departing")
     missing = rows.not_taken(Counter([joining]))
     assert len(missing) == MANY + 1
-    name = "run: Joining, Running, Departing on CannotStart: tell `Failed`"
+    name = "run: Joining, Running, Departing on CannotStart: report `Failed`"
     assert [line for line in missing if line.startswith(name)] == [
         f"{name}: Running on CannotStart",
         f"{name}: Departing on CannotStart",
