@@ -136,8 +136,7 @@ test-containers: needs-test-containers $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
 test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3) bundle
 	$(PYTEST) -n 4 --dist loadgroup -m systems
 	ONE_FILE=dist/launcher.py $(PYTEST) -n 4 --dist loadgroup tests/test_cli.py tests/test_init.py \
-		tests/test_local.py tests/test_restarts.py tests/test_run.py \
-		tests/test_two_hosts.py
+		tests/test_local.py tests/test_restarts.py tests/test_run.py tests/test_two_hosts.py
 
 # `make test` with the oldest torch that the launcher supports, and with the newest that installs.
 test-compat:
