@@ -177,6 +177,17 @@ def test_torchruns_barrier_if_it_is_short(start_two, script):
         assert host.failure.startswith(says), host.failure
 
 
+def test_a_launcher_killed_while_its_torchrun_waits_for_another_leaves_no_process(
+    start_two, script
+):
+    path = script("import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n")
+    first, second = start_two("--train-script", path, LOGLEVEL="INFO")
+    poll(lambda: "seconds for other agents to finish" in first.err)  # in torch's C++
+    first.signal(signal.SIGKILL)
+    assert second.wait() == 69, second.log()
+    poll(lambda: not first.processes(), 30)
+
+
 # Holds the second host's torchrun up behind the barrier at its end, before it leaves the store.
 LEAVES_LATE = """
 import logging, os, time

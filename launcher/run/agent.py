@@ -37,6 +37,7 @@ WRONG_VALUES = (
     *(FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError),
 )
 HERE = os.path.dirname(os.path.abspath(__file__))
+_END_SECONDS = 5.0  # for torchrun to end by itself, without a launcher and ranks
 _STARTED_SECONDS = 0.02  # between two looks at a process that is to become a rank
 
 
@@ -166,6 +167,12 @@ class AgentConnection:
             self.is_gone = True
             self._news.notify_all()
         os.kill(os.getpid(), signal.SIGTERM)  # it was killed, and cannot end its torchrun
+        # The main thread ends the ranks then; but where it waits for other hosts, in torch's C++,
+        # it does not hear of signals.
+        while any(rank.poll() is None for rank in self.ranks):
+            time.sleep(0.1)
+        time.sleep(_END_SECONDS)
+        os._exit(1)
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""
