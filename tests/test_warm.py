@@ -114,7 +114,8 @@ def test_another_python_runs_its_ranks_itself(start, script):
 PRINTS = """
 import os, sys
 
-print("warm" if "torch" in sys.modules else "cold", "rank", os.environ["RANK"], flush=True)
+how = "warm" if "torch" in sys.modules else "cold"
+print(f"{how} rank {os.environ['RANK']}\\n", end="", flush=True)  # in one write: it is tailed
 """
 
 

@@ -137,7 +137,7 @@ ROWS = (
         (Failing,),
         (Time,),
         (Ending,),
-        "report `Failed` of what counts now; without a command of the coordinator in its "
+        "report `Failed` of what counts now; without a command from the coordinator in its "
         "wait and 5 s, end the ranks",
         may_stay=True,
     ),
