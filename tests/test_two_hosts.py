@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 
+import psutil
 import pytest
 from conftest import more, poll, ports
 
@@ -186,6 +187,26 @@ def test_a_launcher_killed_while_its_torchrun_waits_for_another_leaves_no_proces
     first.signal(signal.SIGKILL)
     assert second.wait() == 69, second.log()
     poll(lambda: not first.processes(), 30)
+
+
+def test_a_launcher_killed_while_its_torchrun_waits_for_a_frozen_one_leaves_no_process(
+    start_two, script
+):
+    """Nor does a rank stay that does not hear of the kernel's SIGTERM."""
+    path = script(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('runs', flush=True)\ntime.sleep(600)\n"
+    )
+    hosts = first, second = start_two("--train-script", path, LAUNCHER_GRACE="1")
+    for host in hosts:
+        host.wait_for("runs")
+    for frozen in (first.torchrun, psutil.Process(first.process.pid)):
+        frozen.suspend()
+    time.sleep(1)  # torchrun asks for news every 0.1 s, of a store that does not reply now
+    second.signal(signal.SIGKILL)
+    poll(lambda: not second.processes(), 30)
+    for process in first.processes():
+        process.kill()
 
 
 # Holds the second host's torchrun up behind the barrier at its end, before it leaves the store.

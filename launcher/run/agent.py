@@ -112,7 +112,7 @@ class AgentConnection:
 
     A thread reads its messages, apart from the main thread, in which a signal may raise anywhere.
     `pids` and `exit_codes` are those of the ranks, its children, by rank; `ranks` are those that
-    torchrun has started.
+    torchrun has started; `grace` is in seconds what they have to end by themselves once it is gone.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -123,6 +123,7 @@ class AgentConnection:
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
         self.ranks: list[Rank] = []
+        self.grace = 30.0  # torchrun's own
         self.is_gone = False
         self.report({"torchrun_pid": os.getpid()})
         threading.Thread(target=self._read, daemon=True).start()
@@ -166,11 +167,17 @@ class AgentConnection:
         with self._news:
             self.is_gone = True
             self._news.notify_all()
-        os.kill(os.getpid(), signal.SIGTERM)  # it was killed, and cannot end its torchrun
-        # The main thread ends the ranks then; but where it waits for other hosts, in torch's C++,
-        # it does not hear of signals.
-        while any(rank.poll() is None for rank in self.ranks):
-            time.sleep(0.1)
+        self._end_without_launcher()
+
+    def _end_without_launcher(self) -> None:
+        """It was killed, at which the kernel ends ranks: kill those that do not end; then end."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + self.grace
+        while time.monotonic() < deadline and any(rank.poll() is None for rank in self.ranks):
+            time.sleep(0.05)
+        for rank in self.ranks:
+            rank.kill()
+        # The main thread ends now, but where it waits for other hosts: torch's C++ hears no signal.
         time.sleep(_END_SECONDS)
         os._exit(1)
 
@@ -340,7 +347,7 @@ class HeldAgent:
             reply = self.launcher.request(message)
             context.has_reply = True
             if not reply:
-                end_ranks(ranks, timeout)
+                wait_for_ends(ranks)
             for rank in ranks:
                 rank.give_up()
         close(death_sig, timeout)
@@ -353,15 +360,12 @@ class HeldAgent:
             group.spec.rdzv_handler._keep_alive_timer._ctx.stop_event.set()  # of a store that ends
 
 
-def end_ranks(ranks: list[Any], seconds: float) -> None:
-    """The launcher was killed, at which the kernel ends ranks: kill those that do not end."""
+def wait_for_ends(ranks: list[Any]) -> None:
+    """Wait until no rank is left, whatever signal comes: the launcher was killed."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(rank.poll() is None for rank in ranks):
-        time.sleep(0.05)
     for rank in ranks:
-        rank.kill()
+        rank.wait()
 
 
 def open_log(folder: str, rank: int) -> Any:
@@ -473,6 +477,8 @@ def run(launcher: AgentConnection | None, nursery: Any) -> int:
     is_host = "is_host=1" in parsed.rdzv_conf.split(",")
     agents, logs = [], os.environ.pop("LAUNCHER_RANK_LOGS", "")  # which ranks need not know
     if launcher:
+        grace = getattr(parsed, "shutdown_timeout", None)  # from torch 2.12 on
+        launcher.grace = launcher.grace if grace is None else grace
         tees = parsed.tee != "0"
         agents = attach(launcher, nursery, is_host=is_host, tees=tees, logs=logs)
     address = os.environ.get("LAUNCHER_MASTER_ADDR") or parsed.local_addr
