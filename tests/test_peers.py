@@ -19,8 +19,8 @@ from launcher.peers.events import (
     Command,
     Connect,
     Connected,
+    Disconnect,
     EndListening,
-    HangUp,
     Listen,
     Lost,
     Received,
@@ -239,9 +239,9 @@ def test_hosts_that_come_late_learn_why_the_coordinator_cannot_start():
     first.hears(FIRST, CANNOT)
     end = End(Result(2, CANNOT.failure.text))
     assert first.waits_until(0.3) == (Command(end),)
-    told = (Send((SECOND,), end), HangUp(SECOND))
+    told = (Send((SECOND,), end), Disconnect(SECOND))
     assert first.hears_hello(SECOND, 1) == (*joins(SECOND), *told)
-    told = (Send((THIRD,), end), HangUp(THIRD), ALL_KNOW)
+    told = (Send((THIRD,), end), Disconnect(THIRD), ALL_KNOW)
     assert first.hears_hello(THIRD, 2) == (*joins(THIRD), *told)
 
 
@@ -263,7 +263,11 @@ def test_a_stop_before_all_have_joined_is_told_to_those_that_come(first):
     first.hears_hello(SECOND)
     assert first.hears(SECOND, Stop(15)) == everywhere(End(STOPPED), SECOND)
     first.step(Lost(SECOND, DIED))  # it knows
-    assert first.hears_hello(THIRD)[2:] == (Send((THIRD,), End(STOPPED)), HangUp(THIRD), ALL_KNOW)
+    assert first.hears_hello(THIRD)[2:] == (
+        Send((THIRD,), End(STOPPED)),
+        Disconnect(THIRD),
+        ALL_KNOW,
+    )
 
 
 @pytest.mark.parametrize(
@@ -726,7 +730,7 @@ def test_a_member_that_cannot_talk_to_the_coordinator_ends(second, said, event, 
         (GARBAGE, ANSWERS + NO_LAUNCHER),
     ],
 )
-def test_a_member_that_was_hung_up_on_tries_once_more_to_tell_why(second, event, text):
+def test_a_member_that_was_disconnected_tries_once_more_to_tell_why(second, event, text):
     """A launcher that has ended listens no more; another program takes the next one, too."""
     second.step(Connected(), 1)
     assert second.step(Lost(FIRST, DIED), 1.1) == (Connect(1),)
@@ -737,13 +741,13 @@ def test_a_member_that_was_hung_up_on_tries_once_more_to_tell_why(second, event,
     assert all_know == ALL_KNOW
 
 
-def test_a_member_that_was_hung_up_on_late_names_what_was_silent(second):
+def test_a_member_that_was_disconnected_late_names_what_was_silent(second):
     second.step(Connected(), 1)
     end, _ = second.step(Lost(FIRST, DIED), 4.7)
     assert SILENT % "3.7 s" in end.message.result.text
 
 
-def test_a_member_that_was_hung_up_on_joins_if_it_is_welcome_then(second):
+def test_a_member_that_was_disconnected_joins_if_it_is_welcome_then(second):
     second.step(Connected(), 1)
     second.step(Lost(FIRST, DIED), 1.1)
     assert second.step(Connected(), 2) == (GREETS,)
@@ -770,7 +774,7 @@ def test_a_member_does_not_believe_a_success_of_the_job_that_it_did_not_have(sec
 def test_a_member_for_which_there_is_no_room_comes_again_with_all_it_has_to_say(second):
     assert second.hears(SECOND, CANNOT) == ()
     assert second.step(Connected()) == (GREETS, Report(CANNOT))
-    assert second.hears(FIRST, Later()) == (HangUp(FIRST), Connect(1))
+    assert second.hears(FIRST, Later()) == (Disconnect(FIRST), Connect(1))
     (line,) = second.waits_until(30)
     assert line == Log("waiting for algo-1 (it cannot take more connections now).")
     assert second.step(Connected()) == (GREETS, Report(CANNOT))

@@ -154,7 +154,7 @@ class Helper:
     """A process in a session of its own, to which a message is sent with its length in front.
 
     What it replies are lines of JSON, for each of which take(message) is called; take(None) if it
-    has hung up. Its last argument is its socket's descriptor. Raises OSError, or SubprocessError,
+    is gone. Its last argument is its socket's descriptor. Raises OSError, or SubprocessError,
     if it cannot be started.
     """
 

@@ -97,7 +97,7 @@ class Console:
                     self._is_open = False
 
     def _receive(self, seconds: float) -> bool:
-        """Wait for a reply, so long; return False if there is none, or it has hung up."""
+        """Wait for a reply, so long; return False if there is none, or it is gone."""
         if self._connection.fileno() < 0:
             return False
         poll = select.poll()  # not select(): the descriptor's number may be high

@@ -228,7 +228,7 @@ class Channel:
             address = self._job.cluster.address(self._job.coordinator)
             port, then = self._job.options.peer_port, self._connected
             self._system.connect(address, port, action.seconds, then)
-        elif isinstance(action, events.HangUp):
+        elif isinstance(action, events.Disconnect):
             self._drop(action.host)
         else:
             _unknown(action)

@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Any
 
-from launcher.peers.events import HUNG_UP, NO_MESSAGE
+from launcher.peers.events import CLOSED, NO_MESSAGE
 from launcher.text.protocol import Lines, decoded, send
 
 LINE_LIMIT = 1 << 16  # bytes
@@ -137,7 +137,7 @@ class Connection:
             self.closed_by = "it stopped answering"
             return []
         if not data:
-            self.closed_by = "it stopped reading" if self._stopped_reading else HUNG_UP
+            self.closed_by = "it stopped reading" if self._stopped_reading else CLOSED
             return []
         try:
             return [decoded(line) for line in self._lines.feed(data)]

@@ -48,8 +48,8 @@ from launcher.peers.events import (
     Arrived,
     CannotListen,
     Command,
+    Disconnect,
     EndListening,
-    HangUp,
     Listen,
     Lost,
     Received,
@@ -175,7 +175,7 @@ def host_arrived(state: JobState, event: Arrived, now: float) -> JobStep:
     actions = (Admit(event.conn, other.host), Send((other.host,), Welcome()))
     if isinstance(state.phase, JobEnded):
         end = Send((other.host,), End(state.phase.result))
-        return state, (*actions, end, HangUp(other.host), *_if_all_know(state))
+        return state, (*actions, end, Disconnect(other.host), *_if_all_know(state))
     state = state._replace(members={**state.members, other.host: event.address})
     if not other.fingerprint:
         return _await_reason(state, other.host, now), actions

@@ -31,7 +31,7 @@ class Received(NamedTuple):
 
 
 # Why a connection has ended, by which it is known what was at its other end.
-HUNG_UP, NO_MESSAGE = "its launcher died", "it sent an invalid message"
+CLOSED, NO_MESSAGE = "its launcher died", "it sent an invalid message"
 
 
 class Lost(NamedTuple):
@@ -87,7 +87,7 @@ class Admit(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Send why a connection is not taken, and hang up."""
+    """Send why a connection is not taken, and disconnect."""
 
     conn: int
     message: Refused
@@ -99,7 +99,7 @@ class Connect(NamedTuple):
     seconds: float
 
 
-class HangUp(NamedTuple):
+class Disconnect(NamedTuple):
     """Close the connection of a host, or to it."""
 
     host: str
@@ -128,4 +128,4 @@ class Command(NamedTuple):
     message: FromCoordinator | AllKnow
 
 
-Action = Union[Log, Listen, EndListening, Admit, Refuse, Connect, HangUp, Send, Report, Command]
+Action = Union[Log, Listen, EndListening, Admit, Refuse, Connect, Disconnect, Send, Report, Command]

@@ -22,14 +22,14 @@ from typing import Any, Callable, NamedTuple, Union
 from launcher.job.job import Job
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.peers.events import (
-    HUNG_UP,
+    CLOSED,
     NO_MESSAGE,
     Action,
     AllKnow,
     Command,
     Connect,
     Connected,
-    HangUp,
+    Disconnect,
     Lost,
     Received,
     Report,
@@ -96,7 +96,7 @@ class MemberState(NamedTuple):
     began: float
     log_missing_at: float
     reports: tuple[FromMember, ...] = ()  # sent with each hello, until this host is welcome
-    hung_up: bool = False  # what took the last connection, at once and without a reply
+    was_closed: bool = False  # what took the last connection, at once and without a reply
     attempt: int = 0  # that this host was to start
     succeeded: int = 0  # the attempt in which all ranks of this host have succeeded
     stop_signal: int = 0  # that this host was sent
@@ -140,10 +140,10 @@ def step(state: MemberState, event: Any, now: float) -> MemberStep:
 
 
 def unreachable(state: MemberState, event: Unreachable, now: float) -> MemberStep:
-    """Try again after a while, which grows from 0.02 s to 1 s; not where somebody has hung up."""
+    """Try again after a while, which grows from 0.02 s to 1 s; not where it was disconnected."""
     if not isinstance(state.phase, Connecting):
         return state, ()
-    if state.hung_up:
+    if state.was_closed:
         how = f"was lost: it closed the connection before it answered, and now {event.trouble}"
         return _end_host(state, of_lost_host(state.job.coordinator, how).result)
     seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
@@ -166,8 +166,8 @@ def welcome(state: MemberState, message: Welcome) -> MemberStep:
 def later(state: MemberState, message: Later) -> MemberStep:
     """Try again: the coordinator has no room now."""
     phase = Connecting("it cannot take more connections now")
-    state = state._replace(phase=phase, hung_up=False)
-    return state, (HangUp(state.job.coordinator), Connect(MOST_RETRY_SECONDS))
+    state = state._replace(phase=phase, was_closed=False)
+    return state, (Disconnect(state.job.coordinator), Connect(MOST_RETRY_SECONDS))
 
 
 def refused(state: MemberState, message: Refused) -> MemberStep:
@@ -200,14 +200,14 @@ def _no_reply(state: MemberState, why: str, seconds: float) -> MemberStep:
     elif seconds >= AT_ONCE_SECONDS:
         seen = f"the program that listens {where} has not answered as a launcher in "
         seen += f"{lasted(seconds)}: it is not this job's launcher, or that launcher is suspended"
-    elif state.hung_up:
+    elif state.was_closed:
         seen = (
             f"the program that listens {where} closes connections without answering: it is "
             "not this job's launcher"
         )
     else:
         phase = Connecting("it closed the connection before it answered")
-        return state._replace(phase=phase, hung_up=True), (Connect(AT_ONCE_SECONDS),)
+        return state._replace(phase=phase, was_closed=True), (Connect(AT_ONCE_SECONDS),)
     return _end_host(state, no_launcher(seen).result)
 
 
@@ -265,7 +265,7 @@ def coordinator_lost(state: MemberState, event: Lost, now: float) -> MemberStep:
     job = state.job
     if isinstance(state.phase, Ended):
         return state, ()
-    if isinstance(state.phase, Greeting) and event.why in (HUNG_UP, NO_MESSAGE):
+    if isinstance(state.phase, Greeting) and event.why in (CLOSED, NO_MESSAGE):
         return _no_reply(state, event.why, WELCOME_SECONDS - (state.phase.deadline - now))
     if state.stop_signal:
         return _end_host(state, stopped(state.stop_signal))  # which came first

@@ -5,7 +5,7 @@ Each host's launcher keeps one TCP connection to that of the first host, the coo
 JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 
     a member                        the coordinator
-    Hello                           Welcome, or Refused or Later, and hangs up
+    Hello                           Welcome, or Refused or Later, and disconnects
                                     Missing, every 30 s; Start of attempt 1 when all have joined
     RanksSucceeded, of the first rank
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks

@@ -7,6 +7,7 @@ not read them. A message is shown as itself, not as `Received`.
 
 from __future__ import annotations
 
+from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.peers.events import (
     Arrived,
     CannotListen,
@@ -16,7 +17,16 @@ from launcher.peers.events import (
     TooFewFiles,
     Unreachable,
 )
-from launcher.peers.member import Connecting, Ended, Greeting, Joined
+from launcher.peers.member import (
+    AT_ONCE_SECONDS,
+    MOST_RETRY_SECONDS,
+    RETRY_SECONDS,
+    WELCOME_SECONDS,
+    Connecting,
+    Ended,
+    Greeting,
+    Joined,
+)
 from launcher.peers.messages import (
     AllStacks,
     AtRendezvous,
@@ -40,8 +50,11 @@ from launcher.peers.messages import (
     Welcome,
 )
 from launcher.peers.state import JobEnded, JobFailing, JobJoining, JobRestarting, JobRunning
+from launcher.result.causes import Cause
 from launcher.transitions import Row
+from launcher.watch.stacks import GATHER_SECONDS
 
+_PATIENCE = [cause.patience for cause in Cause]
 _STARTED = (JobRunning, JobFailing, JobRestarting, JobEnded)
 
 COORDINATOR = (
@@ -70,14 +83,14 @@ COORDINATOR = (
         (JobJoining,),
         (Time,),
         (JobEnded,),
-        "each 30 s `Missing`; after the start timeout `End`, with 69",
+        f"each {LOG_MISSING_SECONDS:g} s `Missing`; after the start timeout `End`, with 69",
         may_stay=True,
     ),
     Row(
         (JobJoining, JobRunning),
         (Failed, Lost),
         (JobFailing,),
-        "wait for a better cause, 0.3 s to 3 s by the cause",
+        f"wait for a better cause, {_PATIENCE[0]:g} s to {_PATIENCE[-1]:g} s by the cause",
     ),
     Row((JobJoining, JobRunning, JobRestarting), (Stop,), (JobEnded,), "`End`: stopped"),
     Row(
@@ -108,13 +121,18 @@ COORDINATOR = (
         (JobEnded,),
         "a restart has taken longer than the restart timeout: `End`, with 69",
     ),
-    Row(_STARTED, (StacksRequest,), (), "`CollectStacks` to all hosts, and wait for 3 s"),
+    Row(
+        _STARTED,
+        (StacksRequest,),
+        (),
+        f"`CollectStacks` to all hosts, and wait for {GATHER_SECONDS:g} s",
+    ),
     Row(
         _STARTED,
         (HostStacks, Time),
         (),
-        "when all hosts have reported so, or 3 s are over: `AllStacks` to those that want them, or "
-        "the log",
+        f"when all hosts have reported so, or {GATHER_SECONDS:g} s are over: `AllStacks` to those "
+        "that want them, or the log",
     ),
     Row(
         (JobRunning, JobFailing),
@@ -170,34 +188,40 @@ MEMBER = (
         (Connecting,),
         (Unreachable,),
         (Ended,),
-        "try again, after 0.02 s at first and after 1 s in the end; after somebody hung up: end, "
-        "with 69",
+        f"try again, after {RETRY_SECONDS:g} s at first and after {MOST_RETRY_SECONDS:g} s in the "
+        "end; after it closed one: end, with 69",
         may_stay=True,
     ),
     Row(
         (Connecting,),
         (Connected,),
         (Greeting,),
-        "`Hello`, and what this host has to report; wait 10 s for the reply",
+        f"`Hello`, and what this host has to report; wait {WELCOME_SECONDS:g} s for the reply",
     ),
     Row(
         (Connecting, Greeting),
         (Time,),
         (Ended,),
-        "log each 30 s who is waited for; end, with 69, without a reply or after the start timeout",
+        f"log each {LOG_MISSING_SECONDS:g} s who is waited for; end, with 69, without a reply or "
+        "after the start timeout",
         may_stay=True,
     ),
     Row((Connecting, Greeting), (Failed,), (), "say it with each `Hello` until there is a reply"),
     Row((Connecting, Greeting), (Stop,), (), "the same, and end this host"),
-    Row((Greeting,), (Later,), (Connecting,), "hang up, and try again in 1 s"),
+    Row(
+        (Greeting,),
+        (Later,),
+        (Connecting,),
+        f"disconnect, and try again in {MOST_RETRY_SECONDS:g} s",
+    ),
     Row((Greeting,), (Welcome,), (Joined,), "wait for the other hosts"),
     Row((Greeting,), (Refused,), (Ended,), "end: the coordinator waits for no such host"),
     Row(
         (Greeting,),
         (Lost,),
         (Connecting, Ended),
-        "without a reply and within 1 s: try once more, to tell a launcher that has ended from "
-        "another program; else end, with 69",
+        f"without a reply and within {AT_ONCE_SECONDS:g} s: try once more, to tell a launcher that "
+        "has ended from another program; else end, with 69",
     ),
     Row((Joined,), (Missing,), (), "log which hosts are missing"),
     Row((Joined,), (Start,), (), "start the ranks of an attempt"),

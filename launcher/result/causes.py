@@ -265,7 +265,7 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
     return Failure(failure.cause, code, text, may_restart=True, rank=failure.rank, broken=broken)
 
 
-def told_to_end(number: int) -> str:
+def by_foreign_signal(number: int) -> str:
     """Return why torchrun failed if somebody has sent it a signal."""
     return f"it received {signal_name(number)}, which the launcher had not sent"
 

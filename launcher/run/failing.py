@@ -6,7 +6,7 @@ import math
 import signal
 
 from launcher.peers.messages import Failed
-from launcher.result.causes import Cause, Failure, of_rank, of_torchrun, told_to_end
+from launcher.result.causes import Cause, Failure, by_foreign_signal, of_rank, of_torchrun
 from launcher.run import ranks
 from launcher.run.events import Actions, Report, SignalRanks
 from launcher.run.state import (
@@ -62,7 +62,7 @@ def fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
     report: Actions = (Report(Failed(state.attempt, failure, round(age, 3))),)
     if isinstance(phase, Running) and phase.foreign_signal and failure.may_restart:
         # There is no restart after somebody else has ended torchrun.
-        report += (Report(Failed(state.attempt, told_to_end_by_others(state, phase, now))),)
+        report += (Report(Failed(state.attempt, of_foreign_signal(state, phase, now))),)
     if not isinstance(phase, Failing):
         phase = Failing(now + failure.cause.patience + MARGIN_SECONDS)
     if failure.cause is Cause.OWN and not phase.signalled:
@@ -86,6 +86,6 @@ def of_torchrun_here(
     return of_torchrun(returncode, error, *where, seconds, program, oom)
 
 
-def told_to_end_by_others(state: State, running: Running, now: float) -> Failure:
+def of_foreign_signal(state: State, running: Running, now: float) -> Failure:
     """Return why this host has failed if somebody else has sent its torchrun a signal."""
-    return of_torchrun_here(state, None, told_to_end(running.foreign_signal), now)
+    return of_torchrun_here(state, None, by_foreign_signal(running.foreign_signal), now)

@@ -94,7 +94,7 @@ from launcher.run.events import (
     TorchrunEnded,
     TorchrunRuns,
 )
-from launcher.run.failing import count, fail, of_torchrun_here, report_ends, told_to_end_by_others
+from launcher.run.failing import count, fail, of_foreign_signal, of_torchrun_here, report_ends
 from launcher.run.state import (
     DEPART_SECONDS,
     EXIT_BARRIER_SECONDS,
@@ -201,7 +201,7 @@ def restarted(state: State, event: Restart, now: float) -> Step:
     if event.attempt != state.attempt:
         return state, ()
     if isinstance(phase, Running) and phase.foreign_signal:
-        state, actions = fail(state, told_to_end_by_others(state, phase, now), now)
+        state, actions = fail(state, of_foreign_signal(state, phase, now), now)
     elif isinstance(phase, (Running, Failing, Waiting)):
         state, actions = _end(state, Why.RESTART, now)
     elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
@@ -464,7 +464,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if isinstance(phase, Departing) and now >= phase.deadline:
         return _depart(state), ()
     if isinstance(phase, Running) and now >= phase.deadline:
-        return fail(state, told_to_end_by_others(state, phase, now), now)
+        return fail(state, of_foreign_signal(state, phase, now), now)
     if isinstance(phase, Failing) and now >= phase.deadline:
         return _end(state, Why.FAILURE, now)
     state, actions = count(state, now)

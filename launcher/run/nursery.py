@@ -39,12 +39,12 @@ _BUILTIN = types.BuiltinFunctionType
 _FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder")  # of Python itself
 # Finders that .pth files install, whatever a sitecustomize does: setuptools' and virtualenv's.
 _OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
-_MOST_DESCRIPTORS = 8  # with an order
+_MOST_DESCRIPTORS = 8  # with a request
 _REPLY_SECONDS = 20.0  # for a rank to be forked, on a machine that is busy
 _before: dict[str, str] = {}  # the environment, before all imports
 
 
-class Order(NamedTuple):
+class Request(NamedTuple):
     """What a fork is to be, and its descriptors: stdin, stdout, stderr of a rank."""
 
     message: dict[str, Any]
@@ -52,9 +52,9 @@ class Order(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """A fork with its order, and what rank.py's fork_for_launcher() returns in it."""
+    """A fork with its request, and what rank.py's fork_for_launcher() returns in it."""
 
-    order: Order
+    request: Request
     forked: tuple[int, int]
 
 
@@ -65,7 +65,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Iterab
     connection.sendall(data)
 
 
-def receive(connection: socket.socket) -> Order | None:
+def receive(connection: socket.socket) -> Request | None:
     """Return the next message; None if the other end is gone."""
     length, descriptors, _, _ = socket.recv_fds(connection, 8, _MOST_DESCRIPTORS)
     data, missing = bytearray(), int.from_bytes(length, "big")
@@ -74,10 +74,10 @@ def receive(connection: socket.socket) -> Order | None:
         if not more:
             return None
         data += more
-    return Order(json.loads(data), list(descriptors)) if length else None
+    return Request(json.loads(data), list(descriptors)) if length else None
 
 
-def say(connection: socket.socket, message: dict[str, Any]) -> None:
+def reply(connection: socket.socket, message: dict[str, Any]) -> None:
     """Send a line; whoever is gone does not need it."""
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(message).encode() + b"\n")
@@ -192,37 +192,37 @@ def serve(launcher: socket.socket, rank: types.ModuleType) -> Fork:
     torchruns: list[socket.socket] = []
     while True:
         for ready in select.select([launcher, *torchruns], [], [])[0]:
-            order = _order_of(ready)
-            if order is None and ready is launcher:
+            request = _request_of(ready)
+            if request is None and ready is launcher:
                 os._exit(0)
-            if order is None:
+            if request is None:
                 torchruns.remove(ready)
                 ready.close()
                 continue
             ours = theirs = None
             if ready is launcher:  # a torchrun, with a connection of its own to us
                 ours, theirs = socket.socketpair()
-                order.descriptors.append(theirs.detach())
-            fork, is_known = _fork(order, rank)
+                request.descriptors.append(theirs.detach())
+            fork, is_known = _fork(request, rank)
             if fork:
                 for connection in (launcher, *torchruns, ours):
                     if connection:
                         connection.close()
                 return fork
-            for descriptor in order.descriptors:
+            for descriptor in request.descriptors:
                 os.close(descriptor)
             if ours:
                 torchruns.append(ours)
-            say(ready, {"forked": is_known})
+            reply(ready, {"forked": is_known})
 
 
-def _order_of(connection: socket.socket) -> Order | None:
+def _request_of(connection: socket.socket) -> Request | None:
     with contextlib.suppress(OSError, ValueError):
         return receive(connection)
     return None
 
 
-def _fork(order: Order, rank: types.ModuleType) -> tuple[Fork | None, bool]:
+def _fork(request: Request, rank: types.ModuleType) -> tuple[Fork | None, bool]:
     """Return what the fork is, in it; here, whether the launcher knows it.
 
     There is a process in between, as at a cold start.
@@ -230,7 +230,7 @@ def _fork(order: Order, rank: types.ModuleType) -> tuple[Fork | None, bool]:
     try:
         middle = os.fork()
         if middle == 0:
-            return Fork(order, rank.fork_for_launcher()), False
+            return Fork(request, rank.fork_for_launcher()), False
     except OSError:  # no process or memory is left
         if os.getpid() != NURSERY:
             os._exit(1)
@@ -271,8 +271,8 @@ def _with_changes(environment: dict[str, str]) -> dict[str, str]:
 
 def be_rank(fork: Fork, rank: types.ModuleType) -> None:
     """Run the script as rank.py does."""
-    message = fork.order.message
-    for number, descriptor in enumerate(fork.order.descriptors):
+    message = fork.request.message
+    for number, descriptor in enumerate(fork.request.descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.umask(message["umask"])
@@ -292,8 +292,8 @@ def be_rank(fork: Fork, rank: types.ModuleType) -> None:
 
 def be_torchrun(fork: Fork, agent: types.ModuleType) -> None:
     """Run torchrun as agent.py does, which has its ranks forked by the nursery."""
-    as_new(fork.order.message)
-    connection = socket.socket(fileno=fork.order.descriptors[0])
+    as_new(fork.request.message)
+    connection = socket.socket(fileno=fork.request.descriptors[0])
     os.set_inheritable(connection.fileno(), False)
     agent.start(Forks(connection, fork.forked[0]))
 
@@ -372,12 +372,12 @@ def main() -> None:
     is_first = sys.path[:1] == [HERE]  # unless Python was told not to have it there
     sys.path[:] = sys.path[is_first:]  # our modules stand in for nobody's
     problem = why_unfit(folder, preload)
-    say(launcher, {"unfit": problem} if problem else {"ready": True})
+    reply(launcher, {"unfit": problem} if problem else {"ready": True})
     if problem:
         return
     agent, rank = load("agent"), load("rank")
     fork = serve(launcher, rank)
-    if fork.order.message["kind"] == "rank":
+    if fork.request.message["kind"] == "rank":
         sys.path[:0] = [HERE] * is_first
         be_rank(fork, rank)
     else:

@@ -24,7 +24,7 @@ from typing import Any, Callable
 
 from launcher.host.system import System
 from launcher.peers.messages import StacksRequest
-from launcher.result.causes import told_to_end
+from launcher.result.causes import by_foreign_signal
 from launcher.result.last_words import last_words
 from launcher.result.raised import Link, may_be_killed, read
 from launcher.run.events import (
@@ -99,10 +99,10 @@ class Reports:
 
     def close(self) -> None:
         """Close every socket, and report nothing more: the next attempt may have begun."""
-        self.hang_up()
+        self.close_sockets()
         self._ends.clear()
 
-    def hang_up(self) -> None:
+    def close_sockets(self) -> None:
         """Close every socket; ends are reported all the same."""
         for one in (self._listener, *self._connections):
             with contextlib.suppress(KeyError, ValueError):  # it is full, or closed already
@@ -166,7 +166,7 @@ class Reports:
                 with contextlib.suppress(OSError):
                     send(connection, b"go")
             else:
-                self._hung_up(connection)
+                self._disconnected(connection)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._torchrun_at:
@@ -195,7 +195,7 @@ class Reports:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # On the first of 1,000 hosts. They wait in the kernel until one has hung up.
+                # On the first of 1,000 hosts. They wait in the kernel until one is closed.
                 self._system.selector.unregister(self._listener)
                 self._is_full = True
             return
@@ -227,9 +227,9 @@ class Reports:
             if event is not None:
                 self._take(event)
         if not data:
-            self._hung_up(connection)
+            self._disconnected(connection)
 
-    def _hung_up(self, connection: socket.socket) -> None:
+    def _disconnected(self, connection: socket.socket) -> None:
         self._system.selector.unregister(connection)
         self._connections.remove(connection)
         connection.close()
@@ -344,7 +344,7 @@ class Reports:
         elif "exit_code" in message:
             code, error = int(message["exit_code"]), str(message.get("error") or "")
             number = int(message.get("signal") or 0)
-            self._last_report = (None, told_to_end(number)) if number else (code, error)
+            self._last_report = (None, by_foreign_signal(number)) if number else (code, error)
         return None
 
     # Ranks' processes.
@@ -352,7 +352,7 @@ class Reports:
     def _rank_runs(self, connection: socket.socket, pid: int, rank: int) -> RankRuns | None:
         """Note a rank; one that torchrun does not start, or has started already, is not let go."""
         if rank not in self._local or rank in self._ranks.values():
-            self._hung_up(connection)
+            self._disconnected(connection)
             return None
         self._system.add_leader(pid)  # its session is the job's, also after it
         self._note_reaped(pid)

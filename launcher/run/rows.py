@@ -32,7 +32,12 @@ from launcher.run.events import (
     TorchrunRuns,
 )
 from launcher.run.state import (
+    CONFIRM_FAILURE_SECONDS,
+    DEPART_SECONDS,
+    EXIT_BARRIER_SECONDS,
     LAST_INTERRUPT,
+    MARGIN_SECONDS,
+    PART_OF_STOP_SECONDS,
     Departing,
     Done,
     Ending,
@@ -70,7 +75,12 @@ ROWS = (
         "report `Stop`; the `End` that follows ends this host",
     ),
     Row((Departing,), (End,), (), "note it"),
-    Row((Departing,), (AllKnow, Time), (Done,), "end: the other hosts know why, or 3 s are over"),
+    Row(
+        (Departing,),
+        (AllKnow, Time),
+        (Done,),
+        f"end: the other hosts know why, or {DEPART_SECONDS:g} s are over",
+    ),
     Row((Running,), (ReachedRendezvous,), (), "after a restart: report `AtRendezvous`"),
     Row(
         (Running,),
@@ -94,8 +104,8 @@ ROWS = (
         (Running,),
         (Time,),
         (Failing,),
-        "a rank said what it raised 2.5 s ago, or torchrun was told to end by somebody "
-        "else 1 s ago: report `Failed`",
+        f"a rank said what it raised {CONFIRM_FAILURE_SECONDS:g} s ago, or torchrun was told to "
+        f"end by somebody else {PART_OF_STOP_SECONDS:g} s ago: report `Failed`",
         may_stay=True,
     ),
     Row(
@@ -138,7 +148,7 @@ ROWS = (
         (Time,),
         (Ending,),
         "report `Failed` of what counts now; without a command from the coordinator in its "
-        "wait and 5 s, end the ranks",
+        f"wait and {MARGIN_SECONDS:g} s, end the ranks",
         may_stay=True,
     ),
     Row(
@@ -192,7 +202,7 @@ ROWS = (
         (End, Restart),
         (Done,),
         "end them for this reason from now on; a stop leaves the later deadline; all have"
-        " succeeded: torchrun has 15 s",
+        f" succeeded: torchrun has {EXIT_BARRIER_SECONDS:g} s",
         may_stay=True,
     ),
     Row(

@@ -16,7 +16,7 @@ _CANNOT = "the process that forks torchrun and ranks cannot fork"
 _READY_SECONDS = 60.0  # for a torchrun to be forked: for imports that have not ended, too
 
 
-class Order(NamedTuple):
+class Request(NamedTuple):
     """A torchrun that is to be forked, and to be there by `deadline`."""
 
     argv: Sequence[str]
@@ -44,8 +44,8 @@ class Nursery:
     ) -> None:
         self._system, self._failed = system, failed
         self._is_ready = False
-        self.order: Order | None = None  # that is under way
-        self._process = system.start_helper(argv, environ, mark, folder, self._hears)
+        self.request: Request | None = None  # that is under way
+        self._process = system.start_helper(argv, environ, mark, folder, self._received)
 
     @property
     def pid(self) -> int:
@@ -54,7 +54,7 @@ class Nursery:
 
     def due(self) -> float:
         """Return when it is late."""
-        return self.order.deadline if self.order else math.inf
+        return self.request.deadline if self.request else math.inf
 
     def is_late(self) -> None:
         """Give it up."""
@@ -66,14 +66,14 @@ class Nursery:
     def fork(self, argv: Sequence[str], environ: Mapping[str, str], folder: str) -> None:
         """Have a torchrun forked, as soon as that can be."""
         deadline = self._system.now() + _READY_SECONDS
-        self.order = Order(argv, environ, folder, deadline)
+        self.request = Request(argv, environ, folder, deadline)
         self._send()
 
     def forget(self) -> bool:
         """Have no torchrun forked any more; return False if it may be too late for that."""
-        if self.order and self.order.is_sent:
+        if self.request and self.request.is_sent:
             return False
-        self.order = None
+        self.request = None
         return True
 
     def ended(self) -> None:
@@ -86,13 +86,13 @@ class Nursery:
         self._process.close()
 
     def _send(self) -> None:
-        if self.order and self._is_ready:
-            order, self.order = self.order, self.order._replace(is_sent=True)
-            message = {"kind": "torchrun", "argv": order.argv, "folder": order.folder or "."}
-            if not self._process.send({**message, "environment": dict(order.environ)}):
+        if self.request and self._is_ready:
+            request, self.request = self.request, self.request._replace(is_sent=True)
+            message = {"kind": "torchrun", "argv": request.argv, "folder": request.folder or "."}
+            if not self._process.send({**message, "environment": dict(request.environ)}):
                 self._fail(_CANNOT)
 
-    def _hears(self, message: Mapping[str, Any] | None) -> None:
+    def _received(self, message: Mapping[str, Any] | None) -> None:
         if message is None:
             self._fail(_HAS_ENDED)
         elif "ready" in message:
@@ -216,7 +216,7 @@ class Starts:
             return
         self._waits, self.child = False, pid
         if self._nursery:
-            self._nursery.order = None
+            self._nursery.request = None
         self._system.add_leader(pid)
         self._system.limit_files(pid)
         if pid in self._reaped:

@@ -542,7 +542,7 @@ class Supervisor:
             return self._system.leftovers(self._starts.child)
         except OSError:  # no descriptor is left for /proc: ranks have them
             if self._reports:
-                self._reports.hang_up()
+                self._reports.close_sockets()
             return self._system.leftovers(self._starts.child)
 
     def _cannot_start(self, error: Exception) -> None:

@@ -56,13 +56,13 @@ def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], Non
     connect() returns a connection to it (rank.py); hello says which rank this is. Returns what to
     call when the script has ended: from then on there are replies in any case.
     """
-    responder = Responder(connect, hello)
-    sys.meta_path.insert(0, responder)
+    replier = Replier(connect, hello)
+    sys.meta_path.insert(0, replier)
     if _MODULE in sys.modules:  # by sitecustomize, or before this process was forked
         for name in _AT_FIRST_GROUP:
             if hasattr(sys.modules[_MODULE], name):
-                responder.begin_at(sys.modules[_MODULE], name)
-    return responder.script_ended
+                replier.begin_at(sys.modules[_MODULE], name)
+    return replier.script_ended
 
 
 def _record() -> None:
@@ -71,7 +71,7 @@ def _record() -> None:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
 
 
-class Responder:
+class Replier:
     """The thread that replies, on a connection of its own.
 
     It is a finder that finds nothing, too, but sees what is imported. It stays in sys.meta_path:

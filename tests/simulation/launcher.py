@@ -158,8 +158,8 @@ class Launcher:
         self.runs = False
         self.ended_at = self.clock.now
         if told:
-            self.job.network.hang_up(self.machine)
-            self.system.hang_up()
+            self.job.network.disconnect(self.machine)
+            self.system.disconnect()
             for process in list(self.machine.processes.values()):
                 if process.is_spared:
                     process.signal(signal.SIGKILL)
@@ -170,5 +170,5 @@ class Launcher:
         self.runs = False
         self.result = self.state.result
         self.ended_at = self.clock.now
-        self.job.network.hang_up(self.machine)
+        self.job.network.disconnect(self.machine)
         self.job.watch.ended(self)

@@ -26,7 +26,7 @@ def _(plant: Planter) -> None:
         else:
             plain(nursery, message)
 
-    plant.around(Nursery, "_hears", deaf)
+    plant.around(Nursery, "_received", deaf)
     plant.set(Nursery, "ended", lambda nursery: None)
 
 

@@ -109,7 +109,7 @@ class Network:
         """Return the ends of a machine that are open."""
         return [end for end in self.sockets if end.machine is machine and end.is_open]
 
-    def hang_up(self, machine: Machine) -> None:
+    def disconnect(self, machine: Machine) -> None:
         """A machine's launcher has ended: the kernel closes what it has open."""
         if machine.number == 0 and machine in self.job.machines:
             self._stop_listening()

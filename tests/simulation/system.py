@@ -332,7 +332,7 @@ class System:
         listener = self._locals.get(folder) if folder else self._last
         return listener if listener and listener.is_open else None
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """This launcher was killed: the kernel closes what it has open."""
         for listener in self._locals.values():
             for end in listener.ends:
