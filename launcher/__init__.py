@@ -9,10 +9,12 @@ JSON.
 Where it is decided:
 
 - an option: its row in job/options.py; a default from another option, job/job.py; checks between
-  options, job/torchrun.py and job/no_effect.py; its uses have its name, rows.py with spaces
+  options, job/torchrun.py, job/prepare.py and job/no_effect.py; its uses have its name, with spaces
+  in the rows of transitions (peers/rows.py, run/rows.py)
 - what a failed rank leads to: run/machine.py takes the event; then run/failing.py, or run/ending.py
   once the end has begun; peers/coordinator.py for all hosts
 - an exit code: errors.py says who chooses it; result/causes.py makes all of them
+- the failure file: cli.py writes what the coordinator's result says; after a stop there is none
 - who hears of a stop: container/init.py as PID 1; `signalled` in run/machine.py; run/ending.py and
   run/supervisor.py for this host's ranks; peers/coordinator.py for the other hosts
 - that a rank hangs, and what comes of it: watch/__init__.py, watch/judge.py, peers/coordinator.py

@@ -21,7 +21,7 @@ OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # which of these counts is the coordinator's decision (peers/coordinator.py). A host decides by
 # itself where it is alone: without a job (cli.py), without a coordinator (peers/member.py), after
 # an error of its own (run/supervisor.py), at the third Ctrl-C, and without a command as it departs
-# (run/machine.py). Of several launchers below PID 1, `of_container` chooses.
+# (run/machine.py). Of the command and the launchers below PID 1, `of_container` chooses.
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself

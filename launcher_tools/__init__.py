@@ -1,4 +1,4 @@
-"""Tools beside the launcher, which a job does not need: `sm-launch local`, `sm-launch doctor`.
+"""Tools beside the launcher, which no job needs: `sm-launch local`, doctor, stacks, timeline.
 
-local.py and doctor.py are each the whole of one in one screen; both use the launcher's modules.
+The file of that name is the whole of each in one screen; all use the launcher's modules.
 """

@@ -285,6 +285,9 @@ NO_EFFECT = [
     ({}, ["--log_dir", "x", "--grace", "1", "--launcher", "pytorch", "launcher-grace"], ""),
     ({"LAUNCHER_WATCH": "0"}, ["--launcher-hang-notify", "9"], "--launcher-hang-notify has no ef"),
     ({"LAUNCHER_WATCH": "0"}, [], ""),
+    ({}, ["--launcher-restart-timeout", "9"], "--launcher-restart-timeout has no effect: --lau"),
+    ({}, ["--launcher-restart-timeout", "9", "--launcher-max-restarts", "1"], ""),
+    ({}, ["--launcher-restart-timeout", "auto"], ""),
     ({}, ["--launcher-script-dir", "/no/where"], "there is no folder /no/where."),
     (
         {"TRAINING_JOB_ARN": "arn:x"},

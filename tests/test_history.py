@@ -13,7 +13,7 @@ from simulation.strategies import drawn
 
 from launcher.host.journal import Journal
 from launcher.peers import coordinator, events
-from launcher.peers.messages import ProgressReport
+from launcher.peers.messages import NoProgressReport
 from launcher.run import history
 from launcher.run.history import EVENTS, FIELDS, Note
 from launcher.watch.progress import Group, StalledRank
@@ -128,7 +128,7 @@ def test_a_stall_its_end_and_a_hang():
             noted.extend(history.of_hosts(before, event, state, "algo-1", now, 10.0))
 
     def report(host, *ranks):
-        return events.Received(host, ProgressReport(1, ranks, 0))
+        return events.Received(host, NoProgressReport(1, ranks, 0))
 
     hello = state.hello._replace(host="algo-2")
     happens(20.0, events.Arrived(1, "127.0.0.2", hello))

@@ -42,9 +42,9 @@ from launcher.peers.messages import (
     HostStacks,
     Later,
     Missing,
+    NoProgressReport,
     NoRanksAnywhere,
     NoRanksHere,
-    ProgressReport,
     RanksSucceeded,
     Refusal,
     Refused,
@@ -490,11 +490,11 @@ RUN_ON = (
 def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_restart_it(other):
     first = ready(max_restarts=3, watch=5, hang_notify=60, hang_timeout=100)
     first.hears(SECOND, Succeeded(1), 50)
-    first.hears(THIRD, ProgressReport(1, (RETURNED,), 0), 100)
+    first.hears(THIRD, NoProgressReport(1, (RETURNED,), 0), 100)
     if other == "has ended":
         first.hears(FIRST, Succeeded(1), 100)
     elif other != "says nothing":
-        first.hears(FIRST, ProgressReport(1, (WAITS,), 1 if other == "trains" else 0), 100)
+        first.hears(FIRST, NoProgressReport(1, (WAITS,), 1 if other == "trains" else 0), 100)
     assert [one.line for one in first.waits_until(101)] == [RUN_ON]
     if other in ("trains", "says nothing"):
         assert [one.line for one in first.waits_until(30 + 2 * 71)] == [RUN_ON]
@@ -624,7 +624,7 @@ def test_for_the_log_ranks_get_no_signal_unless_their_wait_ends_the_job(timeout,
     waits = Group("0-2", last=9, waits=9, op="all_reduce")
     for number, host in enumerate(HOSTS):
         groups = (waits if number else waits._replace(last=8, waits=0),)
-        first.hears(host, ProgressReport(1, (StalledRank(number, 0, 70.0, groups=groups),)), 100)
+        first.hears(host, NoProgressReport(1, (StalledRank(number, 0, 70.0, groups=groups),)), 100)
     line, *asks = first.waits_until(101)
     assert "no progress for 71 s" in line.line
     assert tuple(asks) == everywhere(CollectStacks(1, may_signal))
@@ -861,7 +861,7 @@ def changed(message, *path):
 
 NESTED = json.loads("[" * 900 + "]" * 900)
 NUMBERS, TEXTS = (-1, 10**17, True, "1", 1.0, None), ("", " \n", None, 7, ["x"])
-WATCHED = ProgressReport(
+WATCHED = NoProgressReport(
     1, (StalledRank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),)
 )
 SECONDS = [-1, "1", None, math.inf, math.nan]

@@ -26,7 +26,7 @@ from network import Network, in_namespaces
 from launcher.peers import channel, member, messages
 from launcher.peers.connection import Connection
 from launcher.peers.listener import PENDING
-from launcher.peers.messages import Failed, ProgressReport, Stop
+from launcher.peers.messages import Failed, NoProgressReport, Stop
 from launcher.result.causes import Cause, Failure, Result
 from launcher.text.protocol import Lines, decoded, encoded
 from launcher.watch import progress
@@ -554,7 +554,7 @@ def test_nobody_can_name_ranks_that_the_job_has_not(job):
         for n, g in ((2, huge), (3, waits), (9, waits))
     ]
     second.channel.world = 1 << 20
-    second.say(ProgressReport(1, tuple(ranks)))
+    second.say(NoProgressReport(1, tuple(ranks)))
     job.wait(lambda: first.channel.state.watch.reports)
     (seen,) = first.channel.state.watch.reports[HOSTS[1]]
     assert seen.state == ranks[1]

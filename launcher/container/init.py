@@ -9,25 +9,25 @@ the command: each launcher connects to its Unix socket (presence.py), and says h
   (SIGUSR1, SIGUSR2), where it is handled.
 - This process ends when the command and all launchers have ended. It reaps the orphans that the
   kernel gives to PID 1.
-- Its exit code is the command's; if that is 1, which the toolkit makes of every failure, it is the
-  last launcher's (`of_container` of result/causes.py).
+- Its exit code is the command's or, as the toolkit makes 1 of every failure, the last launcher's:
+  `of_container` of result/causes.py decides.
 - A failure file that the toolkit wrote because a launcher was stopped is removed: the toolkit takes
   every exit code but 0 for a failure. A host that is stopped because another one was gets no signal
   here; its launcher says that it was stopped.
 
-How a SIGTERM to PID 1 reaches each rank of its host:
+How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 begins with 2):
 
 1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`, where each
    has connected from cli.py's `main`, by `InitClient` (presence.py), once its `Signals` note stops.
 2. run/supervisor.py: `Supervisor._on_signals` notes it; `_take_signals` makes it the event
    `Signal`.
-3. run/machine.py: `signalled` and `_stop` begin the phase `Ending` with `Why.STOP`.
+3. run/machine.py: `signalled` and `_stop` begin the phase `Ending` with `Why.STOP`, if ranks run.
 4. run/ending.py: `_signal_ranks`, a part of `advance`, gives the action `SignalRanks`, once a rank.
-5. run/supervisor.py: `Supervisor._do_signal_ranks` carries it out by `System.send`
-   (host/system.py).
+5. run/supervisor.py: `Supervisor._do_signal_ranks` carries it out by `System.send`, which is
+   `send` of host/processes.py.
 
 In step 3 `Report(Stop)` also goes to the coordinator, whose `End` is to other hosts what `Signal`
-is here.
+is here, unless a failure was known before.
 """
 
 from __future__ import annotations

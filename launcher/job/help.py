@@ -21,8 +21,8 @@ _COLUMNS = 100
 # docs/options.md shows this table, too.
 EXIT_CODES = {
     "0": "every rank succeeded",
-    "the script's own": "the exit code of the first rank that failed; 1 for an exception",
-    "128 + n": "the first rank that failed was killed by signal n",
+    "the script's own": "the exit code of the rank that caused the failure; 1 for an exception",
+    "128 + n": "the rank that caused the failure was killed by signal n",
     f"{128 + signal.SIGTERM}, {128 + signal.SIGINT}": (
         f"the job was stopped by SIGTERM or SIGINT ({128 + signal.SIGHUP}, "
         f"{128 + signal.SIGQUIT}: SIGHUP, SIGQUIT)"

@@ -25,6 +25,8 @@ def without_effect(chosen: Options, environ: Mapping[str, str]) -> Iterator[str]
             f"warning: {flag('preload')} has no effect: {flag('start')} is cold, and each rank "
             "imports what it needs."
         )
+    if chosen.restart_timeout and not chosen.max_restarts:
+        yield f"warning: {flag('restart_timeout')} has no effect: {flag('max_restarts')} is 0."
     if "hang_notify" in chosen.given and not chosen.watch:
         yield (
             f"warning: {flag('hang_notify')} has no effect: {flag('watch')} 0 turns the "

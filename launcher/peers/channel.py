@@ -41,7 +41,7 @@ from launcher.peers.messages import (
     Hello,
     HostStacks,
     Message,
-    ProgressReport,
+    NoProgressReport,
     Welcome,
     from_coordinator,
     from_member,
@@ -314,7 +314,7 @@ class Channel:
 
     def _received(self, host: str, message: Any) -> None:
         """Take a message in; it may name no ranks that the job does not have."""
-        if isinstance(message, ProgressReport):
+        if isinstance(message, NoProgressReport):
             message = message._replace(ranks=progress.within(message.ranks, self.world))
         elif isinstance(message, HostStacks) and self.world:
             message = message._replace(ranks=stacks.within(message.ranks, self.world))

@@ -1,4 +1,4 @@
-"""The host that decides for all: who has joined, what must agree, which failure counts, restarts.
+"""The first host decides for all: who has joined, what must agree, which failure counts, restarts.
 
     state, actions = step(state, event, now)
 
@@ -10,8 +10,8 @@ against it.
 
 *The cause is not what is known first.* One failure brings others about, on every host: connections
 break, collectives are aborted, torchruns end. So a first failure is held (JobFailing) for as long
-as a better cause may still come, 0.3 s to 3 s by its own cause (causes.py); of two equally good
-ones the first counts. A lost host is one of these failures, and is found by its connection
+as a better cause may still come (Cause.patience in causes.py); of two equally good ones the first
+counts. A lost host is one of these failures, and is found by its connection
 (channel.py).
 
 *A restart is all hosts'.* Only failures of ranks, and hangs, restart, while restarts remain and no
@@ -69,9 +69,9 @@ from launcher.peers.messages import (
     Hello,
     HostStacks,
     Missing,
+    NoProgressReport,
     NoRanksAnywhere,
     NoRanksHere,
-    ProgressReport,
     RanksSucceeded,
     Refusal,
     Refused,
@@ -282,12 +282,12 @@ def time_is_up(state: JobState, event: Time, now: float) -> JobStep:
 
 
 def host_failed(state: JobState, host: str, message: Failed, now: float) -> JobStep:
-    """Wait for a better cause, 0.3 s to 3 s by the cause."""
+    """Wait for a better cause, as long as the cause's patience."""
     phase = state.phase
     # A launcher that fails while it waits for a start may not have received it.
     crosses = message.attempt == state.attempt - 1 and not message.failure.may_restart
     if not (message.attempt == state.attempt or crosses) or isinstance(phase, JobEnded):
-        return state, ()  # of an attempt that is over
+        return state, ()  # of an attempt that is over, or too late: the job has ended
     if isinstance(phase, JobRestarting):
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
         if message.failure.may_restart:
@@ -307,7 +307,7 @@ def ranks_succeeded(state: JobState, host: str, message: RanksSucceeded, now: fl
 
 
 def host_lost(state: JobState, event: Lost, now: float) -> JobStep:
-    """Wait 0.5 s for a better cause; a job that has lost a host does not restart, in any case."""
+    """Wait for a better cause; a job that has lost a host does not restart, in any case."""
     members = {host: at for host, at in state.members.items() if host != event.host}
     state = state._replace(members=members)
     failure = of_lost_host(event.host, f"was lost: {event.why}")
@@ -418,7 +418,7 @@ def _takes_too_long(state: JobState, done: Collection[str], what: str) -> JobSte
     return _end_job(state, result._replace(text=f"{result.text}{before}\n"))
 
 
-def progress_reported(state: JobState, host: str, message: ProgressReport, now: float) -> JobStep:
+def progress_reported(state: JobState, host: str, message: NoProgressReport, now: float) -> JobStep:
     """Note which ranks of a host make no progress."""
     if message.attempt != state.attempt or not isinstance(state.phase, JobRunning):
         return state, ()  # what was known when a rank failed is why it did
@@ -557,7 +557,7 @@ MESSAGES: Mapping[type, Callable[[JobState, str, Any, float], JobStep]] = {
     Stop: host_stopped,
     Succeeded: host_succeeded,
     AtRendezvous: at_rendezvous,
-    ProgressReport: progress_reported,
+    NoProgressReport: progress_reported,
     StacksRequest: stacks_requested,
     HostStacks: stacks_reported,
     NoRanksHere: no_ranks,

@@ -9,7 +9,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
                                     Missing, every 30 s; Start of attempt 1 when all have joined
     RanksSucceeded, of the first rank
     Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
-    ProgressReport, of a stall
+    NoProgressReport, of a stall
     AtRendezvous                    of torchruns that are started again
     StacksRequest                   CollectStacks, the reply is HostStacks; AllStacks
     NoRanksHere                     NoRanksAnywhere: torchrun's store may end
@@ -36,7 +36,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args
 
 from launcher.errors import STOPS
 from launcher.job.job import Job
-from launcher.result.causes import Failure, Result, as_received, failure_text
+from launcher.result.causes import Failure, Result, as_received, failure_text, of_failure
 from launcher.text import wire
 from launcher.text.wire import Among, Count, Length, Line, Seconds
 from launcher.text.words import NAMED, join_and_count
@@ -114,7 +114,7 @@ class Cleared(NamedTuple):
     broken: Line = ""
 
 
-class ProgressReport(NamedTuple):
+class NoProgressReport(NamedTuple):
     """The ranks of a host that have made no progress for a while: all of them, each time.
 
     `others` counts those that run and neither wait in a collective nor run on after their script.
@@ -230,7 +230,7 @@ FromMember = Union[
     Succeeded,
     NoRanksHere,
     Cleared,
-    ProgressReport,
+    NoProgressReport,
     AtRendezvous,
     StacksRequest,
     HostStacks,
@@ -302,7 +302,7 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
 
 def checked(failure: Failure, host: str) -> Failure:
     """Return a host's failure as all hosts take it: cut, and never a success."""
-    exit_code = failure.exit_code if 0 < failure.exit_code < 256 else 1
+    exit_code = of_failure(failure.exit_code)
     try:
         return failure._replace(exit_code=exit_code, text=failure_text(failure.text))
     except ValueError:

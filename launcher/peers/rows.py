@@ -37,9 +37,9 @@ from launcher.peers.messages import (
     HostStacks,
     Later,
     Missing,
+    NoProgressReport,
     NoRanksAnywhere,
     NoRanksHere,
-    ProgressReport,
     RanksSucceeded,
     Refused,
     Restart,
@@ -100,7 +100,7 @@ COORDINATOR = (
         "note which ranks have ended with 0, and when: a failure that only says that a connection "
         "broke is told with the first of them",
     ),
-    Row((JobRunning,), (ProgressReport,), (), "note of which ranks nothing moves"),
+    Row((JobRunning,), (NoProgressReport,), (), "note of which ranks nothing moves"),
     Row(
         (JobRunning,),
         (Time,),
@@ -247,7 +247,7 @@ MEMBER = (
     ),
     Row(
         (Joined, Ended),
-        (NoRanksHere, ProgressReport, StacksRequest, HostStacks),
+        (NoRanksHere, NoProgressReport, StacksRequest, HostStacks),
         (),
         "report to the coordinator",
     ),

@@ -210,7 +210,7 @@ def ended_by_itself_at_stop(number: int) -> tuple[int, ...]:
 def ended_while_ending(state: State, ending: Ending, rank: Rank) -> Actions:
     """Log a failure during a stop, which changes no result.
 
-    What died unsaved may have started what can save.
+    What died unsaved may have started what can save: the rest of its group is sent the stop.
     """
     number = ending.number
     if ending.why is not Why.STOP:

@@ -1,4 +1,4 @@
-"""What this host reports of its ranks and torchrun when they have failed. Pure."""
+"""What this host reports, and which ranks it has save, when a rank or torchrun failed. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def report_ends(state: State, now: float, *, only_first: bool = False) -> Action
 
 
 def fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
-    """Report a failure, which counts; the coordinator decides what follows."""
+    """Report a failure, which counts, and have the other ranks save; the coordinator decides."""
     phase = state.phase
     report: Actions = (Report(Failed(state.attempt, failure, round(age, 3))),)
     if isinstance(phase, Running) and phase.foreign_signal and failure.may_restart:

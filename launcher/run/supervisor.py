@@ -38,7 +38,7 @@ from launcher.peers.messages import (
     AllStacks,
     CollectStacks,
     HostStacks,
-    ProgressReport,
+    NoProgressReport,
     StacksRequest,
 )
 from launcher.result.causes import Failure, of_error, of_launcher
@@ -475,7 +475,7 @@ class Supervisor:
         running = {rank.pid for rank in self.state.alive}
         report = self._watch.report(succeeded, self._system.state_of, now, running)
         if report:
-            self._channel.report(ProgressReport(self.state.attempt, report.ranks, report.others))
+            self._channel.report(NoProgressReport(self.state.attempt, report.ranks, report.others))
         is_to_say = self.state.job.options.verbose or self.state.job.options.hang_timeout < math.inf
         if is_to_say and self._watch.error not in self._logged:
             self._logged.add(self._watch.error)

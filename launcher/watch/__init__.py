@@ -5,7 +5,7 @@ How a hang is found, and who may end the job
 
     in_rank.py      in each rank, a thread: replies how far its collectives are, and where it is
     host.py         on each host: polls its ranks every --launcher-watch seconds, and has the
-                    coordinator know which make no progress
+                    coordinator know which have made no progress for half the time to a notice
     waits.py        in the coordinator: who waits for whom, and who is at the root; as plain values
     sentences.py    those values in words
     judge.py        in the coordinator: when a stall is logged, and when it is a failure
@@ -47,10 +47,10 @@ Notices. A stall is no fault: rank 0 may evaluate for minutes while the others w
 as a fact, after --launcher-hang-notify seconds and after each doubling of its age: often enough to
 be seen, too seldom to fill the log. That it is over is logged too.
 
-What may end a job: --launcher-hang-timeout, which only the user sets, and nothing else. It does so
-when one is sure of a stall that has lasted so long; and when the script of a rank has ended, its
-process runs on, and for so long no rank of the job has done anything but to wait, to run on so, or
-to have ended. In the second case there is no restart, nor after a stall with such a rank at its
-root: what it does may be its last save. Never does a job end because a rank does not reply, because
-a wait is long, or because nothing is known.
+What may fail an attempt: --launcher-hang-timeout, which only the user sets, and nothing else. It
+does so when one is sure of a stall that has lasted so long; and when the script of a rank has
+ended, its process runs on, and for so long no rank of the job has done anything but to wait, to run
+on so, or to have ended. In the second case there is no restart, nor after a stall with such a rank
+at its root: what it does may be its last save. Never does one fail because a rank does not reply,
+because a wait is long, or because nothing is known.
 """

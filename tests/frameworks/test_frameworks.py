@@ -130,7 +130,8 @@ def test_the_pages_example_of_lightning_trains_and_resumes(run, ours, script, fo
 
 
 CONFIG = SCRIPTS / "conf" / "accelerate.yaml"
-(SHOW,) = (text for text in code(REPO / "docs" / "frameworks.md", "python") if "show.py" in text)
+PAGE = REPO / "docs" / "frameworks.md"
+(SHOW,) = (text for text in code(PAGE, "python") if text.startswith("# show.py"))
 
 
 def test_variables_are_to_accelerate_what_its_configuration_is(run, ours, script, folder, tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.peers import coordinator, events, member
-from launcher.peers.messages import Failed, NoRanksHere, ProgressReport, Start, Stop
+from launcher.peers.messages import Failed, NoProgressReport, NoRanksHere, Start, Stop
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
@@ -148,7 +148,7 @@ class Watch:
             self.breaks(IN_ROWS, str(error))
         attempt = getattr(event, "attempt", None)
         # What a host says of ranks that do not move may come from one that waits for a restart.
-        is_exact = which != "member" and not isinstance(event, ProgressReport)
+        is_exact = which != "member" and not isinstance(event, NoProgressReport)
         if attempt is not None and is_exact and not self._has_impostors:
             expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
             # What a host reports before it receives the start counts (coordinator.host_failed); and
