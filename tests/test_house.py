@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from conftest import REPO
+from conftest import REPO, completed
 
 PACKAGE, TOOLS = REPO / "launcher", REPO / "launcher_tools"
 # A folder for the ranks' sys.path, with what they import from it.
@@ -243,3 +243,12 @@ def test_causes_alone_chooses_exit_codes():
     """The numbers stand in launcher/errors.py, and the table of --launcher-help names them."""
     use_them = {module for module, path in MODULES.items() if CODES.search(path.read_text())}
     assert use_them == {"launcher.errors", "launcher.result.causes", "launcher.job.help"}
+
+
+def test_the_tests_of_frameworks_are_found():
+    """CI does not run them, so that what they read of a page could change unnoticed."""
+    folder = REPO / "tests" / "frameworks"
+    found = completed(
+        sys.executable, "-m", "pytest", "--collect-only", "-q", "--rootdir", REPO, folder
+    )
+    assert " tests collected" in found.stdout, found.stdout

@@ -16,6 +16,7 @@ from conftest import LAUNCHER, REPO, completed, ended_by
 from pages import code
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
+PAGE = REPO / "docs" / "frameworks.md"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 BIN = Path(sys.executable).parent
@@ -118,8 +119,7 @@ model, data = Model(), torch.utils.data.DataLoader(points(), batch_size=8)
 
 
 def test_the_pages_example_of_lightning_trains_and_resumes(run, ours, script, folder):
-    page = (SCRIPTS.parents[2] / "docs" / "frameworks.md").read_text()
-    (example,) = re.findall(r"```python\n(import os\n\nimport lightning.*?)```", page, re.DOTALL)
+    (example,) = (text for text in code(PAGE, "python") if "import lightning" in text)
     example = example.replace('"/opt/ml/checkpoints"', repr(str(folder)))
     example = example.replace('strategy="ddp",', 'strategy="ddp", accelerator="cpu", max_epochs=2,')
     path = script(LIGHTNING + example + "print('step', trainer.global_step, flush=True)\n")
@@ -130,7 +130,6 @@ def test_the_pages_example_of_lightning_trains_and_resumes(run, ours, script, fo
 
 
 CONFIG = SCRIPTS / "conf" / "accelerate.yaml"
-PAGE = REPO / "docs" / "frameworks.md"
 (SHOW,) = (text for text in code(PAGE, "python") if text.startswith("# show.py"))
 
 
