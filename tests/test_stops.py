@@ -258,6 +258,12 @@ time.sleep(1000)
 ONE_IS_LATE = "import os, time; time.sleep(1000 * (os.environ.get('RANK') == '1'))"
 
 
+def agent_of(host):
+    """Return the process that runs torchrun, which a killed launcher has no more."""
+    (agent,) = (one for one in host.processes() if "agent.py" in " ".join(words_of(one)))
+    return agent
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path, is_killed):
     """And that its launcher was killed: then it ends its ranks itself."""
@@ -265,13 +271,41 @@ def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path
     options = (*TWO_RANKS, "--launcher-failure-grace", "1", "--launcher-grace", "1")
     host = start("--train-script", script(IGNORES), *options, PYTHONPATH=str(tmp_path))
     host.wait_for("runs")
-    (agent,) = (one for one in host.processes() if "agent.py" in " ".join(words_of(one)))
+    agent = agent_of(host)
     if is_killed:
         host.process.kill()
     else:
         agent.terminate()
         assert host.wait(30) == 69 and "killing it" not in host.err, host.log()
         assert "it received SIGTERM (signal 15), which the launcher had not sent" in host.failure
+    poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
+
+
+RUNS_ANOTHER = "import subprocess\nprint('runs', flush=True)\nsubprocess.call(['sleep', '1000'])\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "handled"),
+    [
+        (IGNORES, "before", "SIGTERM"),
+        (IGNORES, "after", "SIGTERM"),
+        (IGNORES, "", "SIGINT"),
+        (RUNS_ANOTHER, "", "SIGTERM"),
+    ],
+)
+def test_nothing_of_a_killed_launchers_job_runs_on(start, script, text, told, handled):
+    """Whatever signals torchrun gets besides, or handles; nor what a rank leaves."""
+    options = ("--launcher-grace", "2", f"--launcher-torchrun-args=--signals-to-handle={handled}")
+    host = start("--train-script", script(text), *options)
+    host.wait_for("runs")
+    agent = agent_of(host)
+    if told == "before":
+        agent.terminate()
+        time.sleep(0.2)
+    host.process.kill()
+    for _ in range(3 * (told == "after")):
+        time.sleep(0.3)
+        agent.terminate()
     poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
 
 

@@ -37,8 +37,9 @@ WRONG_VALUES = (
     *(FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError),
 )
 HERE = os.path.dirname(os.path.abspath(__file__))
-_END_SECONDS = 5.0  # for torchrun to end by itself, without a launcher and ranks
+_TAIL_SECONDS = 1.0  # for what --tee copies, once the launcher was killed and no rank is left
 _STARTED_SECONDS = 0.02  # between two looks at a process that is to become a rank
+_ending = threading.Lock()  # of the thread that ends this process
 
 
 class Unread:
@@ -111,8 +112,11 @@ class AgentConnection:
     """The launcher whose socket is in a folder (reports.py). Raises OSError if it is gone.
 
     A thread reads its messages, apart from the main thread, in which a signal may raise anywhere.
+    Once the launcher was killed, that thread ends the ranks and this process: the main thread may
+    wait for other hosts, in torch's C++, where it hears of nothing.
+
     `pids` and `exit_codes` are those of the ranks, its children, by rank; `ranks` are those that
-    torchrun has started; `grace` is in seconds what they have to end by themselves once it is gone.
+    torchrun has started; `grace` is how many seconds ranks have to end once it was killed.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -124,9 +128,9 @@ class AgentConnection:
         self.exit_codes: dict[int, int] = {}
         self.ranks: list[Rank] = []
         self.grace = 30.0  # torchrun's own
-        self.is_gone = False
+        self._is_gone = False
         self.report({"torchrun_pid": os.getpid()})
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def report(self, message: dict[str, Any]) -> None:
         """Send a message that has no reply."""
@@ -134,13 +138,13 @@ class AgentConnection:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def request(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a request; return the reply, an empty one if the launcher is gone."""
+        """Send a request; return the reply."""
         self._requests += 1
         number = self._requests
         self.report({**message, "request": number})
         # Not the reply to one that a signal has cut short.
         self.wait(lambda: self._reply.get("request") == number)
-        return {} if self.is_gone else self._reply
+        return self._reply
 
     def rank(self, rank: int, started: subprocess.Popen[bytes] | None) -> Rank:
         """Note a rank that torchrun has started."""
@@ -148,43 +152,86 @@ class AgentConnection:
         return self.ranks[-1]
 
     def wait(self, is_over: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something is so, the launcher is gone, or the time is over."""
+        """Wait until something is so, or the time is over; for the end if the launcher is gone."""
         with self._news:
-            self._news.wait_for(lambda: self.is_gone or is_over(), seconds)
+            self._news.wait_for(lambda: self._is_gone or is_over(), seconds)
+        if self._is_gone:
+            depart(1)
+
+    def _run(self) -> None:
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                self._read()
+            with _ending:
+                with self._news:
+                    self._is_gone = True
+                    self._news.notify_all()
+                self._end_ranks()
+                time.sleep(_TAIL_SECONDS)
+                for rank in self.ranks:
+                    rank.give_up()
+                # It waits for a reader, who may never come.
+                flush = threading.Thread(target=_flush, daemon=True)
+                flush.start()
+                flush.join(_TAIL_SECONDS)
+        finally:
+            os._exit(1)
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._connection.makefile("rb"):
-                message = json.loads(line)
-                with self._news:
-                    if "request" in message:
-                        self._reply = message
-                    elif "pid" in message:
-                        self.pids[message["rank"]] = message["pid"]
-                    else:
-                        self.exit_codes[message["rank"]] = message["exit_code"]
-                    self._news.notify_all()
-        with self._news:
-            self.is_gone = True
-            self._news.notify_all()
-        self._end_without_launcher()
+        for line in self._connection.makefile("rb"):
+            message = json.loads(line)
+            with self._news:
+                if "request" in message:
+                    self._reply = message
+                elif "pid" in message:
+                    self.pids[message["rank"]] = message["pid"]
+                else:
+                    self.exit_codes[message["rank"]] = message["exit_code"]
+                self._news.notify_all()
 
-    def _end_without_launcher(self) -> None:
-        """It was killed, at which the kernel ends ranks: kill those that do not end; then end."""
-        os.kill(os.getpid(), signal.SIGTERM)
+    def _end_ranks(self) -> None:
+        """The kernel has sent them SIGTERM: send it to what they leave, and kill what is late."""
         deadline = time.monotonic() + self.grace
-        while time.monotonic() < deadline and any(rank.poll() is None for rank in self.ranks):
+        running = {pid: _pidfd(pid) for n, pid in self.pids.items() if n not in self.exit_codes}
+        groups = set(running)  # each rank leads one
+        while groups:
+            ended = {pid for pid, pidfd in running.items() if not _runs(pid, pidfd)}
+            is_late = time.monotonic() >= deadline
+            for pid in [*groups]:
+                number = signal.SIGKILL if is_late else signal.SIGTERM if pid in ended else 0
+                try:
+                    os.killpg(pid, number)
+                except OSError:  # nothing is left of it, or it is another user's
+                    groups.remove(pid)
+            if is_late:
+                break
+            for pid in ended:
+                del running[pid]
             time.sleep(0.05)
-        for rank in self.ranks:
-            rank.kill()
-        # The main thread ends now, but where it waits for other hosts: torch's C++ hears no signal.
-        time.sleep(_END_SECONDS)
-        os._exit(1)
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""
         self.report({"exit_code": 2, "error": message})
         sys.exit(2)
+
+
+def _pidfd(pid: int) -> int:
+    """Return a descriptor that is readable once a process has ended, -1 if there can be none."""
+    with contextlib.suppress(AttributeError, OSError):  # an old kernel; it has ended
+        return os.pidfd_open(pid)
+    return -1
+
+
+def _runs(pid: int, pidfd: int) -> bool:
+    """Tell whether a process has not ended."""
+    if pidfd >= 0:
+        poll = select.poll()  # select has only descriptors below 1,024
+        poll.register(pidfd, select.POLLIN)
+        return not poll.poll(0)
+    with contextlib.suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 def arguments(torchrun: Any, launcher: AgentConnection | None) -> Any:
@@ -220,22 +267,17 @@ class Rank:
         self, launcher: AgentConnection, rank: int, started: subprocess.Popen[bytes] | None
     ) -> None:
         self._launcher, self._rank, self._started = launcher, rank, started
-        self._pidfd = -1
         self._is_reported = False  # the end of `started`
 
     @property
     def pid(self) -> int:
         """The process's, once it is known."""
         pids = self._launcher.pids
-        while self._rank not in pids and self.poll() is None and not self._launcher.is_gone:
+        while self._rank not in pids and self.poll() is None:
             for rank in self._launcher.ranks:  # those behind this one, too
                 rank.report_end()
             self._launcher.wait(lambda: self._rank in pids, _STARTED_SECONDS)
-        pid = pids.get(self._rank, self._started.pid if self._started else 0)
-        if self._pidfd < 0 and self._rank in pids:
-            with contextlib.suppress(AttributeError, OSError):  # an old kernel; it has ended
-                self._pidfd = os.pidfd_open(pid)
-        return pid
+        return pids.get(self._rank, self._started.pid if self._started else 0)
 
     def report_end(self) -> None:
         """Report that `started` has ended, once: the launcher knows whether it became the rank."""
@@ -251,22 +293,8 @@ class Rank:
         return self.poll()
 
     def poll(self) -> int | None:
-        """Return how it has ended, None if it runs; 1 if nobody knows how."""
-        code = self._launcher.exit_codes.get(self._rank)
-        if code is None and self._launcher.is_gone and self._has_gone():
-            return 1
-        return code
-
-    def _has_gone(self) -> bool:
-        """Without a launcher, which has not let go those that are not known: these end."""
-        if self._rank not in self._launcher.pids:
-            return self._started is None or self._started.poll() is not None
-        if self._pidfd >= 0:
-            return bool(select.select([self._pidfd], [], [], 0)[0])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, 0)
-            return False
-        return True
+        """Return how it has ended, None if it runs."""
+        return self._launcher.exit_codes.get(self._rank)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end. Raises TimeoutExpired."""
@@ -275,8 +303,6 @@ class Rank:
             if time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(f"rank {self._rank}", timeout or 0)
             self._launcher.wait(lambda: self.poll() is not None, 0.1)
-            if self._launcher.is_gone:
-                time.sleep(0.05)
         return code
 
     def give_up(self) -> None:
@@ -284,13 +310,8 @@ class Rank:
         if self._rank not in self._launcher.pids:
             self._launcher.exit_codes.setdefault(self._rank, -signal.SIGKILL)
             if self._started and self._started.poll() is None:
-                os.killpg(self._started.pid, signal.SIGKILL)
-
-    def kill(self) -> None:
-        """Kill it, and its group, if it still runs."""
-        if self.poll() is None:
-            with contextlib.suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    os.killpg(self._started.pid, signal.SIGKILL)
 
 
 class HeldAgent:
@@ -325,8 +346,7 @@ class HeldAgent:
         # From torch 2.5 on ranks' store is in the torchrun of group rank 0.
         keeps_store = self.is_host or worker_group.group_rank == 0
         about = {"keeps_store": keeps_store, "world": worker_group.workers[0].world_size}
-        if not self.launcher.request({"starts": ranks, **about}):
-            depart(1)  # the launcher is gone
+        self.launcher.request({"starts": ranks, **about})
         return super()._start_workers(worker_group)  # type: ignore[misc]
 
     def end(self, context: Any, close: Any, death_sig: Any = None, timeout: Any = 30) -> None:
@@ -346,8 +366,6 @@ class HeldAgent:
                 self._stop_keep_alive()
             reply = self.launcher.request(message)
             context.has_reply = True
-            if not reply:
-                wait_for_ends(ranks)
             for rank in ranks:
                 rank.give_up()
         close(death_sig, timeout)
@@ -358,14 +376,6 @@ class HeldAgent:
         with contextlib.suppress(AttributeError):  # it would log a stack trace each 5 s
             group = self._worker_group  # type: ignore[attr-defined]
             group.spec.rdzv_handler._keep_alive_timer._ctx.stop_event.set()  # of a store that ends
-
-
-def wait_for_ends(ranks: list[Any]) -> None:
-    """Wait until no rank is left, whatever signal comes: the launcher was killed."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    for rank in ranks:
-        rank.wait()
 
 
 def open_log(folder: str, rank: int) -> Any:
@@ -431,13 +441,20 @@ def attach(
 
 
 def depart(code: int) -> NoReturn:
-    """End this process, with all that it has to say written."""
+    """End this process, with all that it has to say written; not while ranks are being ended."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    _flush()
+    with _ending:
+        # All is done and reported. Python would take torch apart first, for 0.5 s (torch 2.13).
+        os._exit(code)
+
+
+def _flush() -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, closed
         sys.stdout.flush()
     if isinstance(sys.stderr, Unread):
         sys.stderr.end()
-    # All is done and reported. Python itself would take torch apart first, for 0.5 s (torch 2.13).
-    os._exit(code)
 
 
 def depart_from_store(agent: Any, *, is_host: bool) -> None:

@@ -179,6 +179,54 @@ ONCE_BROKEN = [
         ),
         seed=30,
     ),
+    # What follows are the smallest jobs that show a mistake which the search needs long to find.
+    Plan(hosts=4, faults=(Fault(What.FORGIVEN, 9.0, amount=1.0),), seed=51),
+    Plan(
+        hosts=1,
+        faults=(
+            Fault(What.NURSERY_DIES, 0.2, amount=2),
+            Fault(What.LAUNCHER_PAUSES, 0.8, amount=1.0),
+            Fault(What.STOP, 1.8),
+        ),
+        seed=205,
+        is_warm=True,
+    ),
+    Plan(
+        hosts=1,
+        max_restarts=1,
+        faults=(Fault(What.DRIVER_HANGS, 11.0), Fault(What.RAISES, 11.02, amount=6.0)),
+        seed=184,
+    ),
+    Plan(faults=(Fault(What.CUT, 5.0, host=1), Fault(What.STACKS, 8.2)), seed=105),
+    Plan(
+        hosts=4,
+        script=Script(save=30.0),
+        max_restarts=1,
+        faults=(Fault(What.ENDS, 9.0), Fault(What.CTRL_C_THRICE, 10.0, host=3)),
+        seed=35,
+    ),
+    Plan(
+        hosts=1,
+        nproc=2,
+        faults=(Fault(What.CRASHES, 3.1, local_rank=1), Fault(What.KILLED, 3.1)),
+        seed=170,
+        is_warm=True,
+    ),
+    Plan(max_restarts=1, faults=(Fault(What.CUT, 5.0),), seed=177),
+    Plan(
+        hosts=3,
+        faults=(
+            Fault(What.STARTS_SLOWLY, host=1, amount=1.0),
+            Fault(What.NURSERY_DIES, 3.0, host=1, amount=7),
+        ),
+        seed=34,
+        is_warm=True,
+    ),
+    Plan(
+        max_restarts=1,
+        faults=(Fault(What.TORCHRUN_STUCK, 2.5, host=1), Fault(What.EXITS, 3.1, host=1)),
+        seed=162,
+    ),
 ]
 
 

@@ -29,7 +29,6 @@ POPEN = (0.001, 0.01)  # until it has started one more process
 SEES = (0.0002, 0.02)  # until it sees what becomes of one that it waits for
 POLL = (0.001, 0.1)  # until it looks at its ranks again
 LOST = (0.4, 0.9)  # until it notices in its barrier that its store is gone
-OWN_TIMEOUT = 30.0  # for ranks to end, where the launcher is gone
 
 
 class Doing(enum.Enum):
@@ -71,7 +70,6 @@ class Torchrun(Process):
         self.pids: dict[int, int] = {}  # of ranks, as it was told
         self._reported: set[int] = set()  # ranks whose first process has ended
         self._asked = 0
-        self._has_launcher = True
         self._pipe: Pipe | None = None
         self._go: Callable[[], None] | None = None  # what it does when it has leave
         self._soon(CONNECTS, self._connect, Doing.BOOTING)
@@ -215,7 +213,7 @@ class Torchrun(Process):
     def rank_ended(self) -> None:
         """One of its ranks has ended, which it sees by itself where the launcher is gone."""
         if self.doing is Doing.ENDING and not self._left():
-            self._soon((0.01, 0.05), lambda: self.end(1), Doing.ENDING)
+            self._soon((1.0, 1.1), lambda: self.end(1), Doing.ENDING)
 
     def _left(self) -> list[Any]:
         """Return its ranks that run, and what may become one."""
@@ -251,8 +249,6 @@ class Torchrun(Process):
     def _ask(self, message: dict[str, Any]) -> None:
         self._asked += 1
         self._say({**message, "request": self._asked})
-        if not self._has_launcher:
-            self._soon((0.001, 0.001), self._has_no_answer, self.doing)
 
     def _ask_to_end(self, number: int = 0, error: str = "") -> None:
         self.doing = Doing.WAITING
@@ -299,19 +295,10 @@ class Torchrun(Process):
         self._if_still(lambda: self.end(0), Doing.BARRIER, self._asked)
 
     def _loses_launcher(self) -> None:
-        """Its launcher was killed: it sends itself SIGTERM, and there is no answer any more."""
-        self._has_launcher = False
-        if self.doing in (Doing.WAITING, Doing.ASKING):
-            self._soon((0.001, 0.001), self._has_no_answer, self.doing)
-        else:
-            self.signal(signal.SIGTERM)
-
-    def _has_no_answer(self) -> None:
-        if self.doing is Doing.ASKING:
-            self.end(1)
-            return
-        self.doing = Doing.ENDING
-        self._soon((OWN_TIMEOUT, OWN_TIMEOUT), self._kill, Doing.ENDING)
+        """Its launcher was killed: its thread ends the ranks, also while all else waits."""
+        self.doing, self.is_stuck = Doing.ENDING, False
+        grace = self.job.plan.grace
+        self._soon((grace, grace), self._kill, Doing.ENDING)
         self.rank_ended()
 
     def _kill(self) -> None:
