@@ -163,13 +163,15 @@ class AgentConnection:
             with contextlib.suppress(OSError, ValueError):
                 self._read()
             with _ending:
+                _ignore_stops()
                 with self._news:
                     self._is_gone = True
                     self._news.notify_all()
                 self._end_ranks()
-                time.sleep(_TAIL_SECONDS)
                 for rank in self.ranks:
                     rank.give_up()
+                if self.ranks:
+                    time.sleep(_TAIL_SECONDS)
                 # It waits for a reader, who may never come.
                 flush = threading.Thread(target=_flush, daemon=True)
                 flush.start()
@@ -191,23 +193,20 @@ class AgentConnection:
 
     def _end_ranks(self) -> None:
         """The kernel has sent them SIGTERM: send it to what they leave, and kill what is late."""
-        deadline = time.monotonic() + self.grace
-        running = {pid: _pidfd(pid) for n, pid in self.pids.items() if n not in self.exit_codes}
-        groups = set(running)  # each rank leads one
-        while groups:
-            ended = {pid for pid, pidfd in running.items() if not _runs(pid, pidfd)}
+        deadline, signalled = time.monotonic() + self.grace, set[int]()
+        left = {pid for rank, pid in self.pids.items() if rank not in self.exit_codes}
+        while left:
+            pids, groups = _running()
+            left &= groups  # each rank leads one
             is_late = time.monotonic() >= deadline
-            for pid in [*groups]:
-                number = signal.SIGKILL if is_late else signal.SIGTERM if pid in ended else 0
-                try:
-                    os.killpg(pid, number)
-                except OSError:  # nothing is left of it, or it is another user's
-                    groups.remove(pid)
+            headless = left - pids - signalled
+            for pid in left if is_late else headless:
+                with contextlib.suppress(OSError):  # it has ended since; it is another user's
+                    os.killpg(pid, signal.SIGKILL if is_late else signal.SIGTERM)
             if is_late:
                 break
-            for pid in ended:
-                del running[pid]
-            time.sleep(0.05)
+            signalled |= headless
+            time.sleep(0.1)
 
     def refuse(self, message: str) -> NoReturn:
         """End as argparse does for arguments that it does not take, without its usage text."""
@@ -215,23 +214,22 @@ class AgentConnection:
         sys.exit(2)
 
 
-def _pidfd(pid: int) -> int:
-    """Return a descriptor that is readable once a process has ended, -1 if there can be none."""
-    with contextlib.suppress(AttributeError, OSError):  # an old kernel; it has ended
-        return os.pidfd_open(pid)
-    return -1
+def _running() -> tuple[set[int], set[int]]:
+    """Return the pids and the groups of all processes that run; of zombies there may be many."""
+    pids, groups = set[int](), set[int]()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, _, group, *_ = file.read().rpartition(b")")[2].split()
+            if state not in (b"Z", b"X"):
+                pids.add(int(name))
+                groups.add(int(group))
+    return pids, groups
 
 
-def _runs(pid: int, pidfd: int) -> bool:
-    """Tell whether a process has not ended."""
-    if pidfd >= 0:
-        poll = select.poll()  # select has only descriptors below 1,024
-        poll.register(pidfd, select.POLLIN)
-        return not poll.poll(0)
-    with contextlib.suppress(OSError):
-        os.kill(pid, 0)
-        return True
-    return False
+def _ignore_stops() -> None:
+    """Have nothing end this process but itself. For any thread: Python's is for the main one."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        ctypes.CDLL(None).signal(number, ctypes.c_void_p(1))  # SIG_IGN
 
 
 def arguments(torchrun: Any, launcher: AgentConnection | None) -> Any:
@@ -442,8 +440,7 @@ def attach(
 
 def depart(code: int) -> NoReturn:
     """End this process, with all that it has to say written; not while ranks are being ended."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_stops()
     _flush()
     with _ending:
         # All is done and reported. Python would take torch apart first, for 0.5 s (torch 2.13).
