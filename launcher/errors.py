@@ -17,11 +17,12 @@ OTHERS: tuple[int, ...] = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
-# The launcher's own (docs/options.md, "Exit codes"). result/causes.py alone makes results of them;
-# which of these counts is the coordinator's decision (peers/coordinator.py). A host decides by
-# itself where it is alone: without a job (cli.py), without a coordinator (peers/member.py), after
-# an error of its own (run/supervisor.py), at the third Ctrl-C, and without a command as it departs
-# (run/machine.py). Of the command and the launchers below PID 1, `of_container` chooses.
+# The launcher's own (docs/options.md, "Exit codes"). Who chooses: result/causes.py alone makes
+# results of these, and which counts is the coordinator's decision (peers/coordinator.py). A host
+# decides by itself where it is alone: without a job (cli.py), without a coordinator
+# (peers/member.py), after an error of its own (run/supervisor.py), at the third Ctrl-C, and without
+# a command as it departs (run/machine.py). Of the command and the launchers below PID 1, it is
+# `of_container`; of the hosts of `sm-launch local`, launcher_tools/local.py.
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself

@@ -39,7 +39,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a child with this process's stdin, stdout and stderr, in its folder or another one.
 
-    `tied`: the kernel ends it if this process is killed, as agent.py has it done to itself.
+    `tied`: the kernel sends it SIGTERM if this process is killed.
     Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
     127; `hint` then says how to fix it), and if it cannot be executed (126).
     """

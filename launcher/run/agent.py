@@ -1,8 +1,8 @@
 """Runs torch.distributed.run in a child process, which leaves its ranks to the launcher.
 
-torchrun starts ranks, with the launcher's permission. It ends none: it would signal each rank's
-whole process group, so that data loaders' workers die while it saves. Nor does it restart any: that
-is another torchrun's attempt.
+torchrun starts ranks, with the launcher's permission. It ends none while the launcher is there: it
+would signal each rank's whole process group, so that data loaders' workers die while it saves. Nor
+does it restart any: that is another torchrun's attempt.
 
 Executed by path, with torchrun's arguments. Without a launcher to report to it is plain torchrun.
 """
@@ -192,7 +192,7 @@ class AgentConnection:
                 self._news.notify_all()
 
     def _end_ranks(self) -> None:
-        """The kernel has sent them SIGTERM: send it to what they leave, and kill what is late."""
+        """The kernel sends them SIGTERM (rank.py), we what they leave; what is late is killed."""
         deadline, signalled = time.monotonic() + self.grace, set[int]()
         left = {pid for rank, pid in self.pids.items() if rank not in self.exit_codes}
         while left:

@@ -175,7 +175,7 @@ def _end_as(pid: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process if the launcher is killed, which cannot do it."""
+    """Have the kernel send this process SIGTERM if the launcher is killed, which cannot do it."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
