@@ -143,7 +143,7 @@ def launcher_reaps(watch: Watch) -> Iterator[str]:
                 yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended:.3f} s"
 
 
-@promise("torchrun kills after 30 s what is left of them")
+@promise("then kills after the grace what is left of them")
 def ends_without_launcher(watch: Watch) -> Iterator[str]:
     """Of a host's ranks when its launcher was killed; if torchrun can."""
     killed = {one.machine: one.time for one in has(watch, What.LAUNCHER_KILLED)}
@@ -151,7 +151,7 @@ def ends_without_launcher(watch: Watch) -> Iterator[str]:
         return
     for rank in [one for one in watch.ranks if one.machine in killed]:
         at = killed[rank.machine]
-        by, torchrun = at + 32, rank.torchrun
+        by, torchrun = at + watch.job.plan.grace + 2, rank.torchrun
         can = torchrun.ended is None or torchrun.ended > at
         if can and rank.started < by and (rank.ended is None or rank.ended > by):
             yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}, killed at {at:.3f} s"
