@@ -15,8 +15,9 @@ counts. A lost host is one of these failures, and is found by its connection (ch
 
 *Of a stop and a failure the first counts that arrives here.* After a stop all hosts end with 128 +
 its number and no failure file; a failure changes nothing any more, and its own host logs it
-("before the stop", "during the stop": run/ending.py). After a failure that does not restart its
-exit code and text are those of all hosts, and a host that is stopped saves all the same.
+("before the stop", "during the stop": run/ending.py) unless the stop may be its reason. After a
+failure that does not restart its exit code and text are those of all hosts, and a host that is
+stopped saves all the same.
 
 *A restart is all hosts'.* Only failures of ranks, and hangs, restart, while restarts remain and no
 hardware is broken. The next attempt starts when all hosts have cleared this one, so that nothing of

@@ -36,7 +36,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args
 
 from launcher.errors import STOPS
 from launcher.job.job import Job
-from launcher.result.causes import Failure, Result, as_received, failure_text, of_failure
+from launcher.result.causes import Failure, Result, as_received, failure_code, failure_text
 from launcher.text import wire
 from launcher.text.wire import Among, Count, Length, Line, Seconds
 from launcher.text.words import NAMED, join_and_count
@@ -302,7 +302,7 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
 
 def checked(failure: Failure, host: str) -> Failure:
     """Return a host's failure as all hosts take it: cut, and never a success."""
-    exit_code = of_failure(failure.exit_code)
+    exit_code = failure_code(failure.exit_code)
     try:
         return failure._replace(exit_code=exit_code, text=failure_text(failure.text))
     except ValueError:

@@ -182,8 +182,8 @@ def exit_code_of(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def of_failure(code: int) -> int:
-    """Return an exit code as that of a failure, which is never a success."""
+def failure_code(code: int) -> int:
+    """Return an exit code as a failure's, which is never a success."""
     return code if 0 < code < 256 else 1
 
 
@@ -250,7 +250,7 @@ def _named(failure: RankFailure, host: str) -> str:
 
 def of_rank(failure: RankFailure, host: str) -> Failure:
     """Return why the job fails if a rank of a host is the cause."""
-    code = of_failure(exit_code_of(failure.exit_code))
+    code = failure_code(exit_code_of(failure.exit_code))
     text = f"{shortened(headline(failure, host), _FIRST_LINE)}\n"
     text += f"exit code {code}, {failure.time:.0f} s after start\n"
     frames = raised.frames(failure.chain) or failure.frames

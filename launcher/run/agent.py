@@ -172,7 +172,7 @@ class AgentConnection:
                     rank.give_up()
                 if self.ranks:
                     time.sleep(_TAIL_SECONDS)
-                # It waits for a reader, who may never come.
+                # A flush waits for a reader, who may never come.
                 flush = threading.Thread(target=_flush, daemon=True)
                 flush.start()
                 flush.join(_TAIL_SECONDS)
@@ -215,7 +215,7 @@ class AgentConnection:
 
 
 def _running() -> tuple[set[int], set[int]]:
-    """Return the pids and the groups of all processes that run; of zombies there may be many."""
+    """Return the pids and groups of all processes that run; zombies, not reaped yet, do not."""
     pids, groups = set[int](), set[int]()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -227,7 +227,7 @@ def _running() -> tuple[set[int], set[int]]:
 
 
 def _ignore_stops() -> None:
-    """Have nothing end this process but itself. For any thread: Python's is for the main one."""
+    """Ignore all stops. Any thread may call it; signal.signal() is for the main thread alone."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         ctypes.CDLL(None).signal(number, ctypes.c_void_p(1))  # SIG_IGN
 
