@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -346,25 +347,31 @@ def start_two(start) -> Iterator:
     return start_two
 
 
+_marks: deque[socket.socket] = deque(maxlen=100)  # those of tests that have ended are let go
+
+
 def free_port() -> int:
-    """Return a port that is free, and that the kernel gives to nobody who asks for any."""
+    """Return a port that is free, and given neither to other tests nor by the kernel to anybody.
+
+    A name of the network's namespace marks it, which nobody needs to take away (unix(7)): tests of
+    other processes would see the port free until a launcher listens there.
+    """
     while True:
-        # Not the default ports of the launcher, nor those of another process of these tests, whose
-        # `random` pytest-randomly has seeded alike.
+        # Not the default ports of the launcher, nor those that all processes of these tests would
+        # try first, whose `random` pytest-randomly has seeded alike.
         port = random.SystemRandom().randrange(20000, 29000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
+        mark = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            mark.bind(f"\0a port of the launcher's tests: {port}")
+            _marks.append(mark)
             return port
+        mark.close()
 
 
 def ports() -> dict[str, str]:
     """Return variables with free ports for a job of several hosts."""
-    first = free_port()
-    second = next(port for port in iter(free_port, None) if port != first)
-    return {"LAUNCHER_RDZV_PORT": str(first), "LAUNCHER_PEER_PORT": str(second)}
+    return {"LAUNCHER_RDZV_PORT": str(free_port()), "LAUNCHER_PEER_PORT": str(free_port())}
 
 
 @pytest.fixture

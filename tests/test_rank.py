@@ -233,6 +233,7 @@ def run_loop():
         ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")  # PR_SET_NAME
     begun.set()
     work(rounds)
+    {then}
     os.write(1, b"dropped")
     threading.Event().wait()
 begun, rounds = threading.Event(), int(20_000 * 0.05 / work(20_000))  # 0.05 s, of 1 s
@@ -244,9 +245,20 @@ time.sleep = time.monotonic = os.listdir = None
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_thread_of_torchs_that_is_at_work_is_waited_for_before_python_ends(script, is_named):
-    script(DROPS_LATE.format(is_named=is_named))
+    script(DROPS_LATE.format(is_named=is_named, then=""))
     with told_by_a_rank(os.environ["TMPDIR"]):
         assert both("script.py", env=RANK_0, runs=ADOPTING)[1] == (0, "dropped", "")
+
+
+@pytest.mark.parametrize("raises", ["SystemExit(143)", "KeyboardInterrupt", "OSError('disk full')"])
+def test_a_stop_while_a_thread_of_torchs_is_waited_for_cuts_no_wait_short(script, raises):
+    stop = "os.kill(os.getpid(), 15); work(rounds)"
+    handler = f"def save(*_): raise {raises}\nimport signal; signal.signal(15, save)\n"
+    script(handler + DROPS_LATE.format(is_named=True, then=stop))
+    with told_by_a_rank(os.environ["TMPDIR"]):
+        _, (code, out, err) = both("script.py", env=RANK_0, runs=ADOPTING)
+    assert (code, out) == (0, "dropped")
+    assert err.endswith("OSError: disk full\n") if "OSError" in raises else not err
 
 
 def test_a_script_does_not_run_without_the_launchers_word(script):

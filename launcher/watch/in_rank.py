@@ -135,10 +135,9 @@ class Replier:
     def _end(self) -> None:
         """Keep threads out of C++ while Python ends: one that it ends there aborts the process."""
         if os.getpid() == self._pid:
-            self._busy.acquire(timeout=1)
+            _wait_despite_handlers(lambda: self._busy.acquire(timeout=1))
             self._since = monotonic()
-            with contextlib.suppress(Exception):  # no descriptor is left, say
-                let_torchs_threads_finish()
+            _wait_despite_handlers(let_torchs_threads_finish)
 
     def _run(self, after: float) -> None:
         # An exception: the launcher is gone, or Python is.
@@ -227,6 +226,22 @@ class Replier:
                     with contextlib.suppress(Exception):
                         child = child or _joined(frames[one.ident])
         return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
+
+
+def _wait_despite_handlers(wait: Callable[[], Any]) -> None:
+    """Wait; once more if a handler of the script's raises meanwhile, as many do at SIGTERM.
+
+    Python prints what it raised. It is too late for an exit code, so nothing is said of SystemExit.
+    """
+    try:
+        wait()
+    except BaseException as raised:
+        try:
+            wait()
+        except Exception:  # again, so it is the wait's own: no descriptor is left, say
+            return
+        if isinstance(raised, Exception):
+            raise
 
 
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:

@@ -27,6 +27,7 @@ class Rank:
         self.plan = plan
         self.script = plan.script
         self.rank = int(os.environ["RANK"])
+        self.is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         self.attempt = folder / os.environ["MASTER_PORT"]  # of each attempt another one
         self.attempt.mkdir(exist_ok=True)
         self.saves = 0
@@ -40,7 +41,7 @@ class Rank:
 
     def own_fault(self) -> Fault | None:
         """Return what goes wrong with this rank, in its first attempt alone."""
-        if int(os.environ["TORCHELASTIC_RESTART_COUNT"]):
+        if not self.is_first:
             return None
         for fault in self.plan.faults:
             number = fault.host * self.plan.nproc + fault.local_rank
@@ -54,10 +55,9 @@ class Rank:
             os._exit(99)  # it has heard a stop twice
         self.saves = number
         time.sleep(self.script.save)
-        # It may have cut short what looks for a file, and has just not found it.
         if self.script.at_stop is AtStop.FAILS:
-            raise OSError("no space left on device") from None
-        raise SystemExit(128 + number if self.script.save_code else 0) from None
+            raise OSError("no space left on device")
+        raise SystemExit(128 + number if self.script.save_code else 0)
 
     def run(self) -> None:
         """Train until the end, a fault, or another rank's end."""
@@ -73,12 +73,15 @@ class Rank:
             for f in self.plan.faults
         )
         seconds = self.script.seconds + (longer[0] if slow else 0)
+        if self.is_first and self.plan.max_restarts:
+            seconds = 60  # on a busy machine, too, the fault ends this attempt
         while time.monotonic() - started < seconds:
             time.sleep(0.02)
             if self.fault and time.monotonic() - started > self.fault.at - TRAINS_FROM:
                 broken.touch()
                 fail(self.fault)
-            if broken.exists() and self.script.at_break is not AtBreak.GOES_ON:
+            # exists() handles an exception, which would stand behind that of a stop meanwhile.
+            if os.access(broken, os.F_OK) and self.script.at_break is not AtBreak.GOES_ON:
                 self.hear_break()
 
     def hear_break(self) -> None:
