@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -15,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from free_ports import free_port, ports  # noqa: F401  (for the tests)
 from ranks import Ranks
 from simulation import rows
 
@@ -109,7 +108,7 @@ def has_ended(pid: int) -> bool:
     return True
 
 
-def poll(condition, timeout: float = 60, every: float = 0.05):
+def poll(condition, timeout: float = 150, every: float = 0.05):
     """Wait until condition() is true and return what it returned; fail after timeout seconds."""
     deadline = time.monotonic() + timeout
     while True:
@@ -120,7 +119,7 @@ def poll(condition, timeout: float = 60, every: float = 0.05):
         time.sleep(every)
 
 
-def completed(*command, code=0, timeout=100, **environ):
+def completed(*command, code=0, timeout=240, **environ):
     """Run a command to its end, which has to be with code; return what it did."""
     done = subprocess.run(
         [str(word) for word in command],
@@ -175,7 +174,8 @@ def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[
             yield told
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            for thread in (accepts, *threads):
+            accepts.join()
+            for thread in threads:
                 thread.join()
     os.unlink(f"{folder}/socket")
 
@@ -264,7 +264,7 @@ class Host:
         """The launcher's own."""
         return psutil.Process(self.process.pid).children()
 
-    def wait_for(self, line: str, count: int = 1, timeout: float = 60) -> None:
+    def wait_for(self, line: str, count: int = 1, timeout: float = 150) -> None:
         """Wait until the output holds line count times."""
 
         def there() -> bool:
@@ -273,7 +273,7 @@ class Host:
 
         poll(there, timeout)
 
-    def wait(self, timeout: float = 90) -> int:
+    def wait(self, timeout: float = 240) -> int:
         """Wait for the end; return the exit code as a shell has it."""
         code = self.process.wait(timeout)
         return code if code >= 0 else 128 - code
@@ -293,7 +293,12 @@ class Host:
         return found
 
     def leftovers(self) -> list[str]:
-        """Return what the job left behind: processes and temporary files."""
+        """Return what the job left behind: processes and temporary files.
+
+        What was killed may need a while until it is gone.
+        """
+        with contextlib.suppress(AssertionError):
+            poll(lambda: not self.processes(), 10)
         files = os.listdir(self.tmp)
         # torch's own cache, made by its optimizers in the ranks and kept between runs
         files = [file for file in files if "torchinductor" not in file]
@@ -345,33 +350,6 @@ def start_two(start) -> Iterator:
         return first, second
 
     return start_two
-
-
-_marks: deque[socket.socket] = deque(maxlen=100)  # those of tests that have ended are let go
-
-
-def free_port() -> int:
-    """Return a port that is free, and given neither to other tests nor by the kernel to anybody.
-
-    A name of the network's namespace marks it, which nobody needs to take away (unix(7)): tests of
-    other processes would see the port free until a launcher listens there.
-    """
-    while True:
-        # Not the default ports of the launcher, nor those that all processes of these tests would
-        # try first, whose `random` pytest-randomly has seeded alike.
-        port = random.SystemRandom().randrange(20000, 29000)
-        mark = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            mark.bind(f"\0a port of the launcher's tests: {port}")
-            _marks.append(mark)
-            return port
-        mark.close()
-
-
-def ports() -> dict[str, str]:
-    """Return variables with free ports for a job of several hosts."""
-    return {"LAUNCHER_RDZV_PORT": str(free_port()), "LAUNCHER_PEER_PORT": str(free_port())}
 
 
 @pytest.fixture

@@ -18,12 +18,13 @@ import os
 import runpy
 import select
 import signal
-import socket
 import subprocess
 import sys
 import traceback
 from pathlib import Path
 from typing import NamedTuple
+
+from free_ports import free_port
 
 # What the scripts take long to import, or torch when they use it.
 IMPORTED = ("torch._dynamo", "torchvision.transforms.v2", "matplotlib.pyplot")
@@ -74,6 +75,7 @@ class Ranks:
         job = {
             "argv": [str(script), *map(str, args)],
             "count": count,
+            "port": str(free_port()),
             "environment": {**os.environ, "OMP_NUM_THREADS": "1", **env},
             "folder": os.getcwd(),
             "files": [os.devnull, str(out.absolute()), err or str(own.absolute())],
@@ -111,8 +113,6 @@ def run_job(job: dict, answer: int) -> None:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
     codes: dict[int, int | None] = {}
 
     def tell(number: int) -> None:
@@ -125,7 +125,7 @@ def run_job(job: dict, answer: int) -> None:
     signal.signal(signal.SIGALRM, lambda *_: tell(signal.SIGKILL))
     for rank in range(max(1, job["count"])):
         if job["count"]:
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=job["port"], RANK=str(rank))
             os.environ.update(LOCAL_RANK=str(rank), WORLD_SIZE=str(job["count"]))
             os.environ.update(LOCAL_WORLD_SIZE=str(job["count"]))
         pid = os.fork()

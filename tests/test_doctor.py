@@ -574,9 +574,9 @@ HANGS = "#!/bin/sh\ntrap '' TERM\nsleep 600 &\necho $!\nsleep 600\n"
 
 def test_a_command_that_hangs_is_killed_with_what_it_started():
     began = time.monotonic()
-    answer = Child(["/bin/sh", "-c", HANGS], os.environ).answer(1)
-    assert time.monotonic() - began < 10
-    assert answer.is_late and "within 1 s" in answer.problem
+    answer = Child(["/bin/sh", "-c", HANGS], os.environ).answer(5)
+    assert time.monotonic() - began < 30
+    assert answer.is_late and "within 5 s" in answer.problem
     below = int(answer.out)
     poll(lambda: has_ended(below), 10)
 

@@ -187,9 +187,13 @@ class Jobs:
         if self._start == PLAIN:
             return ""
         words = [*LAUNCHER, "stacks"]
-        shown = subprocess.run(words, env=self._environ, capture_output=True, text=True, timeout=60)
-        before = shown.stdout.partition("in waits_to_be_seen")[0]  # of all jobs on this machine
-        return re.findall(r"\d+ ranks \(.*?\)", before)[-1]
+        options = {"capture_output": True, "text": True, "timeout": 60}
+        for _ in range(10):  # one of them may be amid its poll
+            shown = subprocess.run(words, env=self._environ, **options).stdout
+            before = shown.partition("in waits_to_be_seen")[0]  # of all jobs on this machine
+            if seen := re.findall(r"2 ranks \(.*?\)", before):
+                return seen[-1]
+        return shown
 
     def _odd(self) -> list[int]:
         python = {"PYTHON_EXEC": str(self._folder / "odd" / "python")}

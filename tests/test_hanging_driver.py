@@ -48,6 +48,7 @@ def test_a_stop_of_a_host_whose_driver_hangs_stops_the_others(start, script, han
         "--train-script", path, host=hosts[1], SM_CURRENT_HOST=hosts[1], **common, **variables
     )
     wait()
+    poll(lambda: "rendezvous at" in first.err)  # it has 3 s to hear of the stop
     second.signal(signal.SIGTERM)
     for host in (second, first):
         assert host.wait(60) == ended_by(signal.SIGTERM), host.log()

@@ -9,6 +9,7 @@ import socket
 import stat
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import LAUNCHER, ended_by, poll, words_of
@@ -295,7 +296,7 @@ def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
 
 def test_what_an_earlier_launcher_said_is_not_a_later_ones(init, stand_in):
     killed = f"{stand_in} & wait $!; exit 1"
-    host = init(f"{stand_in} 3; {killed}")
+    host = init(f"{stand_in} 3; sleep 1; {killed}")
     host.wait_for("a launcher is here", count=2)
     for process in host.processes():
         if any(word.endswith("stand_in.py") for word in words_of(process)[1:2]):
@@ -315,13 +316,15 @@ def test_a_stop_at_the_very_end_of_a_launcher_changes_nothing(init, script):
 
 
 def test_a_stop_while_train_only_finishes_is_not_passed_on(init, train, stand_in, base_dir):
-    command = train(f"{stand_in} 0; echo finishing; sleep 1; echo finished; exit 0")
+    until = "while [ ! -e go ]; do sleep 0.1; done"
+    command = train(f"{stand_in} 0; echo finishing; {until}; echo finished; exit 0")
     host = init(command, SAGEMAKER_BASE_DIR=str(base_dir))
     host.wait_for("finishing")
     host.signal(signal.SIGTERM)
+    poll(lambda: "the job has ended; train has 10 s to finish." in host.err)
+    Path("go").touch()
     assert host.wait() == 0, host.log()
     assert "finished" in host.out
-    assert "the job has ended; train has 10 s to finish." in host.err
 
 
 def test_a_stop_is_passed_on_to_a_train_that_does_not_finish(init, train, stand_in, base_dir):

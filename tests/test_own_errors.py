@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, ports, slow
+from conftest import LAUNCHER, poll, ports, slow
 
 MISTAKEN = [sys.executable, str(Path(__file__).parent / "failing_launcher.py")]
 # What a thread raises is an event at which the mistake can happen while ranks run.
@@ -24,9 +24,13 @@ threading.Thread(target=int, args=("x",)).start()
 time.sleep(600)
 """
 GONE = """
-import os
+import os, time
 
-if os.environ["SM_CURRENT_HOST"] == "127.0.0.2" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+if os.environ["SM_CURRENT_HOST"] == "127.0.0.1":
+    open("runs", "w").close()
+elif os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while not os.path.exists("runs"):  # in the folder
+        time.sleep(0.05)
     os.rename(os.environ["OWN_TMP"], os.environ["OWN_TMP"] + "-gone")
     raise ValueError("loss is nan")
 """
@@ -53,10 +57,12 @@ def all_say_it(start, script, what, which):
     }
     commands = [LAUNCHER, LAUNCHER]
     commands[which] = [*MISTAKEN, what]
-    hosts = [
-        start("--train-script", script, host=name, command=command, SM_CURRENT_HOST=name, **common)
-        for name, command in zip(names, commands)
-    ]
+    hosts = [LAUNCHER, LAUNCHER]
+    for number in (1 - which, which):
+        own = {"host": names[number], "command": commands[number], "SM_CURRENT_HOST": names[number]}
+        hosts[number] = start("--train-script", script, **own, **common)
+        # The other hosts have 3 s to hear of it.
+        poll(lambda: "rendezvous at" in hosts[1 - which].err)
     assert [host.wait() for host in hosts] == [70, 70], "".join(host.log() for host in hosts)
     reason = f"launcher: {names[which]}: the launcher itself failed with KeyError: 'a mistake'\n"
     assert hosts[0].failure == hosts[1].failure and hosts[0].failure.startswith(reason)

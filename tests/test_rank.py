@@ -163,7 +163,7 @@ def test_a_module_that_is_not_there():
         "class E(Exception, metaclass=M): pass\nraise E",
         "try:\n    1 / 0\nfinally:\n    raise KeyboardInterrupt",
         "import signal\ndef stop(*_): raise ValueError\nsignal.signal(signal.SIGALRM, stop)\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.01)\nsignal.pause()",
+        "signal.setitimer(signal.ITIMER_REAL, 0.5)\nsignal.pause()",
         "import os; os.abort()",
         "import atexit, sys; atexit.register(sys.exit, 3); raise ValueError",
         "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
@@ -318,7 +318,7 @@ def test_threads_that_were_there_before_the_script_are_there_in_the_rank(script,
     script("import os, threading; print(threading.active_count(), 'LAUNCHER_FORKED' in os.environ)")
     (tmp_path / "sitecustomize.py").write_text(
         "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
     with told_by_a_rank(os.environ["TMPDIR"]) as told:
         env = {**RANK_0, "PYTHONPATH": str(tmp_path)}

@@ -281,7 +281,12 @@ def test_a_page_that_cannot_be_written(tmp_path):
 
 @pytest.mark.torch
 def test_local_leaves_a_timeline_and_names_it(script, tmp_path):
-    path = script("import os, sys\nsys.exit(3 if os.environ['RANK'] == '1' else 0)\n")
+    path = script(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '0':\n    open('runs-0', 'w').close()\n    sys.exit()\n"
+        "while not os.path.exists('runs-0'):\n    time.sleep(0.05)\n"
+        "sys.exit(3)\n"
+    )
     done = completed(
         *LAUNCHER, "local", "--hosts", "2", "--run-dir", "runs/drawn", "--", path, code=3
     )

@@ -214,7 +214,7 @@ def test_nothing_wakes_a_host_while_a_job_runs(job):
     with selectors.DefaultSelector() as selector:
         for end in job.ends.values():
             selector.register(end.system.selector, selectors.EVENT_READ)
-            assert end.channel.due() > time.monotonic() + 10  # then it says that it is alive
+            assert end.channel.due() > time.monotonic() + 5  # then it says that it is alive
         assert selector.select(1) == []
 
 
@@ -282,7 +282,7 @@ def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
     elif what == "speaks":
         stray.sendall(b"{}\n")
     job.all_join()
-    assert first.channel.due() > time.monotonic() + 10
+    assert first.channel.due() > time.monotonic() + 5
     with contextlib.suppress(ConnectionResetError):
         assert stray.recv(1) == b""
 
@@ -454,11 +454,11 @@ def test_a_port_that_is_free_in_a_moment(job):
 
 def test_a_first_host_whose_own_name_does_not_resolve(job):
     job.hosts = ("no-such-name.invalid", HOSTS[1])
-    first, second = job.join(start_timeout=4)
+    first, second = job.join(start_timeout=12)
     job.wait(lambda: first.result and second.result)
-    assert first.result.text.startswith("127.0.0.2 did not join within 4 s\n")
+    assert first.result.text.startswith("127.0.0.2 did not join within 12 s\n")
     why = (
-        "no-such-name.invalid could not be reached within 4 s (the name no-such-name.invalid "
+        "no-such-name.invalid could not be reached within 12 s (the name no-such-name.invalid "
         "does not "
     )
     assert second.result.text.startswith(why)
@@ -513,7 +513,7 @@ def attempts():
     lines = [line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:")]
     return int(dict(zip(*lines))["ActiveOpens"])
 
-until = time.monotonic() + 6
+until = time.monotonic() + 12
 while time.monotonic() < until:
     for end in ends:
         end.act()
@@ -530,7 +530,7 @@ def test_hosts_that_wait_say_so_whatever_dns_does():
     assert done.returncode == 0, done.stderr
     threads, attempts, *results = done.stdout.split()
     assert results == ["None"] * 3 and int(threads) < 10, done.stdout
-    assert int(attempts) < 60
+    assert int(attempts) < 120
     named = ", ".join(f"slow-{number}" for number in range(8))
     lines = done.stderr.splitlines()
     for line in (
@@ -538,7 +538,7 @@ def test_hosts_that_wait_say_so_whatever_dns_does():
         "launcher: waiting for slow-0 (its name has not been resolved yet).",
         "launcher: waiting for 127.0.0.3 (nothing is listening there).",
     ):
-        assert lines.count(line) in (1, 2), done.stderr  # 2, but on a machine that has stood still
+        assert 1 <= lines.count(line) <= 5, done.stderr
 
 
 def test_nobody_can_name_ranks_that_the_job_has_not(job):

@@ -63,7 +63,7 @@ FAIL = """
 import os, signal, sys, time
 
 heard = []
-signal.signal(signal.SIGTERM, lambda *_: heard.append(time.sleep(2)))
+signal.signal(signal.SIGTERM, lambda *_: heard.append(time.sleep(0.5)))
 open("ready-" + os.environ["RANK"], "w").close()
 while not all(os.path.exists(f"ready-{rank}") for rank in range(4)):
     time.sleep(0.01)
@@ -75,7 +75,7 @@ print("saved after", len(heard), flush=True)
 """
 # Chosen by its hook within the 2.5 s.
 WITH_A_CODE = """
-sys.excepthook = lambda *_: (time.sleep(0.5), os._exit(42))
+sys.excepthook = lambda *_: (time.sleep(0.1), os._exit(42))
 raise ValueError("loss is nan")
 """
 
@@ -129,9 +129,9 @@ def test_a_rank_of_another_host_that_has_left_is_named_on_both(start_two, script
     assert [host.wait() for host in hosts] == [1, 1]
     line = hosts[0].failure.splitlines()[0]
     assert line.startswith("127.0.0.1, rank 0 (local rank 0) failed with RuntimeError: "), line
-    assert re.search(r"; 127.0.0.2, rank 1 had ended with exit code 0, [\d.]+ s earlier$", line), (
-        line
-    )
+    # By when the first launcher hears of it: on a busy machine the exception may come first.
+    ended = r"(had ended with exit code 0, [\d.]+ s earlier|ended with exit code 0, [\d.]+ s later)"
+    assert re.search(f"; 127.0.0.2, rank 1 {ended}$", line), line
     assert hosts[1].failure == hosts[0].failure
 
 
@@ -241,7 +241,7 @@ def test_hosts_that_succeed_leave_together(start_two, script, tmp_path):
     """And the first one last: else torchrun logged a stack trace at the end of every sixth job."""
     late = "import os, time\nif os.environ['RANK'] == '1': time.sleep(4)\n"
     path = script(late + "print('through', flush=True)")
-    first, second = hold_up_the_second(start_two, script, tmp_path, 1, path)
+    first, second = hold_up_the_second(start_two, script, tmp_path, 2.5, path)
     assert first.torchrun.environ()["LAUNCHER_EXIT_BARRIER"] == "1728000"  # s; torchrun has 300
     succeed(first, second)
     for host in (first, second):
@@ -297,10 +297,11 @@ def test_a_configuration_error_on_one_host_ends_both(start, script, wrong, what)
         own[wrong] = {"LAUNCHER_RDZV_PORT": port}
         says = f"--launcher-rdzv-port and --launcher-peer-port are both {port}; "
     hosts = []
-    for i in (wrong, 1 - wrong):  # the other one starts a second later
+    for i in (1 - wrong, wrong):
         environ = {**common, "SM_CURRENT_HOST": names[i], **own[i]}
         hosts.append(start("--train-script", paths[i], **environ))
-        time.sleep(1)
+        if i != wrong:
+            poll(lambda: "rendezvous at" in hosts[0].err)  # then the other has 3 s to hear of it
     for host in hosts:
         assert host.wait(60) == 2, host.log()
         assert host.failure.startswith(f"launcher: {names[wrong]}: {says}")
@@ -325,9 +326,9 @@ def test_a_rendezvous_port_that_is_taken_ends_both_before_torchrun(start_two, sc
 def test_arguments_that_differ_end_all_even_a_late_host(start, script):
     common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2", "127.0.0.3"]', **ports()}
     hosts = []
-    for name, lr in (("127.0.0.1", "0.1"), ("127.0.0.2", "0.2"), ("127.0.0.3", "0.1")):
-        if name == "127.0.0.3":
-            time.sleep(1)
+    for name, lr in (("127.0.0.1", "0.1"), ("127.0.0.3", "0.1"), ("127.0.0.2", "0.2")):
+        if name == "127.0.0.2":
+            poll(lambda: all("rendezvous at" in host.err for host in hosts))
         argv = ("--train-script", script(""), "--lr", lr)
         hosts.append(start(*argv, SM_CURRENT_HOST=name, **common))
     for host in hosts:

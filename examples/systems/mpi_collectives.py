@@ -18,7 +18,7 @@ import time
 def end_host(message):
     """End this rank, as all ranks of this host do; the first of them says why."""
     if int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0)) > 0:
-        time.sleep(2)  # mpirun kills all ranks when the first ends
+        time.sleep(30)  # mpirun kills all ranks when the first ends
         sys.exit(1)
     sys.exit(message)
 

@@ -252,9 +252,11 @@ def let_torchs_threads_finish(seconds: float = 1.0) -> None:
     exception". destroy_process_group() joins that thread, but no longer once the script has made an
     optimizer (torch 2.13).
     """
-    until, looks = monotonic() + seconds, 0
-    while looks < 2 and monotonic() < until:  # at the first it may be waiting for Python's lock
-        looks = 0 if _is_torch_at_work() else looks + 1
+    until, polls, idle = monotonic() + seconds, 0, 0
+    # Twice idle: at the first poll it may be waiting for Python's lock. And no time is over after a
+    # few polls: this process may have been suspended.
+    while idle < 2 and (polls < 100 or monotonic() < until):
+        polls, idle = polls + 1, 0 if _is_torch_at_work() else idle + 1
         sleep(0.001)
 
 

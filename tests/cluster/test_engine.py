@@ -17,8 +17,8 @@ def run(*words):
 run("ip", "link", "add", "br-00112233aabb", "type", "bridge")
 for bridge in ("br-00112233aabb", "br-00112233ffff", "docker0"):
     nat = ("-t", "nat", "-A", "POSTROUTING", "-s", "172.18.0.0/16")
-    run("iptables", *nat, "!", "-o", bridge, "-j", "MASQUERADE")
-    run("iptables", "-A", "FORWARD", "-i", bridge, "-o", bridge, "-j", "ACCEPT")
+    run("iptables", "--wait", *nat, "!", "-o", bridge, "-j", "MASQUERADE")
+    run("iptables", "--wait", "-A", "FORWARD", "-i", bridge, "-o", bridge, "-j", "ACCEPT")
 remove_rules_of_lost_bridges()
 print(run("iptables-save"))
 """

@@ -69,11 +69,12 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
 
 
 IMPORT_TORCH = """
-import sys
+import sys, time
 class Tell:
     def find_spec(self, name, *_):
         if name == "torch.nn":
             print("amid the import", flush=True)
+            time.sleep(600)
 sys.meta_path.insert(0, Tell())
 import torch
 print("it is imported", flush=True)

@@ -59,12 +59,17 @@ class Rank:
             raise OSError("no space left on device")
         raise SystemExit(128 + number if self.script.save_code else 0)
 
+    def meet(self, where: str) -> None:
+        """Wait until all ranks have come so far."""
+        (self.attempt / f"{where}-{self.rank}").touch()
+        while len(list(self.attempt.glob(f"{where}-*"))) < self.plan.hosts * self.plan.nproc:
+            time.sleep(0.02)
+
     def run(self) -> None:
         """Train until the end, a fault, or another rank's end."""
-        (self.attempt / f"up-{self.rank}").touch()
-        while len(list(self.attempt.glob("up-*"))) < self.plan.hosts * self.plan.nproc:
-            time.sleep(0.02)
+        self.meet("is-up")
         print("training", flush=True)
+        self.meet("trains")
         started = time.monotonic()
         broken = self.attempt / "broken"
         longer = [f.amount for f in self.plan.faults if f.what is What.HOST_SLOW]

@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("argument", [slow("recorded"), slow("counted")])
 def test_nothing_is_said_of_a_job_that_moves(start, argument):
-    looks = ("--launcher-watch", "1", "--launcher-hang-notify", "8", "--launcher-hang-timeout", "9")
-    options = ("--launcher-nproc-per-node", "8", *looks)
+    options = ("--launcher-nproc-per-node", "8", "--launcher-watch", "1")
+    options += ("--launcher-hang-notify", "20", "--launcher-hang-timeout", "25")
     recorder = {"TORCH_FR_BUFFER_SIZE": "2000" if argument == "recorded" else "0"}
     host = start("--train-script", SCRIPT, *options, argument, **recorder)
     assert host.wait(250) == 0 and "no progress" not in host.err, host.log()

@@ -1,0 +1,34 @@
+"""Ports for jobs of tests, in however many processes those run."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections import deque
+
+_marks: deque[socket.socket] = deque(maxlen=100)  # those of tests that have ended are let go
+
+
+def free_port() -> int:
+    """Return a port that is free, and given neither to other tests nor by the kernel to anybody.
+
+    A name of the network's namespace marks it, which nobody needs to take away (unix(7)): tests of
+    other processes would see the port free until a launcher listens there.
+    """
+    while True:
+        # Not the ports of the launcher, nor those that `sm-launch local` takes, nor those that all
+        # processes of these tests would try first, whose `random` pytest-randomly has seeded alike.
+        port = random.SystemRandom().randrange(10000, 20000)
+        mark = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            mark.bind(f"\0a port of the launcher's tests: {port}")
+            _marks.append(mark)
+            return port
+        mark.close()
+
+
+def ports() -> dict[str, str]:
+    """Return variables with free ports for a job of several hosts."""
+    return {"LAUNCHER_RDZV_PORT": str(free_port()), "LAUNCHER_PEER_PORT": str(free_port())}
