@@ -106,8 +106,8 @@ def test_ranks_hear_a_stop_that_comes_while_torchrun_asks(start_two, script):
 UPLOAD = """
 import os, signal, subprocess, sys, time
 def stop(number, _):
-    command = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
-    command += "\nprint('uploaded', flush=True)"
+    command = "import os, time\\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    command += "\\nprint('uploaded', flush=True)"
     subprocess.Popen([sys.executable, "-c", command])
     if sys.argv[1] == "by the signal":
         signal.signal(number, signal.SIG_DFL)
