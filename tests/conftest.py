@@ -39,6 +39,9 @@ WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in
 OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
 
+# Of tests that depend on nothing being late, but on a busy machine.
+PATIENT = [sys.executable, str(Path(__file__).with_name("patient_launcher.py"))]
+
 TORCH = (0, 0)  # major, minor: the fast tests need none
 with contextlib.suppress(metadata.PackageNotFoundError):
     TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
@@ -99,6 +102,14 @@ def words_of(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
+
+
+def is_killed(process: psutil.Process) -> bool:
+    """Tell whether a process needs no more than a core to die of SIGKILL, or has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/status") as status:
+        pending = [int(line.split()[1], 16) for line in status if line[:6] in ("SigPnd", "ShdPnd")]
+        return any(mask >> signal.SIGKILL - 1 & 1 for mask in pending)
+    return True
 
 
 def has_ended(pid: int) -> bool:
@@ -293,16 +304,11 @@ class Host:
         return found
 
     def leftovers(self) -> list[str]:
-        """Return what the job left behind: processes and temporary files.
-
-        What was killed may need a while until it is gone.
-        """
-        with contextlib.suppress(AssertionError):
-            poll(lambda: not self.processes(), 10)
+        """Return what the job left behind: processes and temporary files."""
         files = os.listdir(self.tmp)
         # torch's own cache, made by its optimizers in the ranks and kept between runs
         files = [file for file in files if "torchinductor" not in file]
-        return [str(process) for process in self.processes()] + files
+        return [str(one) for one in self.processes() if not is_killed(one)] + files
 
     def end(self) -> None:
         for process in self.processes():

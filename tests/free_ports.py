@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import random
 import socket
 from collections import deque
@@ -21,12 +21,17 @@ def free_port() -> int:
         # processes of these tests would try first, whose `random` pytest-randomly has seeded alike.
         port = random.SystemRandom().randrange(10000, 20000)
         mark = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            mark.bind(f"\0a port of the launcher's tests: {port}")
+        try:
+            with socket.socket() as probe:
+                probe.bind(("", port))
+                mark.bind(f"\0a port of the launcher's tests: {port}")
+        except OSError as error:
+            mark.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
             _marks.append(mark)
             return port
-        mark.close()
 
 
 def ports() -> dict[str, str]:

@@ -9,7 +9,6 @@ from cluster.engine import copy_tracked_files
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(400)  # it trains a ResNet18
 def test_the_demo_trains_and_says_where_the_model_is(tmp_path):
     copy_tracked_files(tmp_path)
     make = ["make", "-C", str(tmp_path), f"VENV={sys.prefix}", "demo"]

@@ -180,7 +180,7 @@ def test_a_slow_save_is_said_and_ends_nothing(start, script):
     said = re.findall(
         f"^launcher: ranks have made no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE
     )
-    assert 1 <= len(said) <= 3, host.log()  # at 3 s and 6 s
+    assert 1 <= len(said) <= 3, host.log()  # at 3 s, 6 s, and if it is late 12 s
     where = "where 2 others are waiting; rank 0 is in save, script.py:12."
     assert any(line.endswith(where) for line in said), host.log()
 

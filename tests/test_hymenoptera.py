@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO, TRAIN_HYMENOPTERA
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch]
 
 SMALL = ("--weights", "none", "--image-size", "64", "--batch-size", "4", "--lr", "0.01")
 TWO_RANKS = ("--launcher-nproc-per-node", "2", "--train-script")

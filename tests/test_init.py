@@ -296,7 +296,7 @@ def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
 
 def test_what_an_earlier_launcher_said_is_not_a_later_ones(init, stand_in):
     killed = f"{stand_in} & wait $!; exit 1"
-    host = init(f"{stand_in} 3; sleep 1; {killed}")
+    host = init(f"{stand_in} 3; {killed}")
     host.wait_for("a launcher is here", count=2)
     for process in host.processes():
         if any(word.endswith("stand_in.py") for word in words_of(process)[1:2]):

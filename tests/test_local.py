@@ -901,7 +901,6 @@ def test_a_stop_on_schedule(script, fault):
 
 @torch
 @pytest.mark.systems
-@pytest.mark.timeout(300)
 def test_two_jobs_at_once_of_three_hosts_train(tmp_path):
     jobs = [
         subprocess.Popen(
@@ -930,7 +929,6 @@ def test_two_jobs_at_once_of_three_hosts_train(tmp_path):
 
 @torch
 @pytest.mark.systems
-@pytest.mark.timeout(400)
 def test_twelve_hosts(script):
     text = "import os; print('rank', os.environ['RANK'], os.environ['SM_CURRENT_HOST'])"
     done = subprocess.run(

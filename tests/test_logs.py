@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, completed, ended_by, has_ended, poll, slow, words_of
+from conftest import LAUNCHER, PATIENT, completed, ended_by, has_ended, poll, slow, words_of
 
 from launcher.host.console import Console
 from launcher.result.last_words import last_words
@@ -278,7 +278,7 @@ WAYS = pytest.mark.parametrize("way", ["cold", slow("warm")])
 
 def host_with(start, path, *options, way="cold", nproc=2, both=False, **environ):
     """Start a launcher with logs, whose stdout and stderr are one file, if that is asked for."""
-    command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *LAUNCHER] if both else LAUNCHER
+    command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *PATIENT] if both else LAUNCHER
     words = ("--train-script", path, "--launcher-log-dir", "logs", "--launcher-start", way)
     return start(*words, "--launcher-nproc-per-node", nproc, *options, command=command, **environ)
 
@@ -326,8 +326,9 @@ def test_each_attempt_has_its_files_and_the_console_a_copy(start, script, way):
             of_attempt = [line for line in host.out.splitlines() if line in copied.splitlines()]
             assert of_attempt == copied.splitlines()
     lines = host.out.splitlines()
-    assert "[rank 1] ValueError: loss is nan" in lines
-    assert any("rank 1 (local rank 1) failed with" in line for line in lines)
+    failed = [n for n, line in enumerate(lines) if "rank 1 (local rank 1) failed with" in line]
+    raised = lines.index("[rank 1] ValueError: loss is nan")
+    assert raised < failed[0]
     assert lines.index("[rank 0] out 0 2") < lines.index(lines[-1]) and "launcher:" in lines[-1]
     assert host.leftovers() == []
 

@@ -57,7 +57,7 @@ def all_say_it(start, script, what, which):
     }
     commands = [LAUNCHER, LAUNCHER]
     commands[which] = [*MISTAKEN, what]
-    hosts = [LAUNCHER, LAUNCHER]
+    hosts = [None, None]
     for number in (1 - which, which):
         own = {"host": names[number], "command": commands[number], "SM_CURRENT_HOST": names[number]}
         hosts[number] = start("--train-script", script, **own, **common)

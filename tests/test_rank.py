@@ -250,11 +250,27 @@ def test_a_thread_of_torchs_that_is_at_work_is_waited_for_before_python_ends(scr
         assert both("script.py", env=RANK_0, runs=ADOPTING)[1] == (0, "dropped", "")
 
 
+WAITED_FOR = """
+import signal, sys, threading
+def save(*_):
+    raise {}
+signal.signal(signal.SIGTERM, save)
+def is_waited_for():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame and frame.f_code.co_name != "let_torchs_threads_finish":
+        frame = frame.f_back
+    return frame
+"""
+STOPPED = """
+    while not is_waited_for():
+        work(rounds // 5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    work(rounds)"""
+
+
 @pytest.mark.parametrize("raises", ["SystemExit(143)", "KeyboardInterrupt", "OSError('disk full')"])
 def test_a_stop_while_a_thread_of_torchs_is_waited_for_cuts_no_wait_short(script, raises):
-    stop = "os.kill(os.getpid(), 15); work(rounds)"
-    handler = f"def save(*_): raise {raises}\nimport signal; signal.signal(15, save)\n"
-    script(handler + DROPS_LATE.format(is_named=True, then=stop))
+    script(WAITED_FOR.format(raises) + DROPS_LATE.format(is_named=True, then=STOPPED))
     with told_by_a_rank(os.environ["TMPDIR"]):
         _, (code, out, err) = both("script.py", env=RANK_0, runs=ADOPTING)
     assert (code, out) == (0, "dropped")

@@ -162,23 +162,22 @@ def test_a_rank_whose_gpu_broke_is_not_restarted(start, script, driver):
 
 
 @pytest.mark.parametrize(
-    ("answers", "most"),
+    ("answers", "replies"),
     [
-        (f"cat <<'END'\n{REPORT.format(0)}END", 20),
-        ("trap '' TERM; sleep 600 & wait", 20),  # it hangs, and so does what it has started
+        (f"cat <<'END'\n{REPORT.format(0)}END", True),
+        ("trap '' TERM; sleep 600 & wait", False),  # it hangs, and so does what it has started
     ],
 )
-def test_ranks_are_restarted_if_the_driver_says_nothing_wrong(start, script, driver, answers, most):
+def test_ranks_are_restarted_if_the_driver_says_nothing_wrong(
+    start, script, driver, answers, replies
+):
     """Or nothing, or fails; one that hangs costs 5 s, and nothing of it is left."""
     options = ("--train-script", script(FAILS.format(fails="sys.exit(3)")))
     host = start(*options, "--launcher-max-restarts", "1", "--launcher-verbose", **driver(answers))
     assert host.wait() == 0, host.log()
     assert host.failure is None and host.leftovers() == []
-    asked, cleared = (
-        float(re.search(rf"launcher: ([\d.]+) s: run .*: .*{what}", host.err).group(1))
-        for what in ("CheckGpus", "Report.*Cleared")
-    )
-    assert cleared - asked < most, host.log()
+    before = host.err.partition("Report(message=Cleared")[0]
+    assert (" on GpusChecked" in before) == replies, host.log()
 
 
 WAITS = """
@@ -256,4 +255,7 @@ def test_warm_ranks_have_torch_at_their_first_line_in_each_attempt(start, start_
     for host in started:
         assert host.wait() == 0, host.log()
         assert "cold" not in host.err and "not loaded" not in host.out, host.log()
-        assert host.out.count("loaded") in (2, 3, 4) and host.leftovers() == []
+        assert (
+            host.out.count("loaded") in ((3, 4) if host is started[0] else (2, 3, 4))
+            and host.leftovers() == []
+        )

@@ -322,7 +322,7 @@ for step in range(9):
 
 
 # By when the launcher reads of it: on a busy machine the exception may come first.
-LEFT = r"(had ended with exit code 0, \d\.\d s earlier|ended with exit code 0, \d\.\d s later)"
+LEFT = r"(had ended with exit code 0, [\d.]+ s earlier|ended with exit code 0, [\d.]+ s later)"
 
 
 @pytest.mark.parametrize("why", ["a stop", "fewer batches", "it takes leave"])
@@ -473,9 +473,10 @@ def test_a_stop_reaches_every_rank_once_and_leaves_it_time(start, script, number
 def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
     host = start("--train-script", script(COUNT), "100", "0", *TWO_RANKS)
     host.wait_for("ready", 2)
-    while host.process.poll() is None:  # a busy launcher may take two for one
-        host.signal(signal.SIGINT)
-        time.sleep(0.2)
+    for _ in range(100):
+        if host.process.poll() is None:  # a busy launcher may take two for one
+            host.signal(signal.SIGINT)
+            time.sleep(0.2)
     assert host.wait(60) == ended_by(signal.SIGINT), host.log()
     assert "third SIGINT within 2 s: killing the job at once." in host.err
     assert "saved" not in host.out

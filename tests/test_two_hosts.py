@@ -323,7 +323,7 @@ def test_a_rendezvous_port_that_is_taken_ends_both_before_torchrun(start_two, sc
             assert host.out == ""
 
 
-def test_arguments_that_differ_end_all_even_a_late_host(start, script):
+def test_arguments_that_differ_end_all(start, script):
     common = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2", "127.0.0.3"]', **ports()}
     hosts = []
     for name, lr in (("127.0.0.1", "0.1"), ("127.0.0.3", "0.1"), ("127.0.0.2", "0.2")):

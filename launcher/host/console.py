@@ -17,7 +17,7 @@ from launcher.host.child import start_connected
 
 _SYNC_SECONDS = 0.5  # for a line of ours to come behind what ranks have written before it
 _COPY_SECONDS = 0.5  # at the end; then it writes the ends of what is left
-_END_SECONDS = 5.0  # until it is killed: one that is not stopped has ended long before
+_END_SECONDS = 5.0  # until it is killed; if it is not held up, it has ended after 0.75 s
 _KILL_SECONDS = 0.1  # that it has to end then
 _POLL_SECONDS = 0.005
 

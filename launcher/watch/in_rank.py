@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import faulthandler
 import gc
 import os
@@ -133,11 +134,17 @@ class Replier:
                 self._launcher.close()
 
     def _end(self) -> None:
-        """Keep threads out of C++ while Python ends: one that it ends there aborts the process."""
+        """Keep threads out of C++ while Python ends: one that it ends there aborts the process.
+
+        A stop may come meanwhile. What the script's handler raises then Python prints; but nothing
+        is said of SystemExit or KeyboardInterrupt: no exit code comes of them any more.
+        """
         if os.getpid() == self._pid:
-            _wait_despite_handlers(lambda: self._busy.acquire(timeout=1))
+            raised = _raised_in(lambda: self._busy.acquire(timeout=1))
             self._since = monotonic()
-            _wait_despite_handlers(let_torchs_threads_finish)
+            raised = _raised_in(let_torchs_threads_finish) or raised
+            if isinstance(raised, Exception):
+                raise raised
 
     def _run(self, after: float) -> None:
         # An exception: the launcher is gone, or Python is.
@@ -228,24 +235,22 @@ class Replier:
         return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
 
 
-def _wait_despite_handlers(wait: Callable[[], Any]) -> None:
-    """Wait; once more if a handler of the script's raises meanwhile, as many do at SIGTERM.
-
-    Python prints what it raised. It is too late for an exit code, so nothing is said of SystemExit.
-    """
-    try:
-        wait()
-    except BaseException as raised:
+def _raised_in(wait: Callable[[], Any]) -> BaseException | None:
+    """Wait, anew if a handler of the script's raises meanwhile; return what it raised last."""
+    raised: BaseException | None = None
+    for _ in range(3):  # stops come once or twice
         try:
             wait()
-        except Exception:  # again, so it is the wait's own: no descriptor is left, say
-            return
-        if isinstance(raised, Exception):
-            raise
+            break
+        except BaseException as error:
+            raised = error
+    return raised
 
 
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:
     """Wait, for so many seconds at most, until none of torch's own threads is at work.
+
+    But for 100 polls at least: this process may be suspended meanwhile.
 
     A collective completes before gloo's thread has released its tensors. On a busy machine it may
     do so only while Python ends, which aborts the process: "terminate called without an active
@@ -253,25 +258,28 @@ def let_torchs_threads_finish(seconds: float = 1.0) -> None:
     optimizer (torch 2.13).
     """
     until, polls, idle = monotonic() + seconds, 0, 0
-    # Twice idle: at the first poll it may be waiting for Python's lock. And no time is over after a
-    # few polls: this process may have been suspended.
+    # Twice idle: at the first poll it may be waiting for Python's lock.
     while idle < 2 and (polls < 100 or monotonic() < until):
         polls, idle = polls + 1, 0 if _is_torch_at_work() else idle + 1
         sleep(0.001)
 
 
 def _is_torch_at_work() -> bool:
-    """Tell whether a thread of torch's own runs or waits for a core.
+    """Tell whether a thread of torch's own runs or waits for a core; not if no descriptor is left.
 
     Gloo's is `pt_gloo_runloop`; an older torch leaves it the name of the thread that has made it.
     """
     python = {getattr(one, "native_id", 0) for one in getattr(threading, "_active", {}).values()}
-    inherited, _ = _stat(get_native_id())
-    for thread in {*map(int, listdir("/proc/self/task"))} - python - {get_native_id()}:
-        with contextlib.suppress(OSError):  # it has ended
-            name, state = _stat(thread)
-            if state == b"R" and (name.startswith(b"pt_") or name == inherited):
-                return True
+    try:
+        inherited, _ = _stat(get_native_id())
+        for thread in {*map(int, listdir("/proc/self/task"))} - python - {get_native_id()}:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                name, state = _stat(thread)
+                if state == b"R" and (name.startswith(b"pt_") or name == inherited):
+                    return True
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise  # it is a handler's of the script's
     return False
 
 

@@ -16,7 +16,7 @@ from conftest import more, poll
 from cluster.faults import OURS, SUBPROCESS, TOOLKIT, Fault
 from cluster.hosts import CONTAINERS, TRAIN
 
-pytestmark = [*CONTAINERS, pytest.mark.row, pytest.mark.timeout(400)]
+pytestmark = [*CONTAINERS, pytest.mark.row]
 ours_alone = pytest.mark.ours_alone  # peers have nothing that could do this
 algo_1_or_2 = pytest.mark.parametrize("host", ["algo-1", "algo-2"])
 algo_1_too = pytest.mark.parametrize("host", [more("algo-1"), "algo-2"])
@@ -406,10 +406,10 @@ def test_a_host_is_absent(fault):
 
 @pytest.mark.more
 def test_the_first_host_is_absent(fault):
-    fault.prepare(launcher_start_timeout=5)
+    fault.prepare(launcher_start_timeout=15)
     fault.happens()
     fault.job.start("algo-2")
-    fault.ends(69, "algo-1 could not be reached within 5 s (", 5 + 5, lost=("algo-1",))
+    fault.ends(69, "algo-1 could not be reached within 15 s (", 15 + 5, lost=("algo-1",))
 
 
 @pytest.mark.more

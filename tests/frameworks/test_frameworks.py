@@ -17,7 +17,7 @@ from pages import code
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PAGE = REPO / "docs" / "frameworks.md"
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch]
 
 BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

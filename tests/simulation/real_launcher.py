@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pickle
 import sys
+from pathlib import Path
 from typing import Any
 
-del sys.path[0]  # this folder, which has a launcher.py of its own
+# In place of this folder, which has a launcher.py of its own.
+sys.path[0] = str(Path(__file__).parents[1])
+
+from patient_launcher import be_patient  # noqa: E402
 
 from launcher.cli import main  # noqa: E402
 from launcher.run import machine  # noqa: E402
@@ -27,6 +31,7 @@ def recorded(plain: Any, file: Any) -> Any:
 if __name__ == "__main__":
     path = sys.argv.pop(1)
     with open(path, "ab") as file:
+        be_patient()
         machine.step = recorded(machine.step, file)
         exit_code = main()
     sys.exit(exit_code)

@@ -20,7 +20,7 @@ from pages import code
 
 from launcher.job import toolkit
 
-pytestmark = [pytest.mark.systems, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.systems, pytest.mark.torch]
 
 HYPERPARAMETERS = {"train-script": "show.py", "z": 1, "lr": 1e-3, "flag": True, "no": None}
 HYPERPARAMETERS |= {"d": {"b": [1], "a": 2}, "text": "a  $b `c`", "number": "7", "e": "é"}

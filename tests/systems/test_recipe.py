@@ -8,7 +8,7 @@ import pytest
 from conftest import REPO
 from pages import code
 
-pytestmark = [pytest.mark.systems, pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.systems, pytest.mark.torch]
 
 # Rank 1 fails in step 150 of the first attempt. In step 250 ranks wait for a stop, if there is one.
 SURROUNDINGS = """

@@ -17,7 +17,7 @@ from cluster.hosts import AWS_START, INIT_OF_A_CHANNEL
 from conftest import REPO, TRAIN_HYMENOPTERA
 from pages import blocks, code
 
-pytestmark = [pytest.mark.systems, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.systems]
 versions = pytest.mark.parametrize("version", sdk.VERSIONS)
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/training:1"

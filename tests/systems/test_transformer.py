@@ -25,7 +25,7 @@ def old_torch() -> bool:
     return tuple(map(int, version.split(".")[:2])) < (2, 6)
 
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # up to five jobs a test
+pytestmark = [pytest.mark.torch]
 needs_newer = pytest.mark.skipif(old_torch(), reason="an older torch gets one line: the last test")
 
 
