@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import faulthandler
 import gc
 import os
@@ -236,14 +235,21 @@ class Replier:
 
 
 def _raised_in(wait: Callable[[], Any]) -> BaseException | None:
-    """Wait, anew if a handler of the script's raises meanwhile; return what it raised last."""
+    """Wait, anew if a handler of the script's raises meanwhile; return what it raised last.
+
+    What this file's own code raises is not told to anybody: no descriptor is left, say.
+    """
     raised: BaseException | None = None
     for _ in range(3):  # stops come once or twice
         try:
             wait()
             break
         except BaseException as error:
-            raised = error
+            trace = error.__traceback__
+            while trace and trace.tb_next:
+                trace = trace.tb_next
+            if trace and trace.tb_frame.f_code.co_filename != __file__:
+                raised = error
     return raised
 
 
@@ -265,21 +271,17 @@ def let_torchs_threads_finish(seconds: float = 1.0) -> None:
 
 
 def _is_torch_at_work() -> bool:
-    """Tell whether a thread of torch's own runs or waits for a core; not if no descriptor is left.
+    """Tell whether a thread of torch's own runs or waits for a core. Raises OSError.
 
     Gloo's is `pt_gloo_runloop`; an older torch leaves it the name of the thread that has made it.
     """
     python = {getattr(one, "native_id", 0) for one in getattr(threading, "_active", {}).values()}
-    try:
-        inherited, _ = _stat(get_native_id())
-        for thread in {*map(int, listdir("/proc/self/task"))} - python - {get_native_id()}:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                name, state = _stat(thread)
-                if state == b"R" and (name.startswith(b"pt_") or name == inherited):
-                    return True
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise  # it is a handler's of the script's
+    inherited, _ = _stat(get_native_id())
+    for thread in {*map(int, listdir("/proc/self/task"))} - python - {get_native_id()}:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            name, state = _stat(thread)
+            if state == b"R" and (name.startswith(b"pt_") or name == inherited):
+                return True
     return False
 
 
