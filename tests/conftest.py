@@ -39,7 +39,7 @@ WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in
 OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
 
-# Of tests that depend on nothing being late, but on a busy machine.
+# For tests of what is logged only if something is late, as it may be on a busy machine.
 PATIENT = [sys.executable, str(Path(__file__).with_name("patient_launcher.py"))]
 
 TORCH = (0, 0)  # major, minor: the fast tests need none
@@ -104,11 +104,11 @@ def words_of(process: psutil.Process) -> list[str]:
     return []
 
 
-def is_killed(process: psutil.Process) -> bool:
-    """Tell whether a process needs no more than a core to die of SIGKILL, or has ended."""
+def has_signal(process: psutil.Process, number: int, *sets: str) -> bool:
+    """Tell whether one of a process's sets of signals has this one (proc(5)), or it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{process.pid}/status") as status:
-        pending = [int(line.split()[1], 16) for line in status if line[:6] in ("SigPnd", "ShdPnd")]
-        return any(mask >> signal.SIGKILL - 1 & 1 for mask in pending)
+        masks = [int(line.split()[1], 16) for line in status if line.startswith(sets)]
+        return any(mask >> number - 1 & 1 for mask in masks)
     return True
 
 
@@ -185,7 +185,7 @@ def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[
             yield told
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            accepts.join()
+            accepts.join()  # until then there may be more threads
             for thread in threads:
                 thread.join()
     os.unlink(f"{folder}/socket")
@@ -308,7 +308,8 @@ class Host:
         files = os.listdir(self.tmp)
         # torch's own cache, made by its optimizers in the ranks and kept between runs
         files = [file for file in files if "torchinductor" not in file]
-        return [str(one) for one in self.processes() if not is_killed(one)] + files
+        killed = signal.SIGKILL, "SigPnd", "ShdPnd"  # they need no more than a core to die on
+        return [str(one) for one in self.processes() if not has_signal(one, *killed)] + files
 
     def end(self) -> None:
         for process in self.processes():

@@ -13,8 +13,8 @@ _marks: deque[socket.socket] = deque(maxlen=100)  # those of tests that have end
 def free_port() -> int:
     """Return a port that is free, and given neither to other tests nor by the kernel to anybody.
 
-    A name of the network's namespace marks it, which nobody needs to take away (unix(7)): tests of
-    other processes would see the port free until a launcher listens there.
+    An abstract socket marks it, which is gone when this process is (unix(7)): until a launcher
+    listens there, the port looks free to the tests of other processes.
     """
     while True:
         # Not the ports of the launcher, nor those that `sm-launch local` takes, nor those that all

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-del sys.path[0]  # this folder, which has a launcher.py of its own
+del sys.path[0]  # the folder of the tests
 
 from launcher.cli import main  # noqa: E402
 from launcher.host import console  # noqa: E402
@@ -15,7 +15,7 @@ from launcher.run import ending  # noqa: E402
 
 
 def be_patient() -> None:
-    """Let no time of a few seconds be over within a minute."""
+    """Give torchrun and the copier a minute, in place of a few seconds."""
     ending.CLOSE_REQUEST_SECONDS = ending.MARGIN_SECONDS = 60
     console._SYNC_SECONDS = 60
 

@@ -469,6 +469,7 @@ def test_a_stop_of_a_job_that_prints_200_mb_a_second(start, script):
     ):
         left_out = int(said[1]) + len(said[0].encode()) * -1
     assert len(host.out) + left_out == size
+    assert "did not take all" not in host.err
     log_of(0).unlink()
 
 

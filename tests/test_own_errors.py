@@ -61,7 +61,7 @@ def all_say_it(start, script, what, which):
     for number in (1 - which, which):
         own = {"host": names[number], "command": commands[number], "SM_CURRENT_HOST": names[number]}
         hosts[number] = start("--train-script", script, **own, **common)
-        # The other hosts have 3 s to hear of it.
+        # The host with the mistake, which starts last, tells the other for 3 s.
         poll(lambda: "rendezvous at" in hosts[1 - which].err)
     assert [host.wait() for host in hosts] == [70, 70], "".join(host.log() for host in hosts)
     reason = f"launcher: {names[which]}: the launcher itself failed with KeyError: 'a mistake'\n"

@@ -11,7 +11,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, PATIENT, TORCH, completed, ended_by, more, poll, ports, words_of
+from conftest import (
+    LAUNCHER,
+    PATIENT,
+    TORCH,
+    completed,
+    ended_by,
+    has_signal,
+    more,
+    poll,
+    ports,
+    words_of,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -268,14 +279,6 @@ def agent_of(host):
     return agent
 
 
-def hears(process, number):
-    """Tell whether a process does not ignore a signal (proc(5)); False: it is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/status") as status:
-        (ignored,) = (line.split()[1] for line in status if line.startswith("SigIgn"))
-        return not int(ignored, 16) >> (number - 1) & 1
-    return False
-
-
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path, is_killed):
     """And that its launcher was killed: then it ends its ranks itself."""
@@ -320,7 +323,7 @@ def test_nothing_of_a_killed_launchers_job_runs_on(start, script, text, told, op
         time.sleep(0.2)
     host.process.kill()
     if told == "after":  # torchrun has heard of it; before that, SIGTERM may end it by itself
-        poll(lambda: not agent.is_running() or not hears(agent, signal.SIGTERM))
+        poll(lambda: has_signal(agent, signal.SIGTERM, "SigIgn"))
     for _ in range(3 * (told == "after")):
         time.sleep(0.3)
         with contextlib.suppress(psutil.NoSuchProcess):  # on a busy machine all is over by then

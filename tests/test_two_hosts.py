@@ -301,7 +301,7 @@ def test_a_configuration_error_on_one_host_ends_both(start, script, wrong, what)
         environ = {**common, "SM_CURRENT_HOST": names[i], **own[i]}
         hosts.append(start("--train-script", paths[i], **environ))
         if i != wrong:
-            poll(lambda: "rendezvous at" in hosts[0].err)  # then the other has 3 s to hear of it
+            poll(lambda: "rendezvous at" in hosts[0].err)  # the other tells it for 3 s
     for host in hosts:
         assert host.wait(60) == 2, host.log()
         assert host.failure.startswith(f"launcher: {names[wrong]}: {says}")

@@ -135,8 +135,8 @@ class Replier:
     def _end(self) -> None:
         """Keep threads out of C++ while Python ends: one that it ends there aborts the process.
 
-        A stop may come meanwhile. What the script's handler raises then Python prints; but nothing
-        is said of SystemExit or KeyboardInterrupt: no exit code comes of them any more.
+        A stop may come meanwhile. Python prints what the script's handler raises then, but not
+        SystemExit or KeyboardInterrupt: it is too late for an exit code.
         """
         if os.getpid() == self._pid:
             raised = _raised_in(lambda: self._busy.acquire(timeout=1))
@@ -237,7 +237,7 @@ class Replier:
 def _raised_in(wait: Callable[[], Any]) -> BaseException | None:
     """Wait, anew if a handler of the script's raises meanwhile; return what it raised last.
 
-    What this file's own code raises is not told to anybody: no descriptor is left, say.
+    An error of this file's own code is dropped: no descriptor is left, say.
     """
     raised: BaseException | None = None
     for _ in range(3):  # stops come once or twice
@@ -256,7 +256,7 @@ def _raised_in(wait: Callable[[], Any]) -> BaseException | None:
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:
     """Wait, for so many seconds at most, until none of torch's own threads is at work.
 
-    But for 100 polls at least: this process may be suspended meanwhile.
+    It polls at least 100 times: the process may have been suspended meanwhile.
 
     A collective completes before gloo's thread has released its tensors. On a busy machine it may
     do so only while Python ends, which aborts the process: "terminate called without an active

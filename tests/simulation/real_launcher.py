@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# In place of this folder, which has a launcher.py of its own.
+# In place of this folder, which has a launcher.py of its own; the import takes it out again.
 sys.path[0] = str(Path(__file__).parents[1])
 
 from patient_launcher import be_patient  # noqa: E402
