@@ -2,33 +2,27 @@
 
     state, actions = step(state, event, now)
 
-*A phase* is how far this host's share of the job is, and says what an event means. What is known in
-it alone is in its value. EVENTS has the function that takes an event; it branches on the phase.
-rows.py has all changes of phase, and every step of a test is checked against it.
+*Who owns ranks.* Each rank's keeper does (keeper.py): it starts the script, ends all of it, and
+says when nothing is left. torchrun starts the keepers, once; it sees no rank end before the job
+does. So an attempt is RunRanks, whatever was before it.
 
-*Who owns ranks.* torchrun starts them, with permission; it ends none, and restarts none. They are
-the launcher's children, and each waits for go before its script runs: once they are to end, none
-that comes is let go. torchrun's agent (agent.py) requests the start, and requests the close before
-it would end them: it gets its reply when no rank runs. All of them end here, in the phase Ending,
-for whatever reason (ending.py).
+*Who decides.* The coordinator, on how the job ends and on restarts. This host reports what happens,
+and does what is commanded; by itself it acts on a stop alone.
 
-*Who decides.* The coordinator, on how the job ends and on restarts. This host reports what happens
-and does what is commanded; by itself it acts on a stop, sends its other ranks SIGTERM once one has
-failed for its own reason (failing.py), and acts where no command comes in time.
+*One way to end, for every reason.* Ending: EndRanks to all keepers; when all have cleared,
+`Cleared` to the coordinator. It answers with the Start of the next attempt, or with Leave: then
+keepers and torchrun end, and when nothing is left this host is Done. What ends while the job ends
+changes nothing.
 
-*What bounds each wait.* Joining: the coordinator, by the start timeout. Departing: 3 s. Running
-lasts as long as the job; what a rank raised counts 2.5 s later, a foreign signal to torchrun after
-1 s. Failing: the patience with the cause, and 5 s. Ending: each of its parts says by itself.
-Restarting and Waiting: the coordinator, whose loss is an End.
+*What bounds each wait.* Joining: the coordinator, by the start timeout; a host that cannot start
+has 5 s to say why. Running lasts as long as the job, but torchrun has to have started all ranks
+within the start timeout. Ending: the keepers, by the grace and 5 s; then the coordinator, whose
+loss is an End and a Leave; then torchrun, 15 s after a success, and 5 s for what was killed.
 
 *What holds always.*
-- The result is set once. Where a stop and a failure are known, the coordinator has chosen.
-- In Restarting, Waiting and Done nothing of the job runs here, but for what has survived SIGKILL
-  for 5 s, which was reported; or else an attempt would begin beside the one before.
-- An attempt begins when all hosts have cleared the one before, so events of its processes are of
-  this one. Commands name theirs.
-- Each process gets the signal that ends it once; only a longer grace is given after that.
-- All actions of a step are carried out before the next event is taken in (supervisor.py).
+- The result is set once, but for a restart that becomes an end.
+- A stop is never cut short by anything but the third Ctrl-C.
+- No rank runs in Joining and Done, nor beside another attempt's.
 
 Times are on the clock time.monotonic(), waits in seconds.
 """
@@ -37,219 +31,189 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 from launcher.job.job import Job
-from launcher.peers.events import AllKnow
-from launcher.peers.messages import (
-    AtRendezvous,
-    End,
-    Failed,
-    NoRanksAnywhere,
-    NoRanksHere,
-    Restart,
-    Start,
-    Stop,
-    Succeeded,
-)
-from launcher.result.causes import stopped
+from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
+from launcher.result import causes
+from launcher.result.causes import Failure, headline, stopped
 from launcher.run import ranks
-from launcher.run.ending import (
-    advance,
-    begun,
-    deadline,
-    ended_while_ending,
-    failed_before,
-    gpus_checked,
-    instead,
-    leftovers_found,
-    ranks_signalled,
-)
 from launcher.run.events import (
     Actions,
     CannotStart,
-    ChildEnded,
-    CloseRequested,
-    FindLeftovers,
-    GpusChecked,
-    LauncherFailed,
-    LeftoversFound,
-    OrphanEnded,
+    EndRanks,
+    KeeperCleared,
+    KeeperJoined,
+    KeeperLost,
+    KillTorchrun,
+    LeaveRanks,
+    NothingLeft,
     PlacesReported,
     RankEnded,
     RankExits,
-    RankNotStarted,
     RankRuns,
-    ReachedRendezvous,
-    Reply,
-    ReplyToRank,
     Report,
+    RequestPlaces,
+    RunRanks,
     ScriptEnded,
     Signal,
-    Signalled,
-    StartRequested,
     StartTorchrun,
     ThreadRaised,
     Time,
     TorchrunEnded,
-    TorchrunRuns,
 )
-from launcher.run.failing import count, fail, of_foreign_signal, of_torchrun_here, report_ends
+from launcher.run.ranks import Rank
 from launcher.run.state import (
-    DEPART_SECONDS,
-    EXIT_BARRIER_SECONDS,
+    CONFIRM_FAILURE_SECONDS,
+    GONE_SECONDS,
     INTERRUPTS_TO_KILL,
     INTERRUPTS_WITHIN_SECONDS,
     LAST_INTERRUPT,
-    PART_OF_STOP_SECONDS,
-    Departing,
+    PLACES_SECONDS,
+    TORCHRUN_SECONDS,
+    UNHEARD_SECONDS,
     Done,
     Ending,
-    Failing,
     Joining,
-    Program,
-    Restarting,
     Running,
     State,
     Step,
     Times,
-    Torchrun,
-    Waiting,
     Why,
 )
-from launcher.text.words import Log, signal_name
+from launcher.text.words import NAMED, Log, plural, signal_name
+
+LOCAL = -1  # of an Ending: the coordinator's number is not known
 
 
 def begin(job: Job, now: float) -> State:
     """Return the state at the launcher's start."""
-    return State(job, Times(now), Program(job.runner))
+    return State(job, Times(now))
 
 
 def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while all ranks run."""
     phase = state.phase
-    if isinstance(phase, Ending):
-        return deadline(state, phase)
-    if isinstance(phase, (Running, Failing)):
+    if isinstance(phase, Running):
         return min(phase.deadline, state.count_at)
-    return phase.deadline if isinstance(phase, Departing) else math.inf
+    if isinstance(phase, Ending):
+        return min(phase.places_at, phase.says_at, phase.torchrun_by, phase.gone_by)
+    return phase.deadline if isinstance(phase, Joining) else math.inf
 
 
 def step(state: State, event: Any, now: float) -> Step:
     """Return the state after an event, and the actions to carry out."""
-    take = EVENTS.get(type(event))
-    if take is None:
-        return state, (Log(f"the run's state machine does not know {type(event).__name__}."),)
-    return take(state, event, now)
+    return EVENTS[type(event)](state, event, now)
 
 
 # Commands of the coordinator.
 
 
 def started(state: State, event: Start, now: float) -> Step:
-    """Start torchrun for an attempt."""
-    if not isinstance(state.phase, (Joining, Restarting)):
+    """Start torchrun; for another attempt, have keepers run the script again."""
+    phase, times = state.phase, state.times
+    if event.attempt == 1 and isinstance(phase, Joining):
+        times = Times(times.began, started=now, attempt=now)
+        state = state._replace(phase=Running(_starts_by(state, now)), torchrun_runs=True)
+        return state._replace(attempt=1, times=times), (StartTorchrun(),)
+    if not (isinstance(phase, Ending) and phase.why is Why.RESTART):
         return state, ()  # a stop came first
-    times = state.times
-    times = Times(times.began, started=min(times.started, now), attempt=now)
+    again = {one.rank: Rank(one.rank, one.local_rank) for one in state.ranks.values()}
     state = state._replace(
-        phase=Running(),
         attempt=event.attempt,
-        times=times,
-        ranks={},
-        torchrun=Torchrun(),
-        program=Program(state.program.name),
-        no_ranks_anywhere=False,
+        times=Times(times.began, started=times.started, attempt=now),
+        phase=Running(_starts_by(state, now) if len(again) < state.nproc else math.inf),
+        port=event.port,
+        ranks=again,
     )
-    return state, (StartTorchrun(event.attempt),)
+    if not state.torchrun_runs:
+        return _fail_with_torchrun(state, TorchrunEnded(0, "it ended during a restart"), now)
+    return state, (RunRanks(tuple(again), event.attempt, event.port),)
+
+
+def _starts_by(state: State, now: float) -> float:
+    """Return by when torchrun has started all ranks; a program that runs it may work before."""
+    return math.inf if state.job.runner else now + state.job.options.start_timeout
 
 
 def ended(state: State, event: End, now: float) -> Step:
-    """End the ranks: the job was stopped, has failed, or has succeeded."""
-    phase, result = state.phase, event.result
-    if state.result is not None:
+    """End the ranks: for the job's result, or for another attempt."""
+    phase = state.phase
+    if isinstance(phase, Done) or (isinstance(phase, Ending) and phase.why is Why.INTERRUPT):
         return state, ()
+    result = None if event.restart else event.result
     state = state._replace(result=result)
-    if isinstance(phase, Joining):
-        return state._replace(phase=Departing(now + DEPART_SECONDS)), ()
-    if isinstance(phase, (Restarting, Waiting)):
-        return state._replace(phase=Done()), (Report(NoRanksHere(state.attempt)),)
-    if isinstance(phase, (Departing, Done)):
-        return state, ()
-    if result.stop_signal:
-        return _stop(state, result.stop_signal, now)
-    if result.exit_code == 0:
-        torchrun = state.torchrun._replace(barrier_deadline=now + EXIT_BARRIER_SECONDS)
-        state = state._replace(torchrun=torchrun)
-        if isinstance(phase, Ending):
-            return advance(state, phase, now)
-        return _end(state, Why.SUCCESS, now)
+    lines: Actions = (Log(event.restart),) if event.restart else ()
+    why = _why(event)
     if isinstance(phase, Ending):
-        if phase.why in (Why.SUCCESS, Why.RESTART):
-            return advance(state, instead(state, phase, Why.FAILURE, now), now)
+        if why is Why.STOP and phase.why in (Why.RESTART, Why.FAILURE, Why.SUCCESS):
+            state, actions = _end(state, why, now, event.result.stop_signal, event.number)
+            return state, lines + actions
+        why = phase.why if phase.why is Why.STOP else why
+        return _if_clear(state, phase._replace(why=why, command=event.number), lines)
+    if why is Why.FAILURE and state.alive:
+        cause = event.result.text.partition("\n")[0].removeprefix("launcher: ")
+        lines = (Log(f"stopping local ranks because {cause}"),)
+    number = event.result.stop_signal or signal.SIGTERM
+    state, actions = _end(state, why, now, number, event.number)
+    return state, lines + actions
+
+
+def _why(event: End) -> Why:
+    if event.restart:
+        return Why.RESTART
+    if event.result.stop_signal:
+        return Why.STOP
+    return Why.FAILURE if event.result.exit_code else Why.SUCCESS
+
+
+def left(state: State, event: Leave, now: float) -> Step:
+    """Let keepers and torchrun end: torchrun by itself after a success, else with SIGKILL.
+
+    What torchrun copies (--tee) after a failure has the failure grace. A program that runs torchrun
+    works on after a success, without a bound.
+    """
+    phase = state.phase
+    if not isinstance(phase, Ending) or phase.leaves:
         return state, ()
-    state, actions = _end(state, Why.FAILURE, now)
-    if state.alive:
-        cause = result.text.partition("\n")[0].removeprefix("launcher: ")
-        actions = (Log(f"stopping local ranks because {cause}"), *actions)
-    return state, actions
+    phase = phase._replace(leaves=True, places_at=math.inf, says_at=math.inf)
+    code = 0 if _is_success(state) else 1
+    if not state.torchrun_runs or (code and not state.job.tees):
+        # torchrun would say much about the ends of its stubs.
+        state, actions = _kill_torchrun(state, phase, now)
+        return state, (*actions, LeaveRanks(code))
+    by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
+    if not code and state.job.runner:
+        by = math.inf
+    return state._replace(phase=phase._replace(torchrun_by=by)), (LeaveRanks(code),)
 
 
-def restarted(state: State, event: Restart, now: float) -> Step:
-    """End the ranks, for all hosts to start them again."""
-    phase, line = state.phase, Log(event.why)
-    if event.attempt != state.attempt:
-        return state, ()
-    if isinstance(phase, Running) and phase.foreign_signal:
-        state, actions = fail(state, of_foreign_signal(state, phase, now), now)
-    elif isinstance(phase, (Running, Failing, Waiting)):
-        state, actions = _end(state, Why.RESTART, now)
-    elif isinstance(phase, Ending) and phase.why in (Why.SUCCESS, Why.FAILURE):
-        phase = instead(state, phase, Why.RESTART, now)
-        state, actions = advance(state, phase, now)
-    else:
-        return state, ()  # a stop has come, which the coordinator is about to receive
-    return state, (line, *actions)
+def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
+    phase = phase._replace(killed=True, torchrun_by=math.inf, gone_by=_gone_by(state, now))
+    return state._replace(phase=phase), (KillTorchrun(),) if state.torchrun_runs else ()
 
 
-def no_ranks_anywhere(state: State, event: NoRanksAnywhere, now: float) -> Step:
-    """Note that no rank of this attempt runs on any host: nobody needs its store any more."""
-    if event.attempt == state.attempt:
-        state = state._replace(no_ranks_anywhere=True)
-    return _go_on(state, now)
+def _gone_by(state: State, now: float) -> float:
+    """Return until when what is left is waited for: a stub may end what a killed keeper has left."""
+    return now + state.grace(Why.FAILURE) + GONE_SECONDS
 
 
-def all_know(state: State, event: AllKnow, now: float) -> Step:
-    """End, if nothing was started here: no other host waits to know why any more."""
-    return (_depart(state), ()) if isinstance(state.phase, Departing) else (state, ())
+def nothing_left(state: State, event: NothingLeft, now: float) -> Step:
+    """Be done, if this host may leave."""
+    phase = state.phase
+    is_over = isinstance(phase, Ending) and phase.leaves and not state.torchrun_runs
+    return state._replace(phase=Done()) if is_over else state, ()
 
 
-def _depart(state: State) -> State:
-    own = state.failure.result if state.failure else None
-    return state._replace(phase=Done(), result=state.result or own)
-
-
-# Before torchrun runs, and signals.
+# Signals, and a host that cannot start.
 
 
 def cannot_start(state: State, event: CannotStart, now: float) -> Step:
     """Report why this host cannot start torchrun."""
-    if isinstance(state.phase, Done):
-        return state, ()  # a stop came first
-    state = state._replace(phase=Departing(now + DEPART_SECONDS), failure=event.failure)
-    return state, (Report(Failed(state.attempt, event.failure)),)
-
-
-def launcher_failed(state: State, event: LauncherFailed, now: float) -> Step:
-    """Report it; a stop, and what is known of the end before, counts more."""
-    phase = state.phase
-    if isinstance(phase, Joining):
-        return cannot_start(state, CannotStart(event.failure), now)
-    if state.result or isinstance(phase, (Departing, Done)):
-        return state, ()
-    success = isinstance(phase, Ending) and phase.why is Why.SUCCESS
-    if success or isinstance(phase, (Running, Failing)):
-        return fail(state, event.failure, now)
+    if isinstance(state.phase, Joining):
+        state = state._replace(phase=Joining(now + UNHEARD_SECONDS))
+    state = state._replace(failure=event.failure, torchrun_runs=False)
     return state, (Report(Failed(state.attempt, event.failure)),)
 
 
@@ -258,196 +222,129 @@ def signalled(state: State, event: Signal, now: float) -> Step:
 
     After a failure the coordinator decides which of the two counts.
     """
-    number = event.number
+    number, phase, name = event.number, state.phase, signal_name(event.number)
     if number == signal.SIGINT:
         recent = [at for at in state.interrupts if now - at < INTERRUPTS_WITHIN_SECONDS]
         state = state._replace(interrupts=(*recent, now))
         if len(state.interrupts) >= INTERRUPTS_TO_KILL:
             return _interrupted(state, now)
     is_first, state = not state.was_signalled, state._replace(was_signalled=True)
-    phase, name = state.phase, signal_name(number)
-    why = phase.why if isinstance(phase, Ending) else None
-    report: Actions = () if state.result else (Report(Stop(number)),)
-    barrier = why is Why.SUCCESS and state.others_are_unheard  # which may last for minutes
-    if barrier or (report and (isinstance(phase, Running) or why is Why.RESTART)):
-        state, actions = _stop(state, number, now)
-        return state, (*report, *actions)
-    if report and isinstance(phase, (Joining, Departing, Restarting)):
-        return state, report
-    if why is Why.STOP:
+    report = Report(Stop(number))
+    if isinstance(phase, Joining):
+        return state, (report,)
+    if isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART):
+        state, actions = _end(state, Why.STOP, now, number, LOCAL)
+        return state, (report, *actions)
+    if isinstance(phase, Ending) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         # SageMaker signals every host: the first signal here is the stop that another one reported.
         return state, () if is_first else (Log(line),)
-    if report and (isinstance(phase, Waiting) or why is Why.SUCCESS):
-        line = f"{name} while other hosts are still running: stopping them."
-        return state, (Log(line), *report) if state.job.members else report
-    # After a failure a stop counts if ranks are to be restarted.
-    return state, (Log(f"{name}: the job is already ending."), *report)
+    return state, (Log(f"{name}: the job is already ending."),)
 
 
 def _interrupted(state: State, now: float) -> Step:
     """Kill all that runs, at once; the other hosts cannot be waited for."""
-    if isinstance(state.phase, (Running, Failing, Ending)):
-        line = Log(f"{LAST_INTERRUPT}: killing the job at once.")
-        phase = state.phase if isinstance(state.phase, Ending) else Ending(Why.STOP, now, now)
-        state, actions = advance(state, phase._replace(why=Why.INTERRUPT, deadline=now), now)
-        return state, (line, *actions)
-    line = Log(f"{LAST_INTERRUPT}: exiting at once.")
-    return _depart(state._replace(result=state.result or stopped(signal.SIGINT))), (line,)
+    state = state._replace(result=state.result or stopped(signal.SIGINT))
+    if not isinstance(state.phase, (Running, Ending)):
+        line = f"{LAST_INTERRUPT}: exiting at once."
+        return state._replace(phase=Done()), (Log(line),)
+    state, actions = _end(state, Why.INTERRUPT, now, signal.SIGINT, LOCAL)
+    assert isinstance(state.phase, Ending)
+    phase = state.phase._replace(leaves=True)
+    state, kill = _kill_torchrun(state, phase, now)
+    return state, (Log(f"{LAST_INTERRUPT}: killing the job at once."), *actions, *kill)
 
 
-def _stop(state: State, number: int, now: float) -> Step:
-    """Pass a stop on to the ranks; those that got a signal already keep the later deadline."""
-    grace, host, phase = state.grace(Why.STOP), state.job.current_host, state.phase
-    before: Actions = ()
-    if isinstance(phase, Ending):
-        if phase.why in (Why.STOP, Why.INTERRUPT):
-            return state, ()
-        phase = instead(state, phase, Why.STOP, now)._replace(number=number)
-    else:
-        phase = begun(state, Why.STOP, now, number)
-        before = failed_before(state, state.ranks.values(), number)
-    line = f"{signal_name(number)}: stopping; the ranks of {host} have {grace:g} s to save."
-    if not state.ranks:
-        line = f"{signal_name(number)}: stopping before any rank of {host} has started."
-    state, actions = advance(_closing(state, now), phase, now)
-    return state, (Log(line), *before, *actions)
+# The end of ranks.
 
 
-# Torchrun.
+def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
+    """End all ranks for a reason; `command` is the coordinator's number for it."""
+    grace, phase = state.grace(why), state.phase
+    deadline = now + grace
+    if isinstance(phase, Ending) and why is not Why.INTERRUPT:
+        deadline = max(deadline, phase.deadline)
+    ending = Ending(why, command, deadline, frozenset(state.ranks), number)
+    is_bounded = bool(state.alive) and why not in (Why.SUCCESS, Why.INTERRUPT)
+    if is_bounded:
+        places_at = deadline - min(PLACES_SECONDS, grace / 2)
+        ending = ending._replace(places_at=places_at, says_at=deadline)
+    lines = _lines_of_stop(state, number) if why is Why.STOP else ()
+    times = state.times._replace(closes=min(state.times.closes, now))
+    state = state._replace(ends=state.ends + 1, times=times, count_at=math.inf)
+    how = {"waits": why is Why.STOP, "at_once": why is Why.INTERRUPT}
+    end: Actions = (EndRanks(state.ends, number, grace, **how),) if state.ranks else ()
+    state, actions = _if_clear(state, ending, ())
+    return state, (*lines, *end, *actions)
 
 
-def torchrun_runs(state: State, event: TorchrunRuns, now: float) -> Step:
-    """Note that torchrun runs; a program that runs it may do so again after a success."""
-    torchrun, phase = state.torchrun, state.phase
-    if torchrun.has_ended:
-        torchrun = Torchrun(child_has_ended=torchrun.child_has_ended)
-        if isinstance(phase, Ending) and phase.why is Why.SUCCESS:
-            state = state._replace(phase=Running(), ranks={})
-    return _go_on(state._replace(torchrun=torchrun._replace(runs=True)), now)
+def _lines_of_stop(state: State, number: int) -> Actions:
+    name, host = signal_name(number), state.job.current_host
+    if state.has_succeeded:
+        line = f"{name} while other hosts are still running: stopping them."
+        return (Log(line),) if state.job.members else ()
+    line = f"{name}: stopping; the ranks of {host} have {state.grace(Why.STOP):g} s to save."
+    if not any(rank.pid for rank in state.ranks.values()):
+        line = f"{name}: stopping before any rank of {host} has started."
+    return (Log(line), *_failed_before(state, state.ranks.values(), number))
 
 
-def reached_rendezvous(state: State, event: ReachedRendezvous, now: float) -> Step:
-    """Report it after a restart: the coordinator bounds how long torchruns wait for each other."""
-    return state, _at_rendezvous(state, is_over=False)
+def _if_clear(state: State, phase: Ending, before: Actions) -> Step:
+    """Report that nothing of this attempt is left, if that is so, and who is told knows of it."""
+    state = state._replace(phase=phase)
+    if phase.open or phase.command == LOCAL or phase.leaves:
+        return state, before
+    return state, (*before, Report(Cleared(phase.command, phase.survivors)))
 
 
-def start_requested(state: State, event: StartRequested, now: float) -> Step:
-    """Let torchrun start the ranks, unless they are to end: then it is killed."""
-    if isinstance(state.phase, Running):
-        torchrun = state.torchrun._replace(
-            has_permission=True, nproc=len(event.ranks), keeps_store=event.keeps_store
-        )
-        report = _at_rendezvous(state, is_over=True)
-        return state._replace(torchrun=torchrun, ranks={}), (*report, Reply())
-    return _go_on(state, now)
-
-
-def _at_rendezvous(state: State, *, is_over: bool) -> Actions:
-    """Return a restart's report; at the first start torchrun's own time-out counts."""
-    restarts = state.attempt > 1 and isinstance(state.phase, Running) and state.job.members
-    return (Report(AtRendezvous(state.attempt, is_over)),) if restarts else ()
-
-
-def close_requested(state: State, event: CloseRequested, now: float) -> Step:
-    """Have torchrun wait until its ranks have ended; if they were not to end, this host fails."""
-    torchrun = state.torchrun._replace(requests_close=True, tees=event.tees)
-    state = state._replace(torchrun=torchrun)
-    if not isinstance(state.phase, Running) or state.has_succeeded:
-        return _go_on(state, now)
-    if event.error:
-        return fail(state, of_torchrun_here(state, 0, event.error, now), now)
-    if event.number:
-        # It may have got several.
-        later = min(state.phase.deadline, now + PART_OF_STOP_SECONDS)
-        return state._replace(phase=Running(event.number, later)), ()
-    if any(rank.failure for rank in state.ranks.values()):
-        return state, ()  # which counts soon
-    error = "it was about to stop its ranks, although none had failed"
-    return fail(state, of_torchrun_here(state, 0, error, now), now)
-
-
-def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
-    """Fail if torchrun ended before it was to."""
-    torchrun = state.torchrun._replace(requests_close=False, ended_at=now)
-    state, counted = count(state._replace(torchrun=torchrun), now, everything=True)
-    has_failed = event.returncode != 0 or not state.has_succeeded
-    if has_failed and _is_to_go_on(state):
-        failure = of_torchrun_here(state, event.returncode, event.error, now, oom=event.oom)
-        state, actions = fail(state, failure, now)
-    else:
-        state, actions = _go_on(state, now)
-    return state, counted + actions
-
-
-def child_ended(state: State, event: ChildEnded, now: float) -> Step:
-    """Go on if that was torchrun; a program that runs it may fail by itself."""
-    state = state._replace(torchrun=state.torchrun._replace(child_has_ended=True))
-    code = event.returncode
-    if not state.program.name or not _is_to_go_on(state):
-        return _find_leftovers(state, now)
-    if code == 0 and state.torchrun.has_ended and state.has_succeeded:
-        state, actions = _find_leftovers(state, now)
-        return state, (Report(Succeeded(state.attempt)), *actions)
-    error = "" if code else "it ended before torchrun had succeeded"
-    return fail(
-        state, of_torchrun_here(state, code, error, now, state.program.name, event.oom), now
-    )
-
-
-def _is_to_go_on(state: State) -> bool:
-    """Tell whether torchrun, or what runs it, fails this host by ending in any way but well."""
+def cleared(state: State, event: KeeperCleared, now: float) -> Step:
+    """Note that nothing of a rank is left; what survives SIGKILL is given up."""
     phase = state.phase
-    if not isinstance(phase, Ending):
-        return isinstance(phase, Running)
-    return state.result is None and phase.why is Why.SUCCESS
-
-
-def _find_leftovers(state: State, now: float) -> Step:
-    """Find out what runs, now that torchrun is gone."""
-    if not isinstance(state.phase, Ending):
+    if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()
-    leftovers = state.phase.leftovers._replace(pids=None)
-    state, actions = advance(state, state.phase._replace(leftovers=leftovers), now)
-    return state, (*actions, FindLeftovers())
+    survivors = phase.survivors + event.survivors
+    phase = phase._replace(open=phase.open - {event.rank}, survivors=survivors)
+    lines: Actions = ()
+    if not phase.open and phase.leaves:
+        lines = (LeaveRanks(1),)
+    elif not phase.open:
+        state = state._replace(times=state.times._replace(ended=now))
+        phase = phase._replace(places_at=math.inf, says_at=math.inf)
+        if survivors:
+            held = plural(survivors, "process", "es")
+            line = f"{held} of the job survived SIGKILL for 5 s (stuck in the kernel)"
+            lines = (Log(f"{line}; giving up on them."),)
+    return _if_clear(state, phase, lines)
 
 
-def orphan_ended(state: State, event: OrphanEnded, now: float) -> Step:
-    """Find out what still runs."""
-    return state, (FindLeftovers(),) if isinstance(state.phase, Ending) else ()
+def keeper_joined(state: State, event: KeeperJoined, now: float) -> Step:
+    """Have a rank's script run, unless ranks are to end: then there is nothing to end of it."""
+    rank = Rank(event.rank, event.local_rank)
+    state = state._replace(nproc=event.nproc, ranks={**state.ranks, event.rank: rank})
+    phase = state.phase
+    if isinstance(phase, Running):
+        if len(state.ranks) == event.nproc:
+            state = state._replace(phase=Running())
+        if event.group_rank and not state.job.cluster.node_rank:
+            return _fail(state, causes.of_group_rank(state.job.current_host), now)
+        return state, (RunRanks((event.rank,), state.attempt, state.port),)
+    return state, (LeaveRanks(1),) if isinstance(phase, Ending) and phase.leaves else ()
 
 
-# Ranks.
-
-
-def rank_runs(state: State, event: RankRuns, now: float) -> Step:
-    """Let a rank go, unless ranks are to end: then its script does not run."""
-    known = ranks.updated(state.ranks, event, now - state.times.attempt)
-    if not isinstance(state.phase, Running):
-        refused = known[event.pid]._replace(is_refused=True)
-        state = state._replace(ranks={**known, event.pid: refused})
-        return state, (ReplyToRank(event.pid, lets_go=False),)
-    times = state.times._replace(trains=min(state.times.trains, now))
-    return state._replace(times=times, ranks=known), (ReplyToRank(event.pid, lets_go=True),)
-
-
-def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
-    """Note what is known of a rank; its failure may count, or its success complete this host's."""
-    before = state.ranks.get(event.pid)
-    was_known = before is not None and before.exit_code is not None
-    state = state._replace(ranks=ranks.updated(state.ranks, event, now - state.times.attempt))
-    rank = state.ranks.get(event.pid)
-    actions: Actions = ()
-    if isinstance(state.phase, Ending) and rank and rank.exit_code is not None and not was_known:
-        actions = ended_while_ending(state, state.phase, rank)
-        if rank.is_refused:  # it may have been found as a leftover process before it was known
-            actions = (FindLeftovers(),)
-    elif rank and rank.exit_code == 0 and not was_known:
-        actions = report_ends(state, now, only_first=isinstance(state.phase, Running))
-    state, counted = count(state, now)
-    actions += counted
-    state, more = _go_on(state, now)
-    return state, actions + more
+def keeper_lost(state: State, event: KeeperLost, now: float) -> Step:
+    """Fail: nobody keeps that rank any more; its stub ends what the rank has left."""
+    phase, rank = state.phase, state.ranks.get(event.rank)
+    if rank is None:
+        return state, ()
+    if event.is_gone:
+        others = {number: one for number, one in state.ranks.items() if number != event.rank}
+        state = state._replace(ranks=others)
+    if isinstance(phase, Ending) and event.is_gone:
+        return _if_clear(state, phase._replace(open=phase.open - {event.rank}), ())
+    if not isinstance(phase, Running):
+        return state, ()
+    lost = causes.of_lost_keeper(state.job.current_host, rank.rank, rank.local_rank, event.what)
+    return _fail(state, lost, now)
 
 
 def places_reported(state: State, event: PlacesReported, now: float) -> Step:
@@ -455,73 +352,233 @@ def places_reported(state: State, event: PlacesReported, now: float) -> Step:
     return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
 
 
-# Time, and what follows from what has happened.
+# What ranks do, and torchrun.
+
+
+def rank_runs(state: State, event: RankRuns, now: float) -> Step:
+    """Note that a rank's script is about to run."""
+    times = state.times._replace(trains=min(state.times.trains, now))
+    return state._replace(times=times, ranks=_updated(state, event, now)), ()
+
+
+def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
+    """Note what is known of a rank; its failure may count, or its success complete this host's."""
+    had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
+    state = state._replace(ranks=_updated(state, event, now))
+    rank = state.ranks.get(event.rank)
+    phase = state.phase
+    if rank is None or not isinstance(phase, (Running, Ending)):
+        return state, ()
+    if isinstance(phase, Ending):
+        is_end = isinstance(event, RankEnded)
+        return state, _ended_while_ending(state, phase, rank) if is_end else ()
+    if state.has_succeeded:
+        return state, (*_report_successes(state, now), Report(Succeeded(state.attempt)))
+    actions: Actions = ()
+    if rank.exit_code == 0 and not had_succeeded:
+        actions = _report_successes(state, now)
+    state, counted = _count(state, now)
+    return state, actions + counted
+
+
+def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
+    return ranks.updated(state.ranks, event, now - state.times.attempt)
+
+
+def _report_successes(state: State, now: float) -> Actions:
+    """Report which ranks have ended with 0: that may break others' collective."""
+    age = now - state.times.attempt
+    return tuple(map(Report, ranks.succeeded(state.ranks, state.attempt, age)))
+
+
+def _count(state: State, now: float, *, everything: bool = False) -> Step:
+    """Report the ranks whose failures count now."""
+    began, host = state.times.attempt, state.job.current_host
+    patience = -math.inf if everything else CONFIRM_FAILURE_SECONDS
+    counting, wait = ranks.to_count(state.ranks, now - began, patience)
+    actions: Actions = ()
+    for rank in counting:
+        state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(counts=True)})
+        assert rank.failure
+        age = now - began - rank.failure.time
+        state, more = _fail(state, causes.of_rank(rank.failure, host), now, age)
+        actions += (*_report_successes(state, now), *more)
+    return state._replace(count_at=began + wait), actions
+
+
+def _fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
+    """Report a failure; the coordinator decides what follows."""
+    return state, (Report(Failed(state.attempt, failure, round(age, 3))),)
+
+
+def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
+    """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
+    phase, state = state.phase, state._replace(torchrun_runs=False)
+    if isinstance(phase, Running):
+        state, counted = _count(state, now, everything=True)
+        state, actions = _fail_with_torchrun(state, event, now)
+        return state, counted + actions
+    if isinstance(phase, Ending) and phase.leaves:
+        if state.job.runner and event.returncode and not phase.killed:
+            result = _of_torchrun(state, event, now).result
+            state = state._replace(result=result if _is_success(state) else state.result)
+        phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
+        state = state._replace(phase=phase)
+    return state, ()
+
+
+def _is_success(state: State) -> bool:
+    return state.result is not None and state.result.exit_code == 0
+
+
+def _fail_with_torchrun(state: State, event: TorchrunEnded, now: float) -> Step:
+    return _fail(state, _of_torchrun(state, event, now), now)
+
+
+def _of_torchrun(state: State, event: TorchrunEnded, now: float) -> Failure:
+    job, seconds = state.job, now - state.times.attempt
+    return causes.of_torchrun(
+        event.returncode,
+        event.error,
+        job.cluster.hosts,
+        job.current_host,
+        job.endpoint,
+        seconds,
+        program=job.runner or "torchrun",
+        oom=event.oom,
+        had_ranks=bool(state.ranks),
+    )
+
+
+# What happens during a stop, which changes no result.
+
+
+def _died_of_stop(number: int) -> tuple[int, ...]:
+    """Return the exit codes of a rank that has died of a stop, unsaved.
+
+    Or of a restart's SIGTERM, which may have come to it just before.
+    """
+    return (-number, -signal.SIGTERM)
+
+
+def ended_by_itself_at_stop(number: int) -> tuple[int, ...]:
+    """Return those of a rank that has handled a stop, or that SIGTERM.
+
+    It has saved, as far as anybody can know.
+    """
+    return (0, 128 + number, 128 + signal.SIGTERM)
+
+
+def _ended_while_ending(state: State, phase: Ending, rank: Rank) -> Actions:
+    """Log a failure during a stop."""
+    number = phase.number
+    if phase.why is not Why.STOP:
+        return _report_broken(state, phase, rank)
+    if rank.response is None:
+        return _failed_before(state, (rank,), number)
+    stops = (*_died_of_stop(number), *ended_by_itself_at_stop(number))
+    if rank.failure and rank.exit_code not in stops:
+        return (Log(f"during the stop: {headline(rank.failure, state.job.current_host)}."),)
+    return ()
+
+
+def _report_broken(state: State, phase: Ending, rank: Rank) -> Actions:
+    """Report hardware that is broken, which no restart mends."""
+    host = state.job.current_host
+    if phase.why is Why.RESTART and rank.failure and causes.broken_hardware(rank.failure, host):
+        return (Report(Failed(state.attempt, causes.of_rank(rank.failure, host))),)
+    return ()
+
+
+def _failed_before(state: State, ended: Iterable[Rank], number: int) -> Actions:
+    """Say which ranks failed by themselves before a stop came here: nobody else says it.
+
+    Not those that whoever stops the job has signalled as well, nor what follows from others' ends.
+    """
+    stops = (*_died_of_stop(number), *ended_by_itself_at_stop(number))
+    failed = [
+        rank.failure
+        for rank in ended
+        if rank.failure and not rank.failure.is_secondary and rank.exit_code not in (None, *stops)
+    ]
+    if not failed:
+        return ()
+    first, *others = sorted(failed, key=lambda failure: failure.time)
+    more = f", and {plural(len(others), 'rank')} more" if others else ""
+    return (Log(f"before the stop: {headline(first, state.job.current_host)}{more}."),)
+
+
+# Time.
 
 
 def time_is_up(state: State, event: Time, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
-    if isinstance(phase, Departing) and now >= phase.deadline:
-        return _depart(state), ()
-    if isinstance(phase, Running) and now >= phase.deadline:
-        return fail(state, of_foreign_signal(state, phase, now), now)
-    if isinstance(phase, Failing) and now >= phase.deadline:
-        return _end(state, Why.FAILURE, now)
-    state, actions = count(state, now)
-    state, more = _go_on(state, now)
-    return state, actions + more
-
-
-def _end(state: State, why: Why, now: float) -> Step:
-    state = state if why is Why.SUCCESS else _closing(state, now)
-    return advance(state, begun(state, why, now), now)
-
-
-def _closing(state: State, now: float) -> State:
-    times = state.times
-    times = times._replace(closes=min(times.closes, now))
-    return state._replace(times=times, count_at=math.inf)
-
-
-def _go_on(state: State, now: float) -> Step:
-    """Go on with what has begun: an end, or the success of this host."""
-    if isinstance(state.phase, Ending):
-        return advance(state, state.phase, now)
-    if isinstance(state.phase, Running) and state.has_succeeded:
-        state, actions = _end(state, Why.SUCCESS, now)
-        if not state.program.name:
-            actions = (*report_ends(state, now), Report(Succeeded(state.attempt)), *actions)
-        return state, actions
+    if isinstance(phase, Joining) and now >= phase.deadline:
+        result = state.failure.result if state.failure else None
+        return state._replace(phase=Done(), result=state.result or result), ()
+    if isinstance(phase, Running):
+        if now >= phase.deadline:
+            state = state._replace(phase=Running())
+            seconds = state.job.options.start_timeout
+            error = f"it has not started all ranks of this host within {seconds:g} s"
+            return _fail_with_torchrun(state, TorchrunEnded(0, error), now)
+        return _count(state, now)
+    if not isinstance(phase, Ending):
+        return state, ()
+    if now >= phase.places_at:
+        return state._replace(phase=phase._replace(places_at=math.inf)), (RequestPlaces(),)
+    if now >= phase.says_at:
+        state = state._replace(phase=phase._replace(says_at=math.inf))
+        return state, tuple(map(Log, _why_killed(state, phase)))
+    if now >= phase.torchrun_by:
+        if _is_success(state):
+            line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
+            state, actions = _kill_torchrun(state, phase, now)
+            return state, (Log(line), *actions)
+        return _kill_torchrun(state, phase, now)
+    if now >= phase.gone_by:
+        return state._replace(phase=Done()), ()
     return state, ()
 
 
-# Which function takes an event. Each branches on the phase in plain sight; rows.py has what it may
-# do in which.
-EVENTS: dict[type, Callable[[State, Any, float], Step]] = {
+def _why_killed(state: State, phase: Ending) -> list[str]:
+    """Return why ranks are killed."""
+    where = [rank for rank in state.alive if rank.place][:NAMED]
+    lines = [f"rank {rank.rank} has not exited; it is in {rank.place}." for rank in where]
+    failed = [rank for rank in state.alive if rank.failure and rank.counts]
+    for rank in failed:
+        grace = f"{state.grace(Why.FAILURE):g}"
+        lines.append(
+            f"rank {rank.rank} has failed but is still running {grace} s later: killing it "
+            "with SIGKILL (--launcher-failure-grace sets this delay)."
+        )
+    others = len(state.alive) - len(failed)
+    if others:
+        lines.append(
+            f"{plural(others, 'rank')} still running at the end of the grace period: "
+            "killing with SIGKILL."
+        )
+    return lines
+
+
+# Which function takes an event. Each branches on the phase in plain sight.
+EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     Start: started,
     End: ended,
-    Restart: restarted,
-    NoRanksAnywhere: no_ranks_anywhere,
-    AllKnow: all_know,
+    Leave: left,
     CannotStart: cannot_start,
-    LauncherFailed: launcher_failed,
     Signal: signalled,
-    TorchrunRuns: torchrun_runs,
-    ReachedRendezvous: reached_rendezvous,
-    StartRequested: start_requested,
-    CloseRequested: close_requested,
-    TorchrunEnded: torchrun_ended,
-    ChildEnded: child_ended,
+    KeeperJoined: keeper_joined,
+    KeeperLost: keeper_lost,
+    KeeperCleared: cleared,
     RankRuns: rank_runs,
-    RankNotStarted: rank_reports,
     RankExits: rank_reports,
     ThreadRaised: rank_reports,
     ScriptEnded: rank_reports,
     RankEnded: rank_reports,
     PlacesReported: places_reported,
-    Signalled: ranks_signalled,
-    OrphanEnded: orphan_ended,
-    LeftoversFound: leftovers_found,
-    GpusChecked: gpus_checked,
+    TorchrunEnded: torchrun_ended,
+    NothingLeft: nothing_left,
     Time: time_is_up,
 }

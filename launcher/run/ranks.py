@@ -1,46 +1,37 @@
-"""What is known of each rank's process, from what it reports and how it ends. Pure."""
+"""What is known of each rank, from what it reports and how it ends. Pure."""
 
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.errors import Disposition
 from launcher.peers.messages import MOST_ENDS, RanksSucceeded
 from launcher.result.causes import Aside, RankFailure
-from launcher.run.events import (
-    RankEnded,
-    RankExits,
-    RankNotStarted,
-    RankRuns,
-    ScriptEnded,
-    ThreadRaised,
-)
-from launcher.text.words import plural
+from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, ThreadRaised
 from launcher.watch import stacks
 
-RankEvent = Union[RankRuns, RankNotStarted, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
 _RELATED_SECONDS = 60  # in which what a thread raised may have to do with the rank's end
 EXIT_SECONDS = 5.0  # from a script's end to that of its process, within which the former counts
 
 
 class Rank(NamedTuple):
-    """One rank's process.
+    """One rank in an attempt.
 
-    `failure` is what it failed with, if it did; `exit_code` how its process ended (negative for a
-    signal), None while it runs. Times are in seconds since torchrun's start.
+    `pid` is the script's process, 0 while it is not started; `failure` is what the rank failed
+    with, if it did; `exit_code` how its process ended (negative for a signal), None if it has not.
+    Times are in seconds since the attempt's start.
     """
 
-    pid: int
     rank: int
     local_rank: int
+    pid: int = 0
     failure: RankFailure | None = None
     exit_code: int | None = None
-    is_refused: bool = False  # it came too late: its script does not run, and it ends by itself
     counts: bool = False  # its failure has been reported to the coordinator
-    disposition: Disposition | None = None  # at the signal that it was sent; None: none was
+    response: Disposition | None = None  # to the signal that it was sent; None: none was
     script_ended_at: float = math.inf  # by itself
     ended_at: float = math.inf  # its process
     place: str = ""  # where it was when that was requested: `load, data.py:88`
@@ -48,55 +39,50 @@ class Rank(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether its process has not ended."""
-        return self.exit_code is None
+        """Whether its process runs."""
+        return self.pid > 0 and self.exit_code is None
 
 
-Ranks = Mapping[int, Rank]  # by pid, in the order in which they became known
+Ranks = Mapping[int, Rank]  # by their numbers
 NONE: Ranks = {}
 
 
-def updated(ranks: Ranks, report: RankEvent, time: float) -> Ranks:
-    """Return what is known after a report, `time` seconds since torchrun's start."""
-    if isinstance(report, RankRuns):
-        rank = Rank(*report)
-    elif isinstance(report, RankNotStarted):
-        rank = Rank(report.pid, report.rank, report.local_rank, ended_at=time)
-        rank = _with_exit_code(rank, RankEnded(report.pid, report.exit_code), time)
-    else:
-        known = ranks.get(report.pid)
-        if known is None:
-            return ranks
-        rank = known
-    if isinstance(report, ThreadRaised):
-        rank = rank._replace(threads=(*_lately(rank, time), (time, report)))
-    elif isinstance(report, RankExits):
-        failure = _failure(rank, report, report.exit_code, time)
-        failure = failure._replace(chain=report.chain, said=True, killed=report.killed)
+def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
+    """Return what is known after an event, `time` seconds since the attempt's start."""
+    rank = ranks.get(event.rank)
+    if rank is None:
+        return ranks
+    if isinstance(event, RankRuns):
+        rank = rank._replace(pid=event.pid)
+    elif isinstance(event, ThreadRaised):
+        rank = rank._replace(threads=(*_lately(rank, time), (time, event)))
+    elif isinstance(event, RankExits):
+        failure = _failure(rank, event, event.exit_code, time)
+        failure = failure._replace(chain=event.chain, said=True, killed=event.killed)
         rank = rank._replace(failure=failure)
-    elif isinstance(report, ScriptEnded):
+    elif isinstance(event, ScriptEnded):
         rank = rank._replace(script_ended_at=time)
-    elif isinstance(report, RankEnded):
-        rank = _with_exit_code(rank._replace(ended_at=time), report, time)
-    return {**ranks, rank.pid: rank}
+    else:
+        rank = _with_exit_code(rank._replace(ended_at=time, response=event.response), event, time)
+    return {**ranks, rank.rank: rank}
 
 
 def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
-    """Return what is known of ranks that have reported where they are, by pid."""
-    return {pid: one._replace(place=places.get(pid, "")) for pid, one in ranks.items()}
+    """Return what is known of ranks that have reported where they are."""
+    return {number: rank._replace(place=places.get(number, "")) for number, rank in ranks.items()}
 
 
-def _with_exit_code(rank: Rank, report: RankEnded, time: float) -> Rank:
+def _with_exit_code(rank: Rank, event: RankEnded, time: float) -> Rank:
     """Return a rank that really ends so."""
-    exit_code = report.exit_code
+    exit_code = event.exit_code
     rank = rank._replace(exit_code=exit_code)
     if rank.failure is None:
-        if exit_code == 0 or rank.is_refused:
+        if exit_code == 0:
             return rank
-        failure = _failure(rank, report, exit_code, time)
-        place, frames = stacks.place(report.calls), stacks.frames_of(report.calls)
-        failure = failure._replace(place=place, frames=frames, at=report.at)
-        return rank._replace(failure=failure._replace(last_words=report.said))
+        failure = _failure(rank, event, exit_code, time)
+        place, frames = stacks.place(event.calls), stacks.frames_of(event.calls)
+        failure = failure._replace(place=place, frames=frames, at=event.at, last_words=event.said)
+        return rank._replace(failure=failure)
     # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads make some
     # do that). What it reported is the cause, and the code that it would have had.
     if exit_code >= 0:
@@ -104,7 +90,7 @@ def _with_exit_code(rank: Rank, report: RankEnded, time: float) -> Rank:
     return rank
 
 
-def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, ...]:
+def succeeded(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, ...]:
     """Return what the coordinator is to know of ranks that have ended with 0; () if none has.
 
     A rank has departed when its script ended, not when Python was through with its exit.
@@ -121,17 +107,6 @@ def ended_well(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded,
     return (RanksSucceeded(attempt, min(ends)[1], tuple(ages[:MOST_ENDS])),)
 
 
-def passed_on(number: int, count: int, ranks: int) -> str:
-    """Return what the log says of an early warning that goes to `count` of the ranks that run."""
-    name = signal.Signals(number).name
-    if not ranks:
-        return f"{name}: not forwarded, since no rank is running."
-    if not count:
-        return f"{name}: not forwarded, since none of {plural(ranks, 'rank')} handles it."
-    handle = "handles" if count == 1 else "handle"
-    return f"{name}: forwarded to {count} of {plural(ranks, 'rank')}, which {handle} it."
-
-
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:
     """Return the ranks whose failures count now, the first first, and when the next may.
 
@@ -145,7 +120,7 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     for at, rank in sorted(failed, key=lambda one: one[0]):
         if rank.counts or rank.exit_code == 0:
             continue
-        if not rank.runs or time >= at + patience:
+        if rank.exit_code is not None or time >= at + patience:
             counting.append(rank)
             continue
         wait = min(wait, at + patience)
@@ -154,13 +129,13 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
     return counting, wait
 
 
-def _failure(rank: Rank, report: RankExits | RankEnded, exit_code: int, time: float) -> RankFailure:
+def _failure(rank: Rank, event: RankExits | RankEnded, exit_code: int, time: float) -> RankFailure:
     after_script = rank.script_ended_at < math.inf
     number = rank.rank, rank.local_rank
-    failure = RankFailure(*number, exit_code, time=time, oom=report.oom, after_script=after_script)
+    failure = RankFailure(*number, exit_code, time=time, oom=event.oom, after_script=after_script)
     for at, one in _lately(rank, time)[:1]:  # the others may follow from it
         aside = Aside(one.thread, one.chain, time - at)
-        failure = failure._replace(aside=aside, oom=report.oom or one.oom)
+        failure = failure._replace(aside=aside, oom=event.oom or one.oom)
     return failure
 
 

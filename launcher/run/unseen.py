@@ -1,6 +1,6 @@
 """In each rank: what ends it, or goes wrong in it, without its main thread raising anything.
 
-A crash writes where it was into a file that the launcher reads after it. What another thread raised
+A crash writes where it was into a file in memory that the keeper reads after it. What another thread raised
 is reported at once, as the main thread may end in any way after that.
 
 Loaded by rank.py, in the script's process: it imports nothing of ours, and whatever fails here must
@@ -32,9 +32,7 @@ _SELDOM = 1.0  # s from one thread's exception that is reported to the next
 class File:
     """Where faulthandler writes, which alone holds this object, for as long as it does."""
 
-    def __init__(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        opened = os.open(path, flags, 0o600)
+    def __init__(self, descriptor: int) -> None:
         try:
             # A script may close all descriptors, and nothing can look at a crash whose this one is
             # by then. What it opens after that has low numbers: this one is another file's only
@@ -43,10 +41,10 @@ class File:
             soft = _LAST if soft == resource.RLIM_INFINITY else min(soft, _LAST)
             if soft < _FEW:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self._descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, soft - 16)
-            self.status = os.fstat(opened)
+            self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, soft - 16)
+            self.status = os.fstat(descriptor)
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -62,16 +60,17 @@ class File:
                 os.close(self._descriptor)
 
 
-def write_crashes(path: str) -> None:
-    """Have faulthandler write to a file where this process crashes, unless it writes elsewhere.
+def write_crashes(descriptor: int) -> None:
+    """Have faulthandler write where this process crashes, unless it writes elsewhere.
 
     If the script enables it for itself, that counts from then on. What the script forks has its own
     crashes: it must not write here, least of all to a descriptor that it has closed and opened.
     Raises OSError.
     """
     if faulthandler.is_enabled():
+        os.close(descriptor)
         return
-    file = File(path)
+    file = File(descriptor)
     # Of the thread alone that crashes: others run on meanwhile. From Python 3.14 on it would also
     # call C's backtrace(), which may wait for ever for a lock of malloc's.
     options: dict[str, Any] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
@@ -118,10 +117,13 @@ def report_threads(
 
 
 def begin(
-    run_dir: str, send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
+    crash: int, send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
 ) -> None:
-    """Watch for both; `rank` is the path of rank.py. What cannot be done is not."""
+    """Watch for both; `crash` is the keeper's file, `rank` the path of rank.py.
+
+    What cannot be done is not.
+    """
     with contextlib.suppress(Exception):
-        write_crashes(os.path.join(run_dir, f"crash-{os.getpid()}"))
+        write_crashes(crash)
     with contextlib.suppress(Exception):
         report_threads(send, describe, rank)

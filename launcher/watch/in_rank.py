@@ -50,13 +50,13 @@ _LONGEST_STACKS = 200_000  # characters: the launcher takes 1 MiB
 _END_SECONDS = 1.0  # from a script's end, within which most processes have ended
 
 
-def begin(connect: Callable[[], Any], hello: dict[str, Any]) -> Callable[[], None]:
+def begin(keeper: Any) -> Callable[[], None]:
     """Reply to the launcher's requests once the script imports torch.distributed.
 
-    connect() returns a connection to it (rank.py); hello says which rank this is. Returns what to
-    call when the script has ended: from then on there are replies in any case.
+    They come from the keeper (rank.py, KeeperConnection). Returns what to call when the script has
+    ended: from then on there are replies in any case.
     """
-    replier = Replier(connect, hello)
+    replier = Replier(keeper)
     sys.meta_path.insert(0, replier)
     if _MODULE in sys.modules:  # by sitecustomize, or before this process was forked
         for name in _AT_FIRST_GROUP:
@@ -72,18 +72,17 @@ def _record() -> None:
 
 
 class Replier:
-    """The thread that replies, on a connection of its own.
+    """The thread that replies.
 
     It is a finder that finds nothing, too, but sees what is imported. It stays in sys.meta_path:
     others may be looking through that just now.
     """
 
-    def __init__(self, connect: Callable[[], Any], hello: dict[str, Any]) -> None:
-        self._connect, self._hello = connect, hello
+    def __init__(self, keeper: Any) -> None:
+        self._keeper = keeper
         self._main, self._pid = get_ident(), os.getpid()
         self._is_imported = self._has_started = False
         self._has_returned = False  # the script
-        self._launcher: Any = None
         self._numbers: Any = None  # of all collectives, at the last poll
         self._since = 0.0  # when they changed
         self._groups: list[dict[str, Any]] | None = None  # since then, once they were needed
@@ -95,10 +94,9 @@ class Replier:
         if name == _MODULE and not self._is_imported:
             self._is_imported = True
             if os.getpid() == self._pid:  # what the script has forked is no rank
-                with contextlib.suppress(Exception):  # no launcher, no thread
+                with contextlib.suppress(Exception):
                     _record()
                     if not self._has_started:
-                        self._launcher = self._connect()
                         self._start()
 
     def begin_at(self, module: Any, name: str) -> None:
@@ -118,19 +116,15 @@ class Replier:
         if os.getpid() == self._pid:
             with contextlib.suppress(Exception):
                 if not self._has_started:
-                    # In the thread: a launcher that does not reply must not hold up the exit.
                     self._start(after=_END_SECONDS)
                 self._has_returned = True
 
     def _start(self, after: float = 0.0) -> None:
-        """Start the thread, which connects to the launcher in so many seconds."""
+        """Start the thread, which replies from so many seconds on."""
         self._has_started, self._since = True, monotonic()
         atexit.register(self._end)
-        try:
+        with contextlib.suppress(RuntimeError):  # ulimit -u
             start_new_thread(self._run, (after,))
-        except RuntimeError:  # ulimit -u
-            if self._launcher:
-                self._launcher.close()
 
     def _end(self) -> None:
         """Keep threads out of C++ while Python ends: one that it ends there aborts the process.
@@ -146,24 +140,21 @@ class Replier:
                 raise raised
 
     def _run(self, after: float) -> None:
-        # An exception: the launcher is gone, or Python is.
+        # An exception: the keeper is gone, or Python is.
         with contextlib.suppress(Exception):
             if after:
                 never = allocate_lock()
                 never.acquire()
                 never.acquire(timeout=after)
-            self._launcher = self._launcher or self._connect()
-            self._signal = _write_at_signal(self._launcher)
-            self._launcher.send({**self._hello, "signal": self._signal})
-            for request in self._launcher.requests():
+            self._signal = _write_at_signal(self._keeper)
+            self._keeper.send({"watch": self._signal})
+            for request in self._keeper.requests():
                 try:
                     has_stacks = "stacks" in request
                     reply = {"threads": self._threads()} if has_stacks else self._progress()
                 except Exception as error:  # of a torch that is other than those that we know
                     reply = {"threads": [], "error": f"{type(error).__name__}: {error}"[:_LONGEST]}
-                self._launcher.send({**request, **reply})
-        with contextlib.suppress(Exception):
-            self._launcher.close()
+                self._keeper.send({**request, **reply})
 
     def _threads(self) -> list[Any]:
         """Return where each thread is but this one, with its name, the main one first."""
@@ -486,7 +477,7 @@ def current_frames() -> dict[int, Any]:
             gc.enable()
 
 
-def _write_at_signal(launcher: Any) -> int:
+def _write_at_signal(keeper: Any) -> int:
     """Have faulthandler write where the main thread is at a signal; return its number, 0 if none.
 
     A real-time signal near the end, of which the script is unlikely to have a use of its own.
@@ -494,5 +485,5 @@ def _write_at_signal(launcher: Any) -> int:
     if signal.getsignal(signal.SIGRTMAX - 3) != signal.SIG_DFL:
         return 0
     number = int(signal.SIGRTMAX - 3)
-    faulthandler.register(number, file=launcher.fileno(), all_threads=False)
+    faulthandler.register(number, file=keeper.fileno(), all_threads=False)
     return number

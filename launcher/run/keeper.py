@@ -1,0 +1,540 @@
+"""Keeps one rank: starts, signals and reaps its script on the launcher's word.
+
+torchrun runs this in place of the script: `python -I -S keeper.py script PATH ARGUMENT ...`, or
+`module NAME ARGUMENT ...`. Its child is a stub, which waits for its exit code: for torchrun a rank
+runs until the launcher has decided how the job ends. So torchrun ends and restarts nothing; and its
+SIGKILL, 30 s after it has begun to end itself, hits a stub. The stub's fork, in a session of its
+own, is the keeper: the parent of the script's process, which nobody else signals or reaps. It is a
+subreaper: what the script leaves behind stays below it, and "nothing is left" is waitpid's ECHILD.
+
+The launcher and the keeper talk in lines of JSON, in order; PROTOCOL has them. A launcher that is
+gone is the command to end the script, and then to leave with 1. What the script's process says goes
+through the keeper, which reads it to its end before it says that the process has ended.
+
+A keeper never blocks: its sockets do not, and what a launcher does not read is queued, replies to
+requests within a bound. It needs no torch, no psutil, and nothing of ours but output.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, Callable, NoReturn
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+from output import NEVER, READ, Console, Stream, open_file  # noqa: E402
+
+del sys.path[0]
+
+PROTOCOL = """
+    to the launcher                               from the launcher
+    hello: rank, local_rank, world, nproc, pid    run: attempt, environ, grace, ignored, log, prefix
+    runs: attempt, pid                            end: number, signal, grace, waits, at_once
+    said: what the script's process says          ask: passed on to the script's process
+    wrote: a line of faulthandler's               leave: an exit code
+    left, ending: pids, seconds
+    ended: attempt, code, response, crash, tail
+    cleared: number, survivors
+    lost: what was killed
+    log: a line
+"""
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+_STUCK_SECONDS = 5.0  # from the first SIGKILL until the kernel is known to hold what still runs
+_AGAIN_SECONDS = 0.2  # between two looks at what is left, which may have forked
+_LEFTOVERS_SECONDS = 5.0  # before a stop's deadline what the script has left gets SIGTERM
+_CONSOLE_SECONDS = 1.0  # for the console to take what is there at the script's end
+_LONGEST_LINE = 1 << 20  # of what the script's process says
+_QUEUE = 1 << 22  # bytes that may wait for the launcher before replies are dropped
+_PRCTL = ctypes.CDLL(None).prctl
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
+
+# start(words, environ, descriptors, ignored): the pid of the script's process. The descriptors are
+# its stdout, stderr, socket and crash file; ignored are the numbers of WARNINGS that it ignores.
+Start = Callable[[list[str], dict[str, str], list[int], list[int]], int]
+
+
+class Link:
+    """Lines of JSON on a socket that does not block; what the other end does not read is queued."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.is_gone = False
+        self.queue = self._rest = b""
+
+    def send(self, message: dict[str, Any], *, is_droppable: bool = False) -> None:
+        """Send a message, or queue it; one that is droppable only as far as there is room."""
+        if self.is_gone or (is_droppable and len(self.queue) > _QUEUE):
+            return
+        self.queue += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the other end takes now. A write that fails is its end, too."""
+        try:
+            while self.queue:
+                self.queue = self.queue[self.socket.send(self.queue) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.queue, self.is_gone = b"", True
+
+    def read(self) -> tuple[list[bytes], int]:
+        """Return the lines that have come, and a descriptor that came with them, or -1."""
+        lines: list[bytes] = []
+        passed = -1
+        try:
+            for _ in range(64):  # whoever floods it is not to keep us
+                data, descriptors, _, _ = socket.recv_fds(self.socket, READ, 1)
+                passed = descriptors[0] if descriptors else passed
+                *more, self._rest = (self._rest + data).split(b"\n")
+                lines += more
+                if not data or len(self._rest) > _LONGEST_LINE:
+                    self.is_gone = True
+                    break
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_gone = True
+        return lines, passed
+
+
+class Keeper:
+    """One rank's keeper; its stub reads an exit code from the other end of `stub`.
+
+    `environ` is torchrun's for the rank. Raises OSError if the launcher is gone.
+    """
+
+    def __init__(
+        self, start: Start, words: list[str], environ: dict[str, str], stub: int
+    ) -> None:
+        self._start, self._words, self._environ, self._stub = start, words, environ, stub
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.path.join(environ.pop("LAUNCHER_RUN_DIR"), "socket"))
+        self._launcher = Link(connection)
+        self._torchruns_stderr = environ.pop("LAUNCHER_STDERR", "")
+        # Of the attempt.
+        self._attempt, self._grace, self._log = 0, 30.0, ""
+        self._script = self._group = 0  # the process; its group, also after its end
+        self._says: Link | None = None
+        self._streams: list[Stream] = []
+        self._file = self._crash = -1
+        self._has_said_end = False
+        self._signal, self._response = 0, ""  # that the script was sent; what it does at that
+        # Of an end.
+        self._number, self._is_ending, self._waits = 0, False, False
+        self._deadline = self._leftovers_at = self._kill_at = self._stuck_at = NEVER
+        self._signalled: set[int] = set()
+        self._has_told_left = False
+        self._woken = self._prepare()
+        # With --virtual-local-rank LOCAL_RANK is 0 in all; this file's folder has the true one.
+        folder = os.path.basename(os.path.dirname(environ.get("TORCHELASTIC_ERROR_FILE", "")))
+        names = {"rank": "RANK", "world": "WORLD_SIZE", "nproc": "LOCAL_WORLD_SIZE"}
+        hello = {name: int(environ[variable]) for name, variable in names.items()}
+        local_rank = int(folder if folder.isdecimal() else environ["LOCAL_RANK"])
+        hello |= {"local_rank": local_rank, "group_rank": int(environ["GROUP_RANK"])}
+        self._launcher.send({"hello": {**hello, "pid": os.getpid()}})
+
+    def _prepare(self) -> int:
+        """Be a subreaper that no signal ends; return what can be read when a child ends."""
+        _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
+        woken, writer = os.pipe()
+        os.set_blocking(woken, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (*STOPS, *WARNINGS, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        return woken
+
+    def loop(self) -> NoReturn:
+        """Do as the launcher says until it says to leave, or is gone and nothing is left."""
+        while True:
+            ready = self._wait()
+            now = time.monotonic()
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+            for stream in self._streams:
+                if stream.reader in ready:
+                    stream.read(now)
+                if now >= stream.due:
+                    stream.show_rest()
+                stream.console.write()
+            if self._says and self._says.socket.fileno() in ready:
+                self._relay()
+            if self._stub in ready:
+                self._lose_stub()
+            if self._launcher.socket.fileno() in ready:
+                self._launcher.flush()
+                self._take()
+            self._reap()
+            if self._is_ending:
+                self._do_what_is_due(time.monotonic())
+
+    def _wait(self) -> set[int]:
+        """Wait until something happens or is due; return the descriptors that are ready."""
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        if self._stub >= 0:
+            poll.register(self._stub, 0)  # POLLERR: nobody reads it any more
+        for link in (self._launcher, self._says):
+            if link and not link.is_gone:
+                poll.register(link.socket, select.POLLIN | (select.POLLOUT if link.queue else 0))
+        dues = [self._kill_at, NEVER if self._script else self._leftovers_at]
+        for stream in self._streams:
+            dues.append(stream.due)
+            if stream.is_read:
+                poll.register(stream.reader, select.POLLIN)
+            if stream.console.waiting:
+                poll.register(stream.console.descriptor, select.POLLOUT)
+        seconds = max(0.0, min(dues) - time.monotonic())
+        return {found for found, _ in poll.poll(None if seconds == NEVER else seconds * 1000 + 1)}
+
+    def _lose_stub(self) -> None:
+        os.close(self._stub)
+        self._stub = -1
+        self._launcher.send({"lost": "the process that torchrun has started"})
+
+    # The launcher's commands.
+
+    def _take(self) -> None:
+        """Do what the launcher commands; one that is gone commands to end."""
+        lines, stderr = self._launcher.read()
+        for message in map(json.loads, lines):
+            if "run" in message:
+                self._run(message["run"], stderr)
+            elif "end" in message:
+                self._end(**message["end"])
+            elif "leave" in message:
+                self._leave(message["leave"])
+            elif self._says:
+                self._ask(self._says, message["ask"])
+        if self._launcher.is_gone and not self._is_ending:
+            self._end(0, signal.SIGTERM, self._grace)
+
+    def _run(self, start: dict[str, Any], stderr: int) -> None:
+        """Start the script for an attempt."""
+        self._attempt, self._grace, self._log = start["attempt"], start["grace"], start["log"]
+        self._has_said_end, self._is_ending = False, False
+        self._signal, self._response = 0, ""
+        self._close()
+        self._use(stderr)
+        ours, its = socket.socketpair()
+        self._says = Link(ours)
+        stdout, stderr = self._open_streams(start["prefix"].encode())
+        self._crash = os.memfd_create("crash")
+        environ = {**self._environ, **start["environ"]}
+        environ = {name: value for name, value in environ.items() if value is not None}
+        environ["LAUNCHER_KEEPER"] = f"{its.fileno()},{self._crash}"
+        descriptors = [stdout, stderr, its.fileno(), self._crash]
+        self._script = self._group = self._start(
+            self._words, environ, descriptors, start["ignored"]
+        )
+        its.close()
+        for stream in self._streams:
+            os.close(stream.writer)
+        self._launcher.send({"runs": {"attempt": self._attempt, "pid": self._script}})
+
+    def _use(self, stderr: int) -> None:
+        """Have the launcher's stderr in place of torchrun's, unless the user has that elsewhere."""
+        if stderr >= 0:
+            seen = os.fstat(2)
+            if f"{seen.st_dev}:{seen.st_ino}" == self._torchruns_stderr:
+                os.dup2(stderr, 2)
+            os.close(stderr)
+
+    def _open_streams(self, prefix: bytes) -> tuple[int, int]:
+        """Return the script's stdout and stderr: pipes that we read, or a terminal."""
+        if self._log:
+            try:
+                self._file = open_file(self._log)
+            except OSError as error:
+                why = f"cannot write {self._log} ({error.strerror})"
+                self._launcher.send({"log": f"{why}; the job continues without it."})
+        writers: list[int] = []
+        for number in (1, 2):
+            is_same = os.path.samestat(os.fstat(1), os.fstat(2)) or self._file >= 0
+            if os.isatty(number) and self._file < 0:
+                writers.append(number)
+            elif writers and is_same:  # the order of what is written to both stays
+                writers.append(writers[0])
+            else:
+                self._streams.append(Stream(Console(number), self._file, prefix))
+                writers.append(self._streams[-1].writer)
+        return writers[0], writers[1]
+
+    def _close(self) -> None:
+        """Close what was of the attempt before."""
+        for stream in self._streams:
+            stream.close()
+        self._streams = []
+        for descriptor in (self._file, self._crash):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._crash = -1
+
+    def _ask(self, says: Link, request: dict[str, Any]) -> None:
+        """Pass a request on; or have the script write where it is, at a signal that it handles."""
+        number = request.get("signal", 0)
+        if not number:
+            says.send(request, is_droppable=True)
+        elif self._script and response(self._script, number) == "handles":
+            send(self._script, number)
+
+    def _end(
+        self, number: int, signal: int, grace: float, waits: bool = False, at_once: bool = False
+    ) -> None:
+        """End all: the script gets the signal, once, and what it leaves behind SIGTERM after that.
+
+        `waits`: a stop, after which that has time until near the deadline. The deadline of an end
+        that is under way can only become later, but for one that is `at_once`.
+        """
+        now = time.monotonic()
+        deadline = now if at_once else now + grace
+        if self._is_ending and not at_once:
+            deadline = max(deadline, self._deadline)
+        self._number, self._is_ending, self._waits = number, True, waits
+        self._deadline = self._kill_at = deadline
+        self._stuck_at = NEVER
+        self._leftovers_at = deadline - min(_LEFTOVERS_SECONDS, grace / 4) if waits else now
+        self._signalled, self._has_told_left = set(), False
+        # What has said why it ends is left to that, but for a stop.
+        if self._script and not self._signal and (waits or not self._has_said_end):
+            self._signal, self._response = signal, response(self._script, signal)
+            send(self._script, signal)
+            if waits and self._response == "ignores" and signal in (2, 3):
+                self._signal_group()  # os.system ignores them while it waits for a program
+
+    def _signal_group(self) -> None:
+        """Send the stop to what the script has started in its process group."""
+        for pid in below(os.getpid()):
+            with contextlib.suppress(OSError):
+                if pid != self._script and os.getpgid(pid) == self._group:
+                    os.kill(pid, self._signal)
+
+    def _leave(self, code: int) -> NoReturn:
+        """End, and have the stub end with a code."""
+        for pid in below(os.getpid()):
+            send(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # torchrun has killed it
+            os.write(self._stub, bytes([code]))
+        os._exit(0)
+
+    # What happens below.
+
+    def _relay(self, *, to_the_end: bool = False) -> None:
+        """Pass on what the script's process says."""
+        says = self._says
+        if says is None:
+            return
+        says.flush()
+        for line in says.read()[0]:
+            if not line.startswith(b"{"):
+                self._launcher.send({"wrote": line.decode("utf-8", "backslashreplace")})
+                continue
+            with contextlib.suppress(ValueError):  # no process of ours writes that
+                message = json.loads(line)
+                self._has_said_end |= "end" in message
+                is_reply = "poll" in message or "stacks" in message
+                self._launcher.send({"said": message}, is_droppable=is_reply)
+        if says.is_gone or to_the_end:
+            says.socket.close()
+            self._says = None
+            self._launcher.send({"said": {"hangs_up": True}})
+
+    def _reap(self) -> None:
+        """Reap all that has ended; what the script has said and written comes before its end."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self._script:
+                    self._script_ended(os.waitstatus_to_exitcode(status))
+        except ChildProcessError:  # nothing is left
+            if self._is_ending:
+                self._clear(0)
+
+    def _script_ended(self, code: int) -> None:
+        """Say how the script's process has ended, after all that it has said and written."""
+        self._relay(to_the_end=True)
+        self._script = 0
+        self._finish_streams()
+        tail = "".join(stream.tail.decode(errors="replace") for stream in self._streams)
+        size = os.fstat(self._crash).st_size
+        crash = os.pread(self._crash, READ, max(0, size - READ)).decode(errors="replace")
+        ended = {"attempt": self._attempt, "code": code, "response": self._response}
+        ended["crash"] = crash if code < 0 else ""
+        ended["tail"] = tail if code == -signal.SIGABRT else ""
+        self._launcher.send({"ended": ended})
+        # It has died unsaved, and may have started what can save. Python's own handler of SIGINT
+        # saves nothing.
+        has_died = code in (-self._signal, -signal.SIGTERM) and self._waits and self._is_ending
+        if has_died and (self._response != "handles" or self._signal == signal.SIGINT):
+            self._signal_group()
+
+    def _finish_streams(self) -> None:
+        """Have the console take what is there, for a moment; say how much it did not take."""
+        deadline = time.monotonic() + _CONSOLE_SECONDS
+        count = sum(stream.finish(deadline) for stream in self._streams)
+        if count:
+            whose = f"{count} bytes of rank {self._environ['RANK']}'s output"
+            where = f"; {self._log} has them" if self._file >= 0 else ""
+            line = f"{whose} are not shown here, because the console is slow{where}."
+            self._launcher.send({"log": line})
+
+    # What is due.
+
+    def _do_what_is_due(self, now: float) -> None:
+        """End what the script has left behind; kill all at the deadline, and again."""
+        if not self._script and now < self._deadline:
+            self._end_leftovers(now)
+        if now < self._kill_at:
+            return
+        left = below(os.getpid())
+        self._stuck_at = min(self._stuck_at, now + _STUCK_SECONDS)
+        self._kill_at = now + _AGAIN_SECONDS
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        if now >= self._stuck_at:
+            self._clear(len(left))
+
+    def _end_leftovers(self, now: float) -> None:
+        """Say what the script has left; send each process of that SIGTERM once it is time."""
+        pids = [pid for pid in below(os.getpid()) if pid not in self._signalled]
+        is_time = now >= self._leftovers_at
+        if is_time:
+            self._leftovers_at = now + _AGAIN_SECONDS
+            self._signalled.update(pids)
+        if pids and is_time:
+            self._launcher.send({"ending": {"pids": pids}})
+            for pid in pids:
+                send(pid, signal.SIGTERM)
+        elif pids and not self._has_told_left:
+            self._has_told_left = True
+            self._launcher.send({"left": {"pids": pids, "seconds": self._deadline - now}})
+
+    def _clear(self, survivors: int) -> None:
+        """Say that nothing is left, but for what the kernel holds."""
+        self._finish_streams()
+        self._is_ending = False
+        self._deadline = self._leftovers_at = self._kill_at = self._stuck_at = NEVER
+        self._launcher.send({"cleared": {"number": self._number, "survivors": survivors}})
+        if self._launcher.is_gone:
+            self._leave(1)
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process, which may be gone, or another user's."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def response(pid: int, number: int) -> str:
+    """Return what a process does at a signal, by proc(5): ignores, handles, or default."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            for field, text in ((b"SigIgn:", "ignores"), (b"SigCgt:", "handles")):
+                if line.startswith(field) and int(line.split()[1], 16) >> (number - 1) & 1:
+                    return text
+    return "default"
+
+
+def below(top: int) -> list[int]:
+    """Return the pids of all processes below a process that have not ended."""
+    children: dict[int, list[tuple[int, bytes]]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            children.setdefault(int(parent), []).append((int(name), state))
+    found, parents = [], [top]
+    while parents:
+        of = children.pop(parents.pop(), [])
+        parents += [pid for pid, _ in of]
+        found += [pid for pid, state in of if state not in (b"Z", b"X")]
+    return found
+
+
+def be_child(keeper: int, descriptors: list[int], ignored: list[int]) -> None:
+    """Make of a fork what a child of torchrun's is, by its session, streams and signals.
+
+    The kernel sends it SIGTERM should the keeper be killed.
+    """
+    os.setsid()
+    _PRCTL(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != keeper:
+        os._exit(128 + signal.SIGTERM)
+    signal.set_wakeup_fd(-1)
+    for number in (*STOPS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    os.dup2(descriptors[0], 1)
+    os.dup2(descriptors[1], 2)
+
+
+def execute(
+    words: list[str], environ: dict[str, str], descriptors: list[int], ignored: list[int]
+) -> int:
+    """Start the script in a new Python, as Start has it."""
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    python = environ.get("PYTHON_EXEC", sys.executable)
+    try:
+        be_child(keeper, descriptors, ignored)
+        for descriptor in descriptors[2:]:
+            os.set_inheritable(descriptor, True)
+        os.execvpe(python, [python, "-u", os.path.join(HERE, "rank.py"), *words], environ)
+    except OSError as error:
+        os.write(2, f"launcher: cannot execute {python} ({error.strerror}).\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def be_stub(descriptor: int) -> NoReturn:
+    """Wait for an exit code, and end with it; end what a keeper has left that was killed."""
+    _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
+    code = os.read(descriptor, 1)
+    if code:
+        os._exit(code[0])
+    # The kernel has sent the script SIGTERM.
+    deadline = time.monotonic() + float(os.environ.get("LAUNCHER_STUB_GRACE", "10"))
+    with contextlib.suppress(ChildProcessError):
+        while (now := time.monotonic()) < deadline + _STUCK_SECONDS:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            for pid in below(os.getpid()) if now >= deadline else ():
+                send(pid, signal.SIGKILL)
+            time.sleep(0.05)
+    os._exit(1)
+
+
+def main() -> None:
+    """Be the stub; its fork is the keeper."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    told, tells = os.pipe()
+    if os.fork():
+        os.close(tells)
+        be_stub(told)
+    os.close(told)
+    os.setsid()
+    try:
+        keeper = Keeper(execute, sys.argv[1:], dict(os.environ), tells)
+    except OSError:  # the launcher is gone
+        os._exit(1)
+    keeper.loop()
+
+
+if __name__ == "__main__":
+    main()

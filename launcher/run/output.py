@@ -1,0 +1,155 @@
+"""What a rank's script writes, on its way to the console and to a file of its own.
+
+Imported by keeper.py, in the keeper's process: it needs nothing of ours. Each line reaches the
+console in one write, so that no two ranks' lines are torn; none of these writes blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import stat
+import time
+
+NEVER = float("inf")
+PARTIAL_SECONDS = 0.2  # until text without a line end is shown
+READ = 1 << 16  # bytes at a time
+# Bytes that may wait for a console. Where the rank has a file, it never waits for the console.
+_WAITING, _WAITING_WITH_FILE = 1 << 16, 1 << 22
+
+
+class Console:
+    """Where a stream's lines go, a descriptor of this process's."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.waiting, self.left_out = descriptor, b"", 0
+        mode = os.fstat(descriptor).st_mode
+        self._socket = socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
+        # A pipe takes so much in one piece, whoever else writes to it.
+        self._piece = READ if stat.S_ISREG(mode) else select.PIPE_BUF
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            with contextlib.suppress(OSError):  # another user's; nobody reads it
+                # A description of its own: the flag is nobody else's.
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+                self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
+
+    def write(self, data: bytes = b"") -> None:
+        """Write as far as the console takes it, pieces of whole lines; the rest waits."""
+        self.waiting += data
+        while self.waiting:
+            end = len(self.waiting)
+            if end > self._piece:
+                end = self.waiting.rfind(b"\n", 0, self._piece) + 1 or self._piece
+            try:
+                piece = self.waiting[:end]
+                if self._socket:
+                    count = self._socket.send(piece, socket.MSG_DONTWAIT)
+                else:
+                    count = os.write(self.descriptor, piece)
+            except BlockingIOError:
+                return
+            except OSError:  # nobody reads it, a disk is full
+                count = len(self.waiting)
+            self.waiting = self.waiting[count:]
+
+    def drain(self, deadline: float) -> None:
+        """Wait until the console has taken all, or the time is over."""
+        self.write()
+        while self.waiting and (seconds := deadline - time.monotonic()) > 0:
+            select.select([], [self.descriptor], [], seconds)
+            self.write()
+
+    def leave_out(self, most: int) -> None:
+        """Leave out what waits beyond a number of bytes, the oldest lines first."""
+        if len(self.waiting) > most:
+            end = self.waiting.find(b"\n", len(self.waiting) - most) + 1 or len(self.waiting)
+            self.left_out += end
+            self.waiting = self.waiting[end:]
+
+
+class Stream:
+    """A pipe that is the script's stdout, stderr, or both; every byte goes to the file, too."""
+
+    def __init__(self, console: Console, file: int, prefix: bytes) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.console, self._file, self._prefix = console, file, prefix
+        self.due = NEVER  # when text without a line end is shown
+        self.tail = b""  # the end of all
+        self._rest, self._is_in_line = b"", False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether more is taken now: not while the console is full."""
+        is_full = self._file < 0 and len(self.console.waiting) >= _WAITING
+        return self.reader >= 0 and not is_full
+
+    def read(self, now: float) -> bool:
+        """Take what has come; return False if nothing is there."""
+        try:
+            data = os.read(self.reader, READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self.tail = (self.tail + data)[-READ:]
+        if self._file >= 0:
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(self._file, data)
+        text = self._rest + data
+        end = text.rfind(b"\n") + 1
+        self._rest = text[end:]
+        self._show(text[:end])
+        self.due = now + PARTIAL_SECONDS if self._rest else NEVER
+        if len(self._rest) > _WAITING:
+            self.show_rest()
+        return True
+
+    def show_rest(self) -> None:
+        """Show text that has no line end."""
+        text, self._rest, self.due = self._rest, b"", NEVER
+        self._show(text)
+
+    def _show(self, text: bytes) -> None:
+        if not text:
+            return
+        if self._prefix:
+            begin = b"" if self._is_in_line else self._prefix
+            text = begin + text[:-1].replace(b"\n", b"\n" + self._prefix) + text[-1:]
+        self._is_in_line = not text.endswith(b"\n")
+        self.console.write(text)
+        if self._file >= 0:
+            self.console.leave_out(_WAITING_WITH_FILE)
+
+    def finish(self, deadline: float) -> int:
+        """Take what is there, within a time; return how many bytes the console did not take."""
+        while self.reader >= 0 and self.read(0.0):
+            if not self.is_read:
+                self.console.drain(deadline)
+                if not self.is_read:
+                    break
+        self.show_rest()
+        self.console.drain(deadline)
+        self.console.leave_out(0)
+        count, self.console.left_out = self.console.left_out, 0
+        return count
+
+    def close(self) -> None:
+        """Read no more."""
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
+
+
+def open_file(path: str) -> int:
+    """Open the file that a rank writes to. Raises OSError."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    # It may be there already, as a pipe that nobody reads: no wait for that.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(0, "it is not a file")
+    return file
