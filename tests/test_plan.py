@@ -105,12 +105,6 @@ def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
     assert says in job(cluster=cluster, environ=environ).lines()[1]
 
 
-def test_a_job_without_a_channel_has_no_port_for_it():
-    assert (
-        job("--launcher-peers", "false").lines()[2] == "algo-1, algo-2: rendezvous at algo-1:29400."
-    )
-
-
 def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
     """With all that can be set, and the line that comes when the hosts have met."""
     (tmp_path / "neuron_parallel_compile").write_text("#!/bin/sh\n")
@@ -422,15 +416,6 @@ def test_a_grace_given_to_torchrun_is_the_launchers_too(variable):
     assert flags(made.argv)["--shutdown-timeout"] == "8"
 
 
-@pytest.mark.parametrize("environ", [{"LAUNCHER_MAX_RESTARTS": "2"}, {"PET_MAX_RESTARTS": "2"}])
-def test_hosts_that_are_not_connected_cannot_restart_together(environ):
-    with pytest.raises(
-        LaunchError, match=r"is 2, but --launcher-peers is false, .* no restarts\.$"
-    ):
-        plan("--launcher-peers", "false", environ=environ)
-    assert plan("--launcher-peers", "false", cluster=ONE, environ=environ)
-
-
 def test_environment_for_speed():
     cluster = TWO._replace(num_gpus=4)
     made = plan(cluster=cluster, resources=RESOURCES._replace(efa=True))
@@ -447,14 +432,6 @@ def test_environment_for_speed():
 def test_nothing_that_the_user_set_is_overwritten():
     chosen = {"OMP_NUM_THREADS": "", "NCCL_SOCKET_IFNAME": "x", "NCCL_HOSTID": "y"}
     assert plan(environ=chosen).environment == {"GLOO_SOCKET_IFNAME": "eth0"}
-
-
-def test_without_sagemakers_interface_gloo_gets_the_one_of_this_hosts_address():
-    cluster = TWO._replace(network_interface_name="ethwe")
-    resources = RESOURCES._replace(own_interface="eth0")
-    environment = plan(cluster=cluster, resources=resources).environment
-    assert environment["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert "NCCL_SOCKET_IFNAME" not in environment  # NCCL finds its own, all of them
 
 
 def test_an_interface_that_does_not_exist_is_not_exported():

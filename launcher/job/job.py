@@ -72,11 +72,6 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def have_peers(cluster: Cluster, options: Options) -> bool:
-    """Tell whether the launchers of several hosts talk."""
-    return cluster.nnodes > 1 and options.peers and not options.dry_run
-
-
 class Job(NamedTuple):
     """The hosts, the options as they count, and what this host is to start.
 
@@ -95,7 +90,7 @@ class Job(NamedTuple):
     @property
     def has_peers(self) -> bool:
         """Whether the launchers of several hosts talk."""
-        return have_peers(self.cluster, self.options)
+        return self.cluster.nnodes > 1 and not self.options.dry_run
 
     @property
     def coordinator(self) -> str:
@@ -162,6 +157,7 @@ class Job(NamedTuple):
             named = some_of(cluster.hosts)
             hosts = join_and_count(named, cluster.nnodes - len(named))
             port = self.options.peer_port
-            also = f", launcher channel on port {port}" if self.options.peers else ""
-            lines.append(f"{hosts}: rendezvous at {self.endpoint}{also}.")
+            lines.append(
+                f"{hosts}: rendezvous at {self.endpoint}, launcher channel on port {port}."
+            )
         return tuple(lines)

@@ -69,12 +69,6 @@ def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, s
             "expected two different ports."
         )
     _refuse_elastic(options, cluster, environ)
-    if cluster.nnodes > 1 and not options.peers and options.max_restarts:
-        raise LaunchError(
-            f"{flag('max_restarts')} (or PET_MAX_RESTARTS) is {options.max_restarts}, but "
-            f"{flag('peers')} is false, and restarts need the launcher channel; expected "
-            f"{flag('peers')} true, or no restarts."
-        )
 
 
 def _refuse_values(options: Options, environ: Mapping[str, str]) -> None:
