@@ -18,7 +18,6 @@ from launcher.host.child import Child
 from launcher.job import arguments, hyperparameters, toolkit
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
-from launcher.job.plan import AGENT
 from launcher.job.prepare import prepare
 from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import flag
@@ -92,7 +91,7 @@ class PlannedJob(NamedTuple):
         """
         if self.plan is None or not self.options.torchrun_args:
             return ()
-        return self.plan.argv[self.plan.argv.index(AGENT) + 1 :]
+        return self.plan.argv[self.plan.argv.index("torch.distributed.run") + 1 :]
 
 
 def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> PlannedJob:

@@ -56,7 +56,9 @@ class LaunchPlan(NamedTuple):
     remarks: tuple[str, ...]  # lines for the log: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
-    nursery: tuple[str, ...] = ()  # the command of what forks torchrun and ranks; (): nothing does
+    warm: bool = False  # whether ranks are forked from a process that has imported torch
+    preload: tuple[str, ...] = ()  # what that process imports besides
+    master_addr: str = ""  # what ranks get as MASTER_ADDR; "": what torchrun gives them
     program: str = ""  # the line that says which versions run which script
 
 
