@@ -15,14 +15,14 @@ from unittest import mock
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, TORCH, ended_by
+from conftest import LAUNCHER, RANK, REPO, TORCH, ended_by
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.job.arguments import parse
 from launcher.job.job import Cluster
-from launcher.job.plan import RANK, make_plan
+from launcher.job.plan import make_plan
 from launcher.job.resources import Resources
 from launcher.run import agent
 
