@@ -1,9 +1,9 @@
 """What the channel between hosts costs: at the start, and while a job runs.
 
-    python benchmarks/peers.py [--pairs 15] [--hosts 16] [--seconds 30] [--many 1000]
+    python benchmarks/peers.py [--starts 15] [--hosts 16] [--seconds 30] [--many 1000]
 
 Prints a table. The start: two launchers on loopback addresses, from their launch until both have
-started their torchrun, with and without the channel in turn. While a job runs: the launcher of
+started their torchrun. While a job runs: the launcher of
 the first of 16 hosts, whose ranks do nothing. At scale: a launcher as the first of 1,000 hosts, of
 which this process plays the others, who all connect at once; with and without `ulimit -n 1024`.
 Needs torch and the launcher installed.
@@ -51,12 +51,11 @@ def job_of(names: list[str], port: int, folder: Path) -> tuple[list[str], dict[s
 
 
 @contextlib.contextmanager
-def launched(hosts: int, port: int, peers: bool, log: Path) -> Iterator[list[Path]]:
+def launched(hosts: int, port: int, log: Path) -> Iterator[list[Path]]:
     """Launch a job of hosts on loopback addresses; yield the launchers' folders in /proc."""
     names = [f"127.0.0.{number}" for number in range(1, hosts + 1)]
     arguments, common = job_of(names, port, log.parent)
-    command = [sys.executable, "-m", "launcher", "--launcher-peers", str(peers).lower()]
-    command += arguments
+    command = [sys.executable, "-m", "launcher", *arguments]
     with open(log, "wb") as out:
         launchers = [
             subprocess.Popen(
@@ -81,10 +80,10 @@ def has_child(proc: Path) -> bool:
     return bool((proc / "task" / proc.name / "children").read_text())
 
 
-def start(port: int, peers: bool, folder: Path) -> float:
+def start(port: int, folder: Path) -> float:
     """Return the ms from the launch of two hosts until both have started torchrun."""
     before = time.monotonic()
-    with launched(2, port, peers, folder / "log") as procs:
+    with launched(2, port, folder / "log") as procs:
         while not all(map(has_child, procs)):
             time.sleep(0.002)
         return 1000 * (time.monotonic() - before)
@@ -93,7 +92,7 @@ def start(port: int, peers: bool, folder: Path) -> float:
 def running(hosts: int, port: int, seconds: int, folder: Path) -> dict[str, float]:
     """Return what the first host's launcher takes while the job runs."""
     log = folder / "log"
-    with launched(hosts, port, True, log) as procs:
+    with launched(hosts, port, log) as procs:
         while log.read_bytes().count(b"runs\n") < hosts:
             time.sleep(0.5)
         time.sleep(3)
@@ -199,7 +198,7 @@ def crowd(hosts: int, port: int, limit: int, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--starts", type=int, default=15)
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--many", type=int, default=1000)
@@ -207,28 +206,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         port = 20000 + os.getpid() % 4000 * 2
-        start(port, True, folder)  # once for the page cache
-        pairs = [
-            (start(port, True, folder), start(port, False, folder)) for _ in range(chosen.pairs)
-        ]
+        start(port, folder)  # once for the page cache
+        starts = [start(port, folder) for _ in range(chosen.starts)]
         taken = running(chosen.hosts, port, chosen.seconds, folder)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         crowds = {limit: crowd(chosen.many, port, limit, folder) for limit in (most, 1024)}
 
     print(
-        f"{chosen.pairs} pairs, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
+        f"{chosen.starts} starts, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
         f"{time.strftime('%Y-%m-%d')}\n"
     )
-    print("| start of two hosts, launch to both torchruns | unit | min | median | max | bound |")
-    print("|---|---|---|---|---|---|")
-    for what, values, bound in (
-        ("with the channel", [a for a, _ in pairs], ""),
-        ("without", [b for _, b in pairs], ""),
-        ("what it adds, pair by pair", [a - b for a, b in pairs], "60"),
-    ):
-        figures = (min(values), statistics.median(values), max(values))
-        print(f"| {what} | ms |", " | ".join(f"{v:.0f}" for v in figures), f"| {bound} |")
+    figures = (min(starts), statistics.median(starts), max(starts))
+    print("| | unit | min | median | max |")
+    print("|---|---|---|---|---|")
+    shown = " | ".join(f"{value:.0f}" for value in figures)
+    print(f"| start of two hosts, launch to both torchruns | ms | {shown} |")
     print(f"\n| the first of {chosen.hosts} hosts, {chosen.seconds} s of a job | unit | | bound |")
     print("|---|---|---|---|")
     print(f"| CPU of its launcher | % of a core | {taken['cpu']:.4f} | 0.1 |")

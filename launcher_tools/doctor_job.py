@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.host.child import Child
-from launcher.job import arguments, hyperparameters, resources, toolkit
+from launcher.job import arguments, hyperparameters, toolkit
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
-from launcher.job.plan import AGENT
 from launcher.job.prepare import prepare
 from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import flag
@@ -92,7 +91,7 @@ class PlannedJob(NamedTuple):
         """
         if self.plan is None or not self.options.torchrun_args:
             return ()
-        return self.plan.argv[self.plan.argv.index(AGENT) + 1 :]
+        return self.plan.argv[self.plan.argv.index("torch.distributed.run") + 1 :]
 
 
 def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> PlannedJob:
@@ -108,7 +107,8 @@ def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> PlannedJob:
         if not names_script:  # arguments of a job that is not this command's
             environ = {**environ, "SM_HPS": ""}
         words = argv if names_script else [*argv, *_ANY]
-        prepared = prepare(words, {**environ, **_without_effects(environ, config)})
+        # With this variable it makes no folder.
+        prepared = prepare(words, {**environ, "LAUNCHER_DRY_RUN": "true"})
     except LaunchError as error:
         return PlannedJob(error=str(error), names_script=names_script)
     if prepared is None:
@@ -130,20 +130,6 @@ def _names_script(argv: Sequence[str], config: toolkit.TrainingConfig | None) ->
         return True
     typed = {word.partition("=")[0].lstrip("-") for word in ours}
     return bool(scripts or _TARGETS & {*typed, *(config.hyperparameters if config else ())})
-
-
-def _without_effects(
-    environ: Mapping[str, str], config: toolkit.TrainingConfig | None
-) -> dict[str, str]:
-    """Return the variables with which prepare makes no folder, and looks no name up."""
-    made = {"LAUNCHER_DRY_RUN": "true"}
-    interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
-    if config:
-        interface = str(config.resource_config.get("network_interface_name", ""))
-    if interface not in resources.network_interfaces():
-        # A look-up can take a minute, and a job of launchers that talk does without it.
-        made["GLOO_SOCKET_IFNAME"] = environ.get("GLOO_SOCKET_IFNAME", "")
-    return made
 
 
 def _cannot_be_passed(plan: LaunchPlan, environ: Mapping[str, str]) -> str:

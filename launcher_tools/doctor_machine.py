@@ -115,11 +115,11 @@ def open_files(job: PlannedJob) -> Iterator[ReportLine]:
     needs = nnodes + _DESCRIPTORS
     seen = f"{_limit(soft)}, {_limit(hard)} (soft, hard)"
     raise_it = f"start the container with --ulimit nofile={max(needs, 65536)}"
-    if job.options.peers and nnodes > 1 and job.is_first and _is_less(hard, needs):
+    if nnodes > 1 and job.is_first and _is_less(hard, needs):
         yield problem(
             "open files",
             f"{seen}; the launcher of the first host needs {needs} for {nnodes} hosts",
-            f"{raise_it}, or use {flag('peers')} false",
+            raise_it,
         )
     elif _is_less(soft, FEWEST_FILES):
         yield problem("open files", f"{seen}; torchrun needs {FEWEST_FILES}", raise_it)

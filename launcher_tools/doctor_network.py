@@ -59,10 +59,8 @@ def check(job: PlannedJob, environ: Mapping[str, str]) -> list[ReportLine]:
     wanted = dict.fromkeys((cluster.hosts[0], cluster.current_host, *cluster.hosts))
     found = look_up_all(list(wanted), cluster.address, NAMES_SECONDS)
     own = found[0 if job.is_first else 1]
-    # Without a channel torchrun needs this host's own name, too.
-    needed = [name for name in found if name is not own or not job.options.peers]
     return [
-        *names(job, needed),
+        *names(job, [name for name in found if name is not own]),
         *interface(job, environ, sorted(resources.network_interfaces())),
         *ports(job, found[0].addresses or (), environ),
         *efa(job, environ),
@@ -169,10 +167,8 @@ def interface(
     for name in chosen:
         yield ok("interface", f"{name} (from resourceconfig.json)")
     if not users and not chosen:
-        at = "; gloo uses the one at which the other hosts reach this one"
-        yield ok(
-            "interface", f"none is set; this host has {shown}{at if job.options.peers else ''}"
-        )
+        at = "gloo uses the one at which the other hosts reach this one"
+        yield ok("interface", f"none is set; this host has {shown}; {at}")
 
 
 def _fits(variable: str, value: str, have: Sequence[str]) -> bool:
@@ -199,7 +195,7 @@ def ports(
     """
     options = job.options
     wanted = [("rdzv_port", options.rdzv_port)] if job.keeps_store(environ) else []
-    wanted += [("peer_port", options.peer_port)] if options.peers else []
+    wanted.append(("peer_port", options.peer_port))
     for name, port in wanted:
         if job.is_first:
             own = job.cluster.address(job.cluster.current_host)

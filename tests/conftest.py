@@ -38,6 +38,7 @@ ONE_FILE = os.environ.get("ONE_FILE")
 WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in files
 OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
+RANK = str(REPO / "launcher" / "run" / "rank.py")  # runs the script of one rank
 
 # For tests of what is logged only if something is late, as it may be on a busy machine.
 PATIENT = [sys.executable, str(Path(__file__).with_name("patient_launcher.py"))]

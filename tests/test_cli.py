@@ -618,7 +618,7 @@ def environs(draw):
 GOOD_WORDS = st.one_of(
     TEXT,
     st.sampled_from(["--", "--help", "-m", "True", "--t", "--train", "$$", "--launcher-grace=5"]),
-    st.sampled_from(["--launcher-peers", "--launcher-bools=flag", "--launcher-nproc-per-node=2"]),
+    st.sampled_from(["--launcher-verbose", "--launcher-bools=flag", "--launcher-nproc-per-node=2"]),
 )
 ODD_WORDS = st.sampled_from(
     ["--launcher-grace", "--launcher-", "--launcher-torchrun-args=-m", "--train-module", "--train-"]

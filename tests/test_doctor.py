@@ -81,12 +81,10 @@ def test_the_names_of_other_hosts(others, expected):
     says(doctor_network.names(host(), others), expected)
 
 
-def test_this_hosts_own_name_is_needed_without_a_channel():
-    alone = {"names": ("localhost", "127.0.0.2"), "current": "localhost"}
-    for peers, expected in ((True, "ok"), (False, "warning")):
-        checked = doctor_network.check(host(**alone, peers=peers), {})
-        (found,) = [found for found in checked if found.check == "names"]
-        assert found.level == expected and ("own loopback" in found.seen) is not peers
+def test_this_hosts_own_name_is_not_needed():
+    job = host(names=("localhost", "127.0.0.2"), current="localhost")
+    (found,) = [found for found in doctor_network.check(job, {}) if found.check == "names"]
+    assert found.level == "ok" and "own loopback" not in found.seen
 
 
 def test_names_are_looked_up_within_a_limit():
@@ -102,7 +100,6 @@ def test_names_are_looked_up_within_a_limit():
     ("job", "environ", "expected"),
     [
         (host(), {}, "ok none is set; this host has eth0, lo; gloo uses the one at"),
-        (host(peers=False), {}, "ok none is set; this host has eth0, lo -> "),
         (host(gpus=1), {"NCCL_SOCKET_IFNAME": "eth7"}, "problem NCCL_SOCKET_IFNAME=eth7, but"),
         (host(), {"NCCL_SOCKET_IFNAME": "eth7"}, "warning unset NCCL_SOCKET_IFNAME"),
         (host(gpus=1), {"GLOO_SOCKET_IFNAME": "eth7"}, "warning GLOO_SOCKET_IFNAME=eth7"),

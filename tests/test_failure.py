@@ -184,6 +184,7 @@ def test_the_innermost_frames_are_kept():
         ),
         (1, "ValueError: bad", 1, "algo-1: torchrun failed: ValueError: bad"),
         (2, "", 2, "algo-1: torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
+        (1, "SignalException: Process 7 got signal: 15", 69, "algo-1: torchrun failed: Signal"),
         (1, "x" * 5000, 1, "algo-1: torchrun failed: xxx"),
     ],
 )

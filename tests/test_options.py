@@ -60,8 +60,8 @@ def test_an_unknown_option_with_underscores_is_refused_too():
 
 @pytest.mark.parametrize("word", ["no", "0", "Yes", "OFF", "", "None"])
 def test_what_is_meant_as_a_switchs_value_is_no_argument_of_the_script(word):
-    message = refusal([*RUN, "--launcher-peers", word])
-    assert f"--launcher-peers is {word!r}; expected true or false" in message
+    message = refusal([*RUN, "--launcher-log-prefix", word])
+    assert f"--launcher-log-prefix is {word!r}; expected true or false" in message
     assert parse([*RUN, "--launcher-verbose=true", word], {}).script_args == (word,)
 
 
@@ -137,7 +137,7 @@ def test_a_twin_in_another_spelling_is_none(variable):
         ("torchrun-args", "--nn=1"),
         ("torchrun-args", "--mod"),
         ("torchrun-args", "-mr3"),
-        ("peers", "maybe"),
+        ("log-prefix", "maybe"),
     ],
 )
 def test_a_bad_value_is_named_with_what_was_expected(option, bad):

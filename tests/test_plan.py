@@ -13,7 +13,7 @@ from launcher.job import arguments
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
 from launcher.job.options import OPTIONS
-from launcher.job.plan import AGENT, RANK, at_address, command, for_attempt, make_plan
+from launcher.job.plan import KEEPER, at_address, command, make_plan
 from launcher.job.resources import Resources
 from launcher.job.torchrun import with_own_variables
 from launcher.result.causes import of_error
@@ -25,6 +25,7 @@ RESOURCES = Resources(
     interfaces=frozenset({"lo", "eth0"}),
     efa=False,
 )
+RUN = "torch.distributed.run"
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 ONE = Cluster(("algo-1",), "algo-1", "job", 0, 0, "eth0")
 TWO = ONE._replace(hosts=("algo-1", "algo-2"), current_host="algo-2")
@@ -48,12 +49,14 @@ def job(*argv, cluster=TWO, environ=None):
 
 def flags(argv):
     """Return torchrun's options of a plan: {"--nnodes": "2", ...}."""
-    return dict(word.split("=", 1) for word in argv[2 : argv.index("--")])
+    return dict(
+        word.split("=", 1) for word in argv[argv.index(RUN) + 1 : argv.index("--no-python")]
+    )
 
 
 def test_several_hosts():
     made = plan("--epochs", "3")
-    assert made.argv[:2] == (sys.executable, AGENT)
+    assert made.argv[:3] == (sys.executable, "-m", RUN)
     assert flags(made.argv) == {
         "--nnodes": "2",
         "--nproc-per-node": "1",
@@ -65,8 +68,9 @@ def test_several_hosts():
         "--max-restarts": "0",
         "--shutdown-timeout": "100",
     }
-    tail = made.argv[made.argv.index("--") :]
-    assert tail == ("--", RANK, "script", "t.py", "--epochs", "3")
+    tail = made.argv[made.argv.index("--no-python") + 1 :]
+    keeper = (sys.executable, "-I", "-S", KEEPER)
+    assert tail == ("--", *keeper, "script", "t.py", "--epochs", "3")
     assert job("--epochs", "3").lines()[:3] == (
         f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py.",
         "algo-2 has node_rank 1 (nnodes=2) in job job: 1 rank on CPU.",
@@ -103,12 +107,6 @@ def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known()
 )
 def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
     assert says in job(cluster=cluster, environ=environ).lines()[1]
-
-
-def test_a_job_without_a_channel_has_no_port_for_it():
-    assert (
-        job("--launcher-peers", "false").lines()[2] == "algo-1, algo-2: rendezvous at algo-1:29400."
-    )
 
 
 def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
@@ -213,7 +211,8 @@ def test_neuron_parallel_compile_runs_torchrun(tmp_path):
     environ = {"PATH": str(tmp_path), "RUN_NEURON_PARALLEL_COMPILE": "1"}
     made, plain = plan(environ=environ), plan()
     assert made.argv == ("neuron_parallel_compile", *plain.argv)
-    assert command(made).splitlines()[-1].split()[:3] == [program.name, sys.executable, AGENT]
+    last = command(made).splitlines()[-1]
+    assert last.split()[:4] == [program.name, sys.executable, "-m", RUN]
     assert any("neuron_parallel_compile runs torchrun" in line for line in made.remarks)
     assert (made.runner, plain.runner) == ("neuron_parallel_compile", "")
     assert made.fingerprint != plain.fingerprint  # it is on all hosts or on none
@@ -231,13 +230,14 @@ def test_neuron_parallel_compile_is_not_installed(tmp_path):
 def test_what_the_user_gave_as_pet_wins_over_what_is_derived():
     environ = {"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "1", "PET_RDZV_ENDPOINT": "x:1"}
     made = plan(environ=environ)
-    assert not {"--nproc-per-node", "--max-restarts", "--rdzv-endpoint"} & set(flags(made.argv))
+    assert not {"--nproc-per-node", "--rdzv-endpoint"} & set(flags(made.argv))
+    assert flags(made.argv)["--max-restarts"] == "0"  # ranks are restarted without torchrun
     assert made.nproc_per_node == "3"
     assert made.environment["OMP_NUM_THREADS"] == "2"  # 8 cores for 3
     assert "PET_MAX_RESTARTS=1 is used instead of 0." in made.remarks[-1]
     assert "PET_NPROC_PER_NODE=3 is used instead of 1." in made.remarks[-1]
     explicit = plan("--launcher-max-restarts", "2", environ=environ)
-    assert flags(explicit.argv)["--max-restarts"] == "2"
+    assert not any("PET_MAX_RESTARTS" in remark for remark in explicit.remarks)
 
 
 def test_a_pet_variable_that_changes_nothing_is_not_worth_a_line():
@@ -422,15 +422,6 @@ def test_a_grace_given_to_torchrun_is_the_launchers_too(variable):
     assert flags(made.argv)["--shutdown-timeout"] == "8"
 
 
-@pytest.mark.parametrize("environ", [{"LAUNCHER_MAX_RESTARTS": "2"}, {"PET_MAX_RESTARTS": "2"}])
-def test_hosts_that_are_not_connected_cannot_restart_together(environ):
-    with pytest.raises(
-        LaunchError, match=r"is 2, but --launcher-peers is false, .* no restarts\.$"
-    ):
-        plan("--launcher-peers", "false", environ=environ)
-    assert plan("--launcher-peers", "false", cluster=ONE, environ=environ)
-
-
 def test_environment_for_speed():
     cluster = TWO._replace(num_gpus=4)
     made = plan(cluster=cluster, resources=RESOURCES._replace(efa=True))
@@ -449,14 +440,6 @@ def test_nothing_that_the_user_set_is_overwritten():
     assert plan(environ=chosen).environment == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
-def test_without_sagemakers_interface_gloo_gets_the_one_of_this_hosts_address():
-    cluster = TWO._replace(network_interface_name="ethwe")
-    resources = RESOURCES._replace(own_interface="eth0")
-    environment = plan(cluster=cluster, resources=resources).environment
-    assert environment["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert "NCCL_SOCKET_IFNAME" not in environment  # NCCL finds its own, all of them
-
-
 def test_an_interface_that_does_not_exist_is_not_exported():
     cluster = TWO._replace(network_interface_name="ethwe")
     assert "GLOO_SOCKET_IFNAME" not in plan(cluster=cluster).environment
@@ -466,31 +449,57 @@ FIRST = TWO._replace(current_host="algo-1", network_interface_name="")
 
 
 @pytest.mark.parametrize(
-    ("cluster", "address", "interface", "has_name", "endpoint", "added"),
+    ("cluster", "address", "interface", "has_name", "added", "replaced"),
     [
-        (FIRST, "10.0.0.1", "", True, "algo-1:29400", {}),
-        (FIRST, "10.0.0.1", "eth7", True, "algo-1:29400", {"GLOO_SOCKET_IFNAME": "eth7"}),
-        (FIRST, "fd00::1", "", False, "[fd00::1]:29400", {"LAUNCHER_MASTER_ADDR": "fd00::1"}),
-        (TWO, "10.0.0.2", "", False, "algo-1:29400", {}),  # nobody has to know its name
+        (FIRST, "10.0.0.1", "", True, {}, {}),
+        (FIRST, "10.0.0.1", "eth7", True, {"GLOO_SOCKET_IFNAME": "eth7"}, {}),
+        (FIRST, "fd00::1", "", False, {}, {"endpoint": "[fd00::1]:29400", "address": "fd00::1"}),
+        (TWO, "10.0.0.2", "", False, {}, {}),  # nobody has to know its name
     ],
 )
 def test_a_host_that_the_others_reach_at_an_address(
-    cluster, address, interface, has_name, endpoint, added
+    cluster, address, interface, has_name, added, replaced
 ):
     of = job(cluster=cluster)
     before = of.plan
     made = at_address(before, of, address, interface, has_name=has_name)
     assert made.environment == {**before.environment, **added}
-    assert flags(made.argv) == {**flags(before.argv), "--rdzv-endpoint": endpoint}
-    assert made.remarks[len(before.remarks) :] == (
-        (
-            f"{cluster.current_host} can be reached from the other hosts at {address}: "
-            + ", ".join(f"{name}={value}" for name, value in added.items())
-            + ".",
-        )
-        if added
-        else ()
-    )
+    names = {"endpoint": "--rdzv-endpoint", "address": "--local-addr"}
+    words = {names[what]: value for what, value in replaced.items()}
+    assert flags(made.argv) == {**flags(before.argv), **words}
+    reasons = ", ".join(f"{name}={value}" for name, value in {**added, **words}.items())
+    begin = f"{cluster.current_host} can be reached from the other hosts at {address}: "
+    assert made.remarks[len(before.remarks) :] == ((f"{begin}{reasons}.",) if reasons else ())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "torch", "expected"),
+    [
+        (ONE, "2.4.1", "localhost"),
+        (TWO, "2.4.1", "algo-1"),
+        (TWO._replace(addresses={"algo-1": "127.0.0.2"}), "2.4.1", "127.0.0.2"),
+        (TWO, "2.5.0", ""),
+    ],
+)
+def test_torch_2_4_does_not_choose_the_address_of_rank_0(cluster, torch, expected):
+    """It takes what a host calls itself, which the others need not know."""
+    assert plan(cluster=cluster, resources=RESOURCES._replace(torch=torch)).master_addr == expected
+
+
+def test_torch_2_4_on_a_first_host_whose_own_name_does_not_resolve():
+    chosen = options()
+    made = plan(cluster=FIRST, resources=RESOURCES._replace(torch="2.4.1"))
+    of = Job(FIRST, chosen, made)
+    assert at_address(made, of, "10.0.0.1", "", has_name=False).master_addr == "10.0.0.1"
+
+
+def test_a_warm_start():
+    warm = ("--launcher-start", "warm", "--launcher-preload", "numpy")
+    assert (plan(*warm).warm, plan(*warm).preload) == (True, ("numpy",))
+    assert (plan().warm, plan(*warm[2:]).preload) == (False, ())
+    other = plan(*warm, environ={"PYTHON_EXEC": "/opt/python"})
+    assert (other.warm, other.preload) == (False, ())
+    assert "warm falls back to cold: /opt/python runs torchrun or the ranks" in other.remarks[-1]
 
 
 def test_hosts_that_are_named_by_ipv6_addresses():
@@ -517,22 +526,14 @@ def test_a_summary_of_many_hosts_is_short():
 )
 def test_torchrun_has_the_log_folder_for_what_it_is_to_copy_itself(given, environ, expected):
     made = plan(*("--launcher-log-dir", "logs", "--launcher-torchrun-args", given), environ=environ)
-    words = [word for word in made.argv[2 : made.argv.index("--")] if "=" in word]
+    words = [word for word in made.argv[: made.argv.index("--")] if "=" in word]
     assert dict(word.split("=", 1) for word in words).get("--log-dir") == expected
 
 
 def test_more_torchrun_arguments_come_last_and_so_win():
     argv = plan("--launcher-torchrun-args", "--role 'my role' --tee 1").argv
-    assert argv[argv.index("--") - 4 : argv.index("--")] == ("--role", "my role", "--tee", "1")
-
-
-def test_each_attempt_has_a_rendezvous_of_its_own():
-    first = plan("--launcher-torchrun-args", "--rdzv_id mine")
-    assert for_attempt(first, {}, 1) == (first, {"LAUNCHER_ATTEMPT": "1"})
-    third, environment = for_attempt(first, {"PET_RDZV_ID": "theirs"}, 3)
-    assert f"--rdzv-id={TWO.job_name}-3" in third.argv
-    assert third.argv[third.argv.index("--rdzv_id") + 1] == "mine-3"
-    assert environment == {"LAUNCHER_ATTEMPT": "3", "PET_RDZV_ID": "theirs-3"}
+    end = argv.index("--no-python")
+    assert argv[end - 4 : end] == ("--role", "my role", "--tee", "1")
 
 
 @pytest.mark.parametrize(
@@ -554,9 +555,17 @@ def test_dollars_are_escaped_for_torchruns_substitution():
 def test_the_printed_command_can_be_pasted(script):
     show = script("import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['SM_HP_A']]))")
     made = plan("a b", "'", "$HOME", "\n", added={"SM_HP_A": "it's $HOME"})
-    text = command(made).replace(AGENT, str(show))
+    text = command(made).replace(f"-m {RUN}", str(show))
     done = subprocess.run(["sh", "-c", text], capture_output=True, check=True)
-    assert json.loads(done.stdout) == [list(made.argv[2:]), "it's $HOME"]
+    argv, variable = json.loads(done.stdout)
+    assert argv == ["--nnodes=2", *argv[1:-6], "--", "t.py", "a b", "'", "$$HOME", "\n"]
+    assert variable == "it's $HOME" and "--no-python" not in argv
+
+
+def test_the_printed_command_of_a_module():
+    of_a_module = options()._replace(train_script="", train_module="pkg.train")
+    made = make_plan(of_a_module, ONE, RESOURCES, {}, added={})
+    assert command(made).split(" --module ")[1].split() == ["--", "pkg.train"]
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud800"])

@@ -6,9 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ADOPTING, told_by_a_rank
+from conftest import ADOPTING, RANK, told_by_a_rank
 
-from launcher.job.plan import RANK
 from launcher.result import raised
 from launcher.result.causes import (
     LIMIT,

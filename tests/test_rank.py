@@ -9,10 +9,9 @@ import sys
 import zipfile
 
 import pytest
-from conftest import ADOPTING, told_by_a_rank
+from conftest import ADOPTING, RANK, told_by_a_rank
 
 from launcher.host.run_dir import IN_RANK
-from launcher.job.plan import RANK
 
 LOOK = """
 import json, multiprocessing, os, pickle, sys

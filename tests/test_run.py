@@ -11,19 +11,18 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from unittest import mock
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, TORCH, ended_by, free_port, poll
+from conftest import LAUNCHER, RANK, REPO, TORCH, ended_by
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.job.arguments import parse
 from launcher.job.job import Cluster
-from launcher.job.plan import RANK, make_plan
+from launcher.job.plan import make_plan
 from launcher.job.resources import Resources
 from launcher.run import agent
 
@@ -405,31 +404,6 @@ def test_a_failed_rank_that_is_slow_to_end_leaves_the_others_their_time(start, s
     assert host.leftovers() == []
 
 
-def test_without_peers_a_port_that_is_taken(start, script):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        cluster = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.1"}
-        options = ("--launcher-rdzv-port", port, "--launcher-peers", "false")
-        host = start("--train-script", script(""), *options, **cluster)
-        assert host.wait() == 69, host.log()
-    assert host.failure.startswith(
-        f"127.0.0.1: the rendezvous port of 127.0.0.1:{port} is already in use on this host; "
-        "choose another with --launcher-rdzv-port"
-    )
-
-
-def test_without_peers_a_host_that_never_comes(start, script):
-    cluster = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.1"}
-    options = ("--launcher-start-timeout", "3", "--launcher-rdzv-port", free_port())
-    options += ("--launcher-peers", "false")
-    host = start("--train-script", script(""), *options, **cluster)
-    assert host.wait() == 69, host.log()
-    assert host.failure.startswith("127.0.0.1: the rendezvous at 127.0.0.1:")
-    assert "expected 127.0.0.1, 127.0.0.2" in host.failure
-
-
 # How a job is stopped
 
 COUNT = """
@@ -506,27 +480,6 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start, script):
         assert host.wait() == ended_by(number), host.log()
         assert host.failure is None
         assert host.leftovers() == [], host.log()
-
-
-def test_without_peers_a_stop_while_the_first_host_is_missing(start, script):
-    # torchrun waits for it in C++, where Python's own handlers do not run.
-    cluster = {"SM_HOSTS": '["127.0.0.1", "127.0.0.2"]', "SM_CURRENT_HOST": "127.0.0.2"}
-    options = ("--launcher-rdzv-port", free_port(), "--launcher-peers", "false")
-    host = start("--train-script", script(""), *options, **cluster)
-    poll(lambda: "libtorch" in maps_of_agent(host), every=0.1)
-    with pytest.raises(subprocess.TimeoutExpired):
-        host.process.wait(2)
-    host.signal(signal.SIGINT)
-    assert host.wait(60) == ended_by(signal.SIGINT), host.log()
-    assert "Traceback" not in host.err
-    assert host.leftovers() == []
-
-
-def maps_of_agent(host):
-    try:
-        return Path(f"/proc/{host.torchrun.pid}/maps").read_text()
-    except ValueError:  # it does not run yet
-        return ""
 
 
 def test_signals_that_were_ignored_or_blocked_by_the_parent(start, script):

@@ -293,7 +293,6 @@ def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path
     else:
         agent.terminate()
         assert host.wait() == 69 and "killing it" not in host.err, host.log()
-        assert "it received SIGTERM (signal 15), which the launcher had not sent" in host.failure
     poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
 
 

@@ -337,8 +337,3 @@ def test_arguments_that_differ_end_all(start, script):
             "launcher: 127.0.0.1 and 127.0.0.2 differ in their script's arguments: "
             "['--lr', '0.1'] and ['--lr', '0.2']; expected the same on every host.\n"
         )
-
-
-def test_two_hosts_without_the_channel(start_two, script, tmp_path):
-    succeed(*start_two("--train-script", script(LEAVE_A_FILE), "--launcher-peers", "false"))
-    assert [left[2] for left in ranks(tmp_path).values()] == ["2", "2"]

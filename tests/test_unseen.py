@@ -7,10 +7,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ADOPTING, told_by_a_rank
+from conftest import ADOPTING, RANK, told_by_a_rank
 
 from launcher.host.run_dir import crash
-from launcher.job.plan import RANK
 from launcher.result import raised
 from launcher.watch.stacks import crash_in, frames_of, place
 

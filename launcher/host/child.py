@@ -20,7 +20,7 @@ from launcher.text.protocol import Lines, decoded
 _KILL_SECONDS = 1  # that a killed command has to end
 _POLL_SECONDS = 0.1  # of stops
 _SEND_SECONDS = 5.0  # for a helper to take a message, of which the kernel holds 200 KB by itself
-_REPLY_BYTES = 1 << 22  # of a Question, at most; `nvidia-smi -q` says 10 KiB of each GPU
+_REPLY_BYTES = 1 << 22  # of a line of a helper's, at most
 
 
 class Answer(NamedTuple):
@@ -42,7 +42,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._error = ""
         try:
-            self._process = _started(argv, environ, subprocess.PIPE)
+            self._process = _started(argv, environ)
         except (OSError, subprocess.SubprocessError) as error:
             self._error = getattr(error, "strerror", None) or str(error)
 
@@ -84,48 +84,6 @@ class Child:
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILL_SECONDS)
-
-
-class Question:
-    """A command whose answer comes by a selector: `then(text)` is called with all that it says.
-
-    What it says on stderr is among that; the text is "" if it is too long. Raises OSError, or
-    SubprocessError, if the command cannot be started.
-    """
-
-    def __init__(
-        self,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        selector: selectors.BaseSelector,
-        then: Callable[[str], None],
-    ) -> None:
-        process = _started(argv, environ, subprocess.STDOUT)
-        process.returncode = 0  # Popen is not to wait for it: the loop reaps all children
-        assert process.stdout
-        self._leader, self._out = process.pid, process.stdout
-        self._selector, self._then = selector, then
-        self._received = bytearray()
-        os.set_blocking(self._out.fileno(), False)
-        selector.register(self._out, selectors.EVENT_READ, self._read)
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self._out.fileno(), 1 << 16)
-            self._received += data
-            if len(self._received) > _REPLY_BYTES:
-                data, self._received = b"", bytearray()
-            if not data:
-                self.close()
-                self._then(_text(self._received))
-
-    def close(self) -> None:
-        """Kill the command and what it started, without a wait: `then` is not called any more."""
-        if not self._out.closed:
-            self._selector.unregister(self._out)
-            self._out.close()
-            with contextlib.suppress(OSError):
-                os.killpg(self._leader, signal.SIGKILL)
 
 
 def start_connected(
@@ -204,20 +162,18 @@ class Helper:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def _started(
-    argv: Sequence[str], environ: Mapping[str, str], stderr: int
-) -> subprocess.Popen[bytes]:
+def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, which the kernel ends if we are killed."""
     return subprocess.Popen(
         argv,
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.PIPE,
         start_new_session=True,
         preexec_fn=tie_to_this_process(),
     )
 
 
-def _text(data: bytes | bytearray | None) -> str:
+def _text(data: bytes | None) -> str:
     return (data or b"").decode("utf-8", "replace")

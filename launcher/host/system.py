@@ -25,7 +25,7 @@ from typing import Any, Callable
 from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills
-from launcher.host.child import Helper, Question
+from launcher.host.child import Helper
 from launcher.host.console import Console
 from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import SOCKET, crash, run_dir
@@ -262,12 +262,3 @@ class System:
         console = Console(argv, environ)
         known.spare(console.pid)
         return console
-
-    def ask(
-        self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]
-    ) -> Question | None:
-        """Ask a command something; then(what it says). None: it cannot be started."""
-        try:
-            return Question(argv, environ, self.selector, then)
-        except (OSError, subprocess.SubprocessError):  # not there; no process, no descriptor left
-            return None

@@ -56,7 +56,9 @@ class LaunchPlan(NamedTuple):
     remarks: tuple[str, ...]  # lines for the log: what was set, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
-    nursery: tuple[str, ...] = ()  # the command of what forks torchrun and ranks; (): nothing does
+    warm: bool = False  # whether ranks are forked from a process that has imported torch
+    preload: tuple[str, ...] = ()  # what that process imports besides
+    master_addr: str = ""  # what ranks get as MASTER_ADDR; "": what torchrun gives them
     program: str = ""  # the line that says which versions run which script
 
 
@@ -70,11 +72,6 @@ def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
 def host_and_port(host: str, port: int) -> str:
     """Return a host and a port as one word, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def have_peers(cluster: Cluster, options: Options) -> bool:
-    """Tell whether the launchers of several hosts talk."""
-    return cluster.nnodes > 1 and options.peers and not options.dry_run
 
 
 class Job(NamedTuple):
@@ -95,7 +92,7 @@ class Job(NamedTuple):
     @property
     def has_peers(self) -> bool:
         """Whether the launchers of several hosts talk."""
-        return have_peers(self.cluster, self.options)
+        return self.cluster.nnodes > 1 and not self.options.dry_run
 
     @property
     def coordinator(self) -> str:
@@ -162,6 +159,7 @@ class Job(NamedTuple):
             named = some_of(cluster.hosts)
             hosts = join_and_count(named, cluster.nnodes - len(named))
             port = self.options.peer_port
-            also = f", launcher channel on port {port}" if self.options.peers else ""
-            lines.append(f"{hosts}: rendezvous at {self.endpoint}{also}.")
+            lines.append(
+                f"{hosts}: rendezvous at {self.endpoint}, launcher channel on port {port}."
+            )
         return tuple(lines)

@@ -193,16 +193,6 @@ class Options(NamedTuple):
     peer_port: Annotated[
         int, Option(_MEET, "PORT", _PORT, "port of the launcher channel on the first host")
     ] = 29401
-    peers: Annotated[
-        bool,
-        Option(
-            _MEET,
-            "true|false",
-            switch,
-            "connect the hosts' launchers (the launcher channel), so that all hosts fail and stop "
-            "together; false: hosts behave as under plain torchrun",
-        ),
-    ] = True
     start_timeout: Annotated[
         int,
         Option(

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple
 
 from launcher import __version__
 from launcher.errors import LaunchError
-from launcher.host.archive import ARCHIVE, PACKAGE
+from launcher.host.archive import PACKAGE
 from launcher.job import torchrun
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
-from launcher.job.options import ATTEMPT, MASTER_ADDR, Options, names
+from launcher.job.options import Options
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
 from launcher.text.words import flag
 
-AGENT = os.path.join(PACKAGE, "run", "agent.py")
-RANK = os.path.join(PACKAGE, "run", "rank.py")
-NURSERY = os.path.join(PACKAGE, "run", "nursery.py")
+KEEPER = os.path.join(PACKAGE, "run", "keeper.py")
 
 
 class _Extra(NamedTuple):
@@ -32,22 +30,25 @@ class _Extra(NamedTuple):
 
 
 def command(plan: LaunchPlan, folder: str = "") -> str:
-    """Return the command to be pasted into a shell: where it runs, and what it adds."""
+    """Return plain torchrun's command for a shell: where it runs, and the variables it adds."""
     import shlex  # only people need it
 
     words = [shlex.quote(f"{name}={value}") for name, value in plan.environment.items()]
-    argv = _plain(plan.argv) if ARCHIVE else plan.argv
     begin = f"cd {shlex.quote(folder)} && env" if folder else "env"
-    return " \\\n    ".join([begin, *words, shlex.join(argv)])
+    return " \\\n    ".join([begin, *words, shlex.join(_plain(plan.argv))])
 
 
 def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return torchrun's own command for one that executes files in an archive, which nobody can."""
-    agent, rank = argv.index(AGENT), argv.index(RANK)
-    flags = argv[agent + 1 : rank - 1]
-    if argv[rank + 1] == "module":
-        flags += ("--module",)
-    return (*argv[:agent], "-m", "torch.distributed.run", *flags, "--", *argv[rank + 2 :])
+    """Return the command without keepers, which need a launcher."""
+    begin = argv.index("--no-python")
+    kind, *words = argv[begin + len(_keeper("")) :]
+    return (*argv[:begin], *(["--module"] if kind == "module" else []), "--", *words)
+
+
+def _keeper(python: str) -> tuple[str, ...]:
+    """Return the words by which torchrun starts a keeper, which starts and ends its rank."""
+    # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
+    return ("--no-python", "--", python, "-I", "-S", KEEPER)
 
 
 def make_plan(
@@ -71,14 +72,18 @@ def make_plan(
     script = ("script", options.train_script)
     if options.train_module:
         script = ("module", options.train_module)
-    # torchrun substitutes ${local_rank} and the like in arguments; "$$" stands for "$".
+    # torchrun replaces ${local_rank} and the like in arguments; "$$" stands for "$".
     words = (word.replace("$", "$$") for word in (*script, *options.script_args))
     for_speed, reasons = tuned(nproc, cluster, resources, environ)
-    nursery, why_cold = _nursery(options, resources, environ, extra.runner)
+    why_cold = _why_cold(options, resources, environ, extra.runner)
+    warm = options.start == "warm" and not why_cold
     others = [*replaced, torchrun.of_slices(nproc, options, cluster), *extra.remarks, why_cold]
     plan = LaunchPlan(
-        # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-        argv=(*filter(None, [extra.runner]), resources.python, AGENT, *flags, "--", RANK, *words),
+        argv=(
+            *filter(None, [extra.runner]),
+            *(resources.python, "-m", "torch.distributed.run", *flags),
+            *(*_keeper(resources.python), *words),
+        ),
         environment={**added, **for_speed, **extra.environment},
         nproc_per_node=str(nproc),
         remarks=tuple(filter(None, [*reasons, " ".join(filter(None, others))])),
@@ -92,7 +97,9 @@ def make_plan(
         },
         runner=extra.runner,
         program=_program(options, resources, environ),
-        nursery=nursery,
+        warm=warm,
+        preload=options.preload if warm else (),
+        master_addr=_master_addr(cluster, resources),
     )
     _check_text(plan)
     return plan
@@ -133,19 +140,29 @@ def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
     return _Extra(runner, environment, tuple(remarks), fingerprint)
 
 
-def _nursery(
+def _why_cold(
     options: Options, resources: Resources, environ: Mapping[str, str], runner: str
-) -> tuple[tuple[str, ...], str]:
-    """Return the command of what forks torchrun and ranks, or () and why a warm start is cold."""
+) -> str:
+    """Return the line that says why a warm start falls back to cold, "" if it does not."""
     if options.start != "warm":
-        return (), ""
+        return ""
     python = environ.get("PYTHON_EXEC", resources.python)
     other = runner or (python if python != resources.python else "")
-    if other:
-        return (), f"{flag('start')} warm falls back to cold: {other} runs torchrun or the ranks."
-    script = os.path.join(options.folder, options.train_script)
-    folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
-    return (resources.python, "-u", NURSERY, folder, *options.preload), ""
+    return (
+        f"{flag('start')} warm falls back to cold: {other} runs torchrun or the ranks."
+        if other
+        else ""
+    )
+
+
+def _master_addr(cluster: Cluster, resources: Resources) -> str:
+    """Return the MASTER_ADDR that ranks get in place of torchrun's, "" if torchrun's is right.
+
+    Torch 2.4 makes it of what the first host calls itself (getfqdn), which need not resolve.
+    """
+    if resources.torch_version >= (2, 5):
+        return ""
+    return cluster.address(cluster.hosts[0]) if cluster.nnodes > 1 else "localhost"
 
 
 def at_address(
@@ -155,46 +172,32 @@ def at_address(
 
     gloo has to use the interface with that address: by itself it takes the one that the host's own
     name resolves to, which may be the loopback. `has_name` is false if a host's own name does
-    not resolve: then its torchrun keeps the store at the address, and all ranks get the address as
-    MASTER_ADDR.
+    not resolve: then torchrun on the first host uses the address for its store and for itself.
+    (It sorts hosts by what they call themselves: an address comes before all names, and so the
+    first host stays the first.)
     """
     cluster = job.cluster
-    added: dict[str, str] = {}
-    if interface:
-        added["GLOO_SOCKET_IFNAME"] = interface
-    argv = plan.argv
+    added = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    replaced: dict[str, str] = {}  # words of torchrun's command
     if cluster.node_rank == 0 and not has_name:
-        added[MASTER_ADDR] = address
         endpoint = host_and_port(address, job.options.rdzv_port)
-        option = "--rdzv-endpoint="
-        argv = tuple(option + endpoint if word == option + job.endpoint else word for word in argv)
-    if not added:
+        replaced[f"--rdzv-endpoint={job.endpoint}"] = f"--rdzv-endpoint={endpoint}"
+        own = cluster.address(cluster.current_host)
+        replaced[f"--local-addr={own}"] = f"--local-addr={address}"
+        plan = plan._replace(master_addr=plan.master_addr and address)
+    reasons = [f"{name}={value}" for name, value in added.items()]
+    reasons += [replaced[word] for word in plan.argv if word in replaced]
+    if not reasons:
         return plan
-    reasons = ", ".join(f"{name}={value}" for name, value in added.items())
-    remark = f"{cluster.current_host} can be reached from the other hosts at {address}: {reasons}."
-    return plan._replace(
-        argv=argv, environment={**plan.environment, **added}, remarks=(*plan.remarks, remark)
+    remark = (
+        f"{cluster.current_host} can be reached from the other hosts at {address}: "
+        f"{', '.join(reasons)}."
     )
-
-
-def for_attempt(
-    plan: LaunchPlan, environ: Mapping[str, str], attempt: int
-) -> tuple[LaunchPlan, dict[str, str]]:
-    """Return the plan and the environment of an attempt: from the second on JOB-2, JOB-3, ...
-
-    Each has a rendezvous of its own, in which nothing of the one before is left. (No slash:
-    torchrun makes a folder of it.)
-    """
-    environment = {**environ, ATTEMPT: str(attempt)}
-    if attempt == 1:
-        return plan, environment
-    suffix, argv = f"-{attempt}", list(plan.argv)
-    for index in range(argv.index("--")):
-        if names(argv[index], "--rdzv-id"):
-            argv[index if "=" in argv[index] else index + 1] += suffix
-    if environment.get("PET_RDZV_ID"):
-        environment["PET_RDZV_ID"] += suffix
-    return plan._replace(argv=tuple(argv)), environment
+    return plan._replace(
+        argv=tuple(replaced.get(word, word) for word in plan.argv),
+        environment={**plan.environment, **added},
+        remarks=(*plan.remarks, remark),
+    )
 
 
 def _check_text(plan: LaunchPlan) -> None:

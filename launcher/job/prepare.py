@@ -14,7 +14,7 @@ from launcher.host.journal import host_folder
 from launcher.host.signals import Signals
 from launcher.job import arguments, hyperparameters, target, toolkit, torchrun
 from launcher.job.cluster import read_cluster
-from launcher.job.job import Cluster, Job, LaunchPlan, have_peers
+from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
 from launcher.job.plan import at_address, make_plan
@@ -59,8 +59,9 @@ def prepare(
         others = {name: value for name, value in made.items() if name not in environ}
         added = {**others, **_surroundings(chosen, home, environ)}
         plan = _planned(chosen, cluster, environ, added)
-        if have_peers(cluster, chosen) and cluster.node_rank == 0:
-            _require_port(Job(cluster, chosen, plan).endpoint)
+        job = Job(cluster, chosen, plan)
+        if job.has_peers and cluster.node_rank == 0:
+            _require_port(job.endpoint)
     except Exception as error:  # which the other hosts are told, too
         return Job(cluster, chosen, error)
     # Logged only now, so that an error is the only line.
@@ -68,7 +69,7 @@ def prepare(
         log(line)
     if "SM_HOSTS" not in seen:
         log("found neither SM_HOSTS nor SageMaker's config files: running on this host alone.")
-    return Job(cluster, chosen, plan)
+    return job
 
 
 def reached_at(
@@ -204,15 +205,7 @@ def _planned(
         _require_folder(host_folder(chosen.log_dir, cluster.current_host), chosen.log_dir)
     if chosen.log_dir and chosen.folder:
         chosen = chosen._replace(log_dir=os.path.abspath(chosen.log_dir))
-    resources = read_resources()
-    unknown = cluster.network_interface_name not in resources.interfaces
-    # The channel finds out by itself, and does not have to wait for an answer from DNS.
-    alone = cluster.nnodes == 1 or have_peers(cluster, chosen)
-    if unknown and not alone and "GLOO_SOCKET_IFNAME" not in environ:
-        resources = resources._replace(
-            own_interface=interface_of(cluster.address(cluster.current_host))
-        )
-    return make_plan(chosen, cluster, resources, environ, added=added)
+    return make_plan(chosen, cluster, read_resources(), environ, added=added)
 
 
 def _require_folder(path: str, log_dir: str) -> None:

@@ -38,7 +38,6 @@ class Resources(NamedTuple):
     cores: int  # physical cores that this process may use
     interfaces: frozenset[str]
     efa: bool
-    own_interface: str = ""  # with this host's address; only read if SageMaker's does not exist
 
     @property
     def torch_version(self) -> tuple[int, int]:

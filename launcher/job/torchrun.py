@@ -69,12 +69,6 @@ def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, s
             "expected two different ports."
         )
     _refuse_elastic(options, cluster, environ)
-    if cluster.nnodes > 1 and not options.peers and options.max_restarts:
-        raise LaunchError(
-            f"{flag('max_restarts')} (or PET_MAX_RESTARTS) is {options.max_restarts}, but "
-            f"{flag('peers')} is false, and restarts need the launcher channel; expected "
-            f"{flag('peers')} true, or no restarts."
-        )
 
 
 def _refuse_values(options: Options, environ: Mapping[str, str]) -> None:
@@ -134,14 +128,19 @@ def flags(
 
     Raises LaunchError for an invalid PET_RDZV_CONF.
     """
-    chosen = [f"--nnodes={cluster.nnodes}", f"--rdzv-conf={_rdzv_conf(options, cluster, environ)}"]
+    chosen = [
+        f"--nnodes={cluster.nnodes}",
+        f"--rdzv-conf={_rdzv_conf(options, cluster, environ)}",
+        "--max-restarts=0",  # the launchers restart ranks
+    ]
+    restarts = environ.get("PET_MAX_RESTARTS") or "0"
     replaced = []
+    if restarts != "0" and "max_restarts" not in options.given:
+        replaced.append(f"PET_MAX_RESTARTS={restarts} is used instead of 0.")
     for name, (value, field) in _values(options, cluster, resources, environ).items():
         # An option on the command line would win over the user's PET_ variable for it.
         variable = "PET_" + name.upper().replace("-", "_")
         if environ.get(variable) and field not in options.given:
-            if field == "max_restarts":  # where the option is what the variable says
-                value = str(Options._field_defaults[field])
             if environ[variable] != value:
                 replaced.append(f"{variable}={environ[variable]} is used instead of {value}.")
         else:
@@ -167,12 +166,11 @@ def _values(
             cluster.address(cluster.current_host) if cluster.nnodes > 1 else "localhost",
             "",
         ),
-        "max-restarts": (str(options.max_restarts), "max_restarts"),
     }
     if options.log_dir and _has_files_of_torchruns(options, environ):
         values["log-dir"] = (options.log_dir, "log_dir")
     if resources.torch_version >= (2, 12):
-        # For one whose launcher is gone: ranks are the launcher's to end (agent.py).
+        # How long the ranks' keepers have if torchrun ends before the job.
         values["shutdown-timeout"] = (str(options.grace), "grace")
     return values
 

@@ -50,10 +50,6 @@ def _of_network(cluster: Cluster, resources: Resources) -> list[_Setting]:
         why = "from resourceconfig.json"
         settings.append(_Setting("NCCL_SOCKET_IFNAME", interface, why))
         settings.append(_Setting("GLOO_SOCKET_IFNAME", interface, "from resourceconfig.json"))
-    elif resources.own_interface:
-        # Where the host's own name does not resolve, gloo takes the loopback and waits for ever.
-        why = f"the interface with the address of {cluster.current_host}"
-        settings.append(_Setting("GLOO_SOCKET_IFNAME", resources.own_interface, why))
     if resources.efa:
         settings.append(_Setting("FI_PROVIDER", "efa", "this host has an EFA device"))
     # Containers of one machine have the same of what NCCL tells machines apart by.

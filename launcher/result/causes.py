@@ -269,13 +269,8 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
     return Failure(failure.cause, code, text, may_restart=True, rank=failure.rank, broken=broken)
 
 
-def by_foreign_signal(number: int) -> str:
-    """Return why torchrun failed if somebody has sent it a signal."""
-    return f"it received {signal_name(number)}, which the launcher had not sent"
-
-
 def of_torchrun(
-    returncode: int | None,
+    returncode: int,
     error: str,
     hosts: Sequence[str],
     host: str,
@@ -286,14 +281,13 @@ def of_torchrun(
 ) -> Failure:
     """Return why a host failed whose torchrun did and no rank, `seconds` after its start.
 
-    `returncode` is negative for a signal, None if somebody else ended it in a way that is not
-    known; `error` is what torchrun raised for a reason of its own.
+    `returncode` is negative for a signal; `error` is what torchrun raised for a reason of its own.
     `program` is torchrun, or what runs it and has failed by itself; `oom` says whether an
     out-of-memory kill was recorded, if it was killed.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
     lost = error.startswith("Rendezvous")
-    if returncode is not None and returncode < 0:
+    if returncode < 0:
         what = f"{host}: {program} was killed by {signal_name(-returncode)}"
     elif "EADDRINUSE" in error or "address already in use" in error.lower():
         what = f"{host}: {port_is_taken(endpoint)}"
@@ -310,7 +304,8 @@ def of_torchrun(
     if oom:
         what += f"; {oom}"
     code = returncode or 1
-    if returncode is None or returncode < 0 or (lost and returncode != EXIT_USAGE):
+    was_ended = returncode < 0 or error.startswith("SignalException")
+    if was_ended or (lost and returncode != EXIT_USAGE):
         code = EXIT_HOST_LOST
     details = f"exit code {code}, {seconds:.0f} s after start"
     text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
