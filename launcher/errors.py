@@ -9,12 +9,11 @@ from launcher.text.words import printable
 
 # What stops a job.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# A scheduler's early warning: it goes to the ranks that handle it.
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # What else may be sent to a launcher, and would end it without a word. Not those of crashes
 # (SIGTRAP, SIGSYS), nor what ends nothing by default; Python ignores SIGPIPE and SIGXFSZ.
-OTHERS: tuple[int, ...] = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
-OTHERS += (signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
+# SIGUSR1 and SIGUSR2 are a scheduler's early warning.
+OTHERS: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
+OTHERS += (signal.SIGPROF, signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # The launcher's own (docs/options.md, "Exit codes"). Who chooses: result/causes.py alone makes

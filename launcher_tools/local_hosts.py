@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Callable
 
-from launcher.errors import STOPS, WARNINGS, CannotExecuteError
+from launcher.errors import STOPS, CannotExecuteError
 from launcher.host import run_dir
 from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.host.processes import Processes, reap, send, tie_to_this_process, tree
@@ -231,7 +231,7 @@ class Loop:
                 self._reap()
                 continue
             if number not in STOPS:
-                self._pass_on(number)
+                self._printer.say(left_alone(number))
                 continue
             self._printer.hurry()
             if self._all_stopped:
@@ -244,16 +244,6 @@ class Loop:
                     "to every host; a second one kills it."
                 )
                 self._stop(self._hosts, everybody=True)
-
-    def _pass_on(self, number: int) -> None:
-        """Give an early warning to every host's launcher."""
-        if number not in WARNINGS:
-            self._printer.say(left_alone(number))
-            return
-        self._printer.say(f"{signal_name(number)}: forwarding it to every host.")
-        for host in self._hosts:
-            if host.process and host.runs:
-                send(host.process.pid, number)
 
     def _stop(self, hosts: Sequence[Host], *, everybody: bool) -> None:
         self._all_stopped = self._all_stopped or everybody

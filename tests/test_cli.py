@@ -177,7 +177,7 @@ WRONG = [
     ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
     ({}, [*DRY, "--launcher-log-prefix", "true"], "log-prefix needs --launcher-log-dir DIR: "),
     ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs the progress checks"),
-    ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
+    ({**TWO, "PET_NNODES": "1:2"}, DRY, "PET_NNODES is '1:2'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
     ({"LOCAL_RANK": "0"}, DRY, NESTED),
     ({"TORCHELASTIC_RUN_ID": "x"}, DRY, NESTED),

@@ -941,22 +941,23 @@ def test_twelve_hosts(script):
 
 WARNED = """
 import os, signal, time
-host, heard = os.environ["SM_CURRENT_HOST"], []
-signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+signal.signal(signal.SIGUSR1, lambda *_: print("warned", flush=True))
 print("runs", flush=True)
-while not heard:
+while not os.path.exists(os.environ["GO"]):
     time.sleep(0.01)
 """
 
 
 @torch
-def test_an_early_warning_goes_to_all_hosts(start, script):
-    host = start("--hosts", "2", "--", script(WARNED), command=LOCAL)
+def test_what_is_no_stop_goes_to_no_host(start, script, tmp_path):
+    host = start("--hosts", "2", "--", script(WARNED), command=LOCAL, GO=tmp_path / "go")
     host.wait_for("runs", 2)
     for number in (signal.SIGALRM, signal.SIGALRM, signal.SIGUSR1):
         host.signal(number)
+        poll(lambda number=number: f"signal {int(number)}" in host.out + host.err)
+    (tmp_path / "go").touch()
     assert host.wait() == 0, host.log()
     said = host.out + host.err
-    assert said.count("SIGUSR1 (signal 10): forwarding it to every host.") == 1, host.log()
-    assert said.count("SIGUSR1: forwarded to 1 of 1 rank, which handles it.") == 2, host.log()
+    assert "warned" not in said, host.log()
+    assert said.count("SIGUSR1 (signal 10): ignored; it is not a stop") == 1, host.log()
     assert said.count("SIGALRM (signal 14): ignored; it is not a stop") == 1, host.log()

@@ -5,8 +5,7 @@ ignores SIGTERM as PID 1. Behind an init such as tini it would die of SIGTERM at
 container would end while ranks save. So this init knows whether a launcher runs somewhere below
 the command: each launcher connects to its Unix socket (presence.py), and says how it ends.
 
-- A stop goes to the launchers that run; if none runs, to the command. So does an early warning
-  (SIGUSR1, SIGUSR2), where it is handled.
+- A stop goes to the launchers that run; if none runs, to the command.
 - This process ends when the command and all launchers have ended. It reaps the orphans that the
   kernel gives to PID 1.
 - Its exit code is the command's or, as the toolkit makes 1 of every failure, the last launcher's:
@@ -43,8 +42,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from launcher.container.presence import LauncherRegistry
-from launcher.errors import STOPS, WARNINGS, Disposition
-from launcher.host.processes import reap, response, send, start
+from launcher.errors import STOPS
+from launcher.host.processes import reap, send, start
 from launcher.host.signals import Signals, left_alone
 from launcher.job import toolkit
 from launcher.job.options import INIT
@@ -170,23 +169,7 @@ class _Init:
             elif number in STOPS:
                 self._stop(number)
             else:
-                self._pass_on(number)
-
-    def _pass_on(self, number: int) -> None:
-        """Give an early warning to who handles it: others would die of it."""
-        if number not in WARNINGS:
-            log(left_alone(number))
-            return
-        command = [self._process.pid] if self._process.returncode is None else []
-        launchers = self._launchers.pids
-        for pid in launchers or command:
-            handles = response(pid, number) is Disposition.HANDLES
-            if handles:
-                send(pid, number)
-            if not launchers:
-                to = f"; forwarded to {self._command[0]}"
-                to = to if handles else f", and {self._command[0]} does not handle it"
-                log(f"{signal.Signals(number).name}: no launcher is running{to}.")
+                log(left_alone(number))
 
     def _stop(self, number: int) -> None:
         self._stop_signal = self._stop_signal or number

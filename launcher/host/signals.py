@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import socket
 
-from launcher.errors import OTHERS, STOPS, WARNINGS
+from launcher.errors import OTHERS, STOPS
 from launcher.text.words import signal_name
 
 _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
@@ -36,7 +36,7 @@ class Signals:
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
-            for number in (*STOPS, signal.SIGCHLD, *WARNINGS, *OTHERS)
+            for number in (*STOPS, signal.SIGCHLD, *OTHERS)
             # What nohup and `&` ignore stays ignored. SIGTERM is handled all the same: whoever
             # keeps the toolkit alive through a stop makes its children ignore SIGTERM, too.
             # With SIGCHLD ignored the kernel would reap torchrun before we can.
@@ -60,7 +60,7 @@ class Signals:
 
     def ignore_stops(self) -> None:
         """Ignore stops and the like from now on: none changes how this process ends."""
-        for number in (*STOPS, *WARNINGS, *OTHERS):
+        for number in (*STOPS, *OTHERS):
             signal.signal(number, signal.SIG_IGN)
             self._handlers.pop(number, None)
 

@@ -6,10 +6,8 @@ The comments say what goes wrong without an option, as seen in torchrun's source
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, endpoint_at
@@ -18,49 +16,10 @@ from launcher.job.resources import Resources
 from launcher.text.words import flag, short
 
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
-_STREAMS = re.compile("[0-3]|[0-9]:[0-3](,[0-9]:[0-3])*").fullmatch
-_DAY = 86400  # seconds
-_LEVELS = ("INFO", "DEBUG", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTSET")
-
-
-def _is_whole(text: str) -> bool:
-    int(text)
-    return True
-
-
-def _is_count(text: str) -> bool:
-    return int(text) >= 0
-
-
-def _is_interval(text: str) -> bool:
-    return 0 < float(text) <= _DAY
-
-
-# What torchrun would show a traceback for, a second after its start, and what the launcher reads:
-# variable, what tells that it takes a value (or raises ValueError), what was expected. What it
-# refuses in one line, such as PET_NODE_RANK=x, is left to it: the job ends with 2 as well.
-_CHECKS: Mapping[str, tuple[Callable[[str], object], str]] = {
-    "LOGLEVEL": (_LEVELS.__contains__, f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}, in capitals"),
-    "PET_LOCAL_RANKS_FILTER": (
-        re.compile(" *([0-9]+ *(, *[0-9]+ *)*)?").fullmatch,
-        "local ranks separated by commas, such as 0,1",
-    ),
-    "PET_MAX_RESTARTS": (_is_count, "a whole number"),
-    "PET_MONITOR_INTERVAL": (_is_interval, f"seconds above 0, at most {_DAY}, such as 0.5"),
-    "PET_RDZV_ID": (lambda text: "/" not in text, "a name without a slash: it names a folder"),
-    "PET_REDIRECTS": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
-    "PET_SHUTDOWN_TIMEOUT": (_is_count, "a whole number of seconds"),
-    "PET_STANDALONE": (_is_whole, "0 or 1"),
-    "PET_TEE": (_STREAMS, "a number from 0 to 3, or one for each rank such as 0:1,1:3"),
-    "PET_VIRTUAL_LOCAL_RANK": (_is_whole, "0 or 1"),
-}
-# An empty one of these counts as unset, and an option of ours wins over it.
-_REPLACED = {"PET_MAX_RESTARTS": "max_restarts", "PET_SHUTDOWN_TIMEOUT": "grace"}
 
 
 def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
     """Raise LaunchError for settings of torchrun's, or ports, that cannot work with this job."""
-    _refuse_values(options, environ)
     _refuse_modes(options, cluster, environ)
     _refuse_backend(cluster, environ)
     if options.rdzv_port == options.peer_port:
@@ -69,19 +28,6 @@ def refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, s
             "expected two different ports."
         )
     _refuse_elastic(options, cluster, environ)
-
-
-def _refuse_values(options: Options, environ: Mapping[str, str]) -> None:
-    for variable, (takes, expected) in _CHECKS.items():
-        text, field = environ.get(variable), _REPLACED.get(variable)
-        if text is None or (field and (not text or field in options.given)):
-            continue
-        try:
-            is_taken = bool(takes(text))
-        except ValueError:
-            is_taken = False
-        if not is_taken:
-            raise LaunchError(f"{variable} is {short(text)}; expected {expected}.")
 
 
 def _refuse_backend(cluster: Cluster, environ: Mapping[str, str]) -> None:
@@ -124,10 +70,7 @@ def _refuse_elastic(options: Options, cluster: Cluster, environ: Mapping[str, st
 def flags(
     options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return torchrun's options, and a remark for each that the user's PET_ variable replaces.
-
-    Raises LaunchError for an invalid PET_RDZV_CONF.
-    """
+    """Return torchrun's options, and a remark for each that the user's PET_ variable replaces."""
     chosen = [
         f"--nnodes={cluster.nnodes}",
         f"--rdzv-conf={_rdzv_conf(options, cluster, environ)}",
@@ -201,10 +144,6 @@ def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
             typed += ["keep_alive_max_attempt=3"]
     users = environ.get("PET_RDZV_CONF")
     if users:
-        if not all("=" in pair for pair in users.split(",")):
-            raise LaunchError(
-                f"PET_RDZV_CONF is {users!r}; expected KEY=VALUE pairs separated by commas."
-            )
         pairs.append(users)
     return ",".join([*pairs, *typed])  # of a key given twice the last counts
 
@@ -257,15 +196,18 @@ def of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
 def with_own_variables(options: Options, environ: Mapping[str, str]) -> Options:
     """Return the options as they count: what is not given, torchrun's own variables may say.
 
-    A text that is no value is left to refuse_conflicts(), or torchrun does not use it either.
+    Raises LaunchError.
     """
     counts: dict[str, Any] = {}
-    for variable, field, parse in (
-        ("PET_MAX_RESTARTS", "max_restarts", int),
-        ("PET_SHUTDOWN_TIMEOUT", "grace", OPTIONS["grace"].parse),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "grace", OPTIONS["grace"].parse),
+    for variable, field in (
+        ("PET_MAX_RESTARTS", "max_restarts"),
+        ("PET_SHUTDOWN_TIMEOUT", "grace"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "grace"),
     ):
-        if environ.get(variable) and field not in {*options.given, *counts}:
-            with contextlib.suppress(ValueError):
-                counts[field] = parse(environ[variable])
+        text = environ.get(variable)
+        if text and field not in {*options.given, *counts}:
+            try:
+                counts[field] = OPTIONS[field].parse(text)
+            except ValueError as error:
+                raise LaunchError(f"{variable} is {short(text)}; expected {error}.") from None
     return options._replace(**counts)
