@@ -19,30 +19,28 @@ come for a while is lost.
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable
 from selectors import EVENT_READ
 from typing import Any, Callable, NoReturn
 
 from launcher.host.system import System
 from launcher.job.job import Job
-from launcher.peers import coordinator, events, member
+from launcher.peers import coordinator, events, link
 from launcher.peers.connection import Connection
-from launcher.peers.events import Action, Lost, Received, Time
+from launcher.peers.events import NO_MESSAGE, Action, Lost, Received, Time
+from launcher.peers.link import LinkState
 from launcher.peers.listener import Listener
-from launcher.peers.member import MemberState
 from launcher.peers.messages import (
     Alive,
     End,
     Failed,
     FromMember,
     Hello,
-    HostStacks,
+    Leave,
     Message,
-    NoProgressReport,
-    Welcome,
+    as_reported,
     from_coordinator,
     from_member,
     to_wire,
@@ -52,14 +50,12 @@ from launcher.result.causes import Failure
 from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
-from launcher.watch import progress, stacks
 
 _ALIVE_SECONDS = 15.0  # between two messages that this launcher is alive
-# Until a launcher is lost that sends nothing: that, or so many times --launcher-host-timeout.
-_SILENCE_SECONDS, _SILENCE_TIMEOUTS = 60.0, 4
+# Until a launcher is lost that sends nothing: the first, or the second after the host timeout.
+_SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
 # A loop that is so late was suspended itself, and does not know how long others were silent.
 _LATE_SECONDS = 1.0
-_RECHECK_SECONDS = 1.0  # until a connection that gives up early may have been answered
 
 
 class Channel:
@@ -74,19 +70,19 @@ class Channel:
     ) -> None:
         self._job, self._system, self._command, self._decided = job, system, command, decided
         self._coordinates = job.coordinator == job.current_host
-        self._machine: Any = coordinator if self._coordinates else member
+        self._machine: Any = coordinator if self._coordinates else link
         self._connections: dict[str, Connection] = {}  # by host
         self._arrived: dict[int, Connection] = {}  # whose hello has just come
+        self._silent: list[Connection] = []  # of hosts that are lost
         self._listener: Listener | None = None
-        self._silence = max(_SILENCE_SECONDS, _SILENCE_TIMEOUTS * job.options.host_timeout)
+        self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._send_alive_at = self._check_at = math.inf
         self._events = collections.deque[Any]()
         self._is_acting = False
-        self._given_up: list[Connection] = []  # since their launchers are silent
         self._began = system.now()
         self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: not known
         self.own_address = ""  # at which other hosts have reached this one, or it them
-        self.state: JobState | MemberState
+        self.state: JobState | LinkState
         self.state, self._first = self._machine.begin(job, self._began)
 
     @property
@@ -99,27 +95,31 @@ class Channel:
         self._act(self._first)
 
     def due(self) -> float:
-        """Return when `tick` is due; infinite: never, as while ranks run."""
+        """Return when `tick` is due; infinite: never."""
         due: float = min(self._machine.due(self.state), self._check_at)
-        return min(due, self._listener.due()) if self._listener else due
+        return min(due, self._listener.listen_at) if self._listener else due
 
     def tick(self) -> None:
         """Do what is due."""
-        if self._listener:
-            self._listener.tick()
-        if self._system.now() >= self._check_at:
-            self._check_silence(self._system.now())
-        if self._system.now() >= self._machine.due(self.state):
+        now = self._system.now()
+        if self._listener and now >= self._listener.listen_at:
+            self._listener.listen()
+        if now >= self._check_at:
+            self._check_silence(now)
+        if now >= self._machine.due(self.state):
             self.happens(Time())
 
     def report(self, message: Hello | FromMember) -> None:
         """Report to the coordinator, which may be here."""
-        self._received(self._job.current_host, message)
+        host = self._job.current_host
+        self.happens(Received(host, as_reported(message, host, self.world)))
 
     def report_last(self, failure: Failure) -> None:
         """Send the other hosts why this one ends, past its state machine, which has failed."""
-        end = End(failure.result) if self._coordinates else Failed(self.state.attempt, failure)
-        self._send(tuple(self._connections), end)
+        message: Message = Failed(self.state.attempt, failure)
+        if self._coordinates:
+            message = End(self.state.number + 1, failure.result)
+        self._send(list(self._connections), message)
 
     def happens(self, event: Any) -> None:
         """Take an event in, and do what is decided: all of that before the next event."""
@@ -155,57 +155,42 @@ class Channel:
             self._listener.close()
         for host in list(self._connections):
             self._drop(host)
-        for connection in self._given_up:
+        for connection in self._silent:
             connection.close()
 
     # Who is alive.
 
-    def _begin_alive(self) -> None:
-        self._send_alive_at = min(self._send_alive_at, self._system.now() + _ALIVE_SECONDS)
-        self._check_at = min(self._check_at, self._send_alive_at)
-
     def _check_silence(self, now: float) -> None:
         """Send that this launcher runs, and find those that do not."""
-        late = now - self._check_at
+        connections = list(self._connections.values())
+        if now > self._check_at + _LATE_SECONDS:
+            for connection in connections:
+                connection.received_at = now
         if now >= self._send_alive_at:
-            # Where the network pauses it is probed; what is sent might be tried again too late.
-            self._send([host for host in self._connections if not self._is_silent(host)], Alive())
+            self._send(list(self._connections), Alive())
             self._send_alive_at = now + _ALIVE_SECONDS
-        for connection in list(self._connections.values()):
-            if late > _LATE_SECONDS:
-                connection.received_at = min(now, connection.received_at + late)
+        for connection in connections:
             if now >= connection.received_at + self._silence:
                 self._give_up(connection)
-            connection.give_time_again()
-        connections = self._connections.values()
-        silent_at = (one.received_at + self._silence for one in connections)
-        early_at = (now + _RECHECK_SECONDS for one in connections if one.gives_up_early)
-        self._check_at = min((self._send_alive_at, *silent_at, *early_at))
-
-    def _is_silent(self, host: str) -> bool:
-        with contextlib.suppress(OSError):  # it has ended, as is about to be read
-            return self._connections[host].is_silent
-        return False
+        silent_at = (each.received_at + self._silence for each in self._connections.values())
+        self._check_at = min((self._send_alive_at, *silent_at))
 
     def _give_up(self, connection: Connection) -> None:
         """Lose a host whose launcher is silent.
 
         The connection stays: if the launcher continues, it reads there how the job has ended.
         """
-        host = connection.host
-        self._given_up.append(connection)
-        self.happens(Lost(host, f"its launcher has not answered for {self._silence:g} s"))
-        if self._connections.get(host) is connection:
-            del self._connections[host]
+        self._silent.append(connection)
+        why = f"its launcher has not answered for {self._silence:g} s"
+        self.happens(Lost(connection.host, why))
+        if self._connections.get(connection.host) is connection:
+            del self._connections[connection.host]
             self._system.selector.unregister(connection)
 
     # What is done.
 
     def _do(self, action: Action) -> None:
         if isinstance(action, events.Command):
-            if isinstance(action.message, End) and self._coordinates:
-                for connection in self._given_up:
-                    connection.send(encoded(to_wire(action.message)))
             self._command(action.message)
         elif isinstance(action, Log):
             self._system.log(action.line)
@@ -220,7 +205,10 @@ class Channel:
             connection.send(encoded(to_wire(action.message)))
             connection.close()
         elif isinstance(action, events.Listen):
-            self._listen()
+            self._listener = Listener(
+                self._job, self._system, self._connections, self._arrives, self.happens
+            )
+            self._listener.listen()
         elif isinstance(action, events.EndListening):
             if self._listener:
                 self._listener.close()
@@ -229,32 +217,26 @@ class Channel:
             port, then = self._job.options.peer_port, self._connected
             self._system.connect(address, port, action.seconds, then)
         elif isinstance(action, events.Disconnect):
-            self._drop(action.host)
+            self._drop(self._job.coordinator)
         else:
             _unknown(action)
 
-    def _listen(self) -> None:
-        self._listener = Listener(
-            *(self._job, self._system, self._connections, self._arrives, self.happens)
-        )
-        self._listener.tick()
-
-    def _send(self, hosts: Sequence[str], message: Message) -> None:
+    def _send(self, hosts: Iterable[str], message: Message) -> None:
         line = encoded(to_wire(message))
-        for host in hosts:
-            connection = self._connections.get(host)
-            if connection:
-                connection.send(line)
-                if connection.gives_up_early:
-                    self._check_at = min(self._check_at, self._system.now() + _RECHECK_SECONDS)
+        to = [self._connections[host] for host in hosts if host in self._connections]
+        if self._coordinates and isinstance(message, (End, Leave)):
+            to += self._silent
+        for connection in to:
+            connection.send(line)
 
     def _admit(self, connection: Connection, host: str) -> None:
-        connection.host, connection.received_at = host, self._system.now()
+        now = self._system.now()
+        connection.host, connection.received_at = host, now
         self._connections[host] = connection
         self.own_address = connection.own_address
         self._system.selector.register(connection, EVENT_READ, lambda: self._read(connection))
-        if self._coordinates:
-            self._begin_alive()
+        self._send_alive_at = min(self._send_alive_at, now + _ALIVE_SECONDS)
+        self._check_at = min(self._check_at, self._send_alive_at)
 
     def _drop(self, host: str) -> None:
         connection = self._connections.pop(host, None)
@@ -272,18 +254,17 @@ class Channel:
             self._read_on(connection, more)
 
     def _connected(self, what: socket.socket | str) -> None:
-        try:
-            timeout = self._job.options.host_timeout
-            connection = Connection(what, timeout) if not isinstance(what, str) else None
-        except OSError:
-            assert not isinstance(what, str)
-            what.close()
-            connection, what = None, "it does not answer"
-        if connection:
-            self._admit(connection, self._job.coordinator)
-            self.happens(events.Connected())
-        else:
-            self.happens(events.Unreachable(str(what)))
+        if not isinstance(what, str):
+            try:
+                connection = Connection(what, self._job.options.host_timeout)
+            except OSError:
+                what.close()
+                what = "it does not answer"
+            else:
+                self._admit(connection, self._job.coordinator)
+                self.happens(events.Connected())
+                return
+        self.happens(events.Unreachable(what))
 
     def _read(self, connection: Connection) -> None:
         if connection.closed_by:
@@ -291,9 +272,6 @@ class Channel:
         messages = connection.read()
         connection.received_at = self._system.now()
         self._read_on(connection, messages)
-        if connection.closed_by and self._connections.get(connection.host) is connection:
-            self._drop(connection.host)
-            self.happens(Lost(connection.host, connection.closed_by))
 
     def _read_on(self, connection: Connection, messages: list[dict[str, Any]]) -> None:
         host = connection.host
@@ -301,24 +279,19 @@ class Channel:
             if self._connections.get(host) is not connection:
                 return  # it was closed by what came before it
             try:
-                if self._coordinates:
-                    received: Any = from_member(message)
-                else:
-                    received = from_coordinator(message, self._job.cluster.hosts)
+                received: Any = (
+                    from_member(message, host, self.world)
+                    if self._coordinates
+                    else from_coordinator(message)
+                )
             except ValueError:
-                continue  # what is not valid is ignored
-            if isinstance(received, Welcome):
-                self._begin_alive()
+                connection.closed_by = NO_MESSAGE
+                break
             if not isinstance(received, Alive):
-                self._received(host, received)
-
-    def _received(self, host: str, message: Any) -> None:
-        """Take a message in; it may name no ranks that the job does not have."""
-        if isinstance(message, NoProgressReport):
-            message = message._replace(ranks=progress.within(message.ranks, self.world))
-        elif isinstance(message, HostStacks) and self.world:
-            message = message._replace(ranks=stacks.within(message.ranks, self.world))
-        self.happens(Received(host, message))
+                self.happens(Received(host, received))
+        if connection.closed_by and self._connections.get(host) is connection:
+            self._drop(host)
+            self.happens(Lost(host, connection.closed_by))
 
 
 def _unknown(action: NoReturn) -> NoReturn:

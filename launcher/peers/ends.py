@@ -19,30 +19,26 @@ class Ends(NamedTuple):
     times: tuple[float, ...]
 
 
-Known = Mapping[str, Ends]  # by host
-NONE: Known = {}
+def received(message: RanksSucceeded, now: float) -> Ends:
+    """Return what a host reports of its ranks."""
+    return Ends(message.rank, tuple(now - age for age in message.ages))
 
 
-def received(known: Known, host: str, message: RanksSucceeded, now: float) -> Known:
-    """Take in what a host reports of its ranks."""
-    return {**known, host: Ends(message.rank, tuple(now - age for age in message.ages))}
-
-
-def named(known: Known, at: float) -> str:
+def named(by_host: Mapping[str, Ends], at: float) -> str:
     """Return which rank was the first to end before a time, and how many more; "" if none ended.
 
     If none had by then, the same of those that ended after it: the connections of a rank
     that departs, or of which little is to end any more, break first.
     """
-    first = [(ends.times[0], host, ends.rank) for host, ends in known.items()]
+    first = [(ends.times[0], host, ends.rank) for host, ends in by_host.items() if ends.times]
     if not first:
         return ""
     since, host, rank = min(first)
     had, ago = "had ", f"{lasted(at - since)} earlier"
-    more = sum(time < at for ends in known.values() for time in ends.times) - 1
+    more = sum(time < at for ends in by_host.values() for time in ends.times) - 1
     if since >= at:
         had, ago = "", f"{lasted(since - at)} later"
-        more = sum(len(ends.times) for ends in known.values()) - 1
+        more = sum(len(ends.times) for ends in by_host.values()) - 1
     who = f"{host}, rank {rank}"
     if not more:
         return f"{who} {had}ended with exit code 0, {ago}"

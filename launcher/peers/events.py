@@ -1,8 +1,7 @@
 """What happens between hosts, and what can be done about it. Pure.
 
 Reports go up, commands down: a host reports to the coordinator, which may be here; what that
-decides is a command to each host. Both are messages (messages.py). EVENTS of coordinator.py and of
-member.py say which events each of the two has.
+decides is a command to each host. Both are messages (messages.py).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Received(NamedTuple):
     message: Message
 
 
-# Why a connection has ended, by which it is known what was at its other end.
+# Why a connection has ended.
 CLOSED, NO_MESSAGE = "its launcher died", "it sent an invalid message"
 
 
@@ -52,6 +51,13 @@ class TooFewFiles(NamedTuple):
 
     files: int
     needs: int
+
+
+class StoreMade(NamedTuple):
+    """The store of the next attempt listens on `port`; or that is 0, and `why` says what failed."""
+
+    port: int
+    why: str = ""
 
 
 class Connected(NamedTuple):
@@ -100,9 +106,7 @@ class Connect(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Close the connection of a host, or to it."""
-
-    host: str
+    """Close the connection to the coordinator."""
 
 
 class Send(NamedTuple):
@@ -113,19 +117,19 @@ class Send(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Report to the coordinator, which may be here."""
+    """Send the coordinator a message."""
 
     message: Hello | FromMember
 
 
-class AllKnow(NamedTuple):
-    """No other host has to learn any more how the job ends."""
+class MakeStore(NamedTuple):
+    """Make the store of the next attempt: `StoreMade` follows."""
 
 
 class Command(NamedTuple):
     """Have this host's own run do what the coordinator commands."""
 
-    message: FromCoordinator | AllKnow
+    message: FromCoordinator | MakeStore
 
 
 Action = Union[Log, Listen, EndListening, Admit, Refuse, Connect, Disconnect, Send, Report, Command]

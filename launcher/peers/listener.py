@@ -1,8 +1,8 @@
 """Where the coordinator takes connections until all hosts have joined, and how many it can have.
 
 A connection is pending until its hello has come. What breaks a rule is closed, and changes nothing
-for the others. When there is no room, all pending connections get `Later` and are closed: so silent
-ones hold it for a moment alone, and a host that was behind them connects again.
+for the others. When there is no room, the oldest pending connection is closed: so silent ones hold
+none for long, and a host whose hello was on its way connects again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.peers.connection import Connection
 from launcher.peers.events import CannotListen, TooFewFiles
-from launcher.peers.messages import Hello, Later, from_stranger, to_wire
-from launcher.text.protocol import encoded
+from launcher.peers.messages import Hello, from_stranger
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
 _MOST_ACCEPTED = 100  # connections in one turn, before anything else has its own
 _DESCRIPTORS = 14  # for what is opened later: lookups, the start of torchrun, ranks
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
-_PAUSE_SECONDS = 0.05  # before connections are taken again, if there was no room
 _RETRY_SECONDS = 1  # between two tries to listen
 # For another program to give the port back; others need that long to see it, too.
 _LISTEN_SECONDS = 3
@@ -35,7 +33,8 @@ _LISTEN_SECONDS = 3
 class Listener:
     """Calls arrived(connection, hello, the messages behind that), and happens(event).
 
-    `connections` are those of hosts, which count for the room that there is.
+    `connections` are those of hosts, which count for the room that there is. `listen` is due at
+    `listen_at`; infinite: never.
     """
 
     def __init__(
@@ -50,101 +49,76 @@ class Listener:
         self._connections, self._arrived, self._happens = connections, arrived, happens
         self._sockets: list[socket.socket] = []
         self._pending: dict[Connection, None] = {}  # in their order
-        self._is_paused = True
         self.own_name_resolves = True
         needs = len(job.members) + _DESCRIPTORS
         files, used = system.make_room(needs + PENDING)
         self._room = max(1, files - used - _DESCRIPTORS)
         self._shortage = TooFewFiles(files, used + needs) if files < used + needs else None
         self._listen_deadline = system.now() + min(_LISTEN_SECONDS, job.options.start_timeout)
-        self._listen_at = system.now()
-        self._resume_at = math.inf
+        self.listen_at = math.inf
 
-    def due(self) -> float:
-        """Return when `tick` is due; infinite: never."""
-        return min(self._listen_at, self._resume_at)
-
-    def tick(self) -> None:
-        """Do what is due."""
-        now = self._system.now()
-        if now >= self._listen_at:
-            self._listen(now)
-        if now >= self._resume_at:
-            for connection in list(self._pending):
-                connection.send(encoded(to_wire(Later())))
-                self._drop(connection)
-            self._resume()
-
-    def close(self) -> None:
-        """Listen no longer; close pending connections."""
-        self._pause()
-        self._listen_at = self._resume_at = math.inf
-        for listening in self._sockets:
-            listening.close()
-        self._sockets = []
-        for connection in list(self._pending):
-            self._drop(connection)
-
-    def _listen(self, now: float) -> None:
-        job = self._job
-        self._listen_at = math.inf
+    def listen(self) -> None:
+        """Begin to take connections; try again in a while if another program has the port."""
+        job, now = self._job, self._system.now()
+        self.listen_at = math.inf
         try:
             address = job.cluster.address(job.current_host)
             self._sockets, self.own_name_resolves = self._system.listen(
                 address, job.options.peer_port
             )
         except OSError as error:
-            self._listen_at = now + _RETRY_SECONDS
+            self.listen_at = now + _RETRY_SECONDS
             if error.errno != errno.EADDRINUSE or now >= self._listen_deadline:
-                self._happens(CannotListen(os.strerror(error.errno or 0)))
+                self._cannot(error)
             return
         for listening in self._sockets:
             listening.setblocking(False)
-        self._resume()
+            self._system.selector.register(
+                listening, EVENT_READ, lambda to=listening: self._accept(to)
+            )
         if self._shortage:
             self._happens(self._shortage)
 
-    def _resume(self) -> None:
-        self._resume_at = math.inf
-        if self._is_paused:
-            self._is_paused = False
-            for listening in self._sockets:
-                self._system.selector.register(
-                    listening, EVENT_READ, lambda to=listening: self._accept(to)
-                )
+    def _cannot(self, error: OSError) -> None:
+        self.close()
+        self._happens(CannotListen(os.strerror(error.errno or 0)))
 
-    def _pause(self) -> None:
-        if not self._is_paused:
-            self._is_paused = True
-            for listening in self._sockets:
-                self._system.selector.unregister(listening)
+    def close(self) -> None:
+        """Listen no longer; close pending connections."""
+        self.listen_at = math.inf
+        for listening in self._sockets:
+            self._system.selector.unregister(listening)
+            listening.close()
+        self._sockets = []
+        for connection in list(self._pending):
+            self._drop(connection)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_MOST_ACCEPTED):
-            if self._is_paused:
-                return  # since another of the sockets found no room, or all have joined
-            if len(self._connections) + len(self._pending) >= self._room:
-                break
+            if listening not in self._sockets:
+                return  # since all have joined
             try:
                 accepted, _ = listening.accept()
             except OSError as error:
-                if error.errno in _NO_ROOM:
-                    break
-                return  # none remain, or one that has ended already (accept(2))
+                if error.errno not in _NO_ROOM:
+                    return  # none remain, or one that has ended already (accept(2))
+                if not self._pending:
+                    self._cannot(error)
+                    return
+                self._drop(next(iter(self._pending)))
+                continue
             try:
                 connection = Connection(accepted, self._job.options.host_timeout)
             except OSError:
                 accepted.close()
                 continue
+            if self._pending and len(self._connections) + len(self._pending) >= self._room:
+                self._drop(next(iter(self._pending)))
             self._pending[connection] = None
             self._system.selector.register(
                 connection, EVENT_READ, lambda of=connection: self._read(of)
             )
             self._read(connection)  # its hello is mostly here, too
-        else:
-            return
-        self._pause()
-        self._resume_at = self._system.now() + _PAUSE_SECONDS
 
     def _read(self, connection: Connection) -> None:
         if connection not in self._pending:

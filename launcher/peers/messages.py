@@ -5,73 +5,60 @@ Each host's launcher keeps one TCP connection to that of the first host, the coo
 JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 
     a member                        the coordinator
-    Hello                           Welcome, or Refused or Later, and disconnects
+    Hello                           Welcome, or Refused, and disconnects
                                     Missing, every 30 s; Start of attempt 1 when all have joined
     RanksSucceeded, of the first rank
-    Failed, Stop, Succeeded         Restart: all hosts end this attempt's ranks
+    Failed, Stop, Succeeded         End: all hosts end this attempt's ranks
+    Cleared, with the number        Start of the next attempt, or Leave, when all hosts have
+      of the last End               cleared
     NoProgressReport, of a stall
-    AtRendezvous                    of torchruns that are started again
     StacksRequest                   CollectStacks, the reply is HostStacks; AllStacks
-    NoRanksHere                     NoRanksAnywhere: torchrun's store may end
-    Cleared                         Start of the next attempt, when all hosts have cleared this one
-                                    End: how the job ends, the same on every host
     Alive, each 15 s                Alive, each 15 s
 
 A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
-failure right behind its hello. A connection that ends before the end of the job is a lost host, and
-so is one whose other end answers no packet for --launcher-host-timeout (TCP keep-alive, tcp(7)). A
-launcher that is suspended, or blocked, still has a kernel that answers; so each sends that it is
-alive, and one that has sent nothing for 60 s or more is lost as well (channel.py). Once all have
-joined nobody else can connect. The protocol has no authentication: it is meant for the job's own
-network. Whoever knows the job's name may have sent what comes in, so each field has its bounds
-beside it (text/wire.py); texts are cut, and show control characters as Python writes them. Pure.
+failure right behind its hello. A connection that ends before `Leave` is a lost host, and so is one
+whose other end answers no packet for --launcher-host-timeout (tcp(7)), or whose launcher sends
+nothing for 60 s or more (channel.py). Once all have joined nobody else can connect. The protocol
+has no authentication: it is meant for the job's own network. A message that is not valid closes its
+connection; texts are cut, and show control characters as Python writes them. Pure.
 """
 
 from __future__ import annotations
 
-import enum
 import json
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, NamedTuple, Union, get_args
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Union, get_args
 
 from launcher.errors import STOPS
 from launcher.job.job import Job
 from launcher.result.causes import Failure, Result, as_received, failure_code, failure_text
 from launcher.text import wire
-from launcher.text.wire import Among, Count, Length, Line, Seconds
-from launcher.text.words import NAMED, join_and_count
-from launcher.watch import stacks
+from launcher.text.words import join_and_count, printable
+from launcher.watch import progress, stacks
 from launcher.watch.progress import StalledRank
 
-MOST_ENDS = 1000  # of ranks, that one message has
 _LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
-
-
-def _comparable(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
-    for value in fingerprint.values():
-        # Nothing that is nested: repr() has a limit to how deep that may be.
-        if not all(isinstance(v, str) for v in (value if isinstance(value, list) else [value])):
-            raise ValueError(value)
-    return fingerprint
+_LONGEST_LINE = 700  # characters of a line for the log
 
 
 # Of a member.
 
 
 class Hello(NamedTuple):
-    """Which host it is, and what must agree."""
+    """Which host it is, what must agree, and how many seconds its ranks may take to end."""
 
     job: str
     host: str
-    fingerprint: Annotated[Mapping[str, Any], _comparable]
+    fingerprint: Mapping[str, Any]
+    grace: float
 
 
 class Failed(NamedTuple):
     """A host has failed in an attempt, `age` seconds ago: what ends a rank is certain later."""
 
-    attempt: Count
+    attempt: int
     failure: Failure
-    age: Seconds = 0.0
+    age: float = 0.0
 
 
 class RanksSucceeded(NamedTuple):
@@ -80,38 +67,31 @@ class RanksSucceeded(NamedTuple):
     Reported of the first, and of all with what this host reports next, its failure or its success.
     """
 
-    attempt: Count
-    rank: Annotated[int, Among(range(1 << 31))]
-    ages: Annotated[tuple[Seconds, ...], Length(1, MOST_ENDS)]
-
-
-class Stop(NamedTuple):
-    """A host was sent a stop, by a person or the platform: all hosts stop."""
-
-    number: Annotated[int, Among(STOPS)]
+    attempt: int
+    rank: int
+    ages: tuple[float, ...]
 
 
 class Succeeded(NamedTuple):
     """All ranks of a host have ended with 0."""
 
-    attempt: Count
+    attempt: int
 
 
-class NoRanksHere(NamedTuple):
-    """No rank of an attempt runs on a host any more: they were ended."""
+class Stop(NamedTuple):
+    """A host was sent a stop, by a person or the platform: all hosts stop."""
 
-    attempt: Count
+    number: int
 
 
 class Cleared(NamedTuple):
-    """A host has ended all of an attempt but processes that survive SIGKILL.
+    """A host has ended all of its ranks, as the End of this number commands.
 
-    `broken` is which hardware of the host is, in words.
+    `survivors` counts processes that survive SIGKILL.
     """
 
-    attempt: Count
-    survivors: Count
-    broken: Line = ""
+    number: int
+    survivors: int
 
 
 class NoProgressReport(NamedTuple):
@@ -120,16 +100,9 @@ class NoProgressReport(NamedTuple):
     `others` counts those that run and neither wait in a collective nor run on after their script.
     """
 
-    attempt: Count
+    attempt: int
     ranks: tuple[StalledRank, ...]
-    others: Count = 1
-
-
-class AtRendezvous(NamedTuple):
-    """A host's torchrun waits in its rendezvous, or has completed it."""
-
-    attempt: Count
-    is_complete: bool
+    others: int = 1
 
 
 class StacksRequest(NamedTuple):
@@ -139,7 +112,7 @@ class StacksRequest(NamedTuple):
 class HostStacks(NamedTuple):
     """The stacks of the ranks of a host, for the CollectStacks of this number."""
 
-    number: Count
+    number: int
     ranks: stacks.Stacks
 
 
@@ -150,30 +123,17 @@ class Welcome(NamedTuple):
     """This host has joined; the others are waited for."""
 
 
-class Refusal(enum.Enum):
-    """Why a host is refused. Without names: whoever connects can read it."""
-
-    ANOTHER_JOB = "it runs another job"
-    NO_HOST = "its job has no host of that name"
-    HAS_JOINED = "a host of that name has already joined"
-    ALL_HAVE_JOINED = "all hosts have already joined"
-
-
 class Refused(NamedTuple):
-    """This host is not one that the coordinator waits for."""
+    """This host is not one that the coordinator waits for: `why` has no names."""
 
-    why: Refusal
-
-
-class Later(NamedTuple):
-    """The coordinator has no room for this connection now."""
+    why: str
 
 
 class Missing(NamedTuple):
     """Some of the hosts that have not joined, and how many more there are."""
 
-    hosts: Annotated[tuple[str, ...], Length(1, NAMED)]
-    more: Count
+    hosts: tuple[str, ...]
+    more: int
 
     @property
     def words(self) -> str:
@@ -182,41 +142,41 @@ class Missing(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start the ranks of an attempt: all hosts have joined, or have cleared the one before."""
+    """Start the ranks of an attempt: all hosts have joined, or have cleared the one before.
 
-    attempt: Count
+    `port` is that of the attempt's own store on the first host, 0 for torchrun's.
+    """
 
-
-class Restart(NamedTuple):
-    """End the ranks of an attempt, for another one to start; `why` is a line for the log."""
-
-    attempt: Count
-    why: Line
+    attempt: int
+    port: int
 
 
-class NoRanksAnywhere(NamedTuple):
-    """No rank of an attempt runs on any host."""
+class End(NamedTuple):
+    """End the ranks of this attempt. `result` is how the job ends; a later End replaces this one.
 
-    attempt: Count
+    If another attempt follows, `restart` is a line for the log, and the result counts for nothing.
+    """
+
+    number: int
+    result: Result
+    restart: str = ""
+
+
+class Leave(NamedTuple):
+    """All hosts have cleared: let torchrun go, and end."""
 
 
 class CollectStacks(NamedTuple):
     """Report the stacks of this host's ranks; those that do not reply may get a signal, or not."""
 
-    number: Count
+    number: int
     may_signal: bool
 
 
 class AllStacks(NamedTuple):
     """The stacks of all ranks, for those that have requested them."""
 
-    lines: tuple[Line, ...]
-
-
-class End(NamedTuple):
-    """How the job ends."""
-
-    result: Annotated[Result, as_received]
+    lines: tuple[str, ...]
 
 
 class Alive(NamedTuple):
@@ -226,18 +186,14 @@ class Alive(NamedTuple):
 FromMember = Union[
     Failed,
     RanksSucceeded,
-    Stop,
     Succeeded,
-    NoRanksHere,
+    Stop,
     Cleared,
     NoProgressReport,
-    AtRendezvous,
     StacksRequest,
     HostStacks,
 ]
-FromCoordinator = Union[
-    Welcome, Refused, Later, Missing, Start, Restart, NoRanksAnywhere, CollectStacks, AllStacks, End
-]
+FromCoordinator = Union[Welcome, Refused, Missing, Start, End, Leave, CollectStacks, AllStacks]
 Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
 
@@ -247,12 +203,15 @@ def hello(job: Job) -> Hello:
         {"list of hosts": list(job.cluster.hosts), **job.fingerprint} if job.fingerprint else {}
     )
     return Hello(
-        job.cluster.job_name, job.current_host, {what: _bounded(v) for what, v in values.items()}
+        job.cluster.job_name,
+        job.current_host,
+        {what: _comparable(value) for what, value in values.items()},
+        max(job.options.grace, job.options.failure_grace),
     )
 
 
-def _bounded(value: Any) -> Any:
-    """Return a value to compare, or what differs from others if it is long."""
+def _comparable(value: Any) -> Any:
+    """Return a value to compare, or if it is long what differs if the value does."""
     text = json.dumps(value)
     if len(text) <= _LONGEST_VALUE:
         return value
@@ -269,22 +228,32 @@ def to_wire(message: Message) -> Mapping[str, Any]:
 
 def from_stranger(message: Mapping[str, Any]) -> Hello:
     """Return what a host sends first. Raises ValueError if it is not valid."""
-    hello: Hello = wire.read(Hello, message.get("Hello"))
-    return hello
-
-
-def from_member(message: Mapping[str, Any]) -> FromMember | Alive:
-    """Return what a member sends. Raises ValueError if it is not valid."""
-    received: FromMember | Alive = _read(_FROM_MEMBER, message)
+    received: Hello = _read({"Hello": Hello}, message)
+    for value in received.fingerprint.values():
+        # Nothing that is nested: repr() has a limit to how deep that may be.
+        if not all(isinstance(v, str) for v in (value if isinstance(value, list) else [value])):
+            raise ValueError(value)
     return received
 
 
-def from_coordinator(message: Mapping[str, Any], hosts: Collection[str]) -> FromCoordinator | Alive:
+def from_member(message: Mapping[str, Any], host: str, world: int) -> FromMember | Alive:
+    """Return what a member sends, whose job has `world` ranks (0: that is not known).
+
+    Raises ValueError if it is not valid.
+    """
+    received = _read(_FROM_MEMBER, message)
+    if isinstance(received, Stop) and received.number not in STOPS:
+        raise ValueError(received)
+    reported: FromMember | Alive = as_reported(received, host, world)
+    return reported
+
+
+def from_coordinator(message: Mapping[str, Any]) -> FromCoordinator | Alive:
     """Return what the coordinator sends. Raises ValueError if it is not valid."""
     received: FromCoordinator | Alive = _read(_FROM_COORDINATOR, message)
-    if isinstance(received, Missing):
-        if not all(host in hosts for host in received.hosts) or received.more >= len(hosts):
-            raise ValueError(received)
+    if isinstance(received, End):
+        restart = printable(received.restart[:_LONGEST_LINE])
+        return received._replace(result=as_received(received.result), restart=restart)
     return received
 
 
@@ -300,10 +269,23 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
     raise ValueError(message)
 
 
+def as_reported(message: Any, host: str, world: int) -> Any:
+    """Return a report as the hosts take it: its failure is cut, its ranks are ranks of the job."""
+    if isinstance(message, Failed):
+        return message._replace(failure=checked(message.failure, host))
+    if isinstance(message, NoProgressReport):
+        return message._replace(ranks=progress.within(message.ranks, world))
+    if isinstance(message, HostStacks) and world:
+        return message._replace(ranks=stacks.within(message.ranks, world))
+    return message
+
+
 def checked(failure: Failure, host: str) -> Failure:
     """Return a host's failure as all hosts take it: cut, and never a success."""
     exit_code = failure_code(failure.exit_code)
+    broken = printable(failure.broken[:_LONGEST_LINE])
     try:
-        return failure._replace(exit_code=exit_code, text=failure_text(failure.text))
+        text = failure_text(failure.text)
     except ValueError:
-        return failure._replace(exit_code=exit_code, text=f"{host} failed\n")
+        text = f"{host} failed\n"
+    return failure._replace(exit_code=exit_code, text=text, broken=broken)

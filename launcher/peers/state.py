@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.job.job import Job
 from launcher.peers import ends
-from launcher.peers.events import Action
+from launcher.peers.events import Action, StoreMade
 from launcher.peers.messages import Hello
 from launcher.result.causes import Failure, Result
 from launcher.watch import judge, stacks
 
 
-class JobJoining(NamedTuple):
+class Joining(NamedTuple):
     """Hosts join; what must agree is compared."""
 
     deadline: float
     log_missing_at: float
 
 
-class JobRunning(NamedTuple):
-    """All hosts have joined and run an attempt.
-
-    After a restart `rendezvous_deadline` is that of their torchruns' rendezvous, for which those
-    `at_rendezvous` wait.
-    """
+class Running(NamedTuple):
+    """All hosts have joined and run an attempt."""
 
     succeeded: frozenset[str] = frozenset()
-    rendezvous_deadline: float = math.inf
-    at_rendezvous: frozenset[str] = frozenset()
 
 
-class JobFailing(NamedTuple):
+class Deciding(NamedTuple):
     """A host has failed or is lost; a better cause may come until the deadline."""
 
     deadline: float
@@ -45,24 +38,27 @@ class JobFailing(NamedTuple):
     broken: str = ""  # hardware, in words: then there is no restart
 
 
-class JobRestarting(NamedTuple):
-    """Hosts end this attempt's ranks, for the next one to start when all have.
+class Clearing(NamedTuple):
+    """All hosts end their ranks, by the last End.
 
-    The deadline is that of all hosts for this, and for their torchruns' next rendezvous.
+    Then the job ends with the result, or the next attempt starts, if there is a `reason`: the
+    failure for which the job restarts.
     """
 
-    failure: Failure
+    result: Result
     deadline: float
+    reason: Failure | None = None
     cleared: frozenset[str] = frozenset()
 
 
-class JobEnded(NamedTuple):
-    """It is decided how the job ends; all hosts that have joined have been sent it."""
+class Ended(NamedTuple):
+    """All hosts were told to leave, but perhaps this one: it does so at `leave_at`."""
 
     result: Result
+    leave_at: float
 
 
-JobPhase = Union[JobJoining, JobRunning, JobFailing, JobRestarting, JobEnded]
+JobPhase = Union[Joining, Running, Deciding, Clearing, Ended]
 
 
 class JobState(NamedTuple):
@@ -71,14 +67,16 @@ class JobState(NamedTuple):
     job: Job
     phase: JobPhase
     hello: Hello  # this host's own
+    absent: frozenset[str]  # hosts that have never joined, and may
+    grace: float  # the longest of all hosts that have joined
     attempt: int = 0  # 0: not all hosts have joined yet
     attempt_began: float = 0.0
     members: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
-    arrived: frozenset[str] = frozenset()  # that have joined, or know how the job ends
-    no_ranks: frozenset[str] = frozenset()  # hosts on which no rank of this attempt runs
+    number: int = 0  # of the last End
+    store: StoreMade | None = None  # of the next attempt
     kinds: tuple[str, ...] = ()  # of failures, of the attempts before
     refused: int = 0  # connections
-    ends: ends.Known = ends.NONE  # of ranks that have ended with 0
+    ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
     watch: judge.Stalls = judge.Stalls()  # ranks without progress
     gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
 

@@ -386,11 +386,14 @@ def explained(failure: Failure, sentence: str) -> Failure:
 
 def not_restarted(failure: Failure, broken: str) -> Failure:
     """Return the cause of a job that hardware keeps from a restart, as the second line says."""
+    what = shortened(broken, 250)
+    return no_restart(failure, f"{what}; SageMaker checks and replaces the hosts of a failed job")
+
+
+def no_restart(failure: Failure, why: str) -> Failure:
+    """Return the cause of a job that does not restart, as the second line says."""
     first, *details = failure.text.splitlines()
-    line = (
-        f"{NO_RESTART}{shortened(broken, 250)}; SageMaker checks and replaces the hosts of a "
-        "failed job"
-    )
+    line = f"{NO_RESTART}{printable(shortened(why, 350))}"
     return failure._replace(text=_fitted([first, line, *details]))
 
 

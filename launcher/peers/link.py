@@ -1,0 +1,283 @@
+"""Every other host than the coordinator: it joins, reports, and does what is commanded.
+
+    state, actions = step(state, event, now)
+
+Until the coordinator has welcomed this host (Joining), it tries again and again to reach it, sends
+with each hello all that it has to report, and acts on a stop by itself; something else that listens
+in the coordinator's place changes none of that. From then on (Joined) reports go up and commands
+down as they come, and only the coordinator decides. If it is lost, this host decides for itself
+(Alone): it ends as the last End has it, or with 69. Its run has been told to leave: Left.
+
+What bounds each wait: Joining, the start timeout, or 5 s after a stop; for the reply to a hello,
+10 s. Joined: the channel, which finds a coordinator that is lost (channel.py). Alone: this host's
+ranks, which have their grace. Times are on the clock time.monotonic(), waits in seconds. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Union
+
+from launcher.job.job import Job
+from launcher.peers.coordinator import LOG_MISSING_SECONDS
+from launcher.peers.events import (
+    Action,
+    Command,
+    Connect,
+    Connected,
+    Disconnect,
+    Lost,
+    Received,
+    Report,
+    Time,
+    Unreachable,
+)
+from launcher.peers.messages import (
+    AllStacks,
+    Cleared,
+    CollectStacks,
+    End,
+    Failed,
+    FromMember,
+    Leave,
+    Missing,
+    Refused,
+    Start,
+    Stop,
+    Welcome,
+    hello,
+)
+from launcher.result.causes import Result, change_port, of_lost_host, stopped
+from launcher.text.words import Log
+
+WELCOME_SECONDS = 10.0  # for the coordinator to welcome this host, or refuse it
+# Between two tries to reach the coordinator: at first, and after a while.
+RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
+_STOP_SECONDS = 5.0  # for the coordinator to be told of a stop
+
+# Phases.
+
+
+class Joining(NamedTuple):
+    """This host tries to reach the coordinator; it has sent its hello if there is a `reply_by`."""
+
+    deadline: float
+    log_missing_at: float
+    trouble: str = "its name has not been resolved yet"
+    reply_by: float = math.inf
+    reports: tuple[FromMember, ...] = ()  # sent with each hello
+    met_another: bool = False  # program in the coordinator's place, as the log says
+
+
+class Joined(NamedTuple):
+    """The coordinator has welcomed this host."""
+
+
+class Alone(NamedTuple):
+    """The coordinator is lost, or was never reached; this host ends its ranks."""
+
+
+class Left(NamedTuple):
+    """This host's run has been told to leave."""
+
+
+Phase = Union[Joining, Joined, Alone, Left]
+
+
+class LinkState(NamedTuple):
+    """All that is known."""
+
+    job: Job
+    phase: Phase
+    began: float
+    attempt: int = 0  # that this host was to start
+    stop_signal: int = 0  # that this host was sent
+    number: int = 0  # of the last End
+    result: Result | None = None  # of that, if it was no restart
+    cleared: bool = False  # for that
+
+
+LinkStep = tuple[LinkState, tuple[Action, ...]]
+
+
+def begin(job: Job, now: float) -> LinkStep:
+    """Return the state at the launcher's start, and the actions to carry out."""
+    joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
+    return LinkState(job, joining, now), (Connect(0),)
+
+
+def due(state: LinkState) -> float:
+    """Return when the event Time is due; infinite: never, as while ranks run."""
+    phase = state.phase
+    if not isinstance(phase, Joining):
+        return math.inf  # only the coordinator's timeouts count
+    return min(phase.log_missing_at, phase.deadline, phase.reply_by)
+
+
+def step(state: LinkState, event: Any, now: float) -> LinkStep:
+    """Return the state after an event, and the actions to carry out."""
+    if not isinstance(event, Received):
+        return EVENTS[type(event)](state, event, now)
+    if event.host == state.job.current_host:
+        return reported(state, event.message, now)
+    if isinstance(state.phase, Joining):
+        return replied(state, state.phase, event.message, now)
+    return commanded(state, event.message) if isinstance(state.phase, Joined) else (state, ())
+
+
+# Until the coordinator has welcomed this host.
+
+
+def unreachable(state: LinkState, event: Unreachable, now: float) -> LinkStep:
+    """Try again after a while."""
+    if not isinstance(state.phase, Joining):
+        return state, ()
+    return _try_again(state, state.phase._replace(trouble=event.trouble), now)
+
+
+def _try_again(state: LinkState, joining: Joining, now: float) -> LinkStep:
+    """Connect after a while, which grows from 0.02 s to 1 s."""
+    seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
+    return state._replace(phase=joining._replace(reply_by=math.inf)), (Connect(seconds),)
+
+
+def connected(state: LinkState, event: Connected, now: float) -> LinkStep:
+    """Send who this host is, and what it has to report."""
+    phase = state.phase
+    if not isinstance(phase, Joining):
+        return state, (Disconnect(),)
+    reports = (Report(message) for message in (hello(state.job), *phase.reports))
+    trouble = phase.trouble if phase.met_another else "it does not answer"
+    joining = phase._replace(reply_by=now + WELCOME_SECONDS, trouble=trouble)
+    return state._replace(phase=joining), tuple(reports)
+
+
+def replied(state: LinkState, joining: Joining, message: Any, now: float) -> LinkStep:
+    """Have joined, from when on the coordinator decides; or try again where this host is refused.
+
+    All other messages are no reply.
+    """
+    if isinstance(message, Welcome):
+        return state._replace(phase=Joined()), ()
+    if not isinstance(message, Refused):
+        return state, ()
+    state, actions = _another(state, joining, now)
+    return state, (Disconnect(), *actions)
+
+
+def _another(state: LinkState, joining: Joining, now: float) -> LinkStep:
+    """Try again: what listens in the coordinator's place is another program, or has ended."""
+    port = state.job.options.peer_port
+    seen = f"what listens on port {port} there does not answer as this job's launcher"
+    is_new, joining = not joining.met_another, joining._replace(trouble=change_port(seen))
+    logs = (_waits(state, joining),) if is_new else ()
+    state, actions = _try_again(state, joining._replace(met_another=True), now)
+    return state, (*logs, *actions)
+
+
+def _waits(state: LinkState, joining: Joining) -> Log:
+    return Log(f"waiting for {state.job.coordinator} ({joining.trouble}).")
+
+
+def time_is_up(state: LinkState, event: Time, now: float) -> LinkStep:
+    """Log every 30 s what is missing; end if no reply comes in time."""
+    phase, job = state.phase, state.job
+    if not isinstance(phase, Joining) or now < due(state):
+        return state, ()
+    if now >= phase.deadline:
+        within = f"within {job.options.start_timeout:g} s ({phase.trouble})"
+        state, actions = _alone(state, f"could not be reached {within}")
+        return state, (Disconnect(), *actions)
+    if now >= phase.reply_by:
+        state, actions = _another(state, phase, now)
+        return state, (Disconnect(), *actions)
+    state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
+    return state, (_waits(state, phase),)
+
+
+# Up and down.
+
+
+def reported(state: LinkState, message: Any, now: float) -> LinkStep:
+    """Pass a report of this host's own on; before it is welcome, a stop is decided here."""
+    phase = state.phase
+    if isinstance(message, Stop):
+        state = state._replace(stop_signal=message.number)
+    if isinstance(message, Cleared) and message.number == state.number:
+        state = state._replace(cleared=True)
+        return (state, (Report(message),)) if isinstance(phase, Joined) else _if_cleared(state)
+    if isinstance(phase, Joined):
+        return state, (Report(message),)
+    if not isinstance(phase, Joining) or isinstance(message, Cleared):
+        return state, ()
+    is_sent = phase.reply_by < math.inf
+    decides = isinstance(message, Stop) and not any(
+        isinstance(report, (Failed, Stop)) for report in phase.reports
+    )
+    phase = phase._replace(reports=(*phase.reports, message))
+    state, actions = state._replace(phase=phase), (Report(message),) if is_sent else ()
+    if not decides:
+        return state, actions
+    phase = phase._replace(deadline=min(phase.deadline, now + _STOP_SECONDS))
+    state, more = _end(state._replace(phase=phase), End(0, stopped(message.number)))
+    return state, actions + more
+
+
+def commanded(state: LinkState, message: Any) -> LinkStep:
+    """Do what the coordinator commands, or have this host's run do it."""
+    if isinstance(message, Missing):
+        return state, (Log(f"waiting for {message.words}."),)
+    if isinstance(message, End):
+        return _end(state, message)
+    if isinstance(message, Start):
+        state = state._replace(attempt=message.attempt, result=None)
+    elif isinstance(message, Leave):
+        state = state._replace(phase=Left())
+    elif not isinstance(message, (CollectStacks, AllStacks)):
+        return state, ()
+    return state, (Command(message),)
+
+
+def coordinator_lost(state: LinkState, event: Lost, now: float) -> LinkStep:
+    """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
+    if isinstance(state.phase, Joining):
+        return _another(state, state.phase, now)
+    if not isinstance(state.phase, Joined):
+        return state, ()
+    how = f"was lost: {event.why}"
+    # If it was only suspended, it ends with the same when it continues.
+    lost = Failed(state.attempt, of_lost_host(state.job.coordinator, how))
+    state, actions = _alone(state, how)
+    return state, (Report(lost), *actions)
+
+
+def _alone(state: LinkState, how: str) -> LinkStep:
+    """End this host without the coordinator, unless it ends already."""
+    state = state._replace(phase=Alone())
+    if state.result:
+        return _if_cleared(state)
+    if state.stop_signal:  # which came first
+        return _end(state, End(0, stopped(state.stop_signal)))
+    return _end(state, End(0, of_lost_host(state.job.coordinator, how).result))
+
+
+def _end(state: LinkState, end: End) -> LinkStep:
+    result = None if end.restart else end.result
+    state = state._replace(number=end.number, result=result, cleared=False)
+    return state, (Command(end),)
+
+
+def _if_cleared(state: LinkState) -> LinkStep:
+    """Have this host leave if it is alone and has ended its ranks."""
+    if not isinstance(state.phase, Alone) or not state.cleared:
+        return state, ()
+    return state._replace(phase=Left()), (Command(Leave()),)
+
+
+EVENTS: Mapping[type, Callable[[LinkState, Any, float], LinkStep]] = {
+    Unreachable: unreachable,
+    Connected: connected,
+    Lost: coordinator_lost,
+    Time: time_is_up,
+}
