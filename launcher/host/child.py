@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -15,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 
 from launcher.host.processes import tie_to_this_process
 from launcher.host.signals import Signals
-from launcher.text.protocol import Lines, decoded
+from launcher.text.protocol import Lines, decoded, encoded
 
 _KILL_SECONDS = 1  # that a killed command has to end
 _POLL_SECONDS = 0.1  # of stops
@@ -109,11 +108,10 @@ def start_connected(
 
 
 class Helper:
-    """A process in a session of its own, to which a message is sent with its length in front.
+    """A process in a session of its own that is talked to in lines of JSON.
 
-    What it replies are lines of JSON, for each of which take(message) is called; take(None) if it
-    is gone. Its last argument is its socket's descriptor. Raises OSError, or SubprocessError,
-    if it cannot be started.
+    take(message) is called for each that it sends, take(None) if it is gone. Its last argument is
+    its socket's descriptor. Raises OSError, or SubprocessError, if it cannot be started.
     """
 
     def __init__(
@@ -132,9 +130,8 @@ class Helper:
 
     def send(self, message: Mapping[str, Any]) -> bool:
         """Send a message; return whether it has been taken."""
-        data = json.dumps(message).encode()
         try:
-            self._connection.sendall(len(data).to_bytes(8, "big") + data)
+            self._connection.sendall(encoded(message))
         except OSError:
             return False
         return True
@@ -150,16 +147,15 @@ class Helper:
         if not data and self._is_open:
             self._take(None)
 
-    def close(self, *, kill: bool = True) -> None:
-        """Kill it, unless it has ended, and have take() not be called any more."""
+    def close(self) -> None:
+        """Kill it, and have take() not be called any more."""
         if not self._is_open:
             return
         self._is_open = False
         self._selector.unregister(self._connection)
         self._connection.close()
-        if kill:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -1,8 +1,4 @@
-"""The processes of a job: start, find, signal and reap them.
-
-The launcher is a subreaper: the job's leftover processes become its children, beside what an entry
-point had started before it executed the launcher.
-"""
+"""This host's processes: start, find, signal and reap them."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher.errors import CannotExecuteError, Disposition, LaunchError, NotFoundError
+from launcher.errors import CannotExecuteError, LaunchError, NotFoundError
 
 try:
     import psutil
@@ -25,7 +21,6 @@ else:
     _PSUTIL_ERROR = ""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_ENDED = ("", "Z", "X")  # as state_of() has it
 
 
 def start(
@@ -36,8 +31,9 @@ def start(
     tied: bool = False,
     hint: str = "",
     folder: str = "",
+    stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a child with this process's stdin, stdout and stderr, in its folder or another one.
+    """Start a child with this process's streams, but perhaps another stderr, and folder.
 
     `tied`: the kernel sends it SIGTERM if this process is killed.
     Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
@@ -52,6 +48,7 @@ def start(
             cwd=folder or None,
             start_new_session=new_session,
             preexec_fn=tie,
+            stderr=stderr,
         )
     except FileNotFoundError:
         if folder and not os.path.isdir(folder):
@@ -151,69 +148,28 @@ def _children() -> dict[int, list[psutil.Process]]:
     return children
 
 
-class Processes:
-    """The processes of a job, among all below this one.
+def kill_tree(pid: int, *, below: bool) -> None:
+    """Kill a process, and perhaps all below it."""
+    for process in tree(pid) if below else (pid,):
+        send(process, signal.SIGKILL)
 
-    Those are the job's that descend from torchrun when they are inspected, that are in its session
-    or a rank's, or that have the job's mark in their environment from birth; and what descends from
-    them. What an entry point started before it executed the launcher has none of these.
 
-    `mark` is that variable's name and value.
-    """
+def adopt_orphans() -> None:
+    """Have what this process's children leave behind become its children (a subreaper)."""
+    import ctypes
 
-    def __init__(self, mark: tuple[str, str]) -> None:
-        self._mark = mark
-        self._known: set[psutil.Process] = set()
-        self._sessions: set[int] = set()
-        self._spared: set[int] = set()
-        import ctypes
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def add(self, *leaders: int) -> None:
-        """Take the sessions that these lead, torchrun's and ranks', for the job's."""
-        self._sessions.update(leaders)
-
-    def spare(self, pid: int) -> None:
-        """Never take a process for the job's, nor what is below it."""
-        self._spared.add(pid)
-
-    def all(self) -> list[psutil.Process]:
-        """Return every process of the job, torchrun and leftover processes too."""
-        children = _children()
-        todo = [(process, False) for process in children.pop(os.getpid(), ())]
-        found = []
-        for process, parent_is_ours in todo:  # which grows meanwhile
-            if process.pid in self._spared:
-                continue
-            is_ours = parent_is_ours or self._is_ours(process)
-            todo += [(child, is_ours) for child in children.pop(process.pid, ())]
-            if is_ours:
-                found.append(process)
-        self._known.update(found)
-        return found
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        if process in self._known or session(process.pid) in self._sessions:
-            return True
-        name, value = self._mark
-        with contextlib.suppress(psutil.Error, OSError):
-            return bool(process.environ().get(name) == value)
-        return False  # it is gone, or another user's
-
-    def leftovers(self, torchrun: int) -> list[psutil.Process]:
-        """Return what ranks that have ended have started: what is neither torchrun nor below it.
-
-        Neither is what has ended meanwhile: zombies, and what torchrun has reaped.
-        """
-        found = self.all()
-        spared = {process.pid for process in tree(torchrun)}  # later: torchrun may be starting some
-        others = [process for process in found if process.pid not in spared]
-        return [process for process in others if state_of(process.pid) not in _ENDED]
-
-    def of_group(self, pid: int) -> list[psutil.Process]:
-        """Return the other processes of the group that pid leads, or led while it ran."""
-        return [p for p in self.all() if p.pid != pid and _group(p.pid) == pid]
+def children() -> set[int]:
+    """Return the pids of this process's children that have not ended."""
+    found = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if int(parent) == os.getpid() and state not in (b"Z", b"X"):
+                found.add(int(name))
+    return found
 
 
 def state_of(pid: int) -> str:
@@ -223,53 +179,7 @@ def state_of(pid: int) -> str:
     return ""
 
 
-def exit_state(pid: int) -> tuple[bool, int | None]:
-    """Return whether a process has ended, and its exit code, negative for a signal.
-
-    The exit code is 0 until the process begins to end, and None if it cannot be seen: torchrun
-    has reaped the process, as it does within 0.1 s, or it is another user's. It is field 52 of
-    /proc/PID/stat, encoded as for wait(2), and is set before the process is a zombie (proc(5)).
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        ended, exit_code = fields[0] in (b"Z", b"X"), os.waitstatus_to_exitcode(int(fields[49]))
-    except (OSError, IndexError, ValueError):
-        return True, None
-    if ended and exit_code == 0:
-        try:
-            os.readlink(f"/proc/{pid}/ns/pid")
-        except PermissionError:  # then /proc shows 0 for any exit code (ptrace(2))
-            return True, None
-        except OSError:
-            pass
-    return ended, exit_code
-
-
-def response(pid: int, number: int) -> Disposition:
-    """Return what a process does at a signal, as far as /proc tells."""
-    with contextlib.suppress(OSError, KeyError, ValueError):
-        fields = status(pid)
-        for field, what in ((b"SigIgn", Disposition.IGNORES), (b"SigCgt", Disposition.HANDLES)):
-            if int(fields[field], 16) >> (number - 1) & 1:
-                return what
-    return Disposition.DEFAULT
-
-
 def status(pid: int) -> dict[bytes, bytes]:
     """Return the fields of /proc/PID/status (proc(5)). Raises OSError if the process is gone."""
     with open(f"/proc/{pid}/status", "rb") as file:
         return {name: value for name, _, value in (line.partition(b":") for line in file)}
-
-
-def session(pid: int) -> int:
-    """Return the leader of a process's session, which each rank is of its own; -1 if it is gone."""
-    with contextlib.suppress(OSError):
-        return os.getsid(pid)
-    return -1
-
-
-def _group(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return os.getpgid(pid)
-    return -1

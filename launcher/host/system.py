@@ -1,6 +1,6 @@
 """What the loop of a launcher stands on: a clock, a selector and its connections, processes.
 
-What the supervisor, the channel and the reports wait for, start and signal, they do by it; under
+What the supervisor, the channel and the keepers' connections wait for, start and signal, they do by it; under
 the System of tests/simulation the same loop runs. This one needs Linux (proc, prctl, prlimit).
 """
 
@@ -15,24 +15,21 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills
 from launcher.host.child import Helper
-from launcher.host.console import Console
 from launcher.host.network import connected, listen, own_addresses
-from launcher.host.run_dir import SOCKET, crash, run_dir
+from launcher.host.run_dir import SOCKET, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
 
-_POLL_SECONDS = 0.05  # of ranks, where the loop has failed
 _OPEN_FILES = resource.RLIMIT_NOFILE
 
 
@@ -46,12 +43,9 @@ class System:
     log = staticmethod(log)
     folder = staticmethod(run_dir)
     oom_kills = staticmethod(oom_kills)
-    send = staticmethod(processes.send)
+    kill_tree = staticmethod(processes.kill_tree)
     reap = staticmethod(processes.reaped)
-    response = staticmethod(processes.response)
-    exit_state = staticmethod(processes.exit_state)
     state_of = staticmethod(processes.state_of)
-    crash = staticmethod(crash)
 
     @staticmethod
     def time_of_day() -> str:
@@ -68,8 +62,8 @@ class System:
         self._bell.setblocking(False)
         self._button.setblocking(False)
         self.selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
-        self._processes: processes.Processes | None = None
-        self._leftovers: dict[int, Any] = {}  # processes that were found last, by pid
+        self._helpers: set[int] = set()
+        self._others: set[int] = set()  # children from before the launcher
 
     def __enter__(self) -> System:
         return self
@@ -153,112 +147,69 @@ class System:
         listener.listen(128)
         return listener
 
+    def send_with_stderr(self, connection: socket.socket, line: bytes) -> None:
+        """Send a keeper a line, and this process's stderr with it. Raises OSError."""
+        socket.send_fds(connection, [line], [2])
+
     # Processes.
 
     def start(
-        self,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        mark: tuple[str, str],
-        *,
-        tied: bool,
-        folder: str = "",
+        self, argv: Sequence[str], environ: Mapping[str, str], *, folder: str, stderr: int
     ) -> int:
         """Start torchrun, or what runs it, in a session of its own; return its pid.
 
-        `mark` is a variable of its environment, which what it starts inherits; `folder` is its
-        current one, "" for this process's. Raises LaunchError.
+        `folder` is its current one, "" for this process's. The kernel sends it SIGTERM if this
+        process is killed. Raises LaunchError.
         """
-        self._require_processes(mark)
-        child: subprocess.Popen[bytes] = processes.start(
-            argv, environ, new_session=True, tied=tied, folder=folder
-        )
+        processes.adopt_orphans()
+        self._others = processes.children() - self._helpers
+        with self._as_children_are():
+            child: subprocess.Popen[bytes] = processes.start(
+                argv, environ, new_session=True, tied=True, folder=folder, stderr=stderr
+            )
         child.returncode = 0  # Popen is not to wait for it: reap() does
-        self.add_leader(child.pid)
-        self.limit_files(child.pid)
         return child.pid
 
-    def _require_processes(self, mark: tuple[str, str]) -> processes.Processes:
-        if self._processes is None:
-            self._processes = processes.Processes(mark)
-        return self._processes
+    @contextlib.contextmanager
+    def _as_children_are(self) -> Iterator[None]:
+        """Start processes with the limit that this one had, and deaf to a scheduler's warnings.
 
-    def limit_files(self, pid: int) -> None:
-        """Give a process the limit on open files that this one had at its start."""
-        with contextlib.suppress(OSError):  # it has ended
-            resource.prlimit(pid, _OPEN_FILES, self._files)
-
-    def add_leader(self, pid: int) -> None:
-        """Take the session of a process for the job's, also after it.
-
-        Raises ValueError before anything is started: then it is nobody's whom this concerns.
+        torchrun would die of them; keepers give both back to scripts.
         """
-        if self._processes is None:
-            raise ValueError(pid)
-        self._processes.add(pid)
-
-    def send_group(self, leader: int, number: int) -> None:
-        """Send a signal to a process group, which may be gone."""
-        with contextlib.suppress(OSError):
-            os.killpg(leader, number)
-
-    def send_rest_of_group(self, leader: int, number: int) -> None:
-        """Send a signal to the other processes of the group that a rank leads, or has led."""
-        assert self._processes
-        for process in self._processes.of_group(leader):
-            processes.send(process, number)
-
-    def leftovers(self, child: int) -> list[int]:
-        """Return the pids of the job's processes that are neither a child nor below it."""
-        assert self._processes
-        found = self._processes.leftovers(child)
-        self._leftovers = {process.pid: process for process in found}
-        return list(self._leftovers)
-
-    def send_leftover(self, pid: int, number: int) -> None:
-        """Send a signal to one of the last `leftovers`, unless its pid is another's by now."""
-        if pid in self._leftovers:
-            processes.send(self._leftovers[pid], number)
-
-    def end_all(self, pids: Sequence[int], seconds: float) -> None:
-        """End the ranks with SIGTERM, and after some seconds all processes of the job."""
-        for pid in pids:
-            processes.send(pid, signal.SIGTERM)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not all(processes.exit_state(pid)[0] for pid in pids):
-            time.sleep(_POLL_SECONDS)
-        if self._processes:
-            for process in self._processes.all():
-                processes.send(process, signal.SIGKILL)
+        warnings = (signal.SIGUSR1, signal.SIGUSR2)
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in warnings}
+        soft = resource.getrlimit(_OPEN_FILES)
+        resource.setrlimit(_OPEN_FILES, self._files)
+        try:
+            yield
+        finally:
+            resource.setrlimit(_OPEN_FILES, soft)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     def start_helper(
         self,
         argv: Sequence[str],
         environ: Mapping[str, str],
-        mark: tuple[str, str],
         folder: str,
         take: Callable[[Mapping[str, Any] | None], None],
     ) -> Helper:
-        """Start a helper of the job's, which is no process of an attempt's (child.py).
-
-        Raises OSError or SubprocessError.
-        """
-        known = self._require_processes(mark)
-        helper = Helper(argv, environ, folder, self.selector, take)
-        self.limit_files(helper.pid)
-        known.spare(helper.pid)
+        """Start a helper of the job's (child.py). Raises OSError or SubprocessError."""
+        with self._as_children_are():
+            helper = Helper(argv, environ, folder, self.selector, take)
+        self._helpers.add(helper.pid)
         return helper
 
-    def start_console(
-        self, argv: Sequence[str], environ: Mapping[str, str], mark: tuple[str, str]
-    ) -> Console | None:
-        """Start what copies ranks' output to stdout, None without one; `mark` as of start().
+    @property
+    def has_children(self) -> bool:
+        """Whether anything of the job is left, but for helpers.
 
-        Raises OSError or SubprocessError.
+        An entry point may have started processes before it executed the launcher.
         """
-        if sys.stdout is None:  # 1 may be the number of a file of ours
-            return None
-        known = self._require_processes(mark)
-        console = Console(argv, environ)
-        known.spare(console.pid)
-        return console
+        return bool(processes.children() - self._helpers - self._others)
+
+    @property
+    def ignored(self) -> list[int]:
+        """The warnings of a scheduler that this process ignored at its start."""
+        warnings = (signal.SIGUSR1, signal.SIGUSR2)
+        return [number for number in warnings if signal.getsignal(number) == signal.SIG_IGN]

@@ -58,6 +58,7 @@ class LaunchPlan(NamedTuple):
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     warm: bool = False  # whether ranks are forked from a process that has imported torch
     preload: tuple[str, ...] = ()  # what that process imports besides
+    tees: bool = False  # torchrun itself copies what ranks write
     master_addr: str = ""  # what ranks get as MASTER_ADDR; "": what torchrun gives them
     program: str = ""  # the line that says which versions run which script
 
@@ -108,6 +109,11 @@ class Job(NamedTuple):
     def runner(self) -> str:
         """The program that runs torchrun, if one does."""
         return self.plan.runner if isinstance(self.plan, LaunchPlan) else ""
+
+    @property
+    def tees(self) -> bool:
+        """Whether torchrun copies what ranks write (--tee, --redirects)."""
+        return isinstance(self.plan, LaunchPlan) and self.plan.tees
 
     @property
     def restart_timeout(self) -> int:

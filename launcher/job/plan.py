@@ -99,6 +99,7 @@ def make_plan(
         program=_program(options, resources, environ),
         warm=warm,
         preload=options.preload if warm else (),
+        tees=torchrun.has_files_of_torchruns(options, environ),
         master_addr=_master_addr(cluster, resources),
     )
     _check_text(plan)

@@ -110,7 +110,7 @@ def _values(
             "",
         ),
     }
-    if options.log_dir and _has_files_of_torchruns(options, environ):
+    if options.log_dir and has_files_of_torchruns(options, environ):
         values["log-dir"] = (options.log_dir, "log_dir")
     if resources.torch_version >= (2, 12):
         # How long the ranks' keepers have if torchrun ends before the job.
@@ -118,7 +118,7 @@ def _values(
     return values
 
 
-def _has_files_of_torchruns(options: Options, environ: Mapping[str, str]) -> bool:
+def has_files_of_torchruns(options: Options, environ: Mapping[str, str]) -> bool:
     """Tell whether the user has torchrun itself write what ranks print, into its log folder."""
     if any(
         environ.get(variable, "0") not in ("", "0") for variable in ("PET_TEE", "PET_REDIRECTS")

@@ -282,6 +282,8 @@ def host_failed(state: JobState, host: str, message: Failed, now: float) -> JobS
     if not (message.attempt == state.attempt or crosses) or isinstance(phase, Ended):
         return state, ()  # of an attempt that is over, or too late: the job has ended
     if isinstance(phase, Clearing):
+        if failure.broken and phase.reason:
+            return _end(state, causes.not_restarted(phase.reason, failure.broken).result, now)
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
         if failure.may_restart or not phase.reason:
             return state, ()

@@ -43,6 +43,9 @@ NO_RESTART = "no restart: "
 _FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how it ended
 _SAID = 300  # and of that what it has written last
 _TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash, a thread's end
+# What torchrun raises for a setting that it cannot use.
+_OF_SETTINGS: tuple[str, ...] = ("ValueError", "KeyError", "OSError", "FileNotFoundError", "FileExistsError")
+_OF_SETTINGS += ("NotADirectoryError", "PermissionError")
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
@@ -278,12 +281,15 @@ def of_torchrun(
     seconds: float,
     program: str = "torchrun",
     oom: str = "",
+    *,
+    had_ranks: bool = False,
 ) -> Failure:
     """Return why a host failed whose torchrun did and no rank, `seconds` after its start.
 
     `returncode` is negative for a signal; `error` is what torchrun raised for a reason of its own.
     `program` is torchrun, or what runs it and has failed by itself; `oom` says whether an
-    out-of-memory kill was recorded, if it was killed.
+    out-of-memory kill was recorded, if it was killed. Before it `had_ranks` it may have failed for
+    its settings.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
     lost = error.startswith("Rendezvous")
@@ -303,13 +309,27 @@ def of_torchrun(
         what += f": {error}"
     if oom:
         what += f"; {oom}"
-    code = returncode or 1
-    was_ended = returncode < 0 or error.startswith("SignalException")
-    if was_ended or (lost and returncode != EXIT_USAGE):
-        code = EXIT_HOST_LOST
+    code = EXIT_HOST_LOST
+    if not had_ranks and (returncode == EXIT_USAGE or error.startswith(_OF_SETTINGS)):
+        code = EXIT_USAGE
+    elif program != "torchrun" and returncode > 0:
+        code = returncode
     details = f"exit code {code}, {seconds:.0f} s after start"
     text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
     return Failure(Cause.TORCHRUN, code, text)
+
+
+def of_lost_keeper(host: str, rank: int, local_rank: int, what: str) -> Failure:
+    """Return the failure of a host on which a process that stands for a rank was killed."""
+    who = named_rank(host, rank, local_rank)
+    text = f"{who}: its {what} was killed, so that nobody keeps it\nexit code {EXIT_HOST_LOST}\n"
+    return Failure(Cause.TORCHRUN, EXIT_HOST_LOST, text)
+
+
+def of_group_rank(host: str) -> Failure:
+    """Return the failure of a first host whose ranks are not the first, whose address all need."""
+    text = f"{host}: torchrun has not given the first host group rank 0; expected its hosts in order"
+    return Failure(Cause.TORCHRUN, EXIT_HOST_LOST, f"{text}\nexit code {EXIT_HOST_LOST}\n")
 
 
 def of_lost_host(host: str, how: str) -> Failure:

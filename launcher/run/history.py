@@ -14,12 +14,12 @@ from launcher.errors import Disposition
 from launcher.job.options import EVENTS_DIR, JOB_MARK
 from launcher.peers import state as of_peers
 from launcher.peers.events import Lost
-from launcher.peers.messages import Failed, Restart, Start, Stop
+from launcher.peers.messages import End, Failed, Start, Stop
 from launcher.result.causes import Failure, of_hang
-from launcher.run import ending
-from launcher.run.events import Actions, RankRuns, Reply, Report, StartRequested
+from launcher.run import machine
+from launcher.run.events import Actions, KeeperJoined, RankRuns, Report
 from launcher.run.ranks import Rank
-from launcher.run.state import Done, Ending, Failing, Restarting, Running, State, Why
+from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.text.words import shortened, signal_name
 from launcher.watch import judge, sentences
 from launcher.watch.waits import Absent
@@ -31,7 +31,7 @@ EVENTS: Mapping[str, str] = {
     "began": "the launcher has started; `job` is the job's name",
     "joined": "all hosts have joined",
     "attempt": "an attempt begins, on all hosts at the same time (except for network delay)",
-    "started": "torchrun is about to start a rank's process",
+    "started": "torchrun has started a rank, whose script is about to be started",
     "runs": "a rank's script is about to run",
     "failed": "a rank (or the host, if `rank` is null) has failed with `cause` and "
     "`exit_code`; for a hang that ends the job, this is the rank that the others "
@@ -111,9 +111,9 @@ def of_run(before: State, event: Any, after: State, actions: Actions, now: float
     if isinstance(event, Start) and after.attempt != before.attempt:
         names = ["attempt"] if before.attempt else ["joined", "attempt"]
         notes += [note._replace(event=name) for name in names]
-    elif isinstance(event, StartRequested) and Reply() in actions:
-        notes += [note._replace(event="started", rank=rank) for rank, _ in event.ranks]
-    elif isinstance(event, RankRuns) and not after.ranks[event.pid].is_refused:
+    elif isinstance(event, KeeperJoined):
+        notes.append(note._replace(event="started", rank=event.rank))
+    elif isinstance(event, RankRuns):
         notes.append(note._replace(event="runs", rank=event.rank))
     for action in actions:
         if isinstance(action, Report) and isinstance(action.message, Failed):
@@ -137,9 +137,9 @@ def _of_ranks(before: State, after: State, note: Note) -> list[Note]:
     if after.ranks is before.ranks:
         return []
     notes = []
-    for pid, rank in after.ranks.items():
-        was = before.ranks.get(pid)
-        if rank.runs or (was and (was.runs, was.exit_code) == (rank.runs, rank.exit_code)):
+    for number, rank in after.ranks.items():
+        was = before.ranks.get(number)
+        if rank.exit_code is None or (was and was.exit_code == rank.exit_code):
             continue
         note = note._replace(rank=rank.rank)
         if _has_saved(rank, after.phase):
@@ -152,25 +152,23 @@ def _has_saved(rank: Rank, phase: Any) -> bool:
     """Tell whether a rank has handled a stop: as far as anybody but its script can know."""
     if not isinstance(phase, Ending) or phase.why is not Why.STOP:
         return False
-    is_handled = rank.exit_code in ending.ended_by_itself_at_stop(phase.number)
-    return is_handled and rank.disposition is Disposition.HANDLES
+    is_handled = rank.exit_code in machine.ended_by_itself_at_stop(phase.number)
+    return is_handled and rank.response is Disposition.HANDLES
 
 
 def _of_phase(before: State, event: Any, after: State, actions: Actions, note: Note) -> list[Note]:
     """Return why this host's ranks begin to be ended, and how its share of the job has ended."""
     notes = []
     why, result = _why(after), after.result
-    if isinstance(event, Restart) and isinstance(after.phase, Restarting):
-        notes.append(note._replace(event="restart", cause=_line(event.why)))  # all had ended
     if why is not None and why is not _why(before):
         if why is Why.STOP and isinstance(after.phase, Ending):
             cause = signal_name(after.phase.number)
             notes.append(note._replace(event="stop", cause=cause))
-        elif why is Why.RESTART and isinstance(event, Restart):
-            notes.append(note._replace(event="restart", cause=_line(event.why)))
+        elif why is Why.RESTART and isinstance(event, End):
+            notes.append(note._replace(event="restart", cause=_line(event.restart)))
         elif why is Why.FAILURE:
             notes.append(note._replace(event="ending", cause=_line(result.text if result else "")))
-    elif not isinstance(after.phase, (Running, Failing, Ending)):
+    elif isinstance(after.phase, Joining):
         for action in actions:  # nothing runs here that could be stopped
             if isinstance(action, Report) and isinstance(action.message, Stop):
                 cause = signal_name(action.message.number)
@@ -197,7 +195,7 @@ def of_hosts(
         return []  # a member's
     note = Note(round(now - began, 3), host, after.attempt)
     notes: list[Note] = []
-    if isinstance(event, Lost) and not isinstance(before.phase, of_peers.JobEnded):
+    if isinstance(event, Lost) and not isinstance(before.phase, of_peers.Ended):
         notes.append(note._replace(event="lost", host=event.host, cause=event.why))
     if after.attempt != before.attempt or after.watch is before.watch:
         return notes

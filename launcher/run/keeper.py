@@ -30,7 +30,7 @@ from typing import Any, Callable, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from output import NEVER, READ, Console, Stream, open_file  # noqa: E402
+from output import NEVER, READ, Console, Stream, open_file  # type: ignore[import-not-found]  # noqa: E402
 
 del sys.path[0]
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import NamedTuple, Union
 
 from launcher.errors import Disposition
-from launcher.peers.messages import MOST_ENDS, RanksSucceeded
+from launcher.peers.messages import RanksSucceeded
 from launcher.result.causes import Aside, RankFailure
 from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, ThreadRaised
 from launcher.watch import stacks
 
 RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
+_MOST_ENDS = 1000  # that one message has
 _RELATED_SECONDS = 60  # in which what a thread raised may have to do with the rank's end
 EXIT_SECONDS = 5.0  # from a script's end to that of its process, within which the former counts
 
@@ -104,7 +105,7 @@ def succeeded(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, 
     if not ends:
         return ()
     ages = [round(max(0.0, time - at), 3) for at, _ in sorted(ends)]
-    return (RanksSucceeded(attempt, min(ends)[1], tuple(ages[:MOST_ENDS])),)
+    return (RanksSucceeded(attempt, min(ends)[1], tuple(ages[:_MOST_ENDS])),)
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:

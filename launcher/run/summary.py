@@ -46,7 +46,7 @@ def _unsaved(state: State) -> list[str]:
 
 def _reached(state: State) -> list[Rank]:
     """Return the ranks that got the signal while they ran."""
-    return [rank for rank in state.ranks.values() if rank.disposition is not None]
+    return [rank for rank in state.ranks.values() if rank.response is not None]
 
 
 def _died(state: State) -> list[Rank]:
@@ -58,7 +58,7 @@ def _died(state: State) -> list[Rank]:
     if not number:
         return []
     reached = _reached(state)
-    reached = [rank for rank in reached if rank.disposition is Disposition.DEFAULT]
+    reached = [rank for rank in reached if rank.response is Disposition.DEFAULT]
     return [rank for rank in reached if rank.exit_code == -number]
 
 

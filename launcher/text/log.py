@@ -31,7 +31,6 @@ class _Writer:
         self._lost = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self.before: Callable[[], None] | None = None  # a line is written
 
     def add(self, line: bytes) -> None:
         with self._changed:
@@ -62,6 +61,9 @@ class _Writer:
             if line[select.PIPE_BUF :]:
                 self._lines.appendleft(line[select.PIPE_BUF :])
 
+    def __len__(self) -> int:
+        return len(self._lines)
+
     def flush(self, seconds: float) -> None:
         with self._changed:
             if self._thread is None:
@@ -73,10 +75,7 @@ class _Writer:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
-                line, before = self._lines[0], self.before
-            if before:
-                with contextlib.suppress(Exception):
-                    before()
+                line = self._lines[0]
             _write(line)
             with self._changed:
                 self._lines.popleft()
@@ -117,9 +116,13 @@ def kept() -> Iterator[list[str]]:
         _kept = None
 
 
-def in_order(before: Callable[[], None] | None) -> None:
-    """Have the thread that writes lines wait before each of them for what is to stand above it."""
-    _WRITER.before = before
+def relay(lines: bytes) -> bool:
+    """Have lines of torchrun's written to stderr; return False if too many wait for a reader."""
+    if len(_WRITER) >= _WAITING_LINES:
+        return False
+    if sys.stderr is not None and lines:
+        _WRITER.add(lines)
+    return True
 
 
 def flush() -> None:

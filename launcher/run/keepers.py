@@ -1,0 +1,261 @@
+"""The launcher's end of the connections to its keepers (keeper.py), and what comes from there.
+
+Keepers connect to a Unix socket in the job's folder, and so does `sm-launch stacks`, which requests
+where all ranks are. Whatever a script's process has said goes to the watch or becomes an event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from launcher.errors import Disposition
+from launcher.host.system import System
+from launcher.peers.messages import StacksRequest
+from launcher.result.last_words import last_words
+from launcher.result.raised import Link, may_be_killed, read
+from launcher.run import events
+from launcher.text.protocol import Lines, decoded, encoded, send
+from launcher.text.words import plural, printable, signal_name
+from launcher.watch.host import Watch
+from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in
+
+_LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
+_KILLED = 400  # characters of what a rank says of a process of its own
+_MOST_IGNORED = 20  # invalid messages that the log shows
+# After these a reply of the coordinator's has come, or never will.
+_STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
+# Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
+_OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
+
+
+class Keepers:
+    """All keepers of this host; calls take(event) for what they say (events.py).
+
+    `watch` is what takes in how far ranks are. Raises LaunchError if there can be no socket in the
+    folder.
+    """
+
+    def __init__(
+        self, folder: str, system: System, take: Callable[[Any], None], watch: Watch
+    ) -> None:
+        self.world = 0  # how many ranks the job has; 0: not known
+        self.watch = watch
+        self._system, self._take = system, take
+        self._connections: dict[socket.socket, int] = {}  # ranks; -1: not known, or none
+        self._pids: dict[int, int] = {}  # of scripts' processes that run, by rank
+        self._local: dict[int, int] = {}  # local ranks
+        self._stacks_requests: set[socket.socket] = set()
+        self._request_again_at = -math.inf  # until then the coordinator has the request
+        self._leaves = False
+        self._ignored = 0
+        self._oom_kills = system.oom_kills()
+        self._listener = system.listen_in(folder)
+        system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether no keeper is connected."""
+        return all(rank < 0 for rank in self._connections.values())
+
+    def close(self) -> None:
+        """Close all connections: keepers that are there end their ranks, and leave."""
+        for connection in (self._listener, *self._connections):
+            with contextlib.suppress(KeyError, ValueError):  # closed already
+                self._system.selector.unregister(connection)
+            connection.close()
+        self._connections.clear()
+
+    # Commands.
+
+    def run(self, ranks: Sequence[int], start: Callable[[int], Mapping[str, Any]]) -> None:
+        """Have ranks' scripts run; start(rank) is the rest of the command."""
+        for connection, rank in list(self._connections.items()):
+            if rank in ranks:
+                with contextlib.suppress(OSError):  # it was killed, as is about to be read
+                    self._system.send_with_stderr(connection, encoded({"run": start(rank)}))
+
+    def end(self, action: events.EndRanks) -> None:
+        """Have all ranks ended."""
+        self._send_all({"end": action._asdict()})
+
+    def ask(self, request: Mapping[str, Any], pids: Sequence[int] | None = None) -> None:
+        """Pass a request on to the processes of all scripts, or of some."""
+        to = [rank for rank, pid in self._pids.items() if pids is None or pid in pids]
+        self._send_all({"ask": request}, to)
+
+    def leave(self, exit_code: int) -> None:
+        """Have all keepers leave."""
+        self._leaves = True
+        self._send_all({"leave": exit_code})
+
+    def _send_all(self, message: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
+        for connection, rank in self._connections.items():
+            if rank >= 0 and (ranks is None or rank in ranks):
+                with contextlib.suppress(OSError):  # it was killed, as is about to be read
+                    send(connection, encoded(message))
+
+    def reply_stacks(self, message: Mapping[str, Any]) -> None:
+        """Reply to all who have requested the stacks."""
+        self._request_again_at = -math.inf
+        while self._stacks_requests:
+            with contextlib.suppress(OSError):
+                send(self._stacks_requests.pop(), encoded(message))
+
+    # Connections.
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        self._connections[connection] = -1
+        act = functools.partial(self._receive, connection, Lines(_LINE_LIMIT))
+        self._system.selector.register(connection, selectors.EVENT_READ, act)
+
+    def _receive(self, connection: socket.socket, lines: Lines) -> None:
+        try:
+            data = connection.recv(1 << 16)
+            complete = lines.feed(data)
+        except (OSError, ValueError):
+            data, complete = b"", []
+        for line in complete:
+            if connection not in self._connections:
+                return
+            try:
+                event = self._event_of(connection, decoded(line))
+            except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+                self._ignored += 1
+                if self._ignored <= _MOST_IGNORED:
+                    self._system.log(f"ignoring an invalid message from a rank: {line[:200]!r}")
+                continue
+            if event is not None:
+                self._take(event)
+        if not data and connection in self._connections:
+            self._disconnected(connection)
+
+    def _disconnected(self, connection: socket.socket) -> None:
+        self._system.selector.unregister(connection)
+        rank = self._connections.pop(connection)
+        connection.close()
+        self._stacks_requests.discard(connection)
+        if rank >= 0:
+            self._hangs_up(rank)
+            if not self._leaves:
+                self._take(events.KeeperLost(rank, "keeper"))
+
+    def _hangs_up(self, rank: int) -> None:
+        if rank in self._pids:
+            self.watch.disconnected(self._pids[rank])
+
+    # What messages say.
+
+    def _event_of(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
+        """Return the event that a message is, if any; raise one of several errors if not valid."""
+        rank = self._connections[connection]
+        if "want_stacks" in message:
+            return self._stacks_requested(connection)
+        if "hello" in message:
+            return self._joined(connection, message["hello"])
+        if rank < 0:
+            raise ValueError(rank)
+        if "said" in message:
+            return self._said(rank, message["said"])
+        if "wrote" in message:
+            self.watch.wrote(self._pids[rank], str(message["wrote"]))
+        elif "runs" in message:
+            self._pids[rank] = int(message["runs"]["pid"])
+            return events.RankRuns(rank, self._pids[rank])
+        elif "ended" in message:
+            return self._ended(rank, message["ended"])
+        elif "cleared" in message:
+            return events.KeeperCleared(rank, **message["cleared"])
+        elif "lost" in message:
+            return events.KeeperLost(rank, str(message["lost"]), is_gone=False)
+        else:
+            self._log(rank, message)
+        return None
+
+    def _stacks_requested(self, connection: socket.socket) -> StacksRequest | None:
+        self._stacks_requests.add(connection)
+        if self._system.now() < self._request_again_at:
+            return None
+        self._request_again_at = self._system.now() + _STACKS_REPLY_SECONDS
+        return StacksRequest()
+
+    def _joined(self, connection: socket.socket, hello: Mapping[str, Any]) -> events.KeeperJoined:
+        names = ("rank", "local_rank", "nproc", "group_rank")
+        event = events.KeeperJoined(*(int(hello[name]) for name in names))
+        self._connections[connection] = event.rank
+        self._local[event.rank] = event.local_rank
+        self.world = int(hello["world"])
+        return event
+
+    def _log(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Log what a keeper says of processes that its script has left, or of its output."""
+        if "left" in message:
+            count = plural(len(message["left"]["pids"]), "process", "es")
+            seconds = f"{message['left']['seconds']:.0f} s"
+            line = f"{count} left running by rank {rank}; any that remain will be killed in {seconds}."
+            self._system.log(line)
+        elif "ending" in message:
+            for pid in message["ending"]["pids"]:
+                self._system.log(f"stopping process {int(pid)}, which rank {rank} left running.")
+        else:
+            self._system.log(printable(str(message["log"])))
+
+    def _said(self, rank: int, message: Mapping[str, Any]) -> Any:
+        """Return the event that a script's process reports, if it is one."""
+        now, pid = self._system.now(), self._pids[rank]
+        if "poll" in message or "stacks" in message:
+            self.watch.replied(pid, message, now)
+        elif "watch" in message:
+            self.watch.connected(pid, rank, self._local[rank], int(message["watch"]), now)
+        elif "hangs_up" in message:
+            self._hangs_up(rank)
+        elif "script_ended" in message:
+            self.watch.script_ended(pid, rank, self._local[rank], now)
+            return events.ScriptEnded(rank)
+        elif "end" in message:
+            end = message["end"]
+            code, chain = int(end["exit_code"]), read([Link(**link) for link in end["chain"]])
+            killed = printable(str(end.get("killed") or "")[:_KILLED])
+            is_sure = code in _OF_A_KILL or killed.endswith(signal_name(signal.SIGKILL))
+            oom = self.oom() if is_sure or may_be_killed(chain) else ""
+            return events.RankExits(rank, code, chain, oom, killed)
+        elif "thread" in message:
+            chain = read([Link(**link) for link in message["chain"]])
+            oom = self.oom() if may_be_killed(chain) else ""
+            raised = events.ThreadRaised(rank, str(message["thread"]), chain, oom)
+            return raised if chain else None
+        return None
+
+    def _ended(self, rank: int, end: Mapping[str, Any]) -> events.RankEnded:
+        """Return how a script's process has ended."""
+        code = int(end["code"])
+        response = Disposition(end["response"]) if end["response"] else None
+        event = events.RankEnded(rank, code, response)
+        self._pids.pop(rank, None)
+        if code == -signal.SIGKILL:
+            return event._replace(oom=self.oom() or "no out-of-memory kill was recorded")
+        if code in _OF_A_KILL:
+            return event._replace(oom=self.oom())
+        if code and -code in CRASHES:
+            calls = crash_in(str(end["crash"]), -code)
+            said = last_words(str(end["tail"])) if code == -signal.SIGABRT else ""
+            return event._replace(calls=calls, at=self._system.time_of_day(), said=said)
+        return event
+
+    def oom(self) -> str:
+        """Return that an out-of-memory kill was recorded since the start, "" if none was."""
+        for where, count in self._system.oom_kills().items():
+            if count > self._oom_kills.get(where, count):
+                return f"out of memory: {where} recorded an OOM kill (oom_kill)"
+        return ""

@@ -1,0 +1,124 @@
+"""This host's torchrun, as it is: its process, its stderr, and its own words about its end.
+
+Its stdout is the launcher's. Its stderr comes through the launcher, which has to know the last line
+of it: torchrun's errors about arguments stand nowhere else. What it raises is in an error file
+(torch.distributed.elastic.multiprocessing.errors.record).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.host.system import System
+from launcher.result import raised
+from launcher.text import log
+
+ERROR_FILE = "torchrun.json"
+_FULL_SECONDS = 0.1  # until more of its stderr is taken, where nobody reads ours
+_OF_CHILDREN = ("ChildFailedError", "SignalException")  # of which the launcher knows more
+
+
+class Torchrun:
+    """A torchrun, or a program that runs it. Raises LaunchError if it cannot be started."""
+
+    def __init__(
+        self,
+        system: System,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        folder: str,
+        run_dir: str,
+    ) -> None:
+        self._system = system
+        self._error_file = os.path.join(run_dir, ERROR_FILE)
+        self._stderr, stderr = os.pipe()
+        os.set_blocking(self._stderr, False)
+        self._rest = b""
+        self._is_registered, self.due = False, float("inf")
+        status = os.fstat(stderr)
+        environ = {
+            **environ,
+            "LAUNCHER_STDERR": f"{status.st_dev}:{status.st_ino}",
+            "TORCHELASTIC_ERROR_FILE": self._error_file,
+        }
+        self.pid = 0
+        try:
+            self.pid = system.start(argv, environ, folder=folder, stderr=stderr)
+        finally:
+            os.close(stderr)
+            if not self.pid:
+                os.close(self._stderr)
+        self._register()
+
+    def _register(self) -> None:
+        self.due = float("inf")
+        self._is_registered = True
+        self._system.selector.register(self._stderr, selectors.EVENT_READ, self._read)
+
+    def _unregister(self) -> None:
+        if self._is_registered:
+            self._is_registered = False
+            self._system.selector.unregister(self._stderr)
+
+    def tick(self) -> None:
+        """Take more of its stderr."""
+        if not self._is_registered:
+            self._register()
+
+    def _read(self) -> None:
+        if not log.relay(b""):  # nobody reads ours
+            self._unregister()
+            self.due = self._system.now() + _FULL_SECONDS
+            return
+        try:
+            data = os.read(self._stderr, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._unregister()
+        text = self._rest + data
+        end = text.rfind(b"\n") + 1
+        self._rest = text[end:][-(1 << 16) :]
+        log.relay(text[:end])
+        lines = [line for line in text[:end].splitlines() if line.strip()]
+        self._last_line = lines[-1] if lines else self._last_line
+
+    _last_line = b""
+
+    def words(self) -> str:
+        """Return why it has ended, in its own words."""
+        while self._is_registered and self._has_more():
+            self._read()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(self._error_file, encoding="utf-8", errors="replace") as file:
+                return _words_of(json.load(file)["message"])
+        return self._last_line.decode(errors="replace").strip()
+
+    def _has_more(self) -> bool:
+        selector = selectors.DefaultSelector()
+        with selector:
+            selector.register(self._stderr, selectors.EVENT_READ)
+            return bool(selector.select(0))
+
+    def close(self) -> None:
+        """Close its stderr."""
+        self._unregister()
+        with contextlib.suppress(OSError):
+            os.close(self._stderr)
+
+
+def _words_of(message: Any) -> str:
+    """Return what torchrun raised, with what that came from, in one line."""
+    if isinstance(message, str):
+        return message
+    title = str(message["message"])
+    if title.startswith(_OF_CHILDREN[0]):
+        return ""
+    links = raised.read([raised.Link("", str(message["extraInfo"]["py_callstack"]))])
+    origins = [link.title() for link in links if link.exception and link.title() != title]
+    return f"{title} ({origins[0]})" if origins else title
