@@ -27,24 +27,11 @@ from typing import Any, Callable, NoReturn
 
 from launcher.host.system import System
 from launcher.job.job import Job
-from launcher.peers import coordinator, events, link
+from launcher.peers import coordinator, events, link, messages
 from launcher.peers.connection import Connection
-from launcher.peers.events import NO_MESSAGE, Action, Lost, Received, Time
-from launcher.peers.link import LinkState
+from launcher.peers.events import NO_MESSAGE, Action, Lost, Received
 from launcher.peers.listener import Listener
-from launcher.peers.messages import (
-    Alive,
-    End,
-    Failed,
-    FromMember,
-    Hello,
-    Leave,
-    Message,
-    as_reported,
-    from_coordinator,
-    from_member,
-    to_wire,
-)
+from launcher.peers.messages import End, Message
 from launcher.peers.state import JobState
 from launcher.result.causes import Failure
 from launcher.text.log import described
@@ -72,7 +59,6 @@ class Channel:
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else link
         self._connections: dict[str, Connection] = {}  # by host
-        self._arrived: dict[int, Connection] = {}  # whose hello has just come
         self._silent: list[Connection] = []  # of hosts that are lost
         self._listener: Listener | None = None
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
@@ -82,7 +68,7 @@ class Channel:
         self._began = system.now()
         self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: not known
         self.own_address = ""  # at which other hosts have reached this one, or it them
-        self.state: JobState | LinkState
+        self.state: JobState | link.LinkState
         self.state, self._first = self._machine.begin(job, self._began)
 
     @property
@@ -92,6 +78,11 @@ class Channel:
 
     def begin(self) -> None:
         """Join the other hosts, or begin alone."""
+        if self._coordinates and self._job.members:
+            self._listener = Listener(
+                self._job, self._system, self._connections, self._arrives, self.happens
+            )
+            self._listener.listen()
         self._act(self._first)
 
     def due(self) -> float:
@@ -107,16 +98,16 @@ class Channel:
         if now >= self._check_at:
             self._check_silence(now)
         if now >= self._machine.due(self.state):
-            self.happens(Time())
+            self.happens(events.Time())
 
-    def report(self, message: Hello | FromMember) -> None:
+    def report(self, message: messages.Hello | messages.FromMember) -> None:
         """Report to the coordinator, which may be here."""
         host = self._job.current_host
-        self.happens(Received(host, as_reported(message, host, self.world)))
+        self.happens(Received(host, messages.as_reported(message, host, self.world)))
 
     def report_last(self, failure: Failure) -> None:
         """Send the other hosts why this one ends, past its state machine, which has failed."""
-        message: Message = Failed(self.state.attempt, failure)
+        message: Message = messages.Failed(self.state.attempt, failure)
         if self._coordinates:
             message = End(self.state.number + 1, failure.result)
         self._send(list(self._connections), message)
@@ -167,7 +158,7 @@ class Channel:
             for connection in connections:
                 connection.received_at = now
         if now >= self._send_alive_at:
-            self._send(list(self._connections), Alive())
+            self._send(list(self._connections), messages.Alive())
             self._send_alive_at = now + _ALIVE_SECONDS
         for connection in connections:
             if now >= connection.received_at + self._silence:
@@ -190,25 +181,16 @@ class Channel:
     # What is done.
 
     def _do(self, action: Action) -> None:
-        if isinstance(action, events.Command):
-            self._command(action.message)
+        if isinstance(action, events.Send):
+            self._send(action.hosts, action.message)
+            if self._job.current_host in action.hosts:
+                self._command(action.message)
         elif isinstance(action, Log):
             self._system.log(action.line)
-        elif isinstance(action, events.Send):
-            self._send(action.hosts, action.message)
-        elif isinstance(action, events.Report):
-            self._send((self._job.coordinator,), action.message)
         elif isinstance(action, events.Admit):
-            self._admit(self._arrived.pop(action.conn), action.host)
+            self._admit(action.connection, action.host)
         elif isinstance(action, events.Refuse):
-            connection = self._arrived.pop(action.conn)
-            connection.send(encoded(to_wire(action.message)))
-            connection.close()
-        elif isinstance(action, events.Listen):
-            self._listener = Listener(
-                self._job, self._system, self._connections, self._arrives, self.happens
-            )
-            self._listener.listen()
+            action.connection.close()
         elif isinstance(action, events.EndListening):
             if self._listener:
                 self._listener.close()
@@ -221,13 +203,14 @@ class Channel:
         else:
             _unknown(action)
 
-    def _send(self, hosts: Iterable[str], message: Message) -> None:
-        line = encoded(to_wire(message))
+    def _send(self, hosts: Iterable[str], message: Any) -> None:
         to = [self._connections[host] for host in hosts if host in self._connections]
-        if self._coordinates and isinstance(message, (End, Leave)):
+        if self._coordinates and isinstance(message, (End, messages.Leave)):
             to += self._silent
-        for connection in to:
-            connection.send(line)
+        if to:
+            line = encoded(messages.to_wire(message))
+            for connection in to:
+                connection.send(line)
 
     def _admit(self, connection: Connection, host: str) -> None:
         now = self._system.now()
@@ -246,10 +229,10 @@ class Channel:
 
     # What happens on connections.
 
-    def _arrives(self, connection: Connection, hello: Hello, more: list[dict[str, Any]]) -> None:
-        conn = id(connection)
-        self._arrived[conn] = connection
-        self.happens(events.Arrived(conn, connection.address, hello))
+    def _arrives(
+        self, connection: Connection, hello: messages.Hello, more: list[dict[str, Any]]
+    ) -> None:
+        self.happens(events.Arrived(connection, connection.address, hello))
         if connection.host:
             self._read_on(connection, more)
 
@@ -269,29 +252,30 @@ class Channel:
     def _read(self, connection: Connection) -> None:
         if connection.closed_by:
             return  # by what came before it
-        messages = connection.read()
+        received = connection.read()
         connection.received_at = self._system.now()
-        self._read_on(connection, messages)
+        self._read_on(connection, received)
 
-    def _read_on(self, connection: Connection, messages: list[dict[str, Any]]) -> None:
+    def _read_on(self, connection: Connection, received: list[dict[str, Any]]) -> None:
         host = connection.host
-        for message in messages:
+        for each in received:
             if self._connections.get(host) is not connection:
                 return  # it was closed by what came before it
             try:
-                received: Any = (
-                    from_member(message, host, self.world)
-                    if self._coordinates
-                    else from_coordinator(message)
-                )
+                message = self._understood(each, host)
             except ValueError:
                 connection.closed_by = NO_MESSAGE
                 break
-            if not isinstance(received, Alive):
-                self.happens(Received(host, received))
+            if not isinstance(message, messages.Alive):
+                self.happens(Received(host, message))
         if connection.closed_by and self._connections.get(host) is connection:
             self._drop(host)
             self.happens(Lost(host, connection.closed_by))
+
+    def _understood(self, message: dict[str, Any], host: str) -> Message:
+        if self._coordinates:
+            return messages.from_member(message, host, self.world)
+        return messages.from_coordinator(message)
 
 
 def _unknown(action: NoReturn) -> NoReturn:

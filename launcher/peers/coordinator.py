@@ -41,66 +41,10 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.job.job import Job
-from launcher.peers import ends
-from launcher.peers.events import (
-    Action,
-    Admit,
-    Arrived,
-    CannotListen,
-    Command,
-    EndListening,
-    Listen,
-    Lost,
-    MakeStore,
-    Received,
-    Refuse,
-    Send,
-    StoreMade,
-    Time,
-    TooFewFiles,
-)
-from launcher.peers.messages import (
-    AllStacks,
-    Cleared,
-    CollectStacks,
-    End,
-    Failed,
-    FromCoordinator,
-    Hello,
-    HostStacks,
-    Leave,
-    Missing,
-    NoProgressReport,
-    RanksSucceeded,
-    Refused,
-    StacksRequest,
-    Start,
-    Stop,
-    Succeeded,
-    Welcome,
-    hello,
-)
-from launcher.peers.state import (
-    Clearing,
-    Deciding,
-    Ended,
-    JobState,
-    JobStep,
-    Joining,
-    Running,
-)
+from launcher.peers import ends, events, messages
+from launcher.peers.state import Clearing, Deciding, Ended, JobState, JobStep, Joining, Running
 from launcher.result import causes
-from launcher.result.causes import (
-    SUCCESS,
-    Cause,
-    Failure,
-    Result,
-    change_port,
-    first_of,
-    of_host,
-    of_lost_host,
-    stopped,
-)
+from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
 from launcher.text.words import Log, join_and_count, lasted, ordinal, short, shortened, some_of
 from launcher.watch import judge, stacks
 
@@ -115,13 +59,16 @@ _LEAVE_SECONDS = 5.0  # for the other hosts to leave
 
 def begin(job: Job, now: float) -> JobStep:
     """Return the state at the launcher's start, and the actions to carry out."""
-    joining, own = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS), hello(job)
+    joining, own = (
+        Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS),
+        messages.hello(job),
+    )
     state = JobState(job, joining, own, frozenset(job.members), own.grace)
     if not job.members:
         return _start_attempt(state, 1, 0, now)
     if not job.fingerprint:
         state = _await_reason(state, job.current_host, now)
-    return state, (Listen(),)
+    return state, ()
 
 
 def due(state: JobState) -> float:
@@ -138,7 +85,7 @@ def due(state: JobState) -> float:
 
 def step(state: JobState, event: Any, now: float) -> JobStep:
     """Return the state after an event, and the actions to carry out."""
-    if isinstance(event, Received):
+    if isinstance(event, events.Received):
         return MESSAGES[type(event.message)](state, event.host, event.message, now)
     return EVENTS[type(event)](state, event, now)
 
@@ -146,56 +93,53 @@ def step(state: JobState, event: Any, now: float) -> JobStep:
 # Until all have joined.
 
 
-def host_arrived(state: JobState, event: Arrived, now: float) -> JobStep:
+def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     """Let a host of this job join; start once all have, end the job if they do not agree."""
     job, other = state.job, event.hello
     why = _reason_to_refuse(state, other)
     if why:
         state = state._replace(refused=state.refused + 1)
-        line = (
-            f"refused a connection from {event.address} to port {job.options.peer_port}: {why[1]}."
-        )
-        refuse = Refuse(event.conn, Refused(why[0]))
-        return state, (Log(line), refuse) if state.refused <= _MOST_REFUSALS_LOGGED else (refuse,)
+        at = f"from {event.address} to port {job.options.peer_port}"
+        line = Log(f"refused a connection {at}: {why}.")
+        refuse = events.Refuse(event.connection)
+        return state, (line, refuse) if state.refused <= _MOST_REFUSALS_LOGGED else (refuse,)
     state = state._replace(
         members={**state.members, other.host: event.address},
         absent=state.absent - {other.host},
         grace=max(state.grace, other.grace),
     )
-    phase, more = state.phase, tuple[Action, ...]()
+    phase, more = state.phase, tuple[events.Action, ...]()
     if isinstance(phase, (Clearing, Ended)):
-        more = (Send((other.host,), End(state.number, phase.result)),)
+        more = (events.Send((other.host,), messages.End(state.number, phase.result)),)
         if isinstance(phase, Ended):
-            more = (*more, Send((other.host,), Leave()))
+            more = (*more, events.Send((other.host,), messages.Leave()))
     elif not other.fingerprint:
         state = _await_reason(state, other.host, now)
     elif difference := _difference(state, other):
         state, more = _end(state, of_host(difference).result, now)
     elif isinstance(phase, Joining) and len(state.members) == len(job.members):
         state, more = _start_attempt(state, 1, 0, now)
-        more = (*more, EndListening())
-    return state, (Admit(event.conn, other.host), Send((other.host,), Welcome()), *more)
+        more = (*more, events.EndListening())
+    return state, (
+        events.Admit(event.connection, other.host),
+        events.Send((other.host,), messages.Welcome()),
+        *more,
+    )
 
 
-def _reason_to_refuse(state: JobState, other: Hello) -> tuple[str, str] | None:
-    """Return why a host is refused, for it and for this host's own log; None: it is not.
-
-    It is told no names: whoever connects can read it.
-    """
+def _reason_to_refuse(state: JobState, other: messages.Hello) -> str:
+    """Return why a host is refused, for this host's own log: a stranger is told nothing."""
     job, host = state.job, other.host
     if other.job != job.cluster.job_name:
-        names = f"{job.cluster.job_name}, not {short(other.job, 60)}"
-        return "it runs another job", f"this is job {names}"
+        return f"this is job {job.cluster.job_name}, not {short(other.job, 60)}"
     if host not in job.members:
-        where = "is not one of this job's other hosts"
-        return "its job has no host of that name", f"{short(host, 60)} {where}"
+        return f"{short(host, 60)} is not one of this job's other hosts"
     if host in state.members:
-        line = f"{host} has already joined, from {state.members[host]}"
-        return "a host of that name has already joined", line
-    return ("all hosts have already joined",) * 2 if state.attempt else None
+        return f"{host} has already joined, from {state.members[host]}"
+    return "all hosts have already joined" if state.attempt else ""
 
 
-def _difference(state: JobState, other: Hello) -> str:
+def _difference(state: JobState, other: messages.Hello) -> str:
     """Return what must agree between that host and this one, but does not; "" if it does."""
     for what, value in state.hello.fingerprint.items():
         different = other.fingerprint.get(what)
@@ -213,32 +157,18 @@ def _await_reason(state: JobState, host: str, now: float) -> JobState:
     return _note(state, why, now)
 
 
-def cannot_listen(state: JobState, event: CannotListen, now: float) -> JobStep:
-    """End the job without absent hosts, for a cause that this one has reported, if there is one."""
-    state = state._replace(absent=frozenset())
+def cannot_listen(state: JobState, event: events.CannotListen, now: float) -> JobStep:
+    """End the job, for a cause that this host has reported, if there is one."""
+    if not event.may_tell:
+        state = state._replace(absent=frozenset())
     if isinstance(state.phase, (Clearing, Ended)):
         return _if_cleared(state, now)
-    seen = (
-        f"{state.job.current_host} cannot listen on port {state.job.options.peer_port} for the "
-        f"launchers of the other hosts ({event.why})"
-    )
-    state = _note(state, of_host(f"launcher: {change_port(seen)}"), now)
+    state = _note(state, of_host(f"launcher: {event.why}"), now)
     assert isinstance(state.phase, Deciding)
     return _end(state, state.phase.failure.result, now)
 
 
-def too_few_files(state: JobState, event: TooFewFiles, now: float) -> JobStep:
-    """End all hosts: this one cannot hold a connection to each."""
-    if isinstance(state.phase, (Clearing, Ended)):
-        return state, ()
-    text = (
-        f"launcher: {state.job.current_host} can have {event.files} files open (ulimit -n), but "
-        f"the connections of {state.job.cluster.nnodes} hosts need {event.needs}; raise that limit."
-    )
-    return _end(state, of_host(text).result, now)
-
-
-def time_is_up(state: JobState, event: Time, now: float) -> JobStep:
+def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     """Do what is due: decide, since no better cause has come, go on without hosts that are late."""
     phase = state.phase
     if now >= state.gathering.deadline:
@@ -262,19 +192,22 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
     """Log who is missing; end the job without them at the start timeout."""
     job = state.job
     absent = [host for host in job.members if host not in state.members]
-    named = tuple(some_of(absent))
-    missing = Missing(named, len(absent) - len(named))
+    named = some_of(absent)
+    missing = join_and_count(named, len(absent) - len(named))
     if now >= phase.deadline:
         how = f"did not join within {job.options.start_timeout:g} s"
-        return _end(state, of_lost_host(missing.words, how).result, now)
+        return _end(state, of_lost_host(missing, how).result, now)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
-    return state, (Log(f"waiting for {missing.words}."), Send(tuple(state.members), missing))
+    return state, (
+        Log(f"waiting for {missing}."),
+        events.Send(tuple(state.members), messages.Missing(missing)),
+    )
 
 
 # While ranks run.
 
 
-def host_failed(state: JobState, host: str, message: Failed, now: float) -> JobStep:
+def host_failed(state: JobState, host: str, message: messages.Failed, now: float) -> JobStep:
     """Wait for a better cause, as long as the cause's patience."""
     phase, failure = state.phase, message.failure
     # A launcher that fails while it waits for a start may not have received it.
@@ -293,14 +226,16 @@ def host_failed(state: JobState, host: str, message: Failed, now: float) -> JobS
     return _note(state, failure, now, message.age), ()
 
 
-def ranks_succeeded(state: JobState, host: str, message: RanksSucceeded, now: float) -> JobStep:
+def ranks_succeeded(
+    state: JobState, host: str, message: messages.RanksSucceeded, now: float
+) -> JobStep:
     """Note which ranks have ended with 0: that may break the collective of another one."""
     if message.attempt != state.attempt or not isinstance(state.phase, (Running, Deciding)):
         return state, ()
     return state._replace(ends={**state.ends, host: ends.received(message, now)}), ()
 
 
-def host_lost(state: JobState, event: Lost, now: float) -> JobStep:
+def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
     """Wait for a better cause; a job that has lost a host does not restart, in any case."""
     members = {host: at for host, at in state.members.items() if host != event.host}
     state, phase = state._replace(members=members), state.phase
@@ -342,7 +277,7 @@ def _note(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
 def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
     count = deciding.failures if deciding.failure.may_restart else 1
-    failure = first_of(deciding.failure, count)
+    failure = causes.first_of(deciding.failure, count)
     seen = judge.reason_of_wait(state.watch, failure.rank, now)
     if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
@@ -372,7 +307,7 @@ def _is_to_restart(state: JobState, deciding: Deciding) -> bool:
     return deciding.may_restart and remains
 
 
-def store_made(state: JobState, event: StoreMade, now: float) -> JobStep:
+def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
     """Note the next attempt's store; a restart that waits for it can start, or cannot."""
     state, phase = state._replace(store=event), state.phase
     if isinstance(phase, Clearing) and phase.reason and not event.port:
@@ -380,7 +315,7 @@ def store_made(state: JobState, event: StoreMade, now: float) -> JobStep:
     return _if_cleared(state, now)
 
 
-def host_stopped(state: JobState, host: str, message: Stop, now: float) -> JobStep:
+def host_stopped(state: JobState, host: str, message: messages.Stop, now: float) -> JobStep:
     """Stop all hosts, unless a failure came first that a restart cannot fix."""
     phase = state.phase
     if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.reason):
@@ -389,10 +324,10 @@ def host_stopped(state: JobState, host: str, message: Stop, now: float) -> JobSt
         has_store = not state.store or state.store.port
         if phase.broken or not has_store or not _is_to_restart(state, phase):
             return state, ()
-    return _end(state, stopped(message.number), now)
+    return _end(state, causes.stopped(message.number), now)
 
 
-def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -> JobStep:
+def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now: float) -> JobStep:
     """Count the host: the job has succeeded when all hosts have."""
     phase = state.phase
     if message.attempt != state.attempt or not isinstance(phase, (Running, Deciding)):
@@ -405,7 +340,9 @@ def host_succeeded(state: JobState, host: str, message: Succeeded, now: float) -
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
 
 
-def progress_reported(state: JobState, host: str, message: NoProgressReport, now: float) -> JobStep:
+def progress_reported(
+    state: JobState, host: str, message: messages.NoProgressReport, now: float
+) -> JobStep:
     """Note which ranks of a host make no progress."""
     if message.attempt != state.attempt or not isinstance(state.phase, Running):
         return state, ()  # what was known when a rank failed is why it did
@@ -416,7 +353,7 @@ def progress_reported(state: JobState, host: str, message: NoProgressReport, now
 def _judge_progress(state: JobState, now: float) -> JobStep:
     """Log a stall, and fail the attempt when the user's limit for it is over."""
     watch, lines, is_new = judge.check(state.watch, now)
-    logs, requests = tuple(Log(line) for line in lines), tuple[Action, ...]()
+    logs, requests = tuple(Log(line) for line in lines), tuple[events.Action, ...]()
     state = state._replace(watch=watch)
     if is_new:
         state, requests = _gather_stacks(state, "", now)
@@ -426,7 +363,9 @@ def _judge_progress(state: JobState, now: float) -> JobStep:
     return state, logs + requests
 
 
-def stacks_requested(state: JobState, host: str, message: StacksRequest, now: float) -> JobStep:
+def stacks_requested(
+    state: JobState, host: str, message: messages.StacksRequest, now: float
+) -> JobStep:
     """Gather stacks for somebody at a host."""
     return _gather_stacks(state, host, now)
 
@@ -441,10 +380,12 @@ def _gather_stacks(state: JobState, host: str, now: float) -> JobStep:
     before, state = state.gathering.number, state._replace(gathering=gathering)
     if gathering.number == before:
         return state, ()  # it has been requested just now
-    return _command_all(state, CollectStacks(gathering.number, gathering.may_signal))
+    return _command_all(state, messages.CollectStacks(gathering.number, gathering.may_signal))
 
 
-def stacks_reported(state: JobState, host: str, message: HostStacks, now: float) -> JobStep:
+def stacks_reported(
+    state: JobState, host: str, message: messages.HostStacks, now: float
+) -> JobStep:
     """Show the stacks when all hosts' are here."""
     gathering = stacks.received(state.gathering, host, message.number, message.ranks)
     state = state._replace(gathering=gathering)
@@ -460,10 +401,8 @@ def _show_stacks(state: JobState) -> JobStep:
     state = state._replace(gathering=stacks.Gathering(gathering.number))
     lines = stacks.shown(gathering, {job.current_host, *state.members})
     logs = tuple(Log(line) for line in lines) if "" in gathering.requested_by else ()
-    others = tuple(host for host in state.members if host in gathering.requested_by)
-    send = (Send(others, AllStacks(lines)),) if others else ()
-    is_here = job.current_host in gathering.requested_by
-    return state, (*logs, *send, *((Command(AllStacks(lines)),) if is_here else ()))
+    hosts = tuple(host for host in job.cluster.hosts if host in gathering.requested_by)
+    return state, (*logs, *((events.Send(hosts, messages.AllStacks(lines)),) if hosts else ()))
 
 
 # The end of an attempt, and of the job.
@@ -475,7 +414,7 @@ def _end(
     """Have all hosts end their ranks, for a result, or for a restart: `restart` says why."""
     clearing = Clearing(result, now + _bound(state, is_restart=bool(reason)), reason)
     state = state._replace(phase=clearing, number=state.number + 1)
-    return _command_all(state, End(state.number, result, restart))
+    return _command_all(state, messages.End(state.number, result, restart))
 
 
 def _bound(state: JobState, *, is_restart: bool) -> float:
@@ -487,7 +426,7 @@ def _bound(state: JobState, *, is_restart: bool) -> float:
     return min(bound, job.restart_timeout) if is_restart and job.members else bound
 
 
-def host_cleared(state: JobState, host: str, message: Cleared, now: float) -> JobStep:
+def host_cleared(state: JobState, host: str, message: messages.Cleared, now: float) -> JobStep:
     """Note that a host has ended all of its ranks."""
     phase = state.phase
     if message.number != state.number or not isinstance(phase, Clearing):
@@ -541,45 +480,44 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
         watch=judge.Stalls(options.hang_notify, options.hang_timeout, options.watch, busy=hosts),
         gathering=stacks.Gathering(state.gathering.number),  # a restart cuts off who requested it
     )
-    state, start = _command_all(state, Start(attempt, port))
-    return state, (*start, Command(MakeStore())) if attempt <= options.max_restarts else start
+    state, start = _command_all(state, messages.Start(attempt, port))
+    make = events.Send((state.job.current_host,), events.MakeStore())
+    return state, (*start, make) if attempt <= options.max_restarts else start
 
 
 def _leave(state: JobState, result: Result, now: float) -> JobStep:
     """Have the other hosts leave, then this one; after a success at once."""
     at_once = result == SUCCESS or not state.members
-    ended = Ended(result, now if at_once else now + _LEAVE_SECONDS)
-    state = state._replace(phase=ended)
-    send = (Send(tuple(state.members), Leave()),) if state.members else ()
-    state, here = _leave_here(state, ended) if at_once else (state, ())
-    return state, (*send, *here)
+    if at_once:
+        return _command_all(state._replace(phase=Ended(result, math.inf)), messages.Leave())
+    state = state._replace(phase=Ended(result, now + _LEAVE_SECONDS))
+    return state, (events.Send(tuple(state.members), messages.Leave()),)
 
 
 def _leave_here(state: JobState, ended: Ended) -> JobStep:
-    return state._replace(phase=ended._replace(leave_at=math.inf)), (Command(Leave()),)
+    state = state._replace(phase=ended._replace(leave_at=math.inf))
+    return state, (events.Send((state.job.current_host,), messages.Leave()),)
 
 
-def _command_all(state: JobState, message: FromCoordinator) -> JobStep:
+def _command_all(state: JobState, message: messages.FromCoordinator) -> JobStep:
     """Give a command to all hosts that have joined, and to this host's own run."""
-    send = (Send(tuple(state.members), message),) if state.members else ()
-    return state, (*send, Command(message))
+    return state, (events.Send((*state.members, state.job.current_host), message),)
 
 
 EVENTS: Mapping[type, Callable[[JobState, Any, float], JobStep]] = {
-    Arrived: host_arrived,
-    CannotListen: cannot_listen,
-    TooFewFiles: too_few_files,
-    StoreMade: store_made,
-    Lost: host_lost,
-    Time: time_is_up,
+    events.Arrived: host_arrived,
+    events.CannotListen: cannot_listen,
+    events.StoreMade: store_made,
+    events.Lost: host_lost,
+    events.Time: time_is_up,
 }
 MESSAGES: Mapping[type, Callable[[JobState, str, Any, float], JobStep]] = {
-    Failed: host_failed,
-    RanksSucceeded: ranks_succeeded,
-    Stop: host_stopped,
-    Succeeded: host_succeeded,
-    NoProgressReport: progress_reported,
-    StacksRequest: stacks_requested,
-    HostStacks: stacks_reported,
-    Cleared: host_cleared,
+    messages.Failed: host_failed,
+    messages.RanksSucceeded: ranks_succeeded,
+    messages.Stop: host_stopped,
+    messages.Succeeded: host_succeeded,
+    messages.NoProgressReport: progress_reported,
+    messages.StacksRequest: stacks_requested,
+    messages.HostStacks: stacks_reported,
+    messages.Cleared: host_cleared,
 }

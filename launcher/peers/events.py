@@ -6,9 +6,9 @@ decides is a command to each host. Both are messages (messages.py).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
-from launcher.peers.messages import FromCoordinator, FromMember, Hello, Message, Refused
+from launcher.peers.messages import Hello, Message
 from launcher.text.words import Log
 
 # Events.
@@ -17,7 +17,7 @@ from launcher.text.words import Log
 class Arrived(NamedTuple):
     """A connection from `address` has named its host."""
 
-    conn: int
+    connection: Any
     address: str
     hello: Hello
 
@@ -41,16 +41,10 @@ class Lost(NamedTuple):
 
 
 class CannotListen(NamedTuple):
-    """This host cannot take connections, nor will it be able to."""
+    """This host cannot take the connections of all hosts; it `may_tell` those that come why."""
 
     why: str
-
-
-class TooFewFiles(NamedTuple):
-    """This process can have `files` descriptors, but needs more for all hosts' connections."""
-
-    files: int
-    needs: int
+    may_tell: bool = False
 
 
 class StoreMade(NamedTuple):
@@ -77,10 +71,6 @@ class Time(NamedTuple):
 # Actions.
 
 
-class Listen(NamedTuple):
-    """Take connections: of hosts, until all have joined."""
-
-
 class EndListening(NamedTuple):
     """Take no more connections."""
 
@@ -88,15 +78,14 @@ class EndListening(NamedTuple):
 class Admit(NamedTuple):
     """Take a connection for a host's."""
 
-    conn: int
+    connection: Any
     host: str
 
 
 class Refuse(NamedTuple):
-    """Send why a connection is not taken, and disconnect."""
+    """Close a connection: it is not that of a host which is waited for."""
 
-    conn: int
-    message: Refused
+    connection: Any
 
 
 class Connect(NamedTuple):
@@ -109,27 +98,15 @@ class Disconnect(NamedTuple):
     """Close the connection to the coordinator."""
 
 
-class Send(NamedTuple):
-    """Send some hosts a message."""
-
-    hosts: tuple[str, ...]
-    message: FromCoordinator
-
-
-class Report(NamedTuple):
-    """Send the coordinator a message."""
-
-    message: Hello | FromMember
-
-
 class MakeStore(NamedTuple):
     """Make the store of the next attempt: `StoreMade` follows."""
 
 
-class Command(NamedTuple):
-    """Have this host's own run do what the coordinator commands."""
+class Send(NamedTuple):
+    """Send hosts a message; this host's own run is commanded with it."""
 
-    message: FromCoordinator | MakeStore
+    hosts: tuple[str, ...]
+    message: Message | MakeStore
 
 
-Action = Union[Log, Listen, EndListening, Admit, Refuse, Connect, Disconnect, Send, Report, Command]
+Action = Union[Log, EndListening, Admit, Refuse, Connect, Disconnect, Send]

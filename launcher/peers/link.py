@@ -20,34 +20,8 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Union
 
 from launcher.job.job import Job
+from launcher.peers import events, messages
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
-from launcher.peers.events import (
-    Action,
-    Command,
-    Connect,
-    Connected,
-    Disconnect,
-    Lost,
-    Received,
-    Report,
-    Time,
-    Unreachable,
-)
-from launcher.peers.messages import (
-    AllStacks,
-    Cleared,
-    CollectStacks,
-    End,
-    Failed,
-    FromMember,
-    Leave,
-    Missing,
-    Refused,
-    Start,
-    Stop,
-    Welcome,
-    hello,
-)
 from launcher.result.causes import Result, change_port, of_lost_host, stopped
 from launcher.text.words import Log
 
@@ -66,7 +40,7 @@ class Joining(NamedTuple):
     log_missing_at: float
     trouble: str = "its name has not been resolved yet"
     reply_by: float = math.inf
-    reports: tuple[FromMember, ...] = ()  # sent with each hello
+    reports: tuple[messages.FromMember, ...] = ()  # sent with each hello
     met_another: bool = False  # program in the coordinator's place, as the log says
 
 
@@ -98,13 +72,13 @@ class LinkState(NamedTuple):
     cleared: bool = False  # for that
 
 
-LinkStep = tuple[LinkState, tuple[Action, ...]]
+LinkStep = tuple[LinkState, tuple[events.Action, ...]]
 
 
 def begin(job: Job, now: float) -> LinkStep:
     """Return the state at the launcher's start, and the actions to carry out."""
     joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
-    return LinkState(job, joining, now), (Connect(0),)
+    return LinkState(job, joining, now), (events.Connect(0),)
 
 
 def due(state: LinkState) -> float:
@@ -117,19 +91,20 @@ def due(state: LinkState) -> float:
 
 def step(state: LinkState, event: Any, now: float) -> LinkStep:
     """Return the state after an event, and the actions to carry out."""
-    if not isinstance(event, Received):
+    if not isinstance(event, events.Received):
         return EVENTS[type(event)](state, event, now)
     if event.host == state.job.current_host:
         return reported(state, event.message, now)
-    if isinstance(state.phase, Joining):
-        return replied(state, state.phase, event.message, now)
+    if isinstance(state.phase, Joining):  # all else is no reply
+        is_reply = isinstance(event.message, messages.Welcome)
+        return (state._replace(phase=Joined()) if is_reply else state), ()
     return commanded(state, event.message) if isinstance(state.phase, Joined) else (state, ())
 
 
 # Until the coordinator has welcomed this host.
 
 
-def unreachable(state: LinkState, event: Unreachable, now: float) -> LinkStep:
+def unreachable(state: LinkState, event: events.Unreachable, now: float) -> LinkStep:
     """Try again after a while."""
     if not isinstance(state.phase, Joining):
         return state, ()
@@ -139,31 +114,18 @@ def unreachable(state: LinkState, event: Unreachable, now: float) -> LinkStep:
 def _try_again(state: LinkState, joining: Joining, now: float) -> LinkStep:
     """Connect after a while, which grows from 0.02 s to 1 s."""
     seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
-    return state._replace(phase=joining._replace(reply_by=math.inf)), (Connect(seconds),)
+    return state._replace(phase=joining._replace(reply_by=math.inf)), (events.Connect(seconds),)
 
 
-def connected(state: LinkState, event: Connected, now: float) -> LinkStep:
+def connected(state: LinkState, event: events.Connected, now: float) -> LinkStep:
     """Send who this host is, and what it has to report."""
     phase = state.phase
     if not isinstance(phase, Joining):
-        return state, (Disconnect(),)
-    reports = (Report(message) for message in (hello(state.job), *phase.reports))
+        return state, (events.Disconnect(),)
+    reports = (_report(state, message) for message in (messages.hello(state.job), *phase.reports))
     trouble = phase.trouble if phase.met_another else "it does not answer"
     joining = phase._replace(reply_by=now + WELCOME_SECONDS, trouble=trouble)
     return state._replace(phase=joining), tuple(reports)
-
-
-def replied(state: LinkState, joining: Joining, message: Any, now: float) -> LinkStep:
-    """Have joined, from when on the coordinator decides; or try again where this host is refused.
-
-    All other messages are no reply.
-    """
-    if isinstance(message, Welcome):
-        return state._replace(phase=Joined()), ()
-    if not isinstance(message, Refused):
-        return state, ()
-    state, actions = _another(state, joining, now)
-    return state, (Disconnect(), *actions)
 
 
 def _another(state: LinkState, joining: Joining, now: float) -> LinkStep:
@@ -180,7 +142,7 @@ def _waits(state: LinkState, joining: Joining) -> Log:
     return Log(f"waiting for {state.job.coordinator} ({joining.trouble}).")
 
 
-def time_is_up(state: LinkState, event: Time, now: float) -> LinkStep:
+def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
     """Log every 30 s what is missing; end if no reply comes in time."""
     phase, job = state.phase, state.job
     if not isinstance(phase, Joining) or now < due(state):
@@ -188,10 +150,10 @@ def time_is_up(state: LinkState, event: Time, now: float) -> LinkStep:
     if now >= phase.deadline:
         within = f"within {job.options.start_timeout:g} s ({phase.trouble})"
         state, actions = _alone(state, f"could not be reached {within}")
-        return state, (Disconnect(), *actions)
+        return state, (events.Disconnect(), *actions)
     if now >= phase.reply_by:
         state, actions = _another(state, phase, now)
-        return state, (Disconnect(), *actions)
+        return state, (events.Disconnect(), *actions)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
     return state, (_waits(state, phase),)
 
@@ -202,44 +164,46 @@ def time_is_up(state: LinkState, event: Time, now: float) -> LinkStep:
 def reported(state: LinkState, message: Any, now: float) -> LinkStep:
     """Pass a report of this host's own on; before it is welcome, a stop is decided here."""
     phase = state.phase
-    if isinstance(message, Stop):
+    if isinstance(message, messages.Stop):
         state = state._replace(stop_signal=message.number)
-    if isinstance(message, Cleared) and message.number == state.number:
+    if isinstance(message, messages.Cleared) and message.number == state.number:
         state = state._replace(cleared=True)
-        return (state, (Report(message),)) if isinstance(phase, Joined) else _if_cleared(state)
+        return (
+            (state, (_report(state, message),)) if isinstance(phase, Joined) else _if_cleared(state)
+        )
     if isinstance(phase, Joined):
-        return state, (Report(message),)
-    if not isinstance(phase, Joining) or isinstance(message, Cleared):
+        return state, (_report(state, message),)
+    if not isinstance(phase, Joining) or isinstance(message, messages.Cleared):
         return state, ()
     is_sent = phase.reply_by < math.inf
-    decides = isinstance(message, Stop) and not any(
-        isinstance(report, (Failed, Stop)) for report in phase.reports
+    decides = isinstance(message, messages.Stop) and not any(
+        isinstance(report, (messages.Failed, messages.Stop)) for report in phase.reports
     )
     phase = phase._replace(reports=(*phase.reports, message))
-    state, actions = state._replace(phase=phase), (Report(message),) if is_sent else ()
+    state, actions = state._replace(phase=phase), (_report(state, message),) if is_sent else ()
     if not decides:
         return state, actions
     phase = phase._replace(deadline=min(phase.deadline, now + _STOP_SECONDS))
-    state, more = _end(state._replace(phase=phase), End(0, stopped(message.number)))
+    state, more = _end(state._replace(phase=phase), messages.End(0, stopped(message.number)))
     return state, actions + more
 
 
 def commanded(state: LinkState, message: Any) -> LinkStep:
     """Do what the coordinator commands, or have this host's run do it."""
-    if isinstance(message, Missing):
-        return state, (Log(f"waiting for {message.words}."),)
-    if isinstance(message, End):
+    if isinstance(message, messages.Missing):
+        return state, (Log(f"waiting for {message.hosts}."),)
+    if isinstance(message, messages.End):
         return _end(state, message)
-    if isinstance(message, Start):
+    if isinstance(message, messages.Start):
         state = state._replace(attempt=message.attempt, result=None)
-    elif isinstance(message, Leave):
+    elif isinstance(message, messages.Leave):
         state = state._replace(phase=Left())
-    elif not isinstance(message, (CollectStacks, AllStacks)):
+    elif not isinstance(message, (messages.CollectStacks, messages.AllStacks)):
         return state, ()
-    return state, (Command(message),)
+    return state, (_command(state, message),)
 
 
-def coordinator_lost(state: LinkState, event: Lost, now: float) -> LinkStep:
+def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkStep:
     """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
     if isinstance(state.phase, Joining):
         return _another(state, state.phase, now)
@@ -247,9 +211,9 @@ def coordinator_lost(state: LinkState, event: Lost, now: float) -> LinkStep:
         return state, ()
     how = f"was lost: {event.why}"
     # If it was only suspended, it ends with the same when it continues.
-    lost = Failed(state.attempt, of_lost_host(state.job.coordinator, how))
+    lost = messages.Failed(state.attempt, of_lost_host(state.job.coordinator, how))
     state, actions = _alone(state, how)
-    return state, (Report(lost), *actions)
+    return state, (_report(state, lost), *actions)
 
 
 def _alone(state: LinkState, how: str) -> LinkStep:
@@ -258,26 +222,34 @@ def _alone(state: LinkState, how: str) -> LinkStep:
     if state.result:
         return _if_cleared(state)
     if state.stop_signal:  # which came first
-        return _end(state, End(0, stopped(state.stop_signal)))
-    return _end(state, End(0, of_lost_host(state.job.coordinator, how).result))
+        return _end(state, messages.End(0, stopped(state.stop_signal)))
+    return _end(state, messages.End(0, of_lost_host(state.job.coordinator, how).result))
 
 
-def _end(state: LinkState, end: End) -> LinkStep:
+def _end(state: LinkState, end: messages.End) -> LinkStep:
     result = None if end.restart else end.result
     state = state._replace(number=end.number, result=result, cleared=False)
-    return state, (Command(end),)
+    return state, (_command(state, end),)
 
 
 def _if_cleared(state: LinkState) -> LinkStep:
     """Have this host leave if it is alone and has ended its ranks."""
     if not isinstance(state.phase, Alone) or not state.cleared:
         return state, ()
-    return state._replace(phase=Left()), (Command(Leave()),)
+    return state._replace(phase=Left()), (_command(state, messages.Leave()),)
+
+
+def _report(state: LinkState, message: messages.Hello | messages.FromMember) -> events.Send:
+    return events.Send((state.job.coordinator,), message)
+
+
+def _command(state: LinkState, message: messages.FromCoordinator) -> events.Send:
+    return events.Send((state.job.current_host,), message)
 
 
 EVENTS: Mapping[type, Callable[[LinkState, Any, float], LinkStep]] = {
-    Unreachable: unreachable,
-    Connected: connected,
-    Lost: coordinator_lost,
-    Time: time_is_up,
+    events.Unreachable: unreachable,
+    events.Connected: connected,
+    events.Lost: coordinator_lost,
+    events.Time: time_is_up,
 }

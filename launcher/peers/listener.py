@@ -18,8 +18,9 @@ from typing import Any, Callable
 from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.peers.connection import Connection
-from launcher.peers.events import CannotListen, TooFewFiles
+from launcher.peers.events import CannotListen
 from launcher.peers.messages import Hello, from_stranger
+from launcher.result.causes import change_port
 
 PENDING = 64  # pending connections that there is room for, besides those of missing hosts
 _MOST_ACCEPTED = 100  # connections in one turn, before anything else has its own
@@ -50,10 +51,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._pending: dict[Connection, None] = {}  # in their order
         self.own_name_resolves = True
-        needs = len(job.members) + _DESCRIPTORS
-        files, used = system.make_room(needs + PENDING)
-        self._room = max(1, files - used - _DESCRIPTORS)
-        self._shortage = TooFewFiles(files, used + needs) if files < used + needs else None
+        self._room = len(job.members) + PENDING
         self._listen_deadline = system.now() + min(_LISTEN_SECONDS, job.options.start_timeout)
         self.listen_at = math.inf
 
@@ -76,12 +74,22 @@ class Listener:
             self._system.selector.register(
                 listening, EVENT_READ, lambda to=listening: self._accept(to)
             )
-        if self._shortage:
-            self._happens(self._shortage)
+        files, used = self._system.make_room(self._room + _DESCRIPTORS)
+        needs = used + self._room + _DESCRIPTORS
+        if files < needs:
+            text = (
+                f"{job.current_host} can have {files} files open (ulimit -n), but the connections "
+                f"of {job.cluster.nnodes} hosts need {needs}; raise that limit."
+            )
+            self._happens(CannotListen(text, may_tell=True))
 
     def _cannot(self, error: OSError) -> None:
         self.close()
-        self._happens(CannotListen(os.strerror(error.errno or 0)))
+        seen = (
+            f"{self._job.current_host} cannot listen on port {self._job.options.peer_port} for the "
+            f"launchers of the other hosts ({os.strerror(error.errno or 0)})"
+        )
+        self._happens(CannotListen(change_port(seen)))
 
     def close(self) -> None:
         """Listen no longer; close pending connections."""
@@ -100,19 +108,15 @@ class Listener:
             try:
                 accepted, _ = listening.accept()
             except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    return  # none remain, or one that has ended already (accept(2))
-                if not self._pending:
+                if error.errno in _NO_ROOM:
                     self._cannot(error)
-                    return
-                self._drop(next(iter(self._pending)))
-                continue
+                return  # none remain, or one that has ended already (accept(2))
             try:
                 connection = Connection(accepted, self._job.options.host_timeout)
             except OSError:
                 accepted.close()
                 continue
-            if self._pending and len(self._connections) + len(self._pending) >= self._room:
+            if len(self._connections) + len(self._pending) >= self._room:
                 self._drop(next(iter(self._pending)))
             self._pending[connection] = None
             self._system.selector.register(

@@ -5,7 +5,7 @@ Each host's launcher keeps one TCP connection to that of the first host, the coo
 JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
 
     a member                        the coordinator
-    Hello                           Welcome, or Refused, and disconnects
+    Hello                           Welcome, or disconnects
                                     Missing, every 30 s; Start of attempt 1 when all have joined
     RanksSucceeded, of the first rank
     Failed, Stop, Succeeded         End: all hosts end this attempt's ranks
@@ -33,7 +33,7 @@ from launcher.errors import STOPS
 from launcher.job.job import Job
 from launcher.result.causes import Failure, Result, as_received, failure_code, failure_text
 from launcher.text import wire
-from launcher.text.words import join_and_count, printable
+from launcher.text.words import printable
 from launcher.watch import progress, stacks
 from launcher.watch.progress import StalledRank
 
@@ -123,22 +123,10 @@ class Welcome(NamedTuple):
     """This host has joined; the others are waited for."""
 
 
-class Refused(NamedTuple):
-    """This host is not one that the coordinator waits for: `why` has no names."""
-
-    why: str
-
-
 class Missing(NamedTuple):
-    """Some of the hosts that have not joined, and how many more there are."""
+    """Hosts have not joined: their names, or some of them and how many more there are."""
 
-    hosts: tuple[str, ...]
-    more: int
-
-    @property
-    def words(self) -> str:
-        """The words for a message."""
-        return join_and_count(self.hosts, self.more)
+    hosts: str
 
 
 class Start(NamedTuple):
@@ -193,7 +181,7 @@ FromMember = Union[
     StacksRequest,
     HostStacks,
 ]
-FromCoordinator = Union[Welcome, Refused, Missing, Start, End, Leave, CollectStacks, AllStacks]
+FromCoordinator = Union[Welcome, Missing, Start, End, Leave, CollectStacks, AllStacks]
 Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
 
