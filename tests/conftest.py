@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from free_ports import free_port, ports  # noqa: F401  (for the tests)
 from ranks import Ranks
-from simulation import rows
 
 from launcher.text.log import flush
 
@@ -40,8 +35,7 @@ OPTIONS = {name: value for name, value in os.environ.items() if name.startswith(
 LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
 RANK = str(REPO / "launcher" / "run" / "rank.py")  # runs the script of one rank
 
-# For tests of what is logged only if something is late, as it may be on a busy machine.
-PATIENT = [sys.executable, str(Path(__file__).with_name("patient_launcher.py"))]
+PATIENT = LAUNCHER
 
 TORCH = (0, 0)  # major, minor: the fast tests need none
 with contextlib.suppress(metadata.PackageNotFoundError):
@@ -74,13 +68,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def steps_are_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check each step of the state machines; a simulated job does so itself, for its trace."""
-    for name, machine in rows.MACHINES.items():
-        monkeypatch.setattr(machine, "step", rows.checked(name, machine.step))
-
-
-@pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Drop every variable that a launcher reads, and give the test folders of its own."""
     for name in list(os.environ):
@@ -103,6 +90,13 @@ def words_of(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Tell whether a keeper's child is a script's process, and nothing that one has left."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return os.getsid(process.pid) == process.pid
+    return False
 
 
 def has_signal(process: psutil.Process, number: int, *sets: str) -> bool:
@@ -155,51 +149,6 @@ def slow(*values: object):
     return pytest.param(*values, marks=pytest.mark.systems)
 
 
-@contextlib.contextmanager
-def told_by_a_rank(folder: str = ".", *, lets_go: bool = True) -> Iterator[list[dict[str, Any]]]:
-    """Listen for one rank, as a launcher with this folder does; yield what it tells by the end."""
-    told: list[dict[str, Any]] = []
-    threads: list[threading.Thread] = []
-
-    def listen(connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
-            for line in lines:
-                told.append(json.loads(line))
-                if "pid" in told[-1] and not lets_go:
-                    return
-                if "pid" in told[-1]:
-                    connection.sendall(b"go")
-
-    def accept(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it is over
-            while True:
-                connection, _ = listener.accept()
-                threads.append(threading.Thread(target=listen, args=(connection,)))
-                threads[-1].start()
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/socket")
-        listener.listen()
-        accepts = threading.Thread(target=accept, args=(listener,))
-        accepts.start()
-        try:
-            yield told
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            accepts.join()  # until then there may be more threads
-            for thread in threads:
-                thread.join()
-    os.unlink(f"{folder}/socket")
-
-
-# Runs what becomes a rank, and ends as the rank does.
-ADOPTING = (sys.executable, str(Path(__file__).with_name("adopting.py")))
-
-
-# Of the launcher, or unpacked from the one file.
-_AGENT, _COPIER, _NURSERY = "/agent.py", "/copier.py", "/nursery.py"
-
-
 class Host:
     """One real launcher process, its output in files, its failure file if any."""
 
@@ -250,26 +199,25 @@ class Host:
 
     @property
     def torchrun(self) -> psutil.Process:
-        """This attempt's torchrun, the child beside which the launcher has its ranks.
+        """The job's torchrun, or what runs it. Raises IndexError while it does not run."""
+        words = "torch.distributed.run"
+        return [one for one in self.children if words in words_of(one)][0]
 
-        In a warm start all have the nursery's words: that is the first of them, torchrun the next.
-        Raises ValueError while it does not run.
-        """
-        words = {one: words_of(one) for one in self.children}
-        for one, of in words.items():
-            if any(_AGENT in word for word in of):
-                return one
-        forks = [one for one, of in words.items() if any(word.endswith(_NURSERY) for word in of)]
-        _, torchrun, *_ = sorted(forks, key=lambda one: (one.create_time(), one.pid))
-        return torchrun
+    @property
+    def stubs(self) -> list[psutil.Process]:
+        """torchrun's children, in the order of their ranks."""
+        children = self.torchrun.children()
+        return sorted(children, key=lambda one: int(one.environ()["RANK"]))
+
+    @property
+    def keepers(self) -> list[psutil.Process]:
+        """The ranks' keepers, in their order."""
+        return [one for stub in self.stubs for one in stub.children()]
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        """The ranks that the launcher has, in the order of their pids."""
-        others = (_AGENT, _COPIER)
-        words = {one: words_of(one) for one in self.children}
-        ranks = [one for one, of in words.items() if of and not any(w.endswith(others) for w in of)]
-        return sorted(ranks, key=lambda one: one.pid)
+        """The scripts' processes, in the order of their ranks."""
+        return [one for keeper in self.keepers for one in keeper.children() if is_rank(one)]
 
     @property
     def children(self) -> list[psutil.Process]:

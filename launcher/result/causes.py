@@ -44,7 +44,13 @@ _FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how
 _SAID = 300  # and of that what it has written last
 _TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash, a thread's end
 # What torchrun raises for a setting that it cannot use.
-_OF_SETTINGS: tuple[str, ...] = ("ValueError", "KeyError", "OSError", "FileNotFoundError", "FileExistsError")
+_OF_SETTINGS: tuple[str, ...] = (
+    "ValueError",
+    "KeyError",
+    "OSError",
+    "FileNotFoundError",
+    "FileExistsError",
+)
 _OF_SETTINGS += ("NotADirectoryError", "PermissionError")
 # What a script misses that was written for AWS's data parallel library.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
@@ -328,7 +334,9 @@ def of_lost_keeper(host: str, rank: int, local_rank: int, what: str) -> Failure:
 
 def of_group_rank(host: str) -> Failure:
     """Return the failure of a first host whose ranks are not the first, whose address all need."""
-    text = f"{host}: torchrun has not given the first host group rank 0; expected its hosts in order"
+    text = (
+        f"{host}: torchrun has not given the first host group rank 0; expected its hosts in order"
+    )
     return Failure(Cause.TORCHRUN, EXIT_HOST_LOST, f"{text}\nexit code {EXIT_HOST_LOST}\n")
 
 

@@ -30,7 +30,13 @@ from typing import Any, Callable, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from output import NEVER, READ, Console, Stream, open_file  # type: ignore[import-not-found]  # noqa: E402
+from output import (  # type: ignore[import-not-found]  # noqa: E402
+    NEVER,
+    READ,
+    Console,
+    Stream,
+    open_file,
+)
 
 del sys.path[0]
 
@@ -114,9 +120,7 @@ class Keeper:
     `environ` is torchrun's for the rank. Raises OSError if the launcher is gone.
     """
 
-    def __init__(
-        self, start: Start, words: list[str], environ: dict[str, str], stub: int
-    ) -> None:
+    def __init__(self, start: Start, words: list[str], environ: dict[str, str], stub: int) -> None:
         self._start, self._words, self._environ, self._stub = start, words, environ, stub
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(os.path.join(environ.pop("LAUNCHER_RUN_DIR"), "socket"))

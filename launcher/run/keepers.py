@@ -203,7 +203,9 @@ class Keepers:
         if "left" in message:
             count = plural(len(message["left"]["pids"]), "process", "es")
             seconds = f"{message['left']['seconds']:.0f} s"
-            line = f"{count} left running by rank {rank}; any that remain will be killed in {seconds}."
+            line = (
+                f"{count} left running by rank {rank}; any that remain will be killed in {seconds}."
+            )
             self._system.log(line)
         elif "ending" in message:
             for pid in message["ending"]["pids"]:

@@ -19,7 +19,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any

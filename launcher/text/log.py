@@ -14,7 +14,7 @@ import select
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from typing import Any
 
 from launcher.text.words import Log, printable, short, shortened
 
