@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import Disposition
-from launcher.peers.events import Report as Report
 from launcher.peers.events import Time as Time
+from launcher.peers.messages import FromMember
 from launcher.result.causes import Failure
 from launcher.result.raised import Link
 from launcher.watch.stacks import Calls
@@ -125,7 +125,13 @@ class PlacesReported(NamedTuple):
 # Time, when something is due, is that of peers/events.py.
 
 
-# Actions; and Report, of peers/events.py, to the coordinator.
+# Actions.
+
+
+class Report(NamedTuple):
+    """Report to the coordinator, which may be here."""
+
+    message: FromMember
 
 
 class StartTorchrun(NamedTuple):
