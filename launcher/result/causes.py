@@ -328,7 +328,7 @@ def of_torchrun(
 def of_lost_keeper(host: str, rank: int, local_rank: int, what: str) -> Failure:
     """Return the failure of a host on which a process that stands for a rank was killed."""
     who = named_rank(host, rank, local_rank)
-    text = f"{who}: its {what} was killed, so that nobody keeps it\nexit code {EXIT_HOST_LOST}\n"
+    text = f"{who}: {what} was killed\nexit code {EXIT_HOST_LOST}\n"
     return Failure(Cause.TORCHRUN, EXIT_HOST_LOST, text)
 
 
