@@ -3,8 +3,7 @@
     make docs                   # draws them, with all else that the pages need
     python docs/pictures.py
 
-tests/test_how_it_works.py looks whether each arrow is a row of the code's tables, and whether the
-files are these pictures.
+tests/test_how_it_works.py looks whether the files are these pictures.
 """
 
 from __future__ import annotations
