@@ -160,8 +160,6 @@ WRONG = [
     # environment, arguments, what the one line says
     ({}, ["--train-script", "."], "is a folder without __main__.py; expected"),
     ({}, ["--train-module", "no_such_module.x"], "no_such_module.x: there is no such module"),
-    ({}, ["--train-module", "__main__"], "__main__: there is no such module"),
-    ({}, ["--train-module", "json.no_such"], "json.no_such: there is no such module"),
     (
         {},
         ["--train-module", "json"],
@@ -170,9 +168,7 @@ WRONG = [
     ({}, ["--train-module", "output"], "output: it is a package without __main__, "),
     ({}, ["--train-module", "script.py"], "(for a file: --train-script)"),
     ({}, ["script.py"], "script.py was taken as an argument of the script"),
-    ({}, ["doctr"], "doctr was taken as an argument of the script"),
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
-    ({}, ["--train_script", "x"], "--train_script was taken as an argument of the script"),
     ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot create the folder /proc/x"),
     ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
     ({}, [*DRY, "--launcher-log-prefix", "true"], "log-prefix needs --launcher-log-dir DIR: "),
@@ -180,7 +176,6 @@ WRONG = [
     ({**TWO, "PET_RDZV_CONF": "foo"}, DRY, "PET_RDZV_CONF is 'foo'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
     ({"LOCAL_RANK": "0"}, DRY, NESTED),
-    ({"TORCHELASTIC_RUN_ID": "x"}, DRY, NESTED),
     ({"OMPI_COMM_WORLD_RANK": "1"}, DRY, NESTED),
 ]
 
@@ -200,13 +195,9 @@ def test_a_folder_that_python_can_execute(tmp_path, name):
 
 NO_PYTHON = [
     ("run.sh", "echo no program is named", "it is a shell script by its name"),
-    ("RUN.KSH", "echo no program is named", "it is a shell script by its name"),
-    ("run.sh", "#!/bin/bash\nset -e", "its `#!` line names bash"),
-    ("run", "#!/bin/sh -e\nexit", "its `#!` line names sh"),
     ("run", '#! /bin/sh\n"$PYTHON" train.py', "its `#!` line names sh"),
     ("train.py", "#!/usr/bin/env bash\npython t.py", "its `#!` line names bash"),
     ("train.py", "#!/usr/bin/env -S node --x\nconsole.log(1)", "its `#!` line names node"),
-    ("x", "#!/usr/bin/env -S A=1 perl\n", "its `#!` line names perl"),
     ("x", "#!/bin/sh\r\nexit\r\n", "its `#!` line names sh"),
 ]
 
@@ -235,13 +226,9 @@ def test_other_files_that_python_cannot_run(script, tmp_path):
         "",
         "#!",
         "#!/usr/bin/env python3",
-        "#!/usr/bin/python3.11 -u",
-        "#!/opt/venv/bin/python",
         "#!/usr/bin/env -S python -u",
         "#! /usr/bin/env pypy3",
         "#!/usr/bin/env -S uv run --script",
-        "#!/usr/bin/env -S conda run -n train python",
-        "#!/usr/bin/env -S hatch run",
         "#!/usr/bin/env torchrun",
         "#!/bin/sh\n'''exec' /a/path/of/more/than/127/bytes/python \"$0\" \"$@\"\n' '''",  # pip's
         '#!/bin/sh\n# -*- python -*-\n"exec" "python" "$0" "$@"',
@@ -277,17 +264,14 @@ NO_EFFECT = [
         ["--LAUNCHER_GRACE", "1"],
         "--LAUNCHER_GRACE is passed to the script; the launcher's own opt",
     ),
-    ({}, ["-launcher-grace", "1"], "the launcher's own option is --launcher-grace."),
     ({}, ["--nproc_per_node", "2"], "the launcher's own option is --launcher-nproc-per-node."),
     ({}, ["--nproc-per-node=gpu"], "the launcher's own option is --launcher-nproc-per-node."),
     ({}, ["--nproc_per_node", "2", "--launcher-nproc-per-node", "2"], ""),
-    ({}, ["--nproc_per_node", "many", "nproc_per_node", "2"], ""),
     ({}, ["--log_dir", "x", "--grace", "1", "--launcher", "pytorch", "launcher-grace"], ""),
     ({"LAUNCHER_WATCH": "0"}, ["--launcher-hang-notify", "9"], "--launcher-hang-notify has no ef"),
     ({"LAUNCHER_WATCH": "0"}, [], ""),
     ({}, ["--launcher-restart-timeout", "9"], "--launcher-restart-timeout has no effect: --lau"),
     ({}, ["--launcher-restart-timeout", "9", "--launcher-max-restarts", "1"], ""),
-    ({}, ["--launcher-restart-timeout", "auto"], ""),
     ({}, ["--launcher-script-dir", "/no/where"], "there is no folder /no/where."),
     (
         {"TRAINING_JOB_ARN": "arn:x"},

@@ -2,8 +2,10 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ADOPTING, told_by_a_rank
@@ -41,6 +43,21 @@ def rank(script):
             )
         assert told[0]["rank"] == 0
         return done.returncode, told[1:]
+
+    return run
+
+
+@pytest.fixture
+def ended(script, monkeypatch):
+    """Run a script in this process: ended(text) -> what a rank would tell of its end."""
+    describe = runpy.run_path(str(Path(RANK).with_name("describe.py")))
+
+    def run(text):
+        path = str(script(text))
+        monkeypatch.setattr(sys, "argv", [path])
+        with pytest.raises(BaseException) as caught:
+            exec(compile(text, path, "exec"), {"__name__": "__main__"})
+        return [{"end": describe["end"](caught.value, __file__)}]
 
     return run
 
@@ -147,9 +164,9 @@ ENDS = [
     ),
     end(
         "e = None\nfor i in range(5000):\n  new = ValueError(str(i))\n  new.__context__ = e\n"
-        "  e = new\nimport sys; sys.excepthook = print\nraise e",
+        "  e = new\nraise e",
         while_handling("failed with ValueError: 4999", "ValueError: 0"),
-        7,
+        6,
     ),
     end("def f(): f()\nf()", "failed with RecursionError: maximum recursion depth", 1),
     end("raise ValueError('x' * 10**8)", "failed with ValueError: xxxx", 1),
@@ -194,56 +211,50 @@ ENDS = [
         ),
         marks=GROUPS,
     ),
-    # what another process raised, with its own frames
-    end(
-        "import multiprocessing as m\ndef f(x):\n  raise ValueError('of a child')\n"
-        "if __name__ == '__main__':\n  m.get_context('fork').Pool(1).map(f, [1])",
-        "failed with ValueError: of a child",
-        3,
-    ),
-    end(
-        "from concurrent.futures import ProcessPoolExecutor as P\ndef f(x):\n"
-        "  try: 1 / 0\n  except Exception as e: raise ValueError('of a child') from e\n"
-        "if __name__ == '__main__':\n  list(P(1).map(f, [1]))",
-        f"failed with ValueError: of a child {FROM}",
-        4,
-    ),
     end("raise KeyboardInterrupt", "failed with KeyboardInterrupt", 1, code=-2),
     end("class K(KeyboardInterrupt): pass\nraise K", "failed with K", 2),
 ]
 
 
 @pytest.mark.parametrize(("text", "says", "line", "code", "secondary"), ENDS, ids=range(len(ENDS)))
-def test_how_a_script_ended(rank, text, says, line, code, secondary):
-    seen, told = rank(text)
-    failure = failure_of(told)
-    assert (seen, failure.exit_code) == (code, code)
+def test_how_a_script_ended(ended, text, says, line, code, secondary):
+    failure = failure_of(ended(text))
+    assert failure.exit_code == code
     assert headline(failure, "h").startswith(f"h, rank 0 (local rank 0) {says}")
     assert failure.is_secondary is secondary
     written = of_rank(failure._replace(time=1.0), "algo-1").text
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
-    assert "rank.py" not in written
+    assert "test_raised.py" not in written
     last = [row for row in raised.frames(failure.chain).splitlines() if "script.py" in row][-1:]
     assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
 
 
 @pytest.mark.parametrize("character", ["\\0", "\\U0001f600", "\\ud800"])
-def test_a_message_of_any_size_is_taken_in(rank, character):
-    code, told = rank(
+def test_a_message_of_any_size_is_taken_in(ended, character):
+    told = ended(
         "e = None\n"
         "for i in range(100):\n"
         f"    new = type('E' * 10**5, (Exception,), {{}})('{character}' * 10**5)\n"
         "    new.__context__, new.__cause__ = e, ValueError('x' * 10**5) if i % 2 else None\n"
         "    new.__notes__ = ['y' * 10**5] * 100\n"
         "    e = new\n"
-        "import sys; sys.excepthook = print\n"
         "raise e"
     )
-    assert code == 1 and headline(failure_of(told), "h")
+    assert headline(failure_of(told), "h")
     sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
     assert len(sent) < 1 << 20  # bytes, the limit of reports.py
 
 
+POOL_OF_PROCESSES = """
+from concurrent.futures import ProcessPoolExecutor
+def load(_):
+    try:
+        1 / 0
+    except Exception as error:
+        raise ValueError("of a child") from error
+if __name__ == "__main__":
+    list(ProcessPoolExecutor(1).map(load, [1]))
+"""
 HYDRA = """
 import hydra
 @hydra.main(version_base=None)
@@ -290,6 +301,7 @@ if __name__ == "__main__":
         (CLICK, ("--n", "x"), 2, "'x' is not a valid integer", ""),
         ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), 2, "argument: n", ""),
         (HYDRA, (), 1, "failed with ValueError: loss is nan", ""),
+        (POOL_OF_PROCESSES, (), 1, f"failed with ValueError: of a child {FROM}", "in load"),
         pytest.param(
             *(WORKERS, (), 1),
             "failed with ValueError: bad sample 1 (in DataLoader worker process 0)"
@@ -304,7 +316,7 @@ if __name__ == "__main__":
             marks=pytest.mark.torch,
         ),
     ],
-    ids=["click", "fire", "hydra", "data loader", "spawn"],
+    ids=["click", "fire", "hydra", "pool", "data loader", "spawn"],
 )
 def test_what_libraries_make_of_an_exception(rank, text, words, code, says, frame):
     seen, told = rank(text, *words)
@@ -363,31 +375,16 @@ if __name__ == "__main__":
         values["x"]
 """
 PIPE = "import multiprocessing as m\na, b = m.Pipe(); b.close(); "
-CLIENT = "from multiprocessing.connection import Client; Client(('127.0.0.1', 1))"
 # Real ends of real connections: those between processes of multiprocessing may be another rank's.
 CONNECTIONS = [
     (RESETS + "import urllib.request; urllib.request.urlopen(url)", "ConnectionResetError", False),
-    (RESETS + "import requests; requests.get(url)", "requests.exceptions.ConnectionError", False),
-    (
-        RESETS + "mine = socket.create_connection(address)\nmine.send(b'x')\nmine.recv(9)",
-        "ConnectionResetError",
-        False,
-    ),
-    (
-        RESETS + "mine = socket.create_connection(address).makefile('rwb')\n"
-        "mine.write(b'x'); mine.flush(); mine.read(9)",
-        "ConnectionResetError",
-        False,
-    ),
     ("import pickle; pickle.loads(b'')", "EOFError", False),
     (PIPE + "a.recv()", "EOFError", True),
-    (PIPE + "a.send(1)", "BrokenPipeError", True),
-    (CLIENT, "ConnectionRefusedError", True),
     (MANAGER, "", True),
 ]
 
 
-@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(9))
+@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(4))
 def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
     rank, text, exception, secondary
 ):
@@ -412,7 +409,6 @@ if __name__ == "__main__":
 KILLS = "os.kill(os.getpid(), signal.{})"
 CHILD_ENDS = [
     (KILLS.format("SIGKILL"), "mine.recv()", 9),
-    (KILLS.format("SIGSEGV"), "mine.recv()", 11),
     (KILLS.format("SIGKILL"), "try:\n        mine.recv()\n    finally: process.join()", 0),
     # it is known how that one ended already
     (KILLS.format("SIGKILL"), "process._popen.wait(); mine.recv()", 9),
@@ -420,7 +416,6 @@ CHILD_ENDS = [
     (KILLS.format("SIGSEGV"), "try: mine.recv()\n    except EOFError: int('x')", 11),
     # somebody ended it, it ended by itself, it lives, or no connection broke
     (KILLS.format("SIGTERM"), "mine.recv()", 0),
-    ("os._exit(9)", "mine.recv()", 0),
     ("end.close(); time.sleep(100)", "mine.recv()", 0),
     (KILLS.format("SIGKILL"), "mine.poll(20); int('x')", 0),
     # or another one than to a process
@@ -428,11 +423,9 @@ CHILD_ENDS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(("child", "text", "number"), CHILD_ENDS, ids=range(len(CHILD_ENDS)))
-def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(
-    rank, child, text, number, method
-):
+def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(rank, child, text, number):
+    method = "spawn" if number == 11 else "fork"
     code, told = rank(BY_ITSELF.format(child, method, text))
     assert code == 1
     killed = told[0]["end"]["killed"]
@@ -772,8 +765,6 @@ CHILD = "[sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)']"
 DIE = [
     "list(ProcessPoolExecutor(1).map(die, [1]))",
     f"subprocess.run({CHILD}, check=True)",
-    "subprocess.run('kill -9 $$', shell=True, check=True)",
-    "subprocess.run('sh -c \"kill -9 \\$\\$\"; exit $?', shell=True, check=True)",
     f"try: subprocess.run({CHILD}, check=True)\n"
     "    except Exception: raise SystemExit('no data') from None",
 ]
