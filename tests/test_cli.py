@@ -646,7 +646,7 @@ def nodes_planned(argv, environ):
 def test_random_environments_and_arguments():
     seen = Counter()
 
-    @settings(SETTINGS, max_examples=500)
+    @settings(SETTINGS, max_examples=200)
     @given(argv=arguments(), environ=environs())
     def check(argv, environ):
         seen[nodes_planned(argv, environ)] += 1
@@ -656,7 +656,7 @@ def test_random_environments_and_arguments():
     assert min(seen[1], seen[2] + seen[3], seen[None]) > 10, seen
 
 
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=60)
 @given(
     hyperparameters=st.dictionaries(st.text(max_size=8), ANY_JSON, max_size=4),
     resources=st.fixed_dictionaries(

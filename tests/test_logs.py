@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LAUNCHER, PATIENT, completed, ended_by, has_ended, poll, slow, words_of
+from conftest import LAUNCHER, PATIENT, ended_by, has_ended, poll, slow, words_of
 
 from launcher.host.console import Console
 from launcher.result.last_words import last_words
@@ -311,7 +311,7 @@ if attempt == "1" and rank == "1":
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("way", ["cold", "warm"])
+@WAYS
 def test_each_attempt_has_its_files_and_the_console_a_copy(start, script, way):
     """Of all streams and processes of a rank; lines of the launcher come in their places."""
     options = ("--launcher-log-prefix", "true", "--launcher-max-restarts", "1")
@@ -421,7 +421,7 @@ open("written", "w").close()
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("how", ["blocked", "stopped"])
+@pytest.mark.parametrize("how", ["blocked", slow("stopped")])
 def test_no_rank_waits_for_who_copies_and_the_end_not_for_long(start, script, tmp_path, how):
     os.mkfifo("console")
     console = os.open("console", os.O_RDWR)
@@ -532,14 +532,3 @@ def test_a_launcher_below_another_has_no_logs(start, script):
     host = start(*words, LAUNCHER_LOG_DIR="logs")
     assert host.wait() == 0, host.log()
     assert host.out.count("inner\n") == 1 and log_of(0).read_text() == host.out
-
-
-@pytest.mark.torch
-def test_the_hosts_of_local_have_both_names(script):
-    path = script("import os; print('hello', os.environ['RANK'])")
-    words = ("--launcher-log-dir", "logs", "--launcher-log-prefix", "true")
-    done = completed(*LAUNCHER, "local", "--hosts", "2", "--", *words, path)
-    for rank in (0, 1):
-        assert f"algo-{rank + 1} | [rank {rank}] hello {rank}\n" in done.stdout
-        path = Path("logs", f"algo-{rank + 1}", "attempt-1", f"rank-{rank}.log")
-        assert path.read_text() == f"hello {rank}\n"

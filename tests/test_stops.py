@@ -5,7 +5,6 @@ import shutil
 import signal
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
@@ -94,20 +93,6 @@ def test_ranks_hear_a_stop_though_torchrun_hangs(start, script):
         in host.err
     )
     assert host.leftovers() == []
-
-
-def test_ranks_hear_a_stop_that_comes_while_torchrun_asks(start_two, script):
-    """It has lost the store of a host that has ended, while its launcher stood still."""
-    first, second = start_two("--train-script", script(PASSED_ON), "--launcher-grace", "8")
-    for host in (first, second):
-        host.wait_for("runs")
-    second.signal(signal.SIGSTOP)
-    first.signal(signal.SIGTERM)
-    assert first.wait() == ended_by(signal.SIGTERM), first.log()
-    time.sleep(5)  # torchrun says nothing of it before it has an answer
-    second.signal(signal.SIGCONT)
-    assert second.wait() == ended_by(signal.SIGTERM), second.log()
-    assert second.out.endswith("saved\n") and second.failure is None
 
 
 UPLOAD = """
@@ -521,30 +506,6 @@ def test_a_host_lost_during_a_stop_does_not_disturb_it(start_two, script):
 
 
 # Restarts
-
-RAISE_LATE = """
-import os, sys, time
-host, attempt = os.environ["SM_CURRENT_HOST"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-open(f"{host}-{attempt}", "w").close()
-while not all(os.path.exists(f"127.0.0.{one}-{attempt}") for one in (1, 2)):
-    time.sleep(0.01)
-if attempt == "0" and host == "127.0.0.2":
-    sys.excepthook = lambda *_: (open("raised", "w").close(), time.sleep(100))
-    raise ValueError("restarted before it has ended")
-if attempt == "0":
-    while not os.path.exists("raised"):
-        time.sleep(0.01)
-    sys.exit(9)
-time.sleep(5)  # longer than what was raised takes to count
-"""
-
-
-def test_a_restart_forgets_what_a_rank_of_the_last_attempt_raised(start_two, script):
-    options = ("--launcher-max-restarts", "1", "--launcher-failure-grace", "3")
-    hosts = start_two("--train-script", script(RAISE_LATE), *options)
-    for host in hosts:
-        assert host.wait() == 0, "".join(host.log() for host in hosts)
-        assert host.failure is None
 
 
 def test_a_job_that_has_succeeded_does_not_wait_to_say_so(start, script):
