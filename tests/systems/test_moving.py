@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from conftest import slow
+from conftest import more, slow
 
 SCRIPT = Path(__file__).with_name("moving.py")
 pytestmark = [pytest.mark.torch]
 
 
-@pytest.mark.parametrize("argument", [slow("recorded"), slow("counted")])
+@pytest.mark.parametrize("argument", [slow("recorded"), more("counted")])
 def test_nothing_is_said_of_a_job_that_moves(start, argument):
     options = ("--launcher-nproc-per-node", "8", "--launcher-watch", "1")
     options += ("--launcher-hang-notify", "12", "--launcher-hang-timeout", "13")
