@@ -93,7 +93,7 @@ def test_names_are_looked_up_within_a_limit():
     hosts = ["localhost", *(f"host-{number}.invalid" for number in range(1000))]
     began = time.monotonic()
     found = doctor_network.look_up_all(hosts, str, 0.5)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert [name.host for name in found] == hosts
     assert found[0].addresses and not any(name.addresses for name in found[1:])
 
@@ -575,10 +575,10 @@ HANGS = "#!/bin/sh\ntrap '' TERM\nsleep 600 &\necho $!\nsleep 600\n"
 def test_a_command_that_hangs_is_killed_with_what_it_started():
     began = time.monotonic()
     answer = Child(["/bin/sh", "-c", HANGS], os.environ).answer(5)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert answer.is_late and "within 5 s" in answer.problem
     below = int(answer.out)
-    poll(lambda: has_ended(below), 10)
+    poll(lambda: has_ended(below))
 
 
 @pytest.mark.parametrize(
@@ -784,7 +784,7 @@ def test_a_driver_that_hangs(fake_torch, tmp_path, monkeypatch):
     began = time.monotonic()
     said = run_doctor(code=2, SM_NUM_GPUS="1").stdout
     assert "nvidia-smi: it did not finish within 15 s" in said
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 60
 
 
 READY_AND_HANG = "print('importing', flush=True)\nimport time\ntime.sleep(600)"

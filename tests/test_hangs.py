@@ -57,7 +57,7 @@ def test_a_rank_that_does_not_come_is_named_and_its_job_ended_or_restarted(start
     for host in hosts:
         why = (
             r"attempt 1 of 2 failed after [\d.]+ s: ranks have made no progress for "
-            r"(?:9\.\d|\d\d) s: "
+            r"(?:9\.\d|\d\d+) s: "
         )
         why += f"{re.escape(ABSENT)};"
         assert len(re.findall(why, host.err)) == 1, log
@@ -69,7 +69,7 @@ STOPPED = """
 import datetime, os, signal
 import torch, torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=9))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
 dist.all_reduce(torch.ones(1))
 if dist.get_rank() == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -122,7 +122,7 @@ def test_of_nccl_it_is_known_who_has_not_begun(start, script):
     host = start("--train-script", script(COUNTED), *options, TORCH_FR_BUFFER_SIZE="0")
     assert host.wait() == 75, host.log()
     named = re.escape(f": localhost, rank 1 (local rank 1){NOT_BEGUN}")
-    says = rf"ranks have made no progress for (?:[89]\.\d|\d\d) s{named}\n"
+    says = rf"ranks have made no progress for (?:[89]\.\d|\d\d+) s{named}\n"
     assert re.match(says, host.failure), host.log()
 
 
@@ -137,7 +137,7 @@ for _ in range(2):  # before torch is imported, and after it
     import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 def save():
-    time.sleep(6)
+    while not os.path.exists("said"): time.sleep(0.1)
 if dist.get_rank() == 0:
     save()
 dist.barrier()
@@ -153,12 +153,13 @@ dist.destroy_process_group()
 def test_a_slow_save_is_said_and_ends_nothing(start, script):
     options = (*OPTIONS, "--launcher-nproc-per-node", "2")
     host = start("--train-script", script(SAVES), *options)
+    poll(lambda: "ranks have made no progress" in host.err)
+    open("said", "w").close()
     assert host.wait() == 0, host.log()
     absent = "localhost, rank 0 (local rank 0) is absent from barrier #1 of the default group, "
     said = re.findall(
         f"^launcher: ranks have made no progress .*: {re.escape(absent)}.*", host.err, re.MULTILINE
     )
-    assert 1 <= len(said) <= 3, host.log()  # at 3 s, 6 s, and if it is late 12 s
     where = "where 1 other is waiting; rank 0 is in save, script.py:12."
     assert any(line.endswith(where) for line in said), host.log()
 

@@ -487,7 +487,7 @@ def test_an_init_that_stands_still_holds_up_no_launcher(logged):
         before = time.monotonic()
         with InitClient({"LAUNCHER_INIT": name[1:].decode()}) as client:
             client.report(Result(3))
-        assert 1 < time.monotonic() - before < 10
+        assert 1 < time.monotonic() - before < 60
     assert "has not answered for 2 s: it will not forward stops to this launcher" in logged()
 
 

@@ -142,7 +142,7 @@ def test_what_is_written_behind_a_line_without_its_newline(tmp_path):
     )
     with Signals() as signals, Printer(output, signals) as printer:
         printer.follow(1, {1: str(log)}, lambda: True)
-        poll(lambda: b"half" in shown, 10)
+        poll(lambda: b"half" in shown)
         with open(log, "ab") as file:
             file.write(b"the rest")
     assert shown == [b"whole", b"half", b"the rest"]

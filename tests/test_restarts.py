@@ -207,7 +207,7 @@ def test_those_who_ask_for_stacks_and_give_up_as_ranks_are_restarted_break_nothi
     (folder,) = (name for name in os.listdir(second.tmp) if name.startswith("sm-launch-"))
     clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
     for client in clients:
-        client.settimeout(30)
+        client.settimeout(60)
         client.connect(os.path.join(second.tmp, folder, "socket"))
         client.sendall(b'{"want_stacks": true}\n')
     for client in clients:

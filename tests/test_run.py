@@ -452,7 +452,7 @@ def test_ranks_that_ignore_a_stop_are_killed_when_the_grace_is_over(start, scrip
     host = start("--train-script", script(COUNT), "100", "0", *TWO_RANKS, "--launcher-grace", "1")
     host.wait_for("ready", 2)
     host.signal(signal.SIGTERM)
-    assert host.wait(25) == ended_by(signal.SIGTERM), host.log()
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert "saved" not in host.out
     assert host.failure is None
     assert host.leftovers() == []

@@ -190,7 +190,7 @@ def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, scri
     host = start("--train-script", script("import time; time.sleep(1000)"))
     poll(lambda: psutil.Process(host.process.pid).children(), every=0.001)
     host.process.kill()
-    poll(lambda: not host.processes(), timeout=30)
+    poll(lambda: not host.processes())
 
 
 SLOW = "import os, time; time.sleep(3 * ('RANK' in os.environ))"
@@ -264,7 +264,7 @@ def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path
         agent.terminate()
         assert host.wait() == 69 and "killing it" not in host.err, host.log()
         assert "it received SIGTERM (signal 15), which the launcher had not sent" in host.failure
-    poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
+    poll(lambda: not host.processes())
 
 
 RUNS_ANOTHER = "import subprocess\nprint('runs', flush=True)\nsubprocess.call(['sleep', '1000'])\n"
@@ -275,7 +275,7 @@ def test_nothing_of_a_killed_launchers_job_runs_on(start, script, text):
     host = start("--train-script", script(text), "--launcher-grace", "2")
     host.wait_for("runs")
     host.process.kill()
-    poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
+    poll(lambda: not host.processes())
 
 
 REPLACED = """

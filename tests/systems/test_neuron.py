@@ -151,7 +151,7 @@ def test_a_stop_ends_the_compilation(start, script, stand_in):
     host = start("--train-script", script("print('collected')"), COMPILES_FOR="1000")
     host.wait_for("compiles")
     host.signal(signal.SIGTERM)
-    assert host.wait(30) == ended_by(signal.SIGTERM), host.log()
+    assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.failure is None and host.leftovers() == []
 
 
