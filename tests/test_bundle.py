@@ -88,17 +88,6 @@ def test_whatever_it_is_called(script, one_file, pretend_torch, place):
     assert launch(sys.executable, path, "local", "--help").stdout.startswith("usage: sm-launch lo")
 
 
-def test_by_a_link_from_another_folder_or_by_itself(script, one_file, pretend_torch, tmp_path):
-    pretend_torch("2.13.0")
-    script("")
-    (tmp_path / "links").mkdir()
-    link = tmp_path / "links" / "train"
-    link.symlink_to(one_file)
-    assert launch(sys.executable, link, *DRY).stdout.endswith(" -- script.py\n")
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    assert launch(one_file, *DRY, PATH=path).stdout.endswith(" -- script.py\n")
-
-
 @pytest.mark.parametrize("options", [["-I"], ["-E", "-s", "-B", "-X", "utf8"]], ids=str)
 def test_pythons_options(script, one_file, options):
     """-I and -E leave PYTHONPATH out, and so torch may be missing: a line of the program's own."""

@@ -2,14 +2,12 @@
 
 import json
 import os
-import py_compile
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import zipfile
 from collections import Counter
 
 import pytest
@@ -106,12 +104,6 @@ def test_the_tools_are_those_beside_the_launcher(script, tmp_path):
     assert f"launcher_tools, which is not in {installed};" in done.stderr
     shutil.copytree(REPO / "launcher_tools", installed / "launcher_tools")
     assert completed(*local, **environ).stdout.startswith("usage: sm-launch local")
-
-
-def test_a_module_in_a_namespace_package(tmp_path):
-    (tmp_path / "spaces" / "inner").mkdir(parents=True)
-    (tmp_path / "spaces" / "inner" / "tool.py").write_text("")
-    assert "spaces.inner.tool" in planned(["--train-module", "spaces.inner.tool"]).argv
 
 
 def test_no_module_of_ours_is_named_as_one_of_pythons():
@@ -239,18 +231,6 @@ def test_a_script_whose_first_line_names_python_or_nothing(script, line):
     assert planned(["--train-script", "mine"]).argv[-1] == "mine"
 
 
-def test_archives_bytecode_and_folders_may_begin_with_anything(script, tmp_path):
-    with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
-        archive.writestr("__main__.py", "")
-    text = b"#!/bin/sh\n" + (tmp_path / "archive").read_bytes()
-    (tmp_path / "archive").write_bytes(text)
-    py_compile.compile(str(script("")), cfile=str(tmp_path / "code.pyc"))
-    (tmp_path / "folder.sh").mkdir()
-    script("", "folder.sh/__main__.py")
-    for name in ("archive", "code.pyc", "folder.sh"):
-        assert planned(["--train-script", name]).argv[-1] == name
-
-
 NO_EFFECT = [
     # environment, arguments, what the line says ("" for none)
     ({"LAUNCHER_GARCE": "1"}, [], "LAUNCHER_GARCE is not a launcher option; see --launcher-help."),
@@ -341,23 +321,6 @@ def test_a_current_folder_that_is_gone(tmp_path, monkeypatch):
     command = f'rmdir "$PWD"; exec {sys.executable} {REPO}/launcher/__main__.py --train-script x'
     done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True)
     assert done.returncode == 2 and "the current folder has been removed" in done.stderr
-
-
-def test_instance_groups_without_the_toolkits_variable(bare_image, tmp_path):
-    # SDK v3 makes SM_HOSTS but no variable of the groups: they are in resourceconfig.json.
-    path = tmp_path / "ml" / "input" / "config" / "resourceconfig.json"
-    resources = json.loads(path.read_text())
-    resources["instance_groups"] = [{"instance_group_name": "g", "hosts": ["algo-2"]}]
-    path.write_text(json.dumps(resources))
-    done = launch(*DRY, "--launcher-instance-groups", "g", **bare_image, **TWO)
-    assert "algo-1 is in none of the instance groups g" in done.stderr
-
-
-def test_config_files_that_are_nested_too_deep(bare_image, tmp_path):
-    path = tmp_path / "ml" / "input" / "config" / "hyperparameters.json"
-    for depth in range(700, 1100, 20):
-        path.write_text('{"train-script": "script.py", "x": ' + "[" * depth + "]" * depth + "}")
-        planned([], **bare_image)  # raises nothing else
 
 
 def test_no_cluster_at_all_is_reported_in_one_line():

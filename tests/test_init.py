@@ -290,16 +290,6 @@ def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
     assert host.out.endswith("a launcher is here\nheard 15\n")
 
 
-def test_what_an_earlier_launcher_said_is_not_a_later_ones(init, stand_in):
-    killed = f"{stand_in} & wait $!; exit 1"
-    host = init(f"{stand_in} 3; {killed}")
-    host.wait_for("a launcher is here", count=2)
-    for process in host.processes():
-        if any(word.endswith("stand_in.py") for word in words_of(process)[1:2]):
-            process.kill()
-    assert host.wait() == 1, host.log()
-
-
 def test_a_stop_at_the_very_end_of_a_launcher_changes_nothing(init, script):
     """Python takes some 10 ms to end, with its own handlers, after the launcher has ended."""
     late = script(
@@ -403,15 +393,6 @@ def test_another_users_message_is_ignored(init, as_another_user):
     assert host.wait(60) == 1, host.log()  # while they are still connected
     assert host.err.count("\n") == 1
     assert re.search(r"refused process \d+ of uid 65534, .* expected root, uid 0, or ", host.err)
-
-
-@needs_root
-def test_another_user_cannot_block_a_stop(init, as_another_user):
-    host = init("echo $LAUNCHER_INIT; exec sleep 60")
-    as_another_user(poll(lambda: host.out.strip()), b"0")
-    host.signal(signal.SIGTERM)
-    assert host.wait(60) == STOPPED, host.log()
-    assert "no launcher is running; stopping sh." in host.err
 
 
 @needs_root

@@ -24,13 +24,12 @@ from network import in_namespaces
 
 from launcher.errors import LaunchError
 from launcher.host import run_dir as job_dir
-from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
-from launcher_tools.local_output import LinesOfFile, Output, OutputLines, Printer
+from launcher_tools.local_output import LinesOfFile, Output, OutputLines
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 # A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
@@ -130,22 +129,6 @@ def test_a_bar_is_seen_in_a_file_while_it_runs(start, script):
     Path("seen-2-1").touch()
     assert host.wait() == 0, host.log()
     assert lines_of(host.out, "algo-1").count("rank 1: 2/9") == 1, host.log()
-
-
-def test_what_is_written_behind_a_line_without_its_newline(tmp_path):
-    """As by a process that outlives its host's launcher."""
-    log, stream, shown = tmp_path / "stdout.log", LinesOfFile(), []
-    log.write_bytes(b"whole\nhalf")
-    output = SimpleNamespace(
-        feed=lambda _, __, data: shown.extend(stream.feed(data) if data else stream.end()),
-        poll=lambda: None,
-    )
-    with Signals() as signals, Printer(output, signals) as printer:
-        printer.follow(1, {1: str(log)}, lambda: True)
-        poll(lambda: b"half" in shown)
-        with open(log, "ab") as file:
-            file.write(b"the rest")
-    assert shown == [b"whole", b"half", b"the rest"]
 
 
 # What is decided
@@ -302,11 +285,6 @@ def test_a_bar_in_a_file(steps):
             now += step
 
 
-def test_a_bar_of_which_a_half_is_read():
-    stream = LinesOfFile()
-    assert [*stream.feed(b"\r1/", 0), *stream.feed(b"9\n", 0.001)] == [b"1/9"]
-
-
 def test_the_last_state_of_a_bar_that_nothing_ends():
     stream = LinesOfFile()
     stream.feed(b"\r1/9", 0)
@@ -408,12 +386,6 @@ def test_another_jobs_variables_do_not_leak():
     )
     made = environment({"PYTHONPATH": "a:b"}, "x", "job", share, (1, 2))
     assert made["PYTHONPATH"] == f"{os.getcwd()}:a:b"
-
-
-def test_a_run_folder_beside_this_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path / "output")
-    (tmp_path / "output" / "file").touch()
-    assert local_setup.make_run_dir(".", "algo-1") == str(tmp_path / "output-2")  # and not ".-2"
 
 
 def test_a_run_folder_that_is_in_use_is_left_alone(tmp_path):

@@ -127,23 +127,14 @@ ENDS = [
     # the consequence of another rank's end, whatever became of it
     end(f"raise {SECONDARY}", "failed with RuntimeError", 1, secondary=True),
     end(
-        f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise SystemExit(1)",
-        "failed with RuntimeError",
-        2,
-        secondary=True,
-    ),
-    end(
         f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise ValueError('x') from KeyError('y')",
         "failed with ValueError: x (from KeyError: 'y')",
         4,
         secondary=True,
     ),
     # exits
-    end("import sys; sys.exit(True)", "ended with exit code 1"),
     end("import sys; sys.exit(-1)", "ended with exit code 255", code=255),
     end("import sys; sys.exit(2**70)", "ended with exit code 255", code=255),
-    end("import sys; sys.exit('')", "ended with exit code 1"),
-    end("import sys; sys.exit([])", "exited: []"),
     end("class E(SystemExit): pass\nraise E(4)", "ended with exit code 4", code=4),
     # exceptions that do what they can not to be seen
     end("class E(Exception):\n  __module__ = 5\nraise E('x')", "failed with E: x", 3),
@@ -170,13 +161,11 @@ ENDS = [
     ),
     end("def f(): f()\nf()", "failed with RecursionError: maximum recursion depth", 1),
     end("raise ValueError('x' * 10**8)", "failed with ValueError: xxxx", 1),
-    end("raise MemoryError", "failed with MemoryError", 1),
     end(
         "raise ValueError('a\\0b\\x1b[31m\\nalgo-9 \\ud800\\u202e')",
         "failed with ValueError: a\\x00b\\x1b[31m algo-9 \\ud800\\u202e",
         1,
     ),
-    end("raise type('A\\nB', (Exception,), {})('x')", "failed with A\\nB: x", 1),
     end(
         "e = ValueError('x')\ne.__notes__ = ['in batch 7', 8]\nraise e",
         "failed with ValueError: x in batch 7 8",
@@ -212,7 +201,6 @@ ENDS = [
         marks=GROUPS,
     ),
     end("raise KeyboardInterrupt", "failed with KeyboardInterrupt", 1, code=-2),
-    end("class K(KeyboardInterrupt): pass\nraise K", "failed with K", 2),
 ]
 
 
@@ -481,8 +469,6 @@ OWN_TEXT = (
             "ValueError: bad sample 7 of two lines (in DataLoader worker process 3)",
             "line 12",
         ),
-        # one that cannot be made from a text alone
-        ("RuntimeError", WORKER.replace("ValueError", "x.E"), "x.E: bad sample 7", "line 12"),
         (
             "RuntimeError",
             WORKER.replace("in DataLoader worker process 3", "in replica 0 on device 0"),
@@ -494,12 +480,6 @@ OWN_TEXT = (
             SPAWNED,
             "E: (in spawned process 1) (while handling ZeroDivisionError: division by zero)",
             "line 3",
-        ),
-        (
-            "KeyError",
-            WORKER.replace("ValueError", "KeyError").replace("bad sample 7\nof two lines", "'x'"),
-            "KeyError: 'x' (in DataLoader worker process 3)",
-            "line 12",
         ),
         ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
         (
@@ -516,9 +496,8 @@ OWN_TEXT = (
             "line 12",
         ),
         ("ValueError", "Traceback (most recent call last):\n", "ValueError: Traceback", ""),
-        ("ValueError", "Caught up. Original", "ValueError: Caught up. Original", ""),
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_exceptions_that_are_told_as_text(exception, message, says, line):
     links = raised.read([raised.Link(exception, message, "  local\n")])
@@ -582,22 +561,15 @@ PLACES = [
         True,
     ),
     ((f"{PYTHON}/multiprocessing/managers.py", f"{PYTHON}/multiprocessing/connection.py"), True),
-    ((f"{PYTHON}/multiprocessing/connection.py", f"{PYTHON}/socket.py"), True),
-    ((f"{PYTHON}/http/client.py", f"{PYTHON}/socket.py"), False),
     ((f"{PYTHON}/http/client.py", f"{PYTHON}/socket.py", f"{PYTHON}/ssl.py"), False),
-    ((f"{SITE}/requests/adapters.py", f"{SITE}/urllib3/connectionpool.py"), False),
     ((f"{SITE}/botocore/httpsession.py",), False),
-    ((f"{SITE}/psycopg2/__init__.py",), False),
     ((f"{SITE}/torch/hub.py", f"{PYTHON}/urllib/request.py", f"{PYTHON}/http/client.py"), False),
-    ((f"{SITE}/torch/hub.py",), False),
-    ((f"{SITE}/torch/serialization.py",), False),
     ((f"{SITE}/torch/distributed/checkpoint/filesystem.py",), False),
     # a dataset's worker, a hook of autograd, a server of multiprocessing's that downloads
     ((f"{SITE}/torch/utils/data/_utils/fetch.py", "/t/train.py"), False),
     ((f"{SITE}/torch/autograd/graph.py", "/t/train.py"), False),
     ((f"{PYTHON}/multiprocessing/managers.py", "/t/a.py", f"{PYTHON}/http/client.py"), False),
     (("/t/train.py",), False),
-    (("/t/train.py", f"{PYTHON}/socket.py"), False),
     ((), False),
 ]
 
@@ -613,16 +585,6 @@ def test_what_anybody_says_is_classed_by_where_it_is_raised(files, secondary, ex
     assert raised.is_secondary(raised.read([raised.Link("RuntimeError", told)])) is secondary
 
 
-def test_what_gloo_finds_wrong_with_a_call_is_the_ranks_own():
-    text = "[enforce fail at /b/gloo/transport/tcp/device.cc:84] Unable to find address for: nope"
-    assert not raised.is_secondary([raised.Link("RuntimeError", text)])
-
-
-def test_source_code_in_a_frame_says_nothing():
-    text = WORKER.replace("data = fetcher", "except ConnectionResetError: data = fetcher")
-    assert not raised.is_secondary(raised.read([raised.Link("RuntimeError", text)]))
-
-
 CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call"
 ECC, NVLINK = "an uncorrectable ECC error", "an uncorrectable NVLink error"
 
@@ -636,7 +598,6 @@ def link(exception, message, how=""):
     [
         # As torch, NCCL, CuPy, Numba and NVML say it.
         ([link("torch.AcceleratorError", CUDA.format("uncorrectable ECC error encountered"))], ECC),
-        ([link("RuntimeError", CUDA.format("uncorrectable ECC error encountered"))], ECC),
         (
             [
                 link(
@@ -648,7 +609,6 @@ def link(exception, message, how=""):
             ECC,
         ),
         ([link("cupy_backends.CUDARuntimeError", "cudaErrorECCUncorrectable: x")], ECC),
-        ([link("CudaAPIError", "[214] Call results in CUDA_ERROR_ECC_UNCORRECTABLE")], ECC),
         (
             [
                 link(
@@ -660,20 +620,15 @@ def link(exception, message, how=""):
         ),
         ([link("E", "CUDA_ERROR_NVLINK_UNCORRECTABLE")], NVLINK),
         ([link("pynvml.NVMLError_GpuIsLost", "GPU is lost")], "a lost GPU"),
-        ([link("RuntimeError", "device handle for GPU 0000:02:00.0: GPU is lost.")], "a lost GPU"),
         # Anywhere in the chain, also where Python would not print it.
         ([link("ValueError", "no batch"), link("E", "GPU is lost", "cause")], "a lost GPU"),
         ([link("ValueError", "no batch"), link("E", "GPU is lost", "hidden")], "a lost GPU"),
         # What a restart may fix, and what is not said.
         ([link("torch.AcceleratorError", CUDA.format("an illegal memory access was"))], ""),
-        ([link("RuntimeError", CUDA.format("device-side assert triggered"))], ""),
-        ([link("RuntimeError", CUDA.format("unspecified launch failure"))], ""),
         ([link("RuntimeError", CUDA.format("out of memory"))], ""),
-        ([link("RuntimeError", CUDA.format("unknown error"))], ""),
         ([link("torch.OutOfMemoryError", "CUDA out of memory. GPU 0 has 79 GiB")], ""),
         ([link("RuntimeError", "connection to the parameter server's GPUs is lost")], ""),
         ([link("ValueError", "ECC mode 3 is not known: uncorrectable")], ""),
-        ([], ""),
     ],
 )
 def test_which_exceptions_say_that_hardware_broke(chain, expected):
@@ -706,27 +661,20 @@ POOL = "concurrent.futures.process.BrokenProcessPool"
 KILLED = [
     ("RuntimeError", WORKER_KILLED.format("Killed"), True),
     ("RuntimeError", WORKER_KILLED.format("Segmentation fault"), False),
-    ("RuntimeError", WORKER_KILLED.format("Terminated"), False),
     ("RuntimeError", "DataLoader worker (pid(s) 7) exited unexpectedly", True),
-    ("RuntimeError", "DataLoader worker (pid(s) 7, 19) exited unexpectedly", True),
     ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 1. Det", False),
     ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 247. Det", True),
     (POOL, "A process in the process pool was terminated abruptly while the future", True),
-    (POOL, "A child process terminated abruptly, the process pool is not usable anymore", True),
     ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGKILL(-9), EXIT(1)}", True),
     ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGSEGV(-11)}", False),
     ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGKILL", True),
     ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGSEGV", False),
-    ("torch.x.ProcessExitedException", "process 0 terminated with exit code 247", True),
     ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGKILL: 9>.", True),
     ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGTERM: 15>.", False),
     ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 137.", True),
-    ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 1379.", False),
     ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 1.", False),
     ("torch.x.ChildFailedError", "rank : 0\n  exitcode  : -9 (pid: 7)\n  error_file: <N/A>", True),
-    ("torch.x.ChildFailedError", "rank : 0\n  exitcode  : -11 (pid: 7)", False),
     ("RuntimeError", "One of the subprocesses has abruptly died during map operation.", True),
-    ("", "preprocessing failed, exit code: -9", True),
     ("", "ffmpeg returned with return code=-9", True),
     ("ValueError", "bad status 137 at 9, 247", False),
     ("KeyError", "-9", False),
