@@ -27,12 +27,10 @@ TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
 TRAIN_HYMENOPTERA = REPO / "train_scripts" / "train_hymenoptera.py"
 DRAW_PICTURES = REPO / "examples" / "draw_pictures.py"
 SYSTEMS = REPO / "examples" / "systems"
-# `make test-systems` names the one file, too; else it is the launcher that is installed.
-ONE_FILE = os.environ.get("ONE_FILE")
 # `WITH_LOG_DIR=1 LAUNCHER_START=warm make matrix`: options that launchers of all hosts have, too.
 WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in files
 OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
-LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
+LAUNCHER = [sys.executable, "-m", "launcher"]
 RANK = str(REPO / "launcher" / "run" / "rank.py")  # runs the script of one rank
 
 PATIENT = LAUNCHER
@@ -59,12 +57,17 @@ EXACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TRAINING_JOB_NAME", "CUDA_VISIBLE_
 EXACT += ("LOGLEVEL", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CURRENT_HOST")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process of `make test` run what needs torch in a process that stays: one import."""
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Have one process of `make test` run what needs torch in a process that stays: one import.
+
+    Groups, of which each is the work of one process, begin first: else they are what ends last.
+    """
     for item in items:
         if {"ranks", "reference"} & set(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group("torch"))
+    yield
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """The launcher as one file (`make bundle`): how it is made, and where it can lie.
 
-What the program does is in the other tests: `make test-systems` runs those of a whole launcher with
-this file.
+What the program does is in the other tests; here is what differs for one file.
 """
 
 import os
@@ -87,17 +86,6 @@ def test_whatever_it_is_called(script, one_file, pretend_torch, place):
     done = launch(sys.executable, path, *DRY)
     assert done.stdout.endswith(" -- script.py\n")
     assert launch(sys.executable, path, "local", "--help").stdout.startswith("usage: sm-launch lo")
-
-
-def test_by_a_link_from_another_folder_or_by_itself(script, one_file, pretend_torch, tmp_path):
-    pretend_torch("2.13.0")
-    script("")
-    (tmp_path / "links").mkdir()
-    link = tmp_path / "links" / "train"
-    link.symlink_to(one_file)
-    assert launch(sys.executable, link, *DRY).stdout.endswith(" -- script.py\n")
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    assert launch(one_file, *DRY, PATH=path).stdout.endswith(" -- script.py\n")
 
 
 @pytest.mark.parametrize("options", [["-I"], ["-E", "-s", "-B", "-X", "utf8"]], ids=str)
@@ -252,6 +240,24 @@ def test_a_crash_has_its_place(start, script, one_file):
         f'  File "{path}", line 3, in decode',
     ]
     assert host.leftovers() == []
+
+
+FAILS_ONCE = """
+import os, sys
+print("torch" in sys.modules, flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    raise ValueError("loss is nan")
+"""
+
+
+@pytest.mark.torch
+def test_local_starts_the_same_file_whose_every_part_is_found(script, one_file):
+    """The hosts' launchers, and all that these run in processes of their own."""
+    words = ("--launcher-start", "warm", "--launcher-max-restarts", "1", "--launcher-log-dir", "l")
+    done = completed(sys.executable, one_file, "local", "--", script(FAILS_ONCE), *words)
+    assert "algo-1 | launcher: attempt 1 of 2 failed after " in done.stderr
+    assert done.stdout.count(" | True\n") >= 3 and " cold" not in done.stderr
+    assert Path("l/algo-2/attempt-2/rank-1.log").read_text() == "True\n"
 
 
 def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):

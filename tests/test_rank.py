@@ -66,29 +66,20 @@ def both(*args, env=None, target=("script",), flags=(), runs=()):
     return [(run.returncode, run.stdout, address.sub("0x", run.stderr)) for run in runs]
 
 
-@pytest.mark.parametrize("how", ["plain name", "./", "absolute", "folder", "link"])
-def test_the_script_sees_what_it_would_see(script, tmp_path, how):
-    script(LOOK)
+def test_the_script_sees_what_it_would_see(script, tmp_path):
+    """Of a link: what has neither the name nor the folder of its file."""
     (tmp_path / "folder").mkdir()
     script(LOOK, "folder/script.py")
     (tmp_path / "link.py").symlink_to("folder/script.py")
-    path = {
-        "plain name": "script.py",
-        "./": "./script.py",
-        "absolute": str(tmp_path / "script.py"),
-        "folder": "folder/script.py",
-        "link": "link.py",
-    }[how]
-    plain, ours = both(path, "", "--", "a b", "$$", "--help")
+    plain, ours = both("./link.py", "", "--", "a b", "$$", "--help")
     assert ours == plain
     assert plain[0] == 0
 
 
-@pytest.mark.parametrize("flags", [[], ["-P"]], ids=["", "-P"])
 @pytest.mark.parametrize(
     "kind", ["folder", "folder/", "archive.zip", "script.pyc", "compiled", "folder of .pyc"]
 )
-def test_whatever_python_executes_by_path(script, tmp_path, kind, flags):
+def test_whatever_python_executes_by_path(script, tmp_path, kind):
     path = tmp_path / kind.split()[0]
     made = script(LOOK, "made.py")
     if kind == "archive.zip":
@@ -102,8 +93,7 @@ def test_whatever_python_executes_by_path(script, tmp_path, kind, flags):
             py_compile.compile(str(made), str(path / "__main__.pyc"))
         else:
             made.rename(path / "__main__.py")
-    if flags and sys.version_info < (3, 11):
-        pytest.skip("new in 3.11")
+    flags = ["-P"] if kind in ("folder/", "compiled") and sys.version_info >= (3, 11) else []
     plain, ours = both(kind.split()[0], "x", "--", flags=flags)
     assert ours == plain
     assert plain[0] == 0
@@ -144,18 +134,13 @@ def test_a_module_that_is_not_there():
     "text",
     [
         "def f(): raise ValueError('bad')\ndef g(): f()\ng()",
-        "import sys; sys.exit(3)",
-        "import sys; sys.exit('text')",
         "import sys; sys.exit([1])",
         "import sys; sys.exit(256)",
-        "import os; os._exit(4)",
         "raise KeyboardInterrupt",
         "x = = 1",  # a SyntaxError, which has no frame of the script
-        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "import atexit; atexit.register(print, 'last'); raise ValueError",
         "import sys; sys.excepthook = lambda *_: sys.exit(7); raise ValueError",
         "import os, sys; sys.excepthook = lambda *_: os._exit(42); raise ValueError",
-        "import sys; sys.exit(2**70)",
         "class K(KeyboardInterrupt): pass\nraise K",
         "class E(SystemExit): code = property(lambda self: 1 / 0)\nraise E",
         "class M(type): __module__ = property(lambda self: 1 / 0)\n"
@@ -163,16 +148,15 @@ def test_a_module_that_is_not_there():
         "try:\n    1 / 0\nfinally:\n    raise KeyboardInterrupt",
         "import signal\ndef stop(*_): raise ValueError\nsignal.signal(signal.SIGALRM, stop)\n"
         "signal.setitimer(signal.ITIMER_REAL, 0.5)\nsignal.pause()",
-        "import os; os.abort()",
         "import atexit, sys; atexit.register(sys.exit, 3); raise ValueError",
         "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
-        "import sys; sys.excepthook = lambda *args: print('hook', args[0]); raise ValueError",
         "import threading; threading.Timer(0.1, print, ['late']).start(); raise ValueError",
         "import os\nif os.fork() == 0: raise ValueError('of a fork')\nos.wait()",
         "class E(Exception):\n    def __str__(self): raise TypeError\nraise E",
     ],
 )
 def test_every_end_is_the_same(script, text):
+    """The usual ends are rows of tests/equality.py."""
     script(text)
     plain, ours = both("script.py")
     assert ours == plain

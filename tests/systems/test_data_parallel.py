@@ -5,20 +5,19 @@ import re
 import signal
 
 import pytest
-from conftest import LAUNCHER, SYSTEMS, ended_by, slow
-from network import KINDS, Network, in_namespaces
+from conftest import LAUNCHER, SYSTEMS, ended_by
+from network import Network, in_namespaces
 
 pytestmark = pytest.mark.torch
 
 TWO_RANKS = ("--launcher-nproc-per-node", "2")
 
 
-@pytest.mark.parametrize("count", [2, slow(4), slow(0)])
-def test_gradients_averaged_by_hand_give_the_weights_of_ddp(ranks, count):
-    done = ranks.run(SYSTEMS / "average_gradients.py", count=count)
-    assert done.codes == [0] * max(1, count), done.err
+def test_gradients_averaged_by_hand_give_the_weights_of_ddp(ranks):
+    done = ranks.run(SYSTEMS / "average_gradients.py", count=2)
+    assert done.codes == [0, 0], done.err
     seen = re.findall(r"rank (\d) of (\d): loss 0\.\d+, the weights differ by (\S+)", done.out)
-    assert sorted(rank for rank, _, _ in seen) == [str(rank) for rank in range(max(1, count))]
+    assert sorted(rank for rank, _, _ in seen) == ["0", "1"]
     assert all(float(difference) <= 1e-6 for _, _, difference in seen)
 
 
@@ -160,10 +159,9 @@ def test_a_stop_ends_the_server_and_the_trainers(start_two, script):
 
 
 @in_namespaces
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_and_trainers_on_networks_of_all_kinds(start, kind):
+def test_a_server_and_trainers_on_a_network_of_ipv6_alone(start):
     names = ("algo-1", "algo-2")
-    with Network(names, kind) as network:
+    with Network(names, "IPv6 alone") as network:
         hosts = [
             start(
                 *("--train-script", SYSTEMS / "parameter_server.py"),

@@ -22,6 +22,7 @@ def mpirun(mpirun):
     return of_its_own
 
 
+@pytest.mark.systems
 def test_train_ddp_learns_the_same_as_under_torchrun(mpirun, ranks):
     host = mpirun(2, TRAIN_DDP, *SMALL, "--model-dir", "of-mpirun")
     assert host.wait() == 0, host.log()
