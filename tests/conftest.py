@@ -202,9 +202,9 @@ class Host:
 
     @property
     def torchrun(self) -> psutil.Process:
-        """The job's torchrun, or what runs it. Raises IndexError while it does not run."""
+        """The job's torchrun, or what runs it. Raises StopIteration while it does not run."""
         words = "torch.distributed.run"
-        return [one for one in self.children if words in words_of(one)][0]
+        return next(one for one in self.children if any(words == word for word in words_of(one)))
 
     @property
     def stubs(self) -> list[psutil.Process]:

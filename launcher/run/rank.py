@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from json import dumps, loads
 from socket import SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import pack
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 Send = Callable[[dict[str, Any]], None]
 _SEND_SECONDS = 1  # for the keeper to take a message
@@ -89,7 +89,7 @@ def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
     """
     nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
     descriptors = os.environ.pop("LAUNCHER_KEEPER", "")
-    watcher: Optional[str] = os.environ.pop("LAUNCHER_WATCHER", None)
+    watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     if not descriptors:
         return nobody
     says, crash = map(int, descriptors.split(","))
