@@ -14,9 +14,10 @@ from launcher.result import raised
 from launcher.result.causes import (
     LIMIT,
     RankFailure,
+    broken_hosts,
     first_of,
     headline,
-    not_restarted,
+    no_restart,
     of_rank,
 )
 from launcher.text.words import signal_name
@@ -643,7 +644,7 @@ def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
     chain = (raised.Link("RuntimeError", "GPU is lost. " + "x" * 900, frames),)
     failure = of_rank(RankFailure(5, 1, 1, chain, 95.0, said=True), "algo-2")
     assert failure.broken == "algo-2, rank 5 (local rank 1) reports a lost GPU"
-    text = not_restarted(first_of(failure, 2), failure.broken).text
+    text = no_restart(first_of(failure, 2), broken_hosts(failure.broken)).text
     lines = text.splitlines()
     assert len(text) <= LIMIT and lines[0] == failure.headline
     assert lines[1] == (

@@ -404,10 +404,9 @@ def explained(failure: Failure, sentence: str) -> Failure:
     return failure._replace(text=_fitted([first, *details]))
 
 
-def not_restarted(failure: Failure, broken: str) -> Failure:
-    """Return the cause of a job that hardware keeps from a restart, as the second line says."""
-    what = shortened(broken, 250)
-    return no_restart(failure, f"{what}; SageMaker checks and replaces the hosts of a failed job")
+def broken_hosts(broken: str) -> str:
+    """Return why a job does not restart whose hardware is broken."""
+    return f"{shortened(broken, 250)}; SageMaker checks and replaces the hosts of a failed job"
 
 
 def no_restart(failure: Failure, why: str) -> Failure:
