@@ -214,7 +214,8 @@ def host_failed(state: JobState, host: str, message: messages.Failed, now: float
         return state, ()  # of an attempt that is over, or too late: the job has ended
     if isinstance(phase, Clearing):
         if failure.broken and phase.reason:
-            return _end(state, causes.not_restarted(phase.reason, failure.broken).result, now)
+            why = causes.broken_hosts(failure.broken)
+            return _end(state, causes.no_restart(phase.reason, why).result, now)
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
         if failure.may_restart or not phase.reason:
             return state, ()
