@@ -13,7 +13,7 @@ from launcher.job import arguments
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
 from launcher.job.options import OPTIONS
-from launcher.job.plan import KEEPER, at_address, command, make_plan
+from launcher.job.plan import STUB, at_address, command, make_plan
 from launcher.job.resources import Resources
 from launcher.job.torchrun import with_own_variables
 from launcher.result.causes import of_error
@@ -69,7 +69,7 @@ def test_several_hosts():
         "--shutdown-timeout": "100",
     }
     tail = made.argv[made.argv.index("--no-python") + 1 :]
-    keeper = (sys.executable, "-I", "-S", KEEPER)
+    keeper = (sys.executable, "-I", "-S", STUB)
     assert tail == ("--", *keeper, "script", "t.py", "--epochs", "3")
     assert job("--epochs", "3").lines()[:3] == (
         f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py.",

@@ -17,7 +17,7 @@ from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
 from launcher.text.words import flag
 
-KEEPER = os.path.join(PACKAGE, "run", "keeper.py")
+STUB = os.path.join(PACKAGE, "run", "stub.py")
 
 
 class _Extra(NamedTuple):
@@ -48,7 +48,7 @@ def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
 def _keeper(python: str) -> tuple[str, ...]:
     """Return the words by which torchrun starts a keeper, which starts and ends its rank."""
     # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-    return ("--no-python", "--", python, "-I", "-S", KEEPER)
+    return ("--no-python", "--", python, "-I", "-S", STUB)
 
 
 def make_plan(

@@ -1,11 +1,8 @@
 """Keeps one rank: starts, signals and reaps its script on the launcher's word.
 
-torchrun runs this in place of the script: `python -I -S keeper.py script PATH ARGUMENT ...`, or
-`module NAME ARGUMENT ...`. Its child is a stub, which waits for its exit code: for torchrun a rank
-runs until the launcher has decided how the job ends. So torchrun ends and restarts nothing; and its
-SIGKILL, 30 s after it has begun to end itself, hits a stub. The stub's fork, in a session of its
-own, is the keeper: the parent of the script's process, which nobody else signals or reaps. It is a
-subreaper: what the script leaves behind stays below it, and "nothing is left" is waitpid's ECHILD.
+It is a fork of the stub, which torchrun has started (stub.py), in a session of its own: the parent
+of the script's process, which nobody else signals or reaps. It is a subreaper: what the script
+leaves behind stays below it, and "nothing is left" is waitpid's ECHILD.
 
 The launcher and the keeper talk in lines of JSON, in order; PROTOCOL has them. A launcher that is
 gone is the command to end the script, and then to leave with 1. What the script's process says goes
@@ -26,11 +23,8 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, NoReturn
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-from output import (  # type: ignore[import-not-found]  # noqa: E402
+from output import (  # type: ignore[import-not-found]  # beside this file
     NEVER,
     READ,
     Console,
@@ -38,7 +32,16 @@ from output import (  # type: ignore[import-not-found]  # noqa: E402
     open_file,
 )
 
-del sys.path[0]
+TYPE_CHECKING = False  # typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any, Callable, NoReturn
+
+    # start(words, environ, descriptors, ignored): the pid of the script's process. The descriptors
+    # are its stdout, stderr, socket and crash file; ignored are the numbers of WARNINGS that it
+    # ignores.
+    Start = Callable[[list[str], dict[str, str], list[int], list[int]], int]
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 PROTOCOL = """
     to the launcher                               from the launcher
@@ -62,10 +65,6 @@ _LONGEST_LINE = 1 << 20  # of what the script's process says
 _QUEUE = 1 << 22  # bytes that may wait for the launcher before replies are dropped
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
-
-# start(words, environ, descriptors, ignored): the pid of the script's process. The descriptors are
-# its stdout, stderr, socket and crash file; ignored are the numbers of WARNINGS that it ignores.
-Start = Callable[[list[str], dict[str, str], list[int], list[int]], int]
 
 
 class Link:
@@ -150,7 +149,7 @@ class Keeper:
 
     def _prepare(self) -> int:
         """Be a subreaper that no signal ends; return what can be read when a child ends."""
-        _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         woken, writer = os.pipe()
         os.set_blocking(woken, False)
         os.set_blocking(writer, False)
@@ -206,7 +205,7 @@ class Keeper:
     def _lose_stub(self) -> None:
         os.close(self._stub)
         self._stub = -1
-        self._launcher.send({"lost": "the process that torchrun has started"})
+        self._launcher.send({"lost": "the process that torchrun has started for it"})
 
     # The launcher's commands.
 
@@ -505,13 +504,16 @@ def execute(
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def be_stub(descriptor: int) -> NoReturn:
-    """Wait for an exit code, and end with it; end what a keeper has left that was killed."""
+def adopt_orphans() -> None:
+    """Have what this process's children leave behind become its children (a subreaper)."""
     _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
-    code = os.read(descriptor, 1)
-    if code:
-        os._exit(code[0])
-    # The kernel has sent the script SIGTERM.
+
+
+def end_all() -> NoReturn:
+    """In the stub of a keeper that was killed: end what is left.
+
+    The kernel has sent the script SIGTERM; what has not ended within the grace is killed.
+    """
     deadline = time.monotonic() + float(os.environ.get("LAUNCHER_STUB_GRACE", "10"))
     with contextlib.suppress(ChildProcessError):
         while (now := time.monotonic()) < deadline + _STUCK_SECONDS:
@@ -523,22 +525,11 @@ def be_stub(descriptor: int) -> NoReturn:
     os._exit(1)
 
 
-def main() -> None:
-    """Be the stub; its fork is the keeper."""
-    for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
-    told, tells = os.pipe()
-    if os.fork():
-        os.close(tells)
-        be_stub(told)
-    os.close(told)
+def main(stub: int) -> NoReturn:
+    """Be the keeper of a stub's rank."""
     os.setsid()
     try:
-        keeper = Keeper(execute, sys.argv[1:], dict(os.environ), tells)
+        keeper = Keeper(execute, sys.argv[1:], dict(os.environ), stub)
     except OSError:  # the launcher is gone
         os._exit(1)
     keeper.loop()
-
-
-if __name__ == "__main__":
-    main()

@@ -190,9 +190,10 @@ def wrap_hook(describe: types.ModuleType) -> None:
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         return  # deleted by the script; Python has words for that
+    here = __file__  # an exit handler may fail when Python has taken this module's names apart
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
-        trace = describe.own_frames(trace, __file__)
+        trace = describe.own_frames(trace, here)
         hook(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = show

@@ -1,0 +1,37 @@
+"""What torchrun starts for each rank, in place of the script: the stub.
+
+`python -I -S stub.py script PATH ARGUMENT ...`, or `module NAME ARGUMENT ...`. It forks the rank's
+keeper (keeper.py) and waits for its exit code: for torchrun a rank runs until the launcher has
+decided how the job ends. So torchrun ends and restarts nothing; and its SIGKILL, 30 s after it has
+begun to end itself, hits a stub. What a keeper leaves behind that was killed, the stub ends.
+
+Python compiles this file for each rank, and keeper.py once: so it is short.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Fork the keeper; wait for an exit code, and end with it."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    told, tells = os.pipe()
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import keeper  # type: ignore[import-not-found]
+
+    keeper.adopt_orphans()
+    if os.fork() == 0:
+        os.close(told)
+        keeper.main(tells)
+    os.close(tells)
+    if code := os.read(told, 1):
+        os._exit(code[0])
+    keeper.end_all()
+
+
+if __name__ == "__main__":
+    main()
