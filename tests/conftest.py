@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -150,6 +154,52 @@ def more(*values: object):
 def slow(*values: object):
     """Make a parameter a slow case of a kind that `make test` has: `make test-systems` runs it."""
     return pytest.param(*values, marks=pytest.mark.systems)
+
+
+class Ran(NamedTuple):
+    """What became of a process that a keeper might have started, and what it has told."""
+
+    code: int
+    out: str
+    err: str
+    told: list[dict[str, Any]]
+    crash: str  # what faulthandler has written
+
+    @property
+    def end(self) -> tuple[int, str, str]:
+        return self.code, self.out, self.err
+
+
+def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
+    """Run rank.py as a keeper does, to its end; nobody requests anything of it."""
+    ours, its = socket.socketpair()
+    crash = os.memfd_create("crash")
+    told: list[dict[str, Any]] = []
+
+    def listen() -> None:
+        with ours, ours.makefile("rb") as lines:
+            told.extend(map(json.loads, lines))
+
+    listens = threading.Thread(target=listen)
+    listens.start()
+    with its:
+        names = {"LAUNCHER_KEEPER": f"{its.fileno()},{crash}"}
+        process = subprocess.Popen(
+            argv,
+            env={**(os.environ if env is None else env), **names},
+            pass_fds=(its.fileno(), crash),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    listens.join()
+    with open(crash, errors="replace") as file:
+        file.seek(0)
+        return Ran(process.returncode, out, err, told, file.read())
 
 
 class Host:
