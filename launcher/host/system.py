@@ -28,7 +28,7 @@ from launcher.host.cgroups import oom_kills
 from launcher.host.child import Helper
 from launcher.host.console import Console
 from launcher.host.network import connected, listen, own_addresses
-from launcher.host.run_dir import SOCKET, crash, run_dir
+from launcher.host.run_dir import SOCKET, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
 
@@ -51,7 +51,6 @@ class System:
     response = staticmethod(processes.response)
     exit_state = staticmethod(processes.exit_state)
     state_of = staticmethod(processes.state_of)
-    crash = staticmethod(crash)
 
     @staticmethod
     def time_of_day() -> str:
