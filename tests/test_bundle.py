@@ -270,18 +270,3 @@ def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
     assert host.leftovers() == []
     said = launch(*limited, "doctor", code=2).stdout
     assert f"(TMPDIR): cannot unpack {one_file} into " in said
-
-
-@pytest.mark.torch
-@pytest.mark.systems
-def test_smddps_open_implementation_trains(one_file, start, script):
-    where = "import smdistributed.dataparallel.torch.torch_smddp as s; print(s.__file__)"
-    host = start(
-        "--launcher-smddp-compat",
-        "--train-script",
-        script(where),
-        command=[sys.executable, one_file],
-    )
-    assert host.wait() == 0, host.log()
-    assert host.out.startswith(f"{one_file}/smddp/smdistributed/")
-    assert host.leftovers() == []
