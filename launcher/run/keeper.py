@@ -202,6 +202,14 @@ class Keeper:
         seconds = max(0.0, min(dues) - time.monotonic())
         return {found for found, _ in poll.poll(None if seconds == NEVER else seconds * 1000 + 1)}
 
+    def hang_up(self) -> None:
+        """Close its sockets, in a fork that is to be the script."""
+        self._launcher.socket.close()
+        if self._says:
+            self._says.socket.close()
+        for stream in self._streams:
+            stream.console.close()
+
     def _lose_stub(self) -> None:
         os.close(self._stub)
         self._stub = -1
@@ -237,12 +245,12 @@ class Keeper:
         self._crash = os.memfd_create("crash")
         environ = {**self._environ, **start["environ"]}
         environ = {name: value for name, value in environ.items() if value is not None}
-        environ["LAUNCHER_KEEPER"] = f"{its.fileno()},{self._crash}"
-        descriptors = [stdout, stderr, its.fileno(), self._crash]
+        descriptors = [stdout, stderr, its.detach(), self._crash]
+        environ["LAUNCHER_KEEPER"] = f"{descriptors[2]},{self._crash}"
         self._script = self._group = self._start(
             self._words, environ, descriptors, start["ignored"]
         )
-        its.close()
+        os.close(descriptors[2])
         for stream in self._streams:
             os.close(stream.writer)
         self._launcher.send({"runs": {"attempt": self._attempt, "pid": self._script}})
@@ -467,11 +475,22 @@ def below(top: int) -> list[int]:
     return found
 
 
-def be_child(keeper: int, descriptors: list[int], ignored: list[int]) -> None:
-    """Make of a fork what a child of torchrun's is, by its session, streams and signals.
+def fork(descriptors: list[int], ignored: list[int]) -> int:
+    """Fork; the fork is what a child of torchrun's is, by its session, streams and signals.
 
-    The kernel sends it SIGTERM should the keeper be killed.
+    A stop that comes to it before that waits until it can be heard.
     """
+    keeper = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    pid = os.fork()
+    if pid == 0:
+        _be_child(keeper, descriptors, ignored)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _be_child(keeper: int, descriptors: list[int], ignored: list[int]) -> None:
+    """Be such a fork. The kernel sends it SIGTERM should the keeper be killed."""
     os.setsid()
     _PRCTL(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != keeper:
@@ -489,13 +508,10 @@ def execute(
     words: list[str], environ: dict[str, str], descriptors: list[int], ignored: list[int]
 ) -> int:
     """Start the script in a new Python, as Start has it."""
-    keeper = os.getpid()
-    pid = os.fork()
-    if pid:
+    if pid := fork(descriptors, ignored):
         return pid
     python = environ.get("PYTHON_EXEC", sys.executable)
     try:
-        be_child(keeper, descriptors, ignored)
         for descriptor in descriptors[2:]:
             os.set_inheritable(descriptor, True)
         os.execvpe(python, [python, "-u", os.path.join(HERE, "rank.py"), *words], environ)
@@ -509,12 +525,12 @@ def adopt_orphans() -> None:
     _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_all() -> NoReturn:
+def end_all(grace: float) -> NoReturn:
     """In the stub of a keeper that was killed: end what is left.
 
     The kernel has sent the script SIGTERM; what has not ended within the grace is killed.
     """
-    deadline = time.monotonic() + float(os.environ.get("LAUNCHER_STUB_GRACE", "10"))
+    deadline = time.monotonic() + grace
     with contextlib.suppress(ChildProcessError):
         while (now := time.monotonic()) < deadline + _STUCK_SECONDS:
             while os.waitpid(-1, os.WNOHANG)[0]:

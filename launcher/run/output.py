@@ -35,6 +35,11 @@ class Console:
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
 
+    def close(self) -> None:
+        """Close its socket."""
+        if self._socket:
+            self._socket.close()
+
     def write(self, data: bytes = b"") -> None:
         """Write as far as the console takes it, pieces of whole lines; the rest waits."""
         self.waiting += data

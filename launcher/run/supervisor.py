@@ -49,6 +49,7 @@ from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import described, traceback_of
 from launcher.text.words import Log
+from launcher.warm.start import Warm
 from launcher.watch import stacks
 from launcher.watch.host import Watch
 
@@ -88,7 +89,8 @@ class Supervisor:
         self._folder = ""
         self._keepers: Keepers | None = None
         self._torchrun: Torchrun | None = None
-        self._helpers: list[Helper] = []
+        self._helpers: list[Helper | Warm] = []
+        self._warm: Warm | None = None
         self._store: Helper | None = None
         # Numbers of CollectStacks, by those of the requests to ranks.
         self._stacks_requests: dict[int, int] = {}
@@ -327,6 +329,7 @@ class Supervisor:
         # torchrun leaves a log folder behind, which goes with that of the job.
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         environ["LAUNCHER_STUB_GRACE"] = f"{job.options.failure_grace}"
+        environ |= self._warm.environ if self._warm else {}
         self._plan = plan
         self._torchrun = Torchrun(self._system, plan.argv, environ, job.options.folder, run_dir)
 
@@ -381,6 +384,11 @@ class Supervisor:
 
     def _begin_warm(self) -> None:
         """Have a process import torch that forks keepers (warm/)."""
+        job, plan = self.state.job, self.state.job.plan
+        if isinstance(plan, LaunchPlan) and plan.warm:
+            environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
+            self._warm = Warm(self._system, plan, job.options, environ, self._folder)
+            self._helpers.append(self._warm)
 
     def _make_store(self) -> None:
         """Have the next attempt's store made; tell the coordinator its port."""
