@@ -106,9 +106,14 @@ class Channel:
         self.happens(Received(host, messages.as_reported(message, self.world)))
 
     def report_last(self, failure: Failure) -> None:
-        """Send the other hosts why this one ends, past its state machine, which has failed."""
+        """Send the other hosts why this one ends, past its state machine, which has failed.
+
+        If the coordinator has decided, that stays.
+        """
         message: Message = messages.Failed(self.state.attempt, failure)
-        if self._coordinates:
+        if isinstance(self.state, JobState):
+            if self.state.result:
+                return
             message = End(self.state.number + 1, failure.result)
         self._send(list(self._connections), message)
 

@@ -63,7 +63,8 @@ class Torchrun:
     def _unregister(self) -> None:
         if self._is_registered:
             self._is_registered = False
-            self._system.selector.unregister(self._stderr)
+            with contextlib.suppress(KeyError):  # the loop waits for nothing any more
+                self._system.selector.unregister(self._stderr)
 
     def tick(self) -> None:
         """Take more of its stderr."""
