@@ -62,7 +62,7 @@ _AGAIN_SECONDS = 0.2  # between two looks at what is left, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline what the script has left gets SIGTERM
 _CONSOLE_SECONDS = 1.0  # for the console to take what is there at the script's end
 _LONGEST_LINE = 1 << 20  # of what the script's process says
-_QUEUE = 1 << 22  # bytes that may wait for the launcher before what a script says is dropped, but for its end
+_QUEUE = 1 << 22  # bytes that may wait for the launcher: more of what a script says is dropped
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
 
