@@ -62,7 +62,7 @@ _AGAIN_SECONDS = 0.2  # between two looks at what is left, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline what the script has left gets SIGTERM
 _CONSOLE_SECONDS = 1.0  # for the console to take what is there at the script's end
 _LONGEST_LINE = 1 << 20  # of what the script's process says
-_QUEUE = 1 << 22  # bytes that may wait for the launcher before replies are dropped
+_QUEUE = 1 << 22  # bytes that may wait for the launcher: more of what a script says is dropped
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
 
@@ -74,7 +74,7 @@ class Link:
         connection.setblocking(False)
         self.socket = connection
         self.is_gone = False
-        self.queue = self._rest = b""
+        self.queue, self._rest = bytearray(), b""
 
     def send(self, message: dict[str, Any], *, is_droppable: bool = False) -> None:
         """Send a message, or queue it; one that is droppable only as far as there is room."""
@@ -87,11 +87,12 @@ class Link:
         """Send what the other end takes now. A write that fails is its end, too."""
         try:
             while self.queue:
-                self.queue = self.queue[self.socket.send(self.queue) :]
+                del self.queue[: self.socket.send(self.queue)]
         except BlockingIOError:
             pass
         except OSError:
-            self.queue, self.is_gone = b"", True
+            self.is_gone = True
+            self.queue.clear()
 
     def read(self) -> tuple[list[bytes], int]:
         """Return the lines that have come, and a descriptor that came with them, or -1."""
@@ -180,6 +181,8 @@ class Keeper:
                 self._launcher.flush()
                 self._take()
             self._reap()
+            if self._launcher.is_gone and not self._is_ending:
+                self._end(0, signal.SIGTERM, self._grace)
             if self._is_ending:
                 self._do_what_is_due(time.monotonic())
 
@@ -218,7 +221,7 @@ class Keeper:
     # The launcher's commands.
 
     def _take(self) -> None:
-        """Do what the launcher commands; one that is gone commands to end."""
+        """Do what the launcher commands."""
         lines, stderr = self._launcher.read()
         for message in map(json.loads, lines):
             if "run" in message:
@@ -229,8 +232,6 @@ class Keeper:
                 self._leave(message["leave"])
             elif self._says:
                 self._ask(self._says, message["ask"])
-        if self._launcher.is_gone and not self._is_ending:
-            self._end(0, signal.SIGTERM, self._grace)
 
     def _run(self, start: dict[str, Any], stderr: int) -> None:
         """Start the script for an attempt."""
@@ -350,13 +351,14 @@ class Keeper:
         says.flush()
         for line in says.read()[0]:
             if not line.startswith(b"{"):
-                self._launcher.send({"wrote": line.decode("utf-8", "backslashreplace")})
+                text = line.decode("utf-8", "backslashreplace")
+                self._launcher.send({"wrote": text}, is_droppable=True)
                 continue
-            with contextlib.suppress(ValueError):  # no process of ours writes that
+            with contextlib.suppress(ValueError, RecursionError):  # none of ours writes that
                 message = json.loads(line)
-                self._has_said_end |= "end" in message
-                is_reply = "poll" in message or "stacks" in message
-                self._launcher.send({"said": message}, is_droppable=is_reply)
+                is_end = "end" in message
+                self._has_said_end |= is_end
+                self._launcher.send({"said": message}, is_droppable=not is_end)
         if says.is_gone or to_the_end:
             says.socket.close()
             self._says = None
@@ -417,7 +419,7 @@ class Keeper:
         for pid in left:
             send(pid, signal.SIGKILL)
         if now >= self._stuck_at:
-            self._clear(len(left))
+            self._clear(len(left) or 1)  # a debugger holds what has ended
 
     def _end_leftovers(self, now: float) -> None:
         """Say what the script has left; send each process of that SIGTERM once it is time."""
