@@ -107,7 +107,7 @@ def test_the_tools_are_those_beside_the_launcher(script, tmp_path):
 
 
 def test_no_module_of_ours_is_named_as_one_of_pythons():
-    """agent.py and rank.py run by path, with their folder first in sys.path for a moment."""
+    """stub.py and rank.py run by path, with their folder first in sys.path for a moment."""
     ours = {path.stem for path in REPO.glob("launcher*/**/*.py")}
     pythons = getattr(sys, "stdlib_module_names", ())  # Python 3.10
     assert not ours & set(pythons)
