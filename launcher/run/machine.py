@@ -239,6 +239,10 @@ def signalled(state: State, event: Signal, now: float) -> Step:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         # SageMaker signals every host: the first signal here is the stop that another one reported.
         return state, () if is_first else (Log(line),)
+    if isinstance(phase, Ending) and phase.leaves and _is_success(state) and state.job.runner:
+        # It works on without ranks, and passes no signal on.
+        state, kill = _kill_torchrun(state._replace(result=stopped(number)), phase, now)
+        return state, (Log(f"{name}: killing {state.job.runner}."), *kill)
     return state, (Log(f"{name}: the job is already ending."),)
 
 
@@ -415,6 +419,8 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if isinstance(phase, Running):
+        if state.job.runner and not event.returncode:
+            event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
         state, actions = _fail_with_torchrun(state, event, now)
         return state, counted + actions
