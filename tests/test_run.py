@@ -15,7 +15,7 @@ from unittest import mock
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, ended_by, free_port, poll
+from conftest import LAUNCHER, REPO, ended_by
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

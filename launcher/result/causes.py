@@ -312,8 +312,8 @@ def of_torchrun(
     code = EXIT_HOST_LOST
     if not had_ranks and (returncode == EXIT_USAGE or error.startswith(_OF_SETTINGS)):
         code = EXIT_USAGE
-    elif program != "torchrun" and returncode > 0:
-        code = returncode
+    elif program != "torchrun" and returncode >= 0:
+        code = returncode or 1
     details = f"exit code {code}, {seconds:.0f} s after start"
     text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
     return Failure(Cause.TORCHRUN, code, text)
