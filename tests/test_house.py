@@ -51,7 +51,7 @@ PURE = [
     "launcher.run.state",
     "launcher.run.ranks",
     "launcher.peers.coordinator",
-    "launcher.peers.member",
+    "launcher.peers.link",
     "launcher.peers.messages",
     "launcher.result.causes",
     "launcher.result.raised",

@@ -11,27 +11,17 @@ from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from launcher.text.words import PREFIX
 
-# Internal variables, not options. For torchrun and the ranks (run/): the folder of their socket,
-# what tells their processes from others, the attempt's number, how long torchrun's exit barrier
-# waits, what they take for the first host's address, and the file with which ranks are watched.
+# Internal variables, not options. For what a job runs (run/): the folder of the launcher's socket,
+# and what tells its processes from others.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 JOB_MARK = "LAUNCHER_JOB_MARK"
-ATTEMPT = "LAUNCHER_ATTEMPT"
-EXIT_BARRIER = "LAUNCHER_EXIT_BARRIER"
-MASTER_ADDR = "LAUNCHER_MASTER_ADDR"
-WATCHER = "LAUNCHER_WATCHER"
-# For torchrun alone: the folder of the files that its ranks write to, with --launcher-log-dir.
-RANK_LOGS = "LAUNCHER_RANK_LOGS"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
 # And the folder DIR of each host's DIR/HOST/events.jsonl, whatever --launcher-log-dir names.
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
-INTERNAL = (
-    *(RUN_DIR, JOB_MARK, ATTEMPT, EXIT_BARRIER, MASTER_ADDR, WATCHER),
-    *(INIT, HOST_ADDRESSES, EVENTS_DIR, RANK_LOGS),
-)
+INTERNAL = (RUN_DIR, JOB_MARK, INIT, HOST_ADDRESSES, EVENTS_DIR)
 SWITCHES = {"true": True, "false": False}
 
 

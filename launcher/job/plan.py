@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from launcher import __version__
+from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError
-from launcher.host.archive import PACKAGE
 from launcher.job import torchrun
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
 from launcher.job.options import Options

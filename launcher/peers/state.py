@@ -31,10 +31,10 @@ class Deciding(NamedTuple):
 
     deadline: float
     failure: Failure  # the best cause that is known
-    failures: int  # of ranks
-    may_restart: bool
-    succeeded: frozenset[str]
     failed_at: float  # when that cause was one
+    succeeded: frozenset[str]
+    failures: int = 0  # of ranks
+    may_restart: bool = True
     broken: str = ""  # hardware, in words: then there is no restart
 
 

@@ -195,7 +195,7 @@ def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
 
 
 def _gone_by(state: State, now: float) -> float:
-    """Return until when what is left is waited for: a stub may end what a killed keeper has left."""
+    """Return until when leftovers are waited for: a stub may end what a killed keeper has left."""
     return now + state.grace(Why.FAILURE) + GONE_SECONDS
 
 

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from launcher import PACKAGE
 from launcher.errors import STOPS, LaunchError
-from launcher.host.archive import PACKAGE
 from launcher.host.child import Helper
 from launcher.host.journal import Journal, host_folder
 from launcher.host.signals import left_alone

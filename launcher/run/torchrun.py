@@ -94,9 +94,11 @@ class Torchrun:
         """Return why it has ended, in its own words."""
         while self._is_registered and self._has_more():
             self._read()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(self._error_file, encoding="utf-8", errors="replace") as file:
-                return _words_of(json.load(file)["message"])
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+            open(self._error_file, encoding="utf-8", errors="replace") as file,
+        ):
+            return _words_of(json.load(file)["message"])
         return self._last_line.decode(errors="replace").strip()
 
     def _has_more(self) -> bool:

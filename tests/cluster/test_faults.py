@@ -339,7 +339,7 @@ OTHER += r"\(1 Float\) of the default group: all ranks must make the same call\.
     ("load", "says", "within"),
     [
         more("time.sleep(600)", IN_LOAD, 19),
-        ("os.read(os.pipe()[0], 1)", IN_LOAD, 19),
+        more("os.read(os.pipe()[0], 1)", IN_LOAD, 19),
         more("import threading as t; lock = t.Lock(); lock.acquire(); lock.acquire()", IN_LOAD, 19),
         more("while True: pass", IN_LOAD, 19),
         (KEEP, KEEPS, 19),
