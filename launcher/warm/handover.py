@@ -79,14 +79,14 @@ def _send(connection: socket.socket) -> None:
         "limits": [(number, resource.getrlimit(number)) for number in resources],
         "affinity": [*os.sched_getaffinity(0)],
         "mask": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        "policy": _memory_policy(),
+        "policy": memory_policy(),
     }
     data = json.dumps(message).encode()
     socket.send_fds(connection, [_LENGTH.pack(len(data))], range(_DESCRIPTORS))
     connection.sendall(data)
 
 
-def _memory_policy() -> str:
+def memory_policy() -> str:
     """Return this process's policy for memory (numactl), "default" as a rule: see numa(7)."""
     with contextlib.suppress(OSError, IndexError), open("/proc/self/numa_maps") as file:
         return file.readline().split()[1]

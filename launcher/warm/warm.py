@@ -173,7 +173,7 @@ class Forks:
     def serve(self) -> tuple[dict[str, Any], int]:
         """Fork keepers; return in each what its stub has handed over, and its end of the stub."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps all that it forks
-        forked = 0
+        policy, forked = self._handover.memory_policy(), 0
         while True:
             ready = select.select([self._listener, self._launcher], [], [])[0]
             if self._launcher in ready:  # it never says anything: it has ended
@@ -185,9 +185,8 @@ class Forks:
             except (OSError, ValueError):  # the stub is gone
                 connection.close()
                 continue
-            policy = request["policy"]
-            if policy != "default":
-                self._end({"unfit": f"the memory of the ranks has the policy {policy}"})
+            if request["policy"] != policy:
+                self._end({"unfit": f"the memory of ranks has the policy {request['policy']}"})
             try:
                 pid = os.fork()
             except OSError as error:
