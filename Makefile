@@ -99,7 +99,7 @@ needs-%:
 
 # In more processes than two cores: many tests mostly wait.
 test: needs-test $(TORCHRUN) $(PYTEST)
-	$(PYTEST) -n 4 --dist loadgroup
+	$(PYTEST) -n 5 --dist loadgroup
 
 # Without the simulator, which `make simulate` runs, too.
 test-fast: $(PYTEST)

@@ -21,4 +21,7 @@ Where it is decided:
 - that a rank hangs, and what comes of it: watch/__init__.py, watch/judge.py, peers/coordinator.py
 """
 
+import os
+
 __version__ = "0.1.0"
+PACKAGE = os.path.dirname(os.path.abspath(__file__))  # the folder of this package

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -152,6 +156,52 @@ def slow(*values: object):
     return pytest.param(*values, marks=pytest.mark.systems)
 
 
+class Ran(NamedTuple):
+    """What became of a process that a keeper might have started, and what it has told."""
+
+    code: int
+    out: str
+    err: str
+    told: list[dict[str, Any]]
+    crash: str  # what faulthandler has written
+
+    @property
+    def end(self) -> tuple[int, str, str]:
+        return self.code, self.out, self.err
+
+
+def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
+    """Run rank.py as a keeper does, to its end; nobody requests anything of it."""
+    ours, its = socket.socketpair()
+    crash = os.memfd_create("crash")
+    told: list[dict[str, Any]] = []
+
+    def listen() -> None:
+        with ours, ours.makefile("rb") as lines:
+            told.extend(map(json.loads, lines))
+
+    listens = threading.Thread(target=listen)
+    listens.start()
+    with its:
+        names = {"LAUNCHER_KEEPER": f"{its.fileno()},{crash}"}
+        process = subprocess.Popen(
+            argv,
+            env={**(os.environ if env is None else env), **names},
+            pass_fds=(its.fileno(), crash),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    listens.join()
+    with open(crash, errors="replace") as file:
+        file.seek(0)
+        return Ran(process.returncode, out, err, told, file.read())
+
+
 class Host:
     """One real launcher process, its output in files, its failure file if any."""
 
@@ -214,8 +264,12 @@ class Host:
 
     @property
     def keepers(self) -> list[psutil.Process]:
-        """The ranks' keepers, in their order."""
-        return [one for stub in self.stubs for one in stub.children()]
+        """The ranks' keepers, in their order; those of a warm start in any."""
+        cold = [one for stub in self.stubs for one in stub.children()]
+        forks = psutil.Process(self.process.pid).children(recursive=True)
+        forks = [one for one in forks if any("/warm/warm.py" in word for word in words_of(one))]
+        guards = [one for one in forks if not is_rank(one)]
+        return cold + [one for guard in guards for one in guard.children()]
 
     @property
     def ranks(self) -> list[psutil.Process]:

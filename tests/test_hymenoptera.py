@@ -4,14 +4,13 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO, TRAIN_HYMENOPTERA
+from conftest import TRAIN_HYMENOPTERA
 
 pytestmark = [pytest.mark.torch]
 
@@ -35,63 +34,6 @@ def metrics(name):
     """Return a job's metrics, but for how fast it was."""
     lines = Path(name, "data", "metrics.jsonl").read_text().splitlines()
     return [{**json.loads(line), "images_per_second": 0} for line in lines]
-
-
-# Says how far it is after each step.
-EVERY_STEP = f"""
-import sys
-sys.path.insert(0, {str(TRAIN_HYMENOPTERA.parent)!r})
-import train_hymenoptera
-
-train_hymenoptera.LOG_EVERY = 0
-train_hymenoptera.main()
-"""
-
-
-@pytest.mark.systems
-def test_two_hosts_train_to_a_model_and_two_pictures(
-    start_two, script, channels, ants_and_bees, monkeypatch, capsys
-):
-    job = (*TWO_RANKS, script(EVERY_STEP), *SMALL, "--epochs", "2", *folders("job"))
-    hosts = start_two(*job, "--lr-step", "1")
-    assert [host.wait(300) for host in hosts] == [0, 0], hosts[0].log() + hosts[1].log()
-    assert hosts[1].out == ""  # one line is said once
-
-    # What the docs have people tell SageMaker.
-    docs = (REPO / "docs" / "frameworks.md").read_text()
-    definitions = re.findall(r'"Name": "(\S+)", "Regex": r"(.+)"}', docs)
-    assert len(definitions) == 6
-    for name, regex in definitions:
-        found = [float(value) for value in re.findall(regex, hosts[0].out)]
-        assert len(found) == 2, (name, hosts[0].out)
-        written = [line[name.replace(":", "_")] for line in metrics("job")]
-        if name != "images_per_second":
-            assert found == pytest.approx(written, abs=1e-4)
-    assert [line["lr"] for line in metrics("job")] == pytest.approx([0.01, 0.001])
-    assert "in epoch 0: 16 of 42 pictures, " in hosts[0].out
-    assert re.search(r"trained in [\d.]+ s: [\d.]+ pictures/s\n", hosts[0].out)
-
-    data = Path("job", "data")
-    for name in ("curves.png", "predictions.png"):
-        assert (data / name).read_bytes().startswith(b"\x89PNG") and f"saved {data / name}" in (
-            hosts[0].out
-        )
-    model = Path("job", "model")
-    assert sorted(os.listdir(model)) == ["labels.json", "model.pt", "model.pt2"]
-    assert not list(Path("job").rglob("*.tmp"))
-    assert [host.leftovers() for host in hosts] == [[], []]
-
-    import torch
-    from torchvision.models import resnet18
-
-    resnet18(num_classes=2).load_state_dict(torch.load(model / "model.pt", weights_only=True))
-    pictures = sorted((ants_and_bees / "val").rglob("*.jpg"))
-    right = 0
-    for picture in pictures:
-        monkeypatch.setattr(sys, "argv", ["classify.py", str(model), str(picture)])
-        runpy.run_path(str(REPO / "examples" / "classify.py"))
-        right += capsys.readouterr().out.startswith(f"{picture.parent.name}, ")
-    assert right / len(pictures) == pytest.approx(metrics("job")[-1]["val_accuracy"])
 
 
 # Kills the job while it writes its last checkpoint: all is in the file but its name.
@@ -258,11 +200,9 @@ def test_a_weights_channel_and_workers(tmp_path, channels, monkeypatch):
     (tmp_path / "weights" / "model.pt2").touch()  # as our own model folder has it
     monkeypatch.setenv("SM_CHANNEL_WEIGHTS", str(tmp_path / "weights"))
     job = (TRAIN_HYMENOPTERA, *SMALL[2:], "--lr", "0", "--epochs", "1")
-    for name, more in (("plain", ()), ("job", ("--workers", "1"))):
-        # In a process of its own: a data loader's worker forked from a fork has hung once.
-        argv = [sys.executable, *map(str, (*job, *more, *folders(name)))]
-        subprocess.run(argv, timeout=300, check=True)
-    assert metrics("plain") == metrics("job")
+    # In a process of its own: a data loader's worker forked from a fork has hung once.
+    argv = [sys.executable, *map(str, (*job, "--workers", "1", *folders("job")))]
+    subprocess.run(argv, timeout=300, check=True)
     saved = torch.load("job/model/model.pt", weights_only=True)
     assert saved["fc.weight"].shape == (2, 512)
     for name in ("conv1.weight", "layer4.1.conv2.weight"):

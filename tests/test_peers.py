@@ -873,7 +873,7 @@ def wire(message):
 
 
 def from_member(message):
-    return messages.from_member(message, SECOND, 8)
+    return messages.from_member(message, 8)
 
 
 WATCHED = NoProgressReport(
@@ -916,7 +916,6 @@ INVALID = [
         messages.from_coordinator,
         changed(End(1, NAN), "result", wire(End(1, NAN._replace(text="")))),
     ),
-    (messages.from_coordinator, wire(End(1, Result(3, " \n")))),
     *((messages.from_stranger, message) for message in ({}, {"Hello": 1}, wire(Stop(15)))),
     *((from_member, message) for message in ({}, {"Dance": {}}, wire(Start(1, 0)), wire(HELLO))),
     *((messages.from_coordinator, message) for message in ({}, {"End": {}}, wire(Stop(15)))),
@@ -932,7 +931,7 @@ def test_a_message_that_is_not_valid_is_refused(read, message):
 def test_what_comes_from_outside_is_cut_and_shows_control_characters():
     text = "\nloss\x1b[31m is\rnan\u2028\x00\nlauncher: more\n" + 5000 * "x"
     failure = failed(text).failure._replace(exit_code=256, broken=text)
-    said = messages.as_reported(Failed(1, failure), SECOND, 8)
+    said = messages.as_reported(Failed(1, failure), 8)
     lines = said.failure.text.splitlines()
     assert lines[:2] == [r"loss\x1b[31m is\rnan\u2028\x00", "launcher: more"]
     assert len(lines) == 3 and len(said.failure.text) == LIMIT and said.failure.exit_code == 1
@@ -941,7 +940,7 @@ def test_what_comes_from_outside_is_cut_and_shows_control_characters():
     why = messages.from_coordinator(wire(End(1, SUCCESS, text))).restart
     assert why.startswith(r"\nloss\x1b[31m is") and why.isprintable() and len(why) < LIMIT
     assert said.failure.broken == why
-    assert messages.as_reported(failed(" \n"), SECOND, 8).failure.text == "algo-2 failed\n"
+    assert messages.as_reported(failed(" \n"), 8).failure.text == "the reason is not known\n"
 
 
 def test_nobody_can_name_ranks_that_the_job_has_not():

@@ -1,14 +1,12 @@
 """What a rank's exception is called: real scripts under rank.py, and what others print."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ADOPTING, RANK, told_by_a_rank
+from conftest import RANK, run_as_rank
 
 from launcher.result import raised
 from launcher.result.causes import (
@@ -29,20 +27,11 @@ SECONDARY = (
 
 @pytest.fixture
 def rank(script):
-    """Run a script as rank 0 of a launcher: rank(text) -> exit code, what it told."""
+    """Run a script as a rank: rank(text) -> exit code, what it told."""
 
-    def run(text, *args, env=None):
-        path = script(text)
-        with told_by_a_rank() as told:
-            done = subprocess.run(
-                [*ADOPTING, sys.executable, RANK, "script", str(path), *args],
-                env={**os.environ, "LAUNCHER_RUN_DIR": ".", "RANK": "0", "LOCAL_RANK": "0"},
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-        assert told[0]["rank"] == 0
-        return done.returncode, told[1:]
+    def run(text, *args):
+        ran = run_as_rank([sys.executable, RANK, "script", str(script(text)), *args])
+        return ran.code, ran.told
 
     return run
 
@@ -230,7 +219,7 @@ def test_a_message_of_any_size_is_taken_in(ended, character):
     )
     assert headline(failure_of(told), "h")
     sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
-    assert len(sent) < 1 << 20  # bytes, the limit of reports.py
+    assert len(sent) < 1 << 20  # bytes, far below the limit of keepers.py
 
 
 POOL_OF_PROCESSES = """

@@ -147,19 +147,6 @@ def test_a_launcher_that_is_killed_is_a_host_that_is_lost(start_two, script):
     assert lost.printed().count("saved") in (1, 2)
 
 
-@pytest.mark.systems
-def test_torchruns_barrier_if_it_is_short(start_two, script):
-    """What the 300 s of torchrun's own would do to a healthy host, and that they are changed."""
-    # The second one's torchrun ends its rank because the store is gone: that is no cause.
-    handler = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-    path = script(handler + "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n")
-    hosts = start_two("--train-script", path, LAUNCHER_EXIT_BARRIER="2")
-    for host in hosts:
-        assert host.wait(60) == 69, hosts[0].log() + hosts[1].log()
-        says = "127.0.0.2: the rendezvous at 127.0.0.1:"
-        assert host.failure.startswith(says), host.failure
-
-
 def test_a_launcher_killed_while_its_torchrun_waits_for_another_leaves_no_process(
     start_two, script
 ):

@@ -206,7 +206,15 @@ class System:
 
         An entry point may have started processes before it executed the launcher.
         """
-        return bool(processes.children() - self._helpers - self._others)
+        return bool(self._children())
+
+    def kill_children(self) -> None:
+        """Kill what is left of the job, but for helpers."""
+        for pid in self._children():
+            processes.kill_tree(pid, below=True)
+
+    def _children(self) -> set[int]:
+        return processes.children() - self._helpers - self._others
 
     @property
     def ignored(self) -> list[int]:

@@ -80,5 +80,12 @@ class JobState(NamedTuple):
     watch: judge.Stalls = judge.Stalls()  # ranks without progress
     gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
 
+    @property
+    def result(self) -> Result | None:
+        """How the job ends, if that is decided."""
+        is_restart = isinstance(self.phase, Clearing) and self.phase.reason
+        is_decided = isinstance(self.phase, (Clearing, Ended)) and not is_restart
+        return self.phase.result if is_decided else None
+
 
 JobStep = tuple[JobState, tuple[Action, ...]]

@@ -290,6 +290,8 @@ def of_torchrun(
     its settings.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
+    if not (returncode or error or had_ranks):  # --help
+        returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     lost = error.startswith("Rendezvous")
     if returncode < 0:
         what = f"{host}: {program} was killed by {signal_name(-returncode)}"

@@ -61,8 +61,8 @@ def job(ranks):
 
 
 @needs_newer
-@pytest.mark.parametrize(("count", "steps"), [(2, 6), slow(4, 20)])
-def test_every_strategy_computes_what_one_process_does(job, count, steps):
+def test_every_strategy_computes_what_one_process_does(job):
+    count, steps = 2, 6
     size = ("--layers", count, "--steps", steps)
     alone = losses(job(*size, "--model-dir", "alone").out)
     assert len(alone) == steps and alone[-1] < alone[0] - 0.01 * steps
@@ -96,7 +96,6 @@ def test_an_optimizer_in_parts_computes_the_same(job):
     [
         (("fsdp", 4), ("fsdp", 2)),
         (("tensor", 4), ("pipeline", 2)),
-        (("pipeline", 3), ("fsdp", 4)),
     ],
 )
 def test_a_checkpoint_is_for_any_strategy_and_number_of_ranks(job, before, after):
