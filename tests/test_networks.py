@@ -66,7 +66,7 @@ def test_a_job_trains(start, script, tmp_path, matrix, kind):
 @in_namespaces
 @pytest.mark.torch
 def test_a_network_may_pause(start, script, tmp_path):
-    """The kernel tries to send ever more rarely: so for half of --launcher-host-timeout at least."""
+    """For half of --launcher-host-timeout: the kernel tries to send ever more rarely."""
     patient = ("--launcher-host-timeout", "20")
     with Network(HOSTS, "IPv4") as network:
         hosts = start_on(network, start, "--train-script", script(RUNS), *patient)
