@@ -163,7 +163,6 @@ WRONG = [
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot create the folder /proc/x"),
     ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
-    ({}, [*DRY, "--launcher-log-prefix", "true"], "log-prefix needs --launcher-log-dir DIR: "),
     ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs the progress checks"),
     ({**TWO, "PET_NNODES": "1:2"}, DRY, "PET_NNODES is '1:2'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),
