@@ -431,12 +431,12 @@ def _fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
+    if state.job.runner and event.returncode:
+        state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
     if isinstance(phase, Running):
         state, counted = _count(state, now, everything=True)
         state, actions = _fail_with_torchrun(state, event, now)
         return state, counted + actions
-    if state.job.runner and event.returncode:
-        state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
     if isinstance(phase, Ending) and phase.leaves:
         phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
         state = state._replace(phase=phase)

@@ -293,7 +293,7 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
     if first is None or first.fault.what not in STOPS or impostors(watch):
         return
     later = [one.time for one in watch.faults if one.fault.what not in STOPS]
-    if planned(watch, *MISCONFIGURED, *SLOW, What.HOST_LATE):
+    if planned(watch, *MISCONFIGURED, *SLOW, What.HOST_LATE) or watch.job.plan.runner is not None:
         return
     if later and later[0] < first.time + 1:
         return
@@ -405,8 +405,7 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
         bound = TORCHRUN_SECONDS + plan.failure_grace
     if has(watch, *HELD, *HANGS, *KEEPERS):
         bound += plan.failure_grace + GONE_SECONDS + STUCK
-    if has(watch, *LOSSES):
-        bound += GIVES_UP[1] + plan.failure_grace
+    bound += len(has(watch, *LOSSES)) * (GIVES_UP[1] + plan.failure_grace)
     decided = watch.decided[0] if watch.decided else launcher.ended_at
     here = (launcher.machine, watch.job.machines[0])
     silent = "has not answered" in launcher.result.text  # or else it was stopped, and no loss
