@@ -177,8 +177,9 @@ def left(state: State, event: Leave, now: float) -> Step:
     phase = state.phase
     if not isinstance(phase, Ending) or phase.leaves:
         return state, ()
-    if phase.open:  # this launcher was suspended, and the others have not waited
-        return state._replace(phase=phase._replace(may_leave=True)), ()
+    by = phase.deadline + GONE_SECONDS
+    if phase.open and now < by:  # this launcher was suspended, and the others have not waited
+        return state._replace(phase=phase._replace(may_leave=True, torchrun_by=by)), ()
     phase = phase._replace(leaves=True, places_at=math.inf, says_at=math.inf)
     code = 0 if _is_success(state) else 1
     if not state.torchrun_runs or (code and not state.job.tees):
@@ -553,6 +554,8 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if now >= phase.says_at:
         state = state._replace(phase=phase._replace(says_at=math.inf))
         return state, tuple(map(Log, _why_killed(state, phase)))
+    if now >= phase.torchrun_by and not phase.leaves:
+        return left(state, Leave(), now)  # a keeper hangs
     if now >= phase.torchrun_by:
         if _is_success(state):
             line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."

@@ -65,7 +65,7 @@ def is_true(watch: Watch, result: Result) -> bool:
         return any(one.machine.name == host for one in killed)
     failed = f"{COMPILE} failed" in line or ("torchrun failed" in line and "device" not in line)
     if " was killed by " in line or "has not started all" in line or failed:
-        whose = (*OF_TORCHRUN, What.RUNNER_FAILS)
+        whose = (*OF_TORCHRUN, What.RUNNER_FAILS, What.LAUNCHER_FAILS)
         # One that hangs at the rendezvous has the others' time out.
         odd = planned(watch, *SLOW, What.STARTS_SLOWLY) or has(watch, *HANGS) or lost(watch)
         found = [one.machine.name for one in has(watch, *whose)]
