@@ -177,8 +177,9 @@ def left(state: State, event: Leave, now: float) -> Step:
     phase = state.phase
     if not isinstance(phase, Ending) or phase.leaves:
         return state, ()
-    if phase.open:  # this launcher was suspended, and the others have not waited
-        return state._replace(phase=phase._replace(may_leave=True)), ()
+    by = phase.deadline + GONE_SECONDS
+    if phase.open and now < by:  # this launcher was suspended, and the others have not waited
+        return state._replace(phase=phase._replace(may_leave=True, torchrun_by=by)), ()
     phase = phase._replace(leaves=True, places_at=math.inf, says_at=math.inf)
     code = 0 if _is_success(state) else 1
     if not state.torchrun_runs or (code and not state.job.tees):
@@ -431,14 +432,14 @@ def _fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
+    if state.job.runner and event.returncode:
+        state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
     if isinstance(phase, Running):
         if state.job.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
         state, actions = _fail_with_torchrun(state, event, now)
         return state, counted + actions
-    if state.job.runner and event.returncode:
-        state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
     if isinstance(phase, Ending) and phase.leaves:
         phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
         state = state._replace(phase=phase)
@@ -555,6 +556,8 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if now >= phase.says_at:
         state = state._replace(phase=phase._replace(says_at=math.inf))
         return state, tuple(map(Log, _why_killed(state, phase)))
+    if now >= phase.torchrun_by and not phase.leaves:
+        return left(state, Leave(), now)  # a keeper hangs
     if now >= phase.torchrun_by:
         if _is_success(state):
             line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."

@@ -148,6 +148,12 @@ class Job:
             self.watch.fault(fault, machine)
             process.signal(signal.SIGKILL)
 
+    def _hang_keeper(self, fault: Fault, machine: Machine) -> None:
+        keeper = keeper_of(machine, fault.local_rank)
+        if keeper:
+            self.watch.fault(fault, machine)
+            keeper.hangs = True
+
     def _tell_torchrun(self, fault: Fault, machine: Machine) -> None:
         torchrun = machine.torchrun
         if torchrun and torchrun.runs:
@@ -236,6 +242,7 @@ _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.STORE_KILLED: Job._kill,
     What.KEEPER_KILLED: Job._kill,
     What.STUB_KILLED: Job._kill,
+    What.KEEPER_HANGS: Job._hang_keeper,
     What.RUNNER_KILLED: Job._kill,
     What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,

@@ -72,6 +72,7 @@ class Keeper(Process):
         self.rank, self.local_rank = stub.rank, stub.local_rank
         self.script: Rank | None = None
         self._is_ending = self._waits = self.has_said_end = False
+        self.hangs = False  # it is suspended
         self._number = self._signal = self._round = 0
         self._response = ""
         self._deadline = self._leftovers_at = self._stuck_at = math.inf
@@ -91,13 +92,13 @@ class Keeper(Process):
 
     def loses_stub(self) -> None:
         """Say that torchrun has killed the stub, or somebody else."""
-        if self.runs:
+        if self.runs and not self.hangs:
             self._pipe.say({"lost": "process that torchrun has started"})
 
     # The launcher's commands.
 
     def _hears(self, message: dict[str, Any]) -> None:
-        if not self.runs:
+        if not self.runs or self.hangs:
             return
         if "run" in message:
             self._run(message["run"])
@@ -109,7 +110,7 @@ class Keeper(Process):
             self.script.hears(message["ask"])
 
     def _loses_launcher(self) -> None:
-        if self.runs and not self._is_ending:
+        if self.runs and not self.hangs and not self._is_ending:
             self._end(0, signal.SIGTERM, self.job.plan.grace)
 
     def _run(self, start: dict[str, Any]) -> None:
@@ -155,12 +156,14 @@ class Keeper(Process):
 
     def relays(self, message: dict[str, Any]) -> None:
         """Pass on what the script's process says."""
-        if self.runs:
+        if self.runs and not self.hangs:
             self.has_said_end |= "end" in message
             self._pipe.say({"said": message})
 
     def child_ended(self, child: Process) -> None:
         """Say how the script has ended; be clear when nothing is left."""
+        if self.hangs:
+            return
         if child is self.script:
             code = child.exit_code
             about = {"attempt": child.attempt, "code": code, "response": self._response}
@@ -172,7 +175,7 @@ class Keeper(Process):
 
     def _look(self, round_: int) -> None:
         """Clear, if nothing is left; end what the script has left once it is time."""
-        if not self.runs or not self._is_ending or round_ != self._round:
+        if not self.runs or self.hangs or not self._is_ending or round_ != self._round:
             return
         left = self.below()
         if not left:
@@ -185,7 +188,7 @@ class Keeper(Process):
                     process.signal(signal.SIGTERM)
 
     def _kill(self, round_: int) -> None:
-        if not self.runs or not self._is_ending or round_ != self._round:
+        if not self.runs or self.hangs or not self._is_ending or round_ != self._round:
             return
         self._stuck_at = min(self._stuck_at, self.clock.now + STUCK)
         for process in self.below():

@@ -75,6 +75,7 @@ class What(Word):
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
     # What stands for a rank, or makes their stores (if the job may restart).
     KEEPER_KILLED = "a rank's keeper is killed"
+    KEEPER_HANGS = "a rank's keeper hangs"
     STUB_KILLED = "what torchrun has started for a rank is killed"
     STORE_KILLED = "what makes the ranks' stores is killed"
     STORE_FAILS = "no store can be made for ranks"

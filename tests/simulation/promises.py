@@ -293,7 +293,7 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
     if first is None or first.fault.what not in STOPS or impostors(watch):
         return
     later = [one.time for one in watch.faults if one.fault.what not in STOPS]
-    if planned(watch, *MISCONFIGURED, *SLOW, What.HOST_LATE):
+    if planned(watch, *MISCONFIGURED, *SLOW, What.HOST_LATE) or watch.job.plan.runner is not None:
         return
     if later and later[0] < first.time + 1:
         return
@@ -357,7 +357,8 @@ def stacks_are_shown(watch: Watch) -> Iterator[str]:
     for request in watch.requests:
         at, machine, by = request.time, request.machine, request.time + 4
         again = any(one is machine and at < start < by for start, one, _ in watch.started)
-        ends = any(not one.launcher or one.launcher.ended_at < by for one in (machine, first))
+        ends = watch.decided and watch.decided[0] < by
+        ends = ends or any(not one.launcher or one.launcher.ended_at < by for one in (machine, first))
         away = {machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
         if request.replied_at > by and not (again or ends or away):
             yield f"{machine.name} is not answered, asked at {at:.3f} s"
@@ -405,8 +406,9 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
         bound = TORCHRUN_SECONDS + plan.failure_grace
     if has(watch, *HELD, *HANGS, *KEEPERS):
         bound += plan.failure_grace + GONE_SECONDS + STUCK
-    if has(watch, *LOSSES):
-        bound += GIVES_UP[1] + plan.failure_grace
+    if has(watch, What.KEEPER_HANGS):
+        bound += plan.grace + GIVES_UP[1] + 10  # that of the coordinator
+    bound += len(has(watch, *LOSSES)) * (GIVES_UP[1] + plan.failure_grace)
     decided = watch.decided[0] if watch.decided else launcher.ended_at
     here = (launcher.machine, watch.job.machines[0])
     silent = "has not answered" in launcher.result.text  # or else it was stopped, and no loss

@@ -114,7 +114,7 @@ THEMES = (
            What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS, What.LAUNCHER_FAILS),
           (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3), runners=(0.0, 5.0, 1000.0)),
     # Keepers that are killed, and stores that ranks do not get.
-    Theme((*KEEPERS, *KEEPERS, *AT_ONCE, What.STOP, What.CTRL_C, What.TORCHRUN_TOLD,
+    Theme((*KEEPERS, *KEEPERS, What.KEEPER_HANGS, *AT_ONCE, What.STOP, What.CTRL_C, What.TORCHRUN_TOLD,
            What.LAUNCHER_KILLED, What.LAUNCHER_FAILS), (*STARTING, *TRAINING), (0, 1, 2),
           (1, *FEW)),
     Theme((*AT_ONCE, *STORES, What.STOP, What.CTRL_C, What.LINGERS), (*STARTING, *TRAINING),
@@ -208,7 +208,7 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]
         amount = one_of(how, STOPPED)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
-    has_rank = what in (*OF_RANKS, *HELD[:2], What.GPU_FAILS, *KEEPERS)
+    has_rank = what in (*OF_RANKS, *HELD[:2], What.GPU_FAILS, What.KEEPER_HANGS, *KEEPERS)
     return Fault(what, at, host, local_rank if has_rank else 0, amount)
 
 

@@ -24,6 +24,7 @@ BOOT = (0.5, 1.0)  # until it has imported torch
 POPEN = (0.001, 0.01)  # until it has started one more stub
 POLL = (0.001, 0.1)  # until it sees that a stub has ended
 KILLS = 30.0  # after it has begun to end, its stubs
+BARRIER = 300.0  # in which it waits for the others at the end
 RUNNER_BOOT = (0.1, 0.5)  # until a program starts torchrun
 FAILS_WITH = 3
 
@@ -113,6 +114,7 @@ class Torchrun(Process):
             self._shut_down()
         elif len(codes) == self.job.plan.nproc and None not in codes:
             self.doing = Doing.BARRIER
+            self._still((BARRIER, BARRIER), lambda: self.end(0))
             if self.meeting.is_reached_by(self):
                 self.meeting.passes(self)
             else:

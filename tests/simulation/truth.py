@@ -34,7 +34,9 @@ WORDS = {
     "cannot create a folder": (What.NO_FOLDER,),
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
     "the device is gone": (What.TORCHRUN_FAILS,),
-    "did not join": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
+    "did not join": (
+        What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, What.LAUNCHER_FAILS, *SLOW, *LOSSES
+    ),
     "could not be reached": (
         What.HOST_LATE,
         What.HOST_ABSENT,
@@ -66,13 +68,14 @@ def is_true(watch: Watch, result: Result) -> bool:
     if "its keeper was killed" in line or "that torchrun has started was killed" in line:
         killed = has(watch, *KEEPERS, What.TORCHRUN_TOLD)
         return any(one.machine.name == host for one in killed)
-    if " was killed by " in line or "has not started all" in line or f"{COMPILE} failed" in line:
-        whose = (*OF_TORCHRUN, What.RUNNER_FAILS)
+    failed = f"{COMPILE} failed" in line or ("torchrun failed" in line and "device" not in line)
+    if " was killed by " in line or "has not started all" in line or failed:
+        whose = (*OF_TORCHRUN, What.RUNNER_FAILS, What.LAUNCHER_FAILS)
         # One that hangs at the rendezvous has the others' time out.
-        odd = planned(watch, *SLOW, What.STARTS_SLOWLY) or has(watch, *HANGS)
-        return bool(odd) or any(one.machine.name == host for one in has(watch, *whose))
-    if "it ended during a restart" in line:
-        return bool(has(watch, *OF_TORCHRUN))
+        odd = planned(watch, *SLOW, What.STARTS_SLOWLY) or has(watch, *HANGS) or lost(watch)
+        found = [one.machine.name for one in has(watch, *whose)]
+        anywhere = COMPILE in line or "it ended during a restart" in line
+        return bool(odd or host in found or (found and anywhere))
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
 
 
