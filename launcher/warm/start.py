@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.host.archive import PACKAGE
+from launcher import PACKAGE
 from launcher.host.child import Helper
 from launcher.host.system import System
 from launcher.job.job import LaunchPlan
