@@ -19,7 +19,7 @@ class ArgumentsRefused(Exception):
 
 
 def refused(words: list[str]) -> str:
-    """Return why torchrun would not take these arguments, "" if it would (as run/agent.py)."""
+    """Return why torchrun would not take these arguments, "" if it would."""
     from torch.distributed import run
 
     def refuse(message: str) -> NoReturn:

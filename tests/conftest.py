@@ -264,8 +264,12 @@ class Host:
 
     @property
     def keepers(self) -> list[psutil.Process]:
-        """The ranks' keepers, in their order."""
-        return [one for stub in self.stubs for one in stub.children()]
+        """The ranks' keepers, in their order; those of a warm start in any."""
+        cold = [one for stub in self.stubs for one in stub.children()]
+        forks = psutil.Process(self.process.pid).children(recursive=True)
+        forks = [one for one in forks if any("/warm/warm.py" in word for word in words_of(one))]
+        guards = [one for one in forks if not is_rank(one)]
+        return cold + [one for guard in guards for one in guard.children()]
 
     @property
     def ranks(self) -> list[psutil.Process]:

@@ -107,7 +107,7 @@ def test_the_tools_are_those_beside_the_launcher(script, tmp_path):
 
 
 def test_no_module_of_ours_is_named_as_one_of_pythons():
-    """agent.py and rank.py run by path, with their folder first in sys.path for a moment."""
+    """stub.py and rank.py run by path, with their folder first in sys.path for a moment."""
     ours = {path.stem for path in REPO.glob("launcher*/**/*.py")}
     pythons = getattr(sys, "stdlib_module_names", ())  # Python 3.10
     assert not ours & set(pythons)
@@ -163,7 +163,6 @@ WRONG = [
     ({}, ["a\nb" + "c" * 99], r"nothing to run (a\nbccc"),
     ({}, [*DRY[:2], "--launcher-log-dir=/proc/x"], "cannot create the folder /proc/x"),
     ({}, [*DRY[:2], "--launcher-log-dir=script.py/x"], "the folder script.py/x (Not a directory)"),
-    ({}, [*DRY, "--launcher-log-prefix", "true"], "log-prefix needs --launcher-log-dir DIR: "),
     ({"LAUNCHER_WATCH": "0"}, [*DRY, "--launcher-hang-timeout", "9"], "needs the progress checks"),
     ({**TWO, "PET_NNODES": "1:2"}, DRY, "PET_NNODES is '1:2'"),
     ({}, [*DRY, "--launcher-peer-port", "29400"], "are both 29400"),

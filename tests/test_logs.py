@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import LAUNCHER, PATIENT, ended_by, has_ended, poll, slow, words_of
-
 from launcher.host.console import Console
-from launcher.result.last_words import last_words
 from launcher.run.rank_logs import COPIER
+
+from launcher.result.last_words import last_words
 
 # The process that copies, alone.
 

@@ -1,7 +1,6 @@
 """Errors of the launcher itself end the job in order: with 70, on all hosts, and with a reason."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,17 +21,6 @@ signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 threading.Thread(target=int, args=("x",)).start()
 time.sleep(600)
-"""
-GONE = """
-import os, time
-
-if os.environ["SM_CURRENT_HOST"] == "127.0.0.1":
-    open("runs", "w").close()
-elif os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    while not os.path.exists("runs"):  # in the folder
-        time.sleep(0.05)
-    os.rename(os.environ["OWN_TMP"], os.environ["OWN_TMP"] + "-gone")
-    raise ValueError("loss is nan")
 """
 NO_THREADS = """
 import sys, threading
@@ -85,27 +73,6 @@ def test_a_mistake_of_ours_ends_all_hosts_with_their_grace_and_one_reason(
         # A rank may be told before it prints that it is ready.
         assert host.out.count("saved") >= host.out.count("ready"), host.log()
         assert host.leftovers() == []
-
-
-@pytest.mark.torch
-def test_what_a_mistake_has_undone_is_not_waited_for(start, script):
-    words = ("--train-script", script("raise ValueError('loss is nan')"))
-    host = start(*words, "--launcher-failure-grace", "1", command=[*MISTAKEN, "leftovers"])
-    assert host.wait() == 1, host.log()
-    assert "failed with ValueError: loss is nan" in host.failure and host.leftovers() == []
-    assert "launcher: KeyError: 'a mistake'" in host.err
-
-
-@pytest.mark.torch
-def test_a_folder_that_is_gone_at_a_restart(start_two, script):
-    own = Path(os.environ["TMPDIR"]) / "t"
-    own.mkdir()
-    script = script(GONE)
-    options = ("--launcher-max-restarts", "1")
-    hosts = start_two("--train-script", script, *options, OWN_TMP=str(own), TMPDIR=str(own))
-    assert [host.wait() for host in hosts] == [70, 70], "".join(host.log() for host in hosts)
-    assert hosts[0].failure == hosts[1].failure
-    assert f"cannot create a folder in {own} (No such file or directory)" in hosts[0].failure
 
 
 @pytest.mark.torch

@@ -1,9 +1,7 @@
 """What a rank's exception is called: real scripts under rank.py, and what others print."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 

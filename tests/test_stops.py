@@ -82,15 +82,10 @@ def test_ranks_hear_a_stop_though_torchrun_hangs(start, script):
     """As it does where it waits for the store of a host that has vanished."""
     host = start("--train-script", script(PASSED_ON), "--launcher-grace", "20")
     host.wait_for("runs")
-    torchrun = host.torchrun
-    torchrun.suspend()
+    host.torchrun.suspend()
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.out.endswith("saved\n") and host.failure is None
-    assert (
-        "no rank is running any more, but torchrun has not ended: killing it with SIGKILL"
-        in host.err
-    )
     assert host.leftovers() == []
 
 
@@ -112,18 +107,19 @@ time.sleep(1000)
 def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script):
     host = start("--train-script", script(UPLOAD), "--launcher-grace", "12")
     host.wait_for("runs")
+    waiting = [psutil.Process(host.process.pid), *host.keepers]
     host.signal(signal.SIGTERM)
-    poll(lambda: "left running by ranks; any that remain" in host.err)
-    slept = psutil.Process(host.process.pid).num_ctx_switches().voluntary
+    poll(lambda: "left running by rank 0; any that remain" in host.err)
+    slept = [one.num_ctx_switches().voluntary for one in waiting]
     open("go", "w").close()
     host.wait_for("uploaded")
-    poll(lambda: "which the job left running" in host.err)
-    # It waits, and looks again only when something ends.
-    assert psutil.Process(host.process.pid).num_ctx_switches().voluntary - slept < 100
+    poll(lambda: "which rank 0 left running" in host.err)
+    # They wait, and look again only when something ends.
+    more = [one.num_ctx_switches().voluntary for one in waiting]
+    assert all(now - before < 100 for now, before in zip(more, slept))
     assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
     assert host.out == "runs\nuploaded\n", host.log()
-    assert host.err.count("which the job left running") == 1
-    assert "left running by ranks; any that remain" in host.err
+    assert host.err.count("which rank 0 left running") == 1
     assert host.leftovers() == []
 
 
@@ -158,8 +154,8 @@ time.sleep(1000)
 def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
     host = start("--train-script", script(MANY), *options, command=PATIENT)
-    agent = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)[0]
-    poll(lambda: len(agent.children()) >= 3 or len(host.ranks) > 1, every=0.001)
+    torchrun = poll(lambda: host.children, every=0.01)[0]
+    poll(lambda: len(torchrun.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert "left running" not in host.err and "killing it" not in host.err, host.log()
@@ -206,72 +202,32 @@ def test_a_stop_as_ranks_take_long_to_start_says_nothing_false(start, script, tm
     assert host.leftovers() == []
 
 
-ENDS_MEANWHILE = """
-import os, subprocess
-from launcher.host import processes
-
-job = processes.Processes(("MARK", "x"))
-words = ["sh", "-c", "sleep 100 & echo $!; wait; sleep 100"]
-torchrun = subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "MARK": "x"})
-rank = int(torchrun.stdout.readline())
-tree = processes.tree
-
-def ends_before(pid):
-    os.kill(rank, 9)
-    while processes.state_of(rank):
-        pass
-    return tree(pid)
-
-processes.tree = ends_before
-print(job.leftovers(torchrun.pid))
-for process in job.all():
-    process.kill()
-"""
-
-
-def test_what_torchrun_reaps_while_it_is_searched_for_is_not_left_behind(script):
-    assert completed(sys.executable, script(ENDS_MEANWHILE)).stdout == "[]\n"
-
-
 IGNORES = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("runs", flush=True)
 time.sleep(1000)
 """
-ONE_IS_LATE = "import os, time; time.sleep(1000 * (os.environ.get('RANK') == '1'))"
-
-
-def agent_of(host):
-    """Return the process that runs torchrun, which a killed launcher has no more."""
-    (agent,) = (one for one in host.processes() if "agent.py" in " ".join(words_of(one)))
-    return agent
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path, is_killed):
-    """And that its launcher was killed: then it ends its ranks itself."""
-    (tmp_path / "sitecustomize.py").write_text(ONE_IS_LATE)
-    options = (*TWO_RANKS, "--launcher-failure-grace", "1", "--launcher-grace", "1")
-    words = ("--train-script", script(IGNORES), *options)
-    host = start(*words, command=PATIENT, PYTHONPATH=str(tmp_path))
-    host.wait_for("runs")
-    agent = agent_of(host)
-    if is_killed:
-        host.process.kill()
-    else:
-        agent.terminate()
-        assert host.wait() == 69 and "killing it" not in host.err, host.log()
-    poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
-
-
 RUNS_ANOTHER = "import subprocess\nprint('runs', flush=True)\nsubprocess.call(['sleep', '1000'])\n"
 
 
-@pytest.mark.parametrize("text", [IGNORES, RUNS_ANOTHER], ids=["ignores", "runs another"])
-def test_nothing_of_a_killed_launchers_job_runs_on(start, script, text):
-    host = start("--train-script", script(text), "--launcher-grace", "2")
-    host.wait_for("runs")
+def test_a_torchrun_that_gets_a_stop_of_its_own_ends_the_job(start, script):
+    options = (*TWO_RANKS, "--launcher-failure-grace", "1")
+    host = start("--train-script", script(IGNORES), *options)
+    host.wait_for("runs", 2)
+    host.torchrun.terminate()
+    assert host.wait() == 69, host.log()
+    assert host.failure.startswith("localhost: torchrun failed: SignalException: "), host.failure
+    assert host.leftovers() == []
+
+
+@pytest.mark.parametrize(("text", "is_told"), [(IGNORES, True), (RUNS_ANOTHER, False)])
+def test_nothing_of_a_killed_launchers_job_runs_on(start, script, text, is_told):
+    """Whether or not torchrun ends meanwhile; nor what a rank leaves."""
+    host = start("--train-script", script(text), "--launcher-grace", "2", *TWO_RANKS)
+    host.wait_for("runs", 2)
+    if is_told:
+        host.torchrun.terminate()
     host.process.kill()
     poll(lambda: not host.processes())
 
@@ -305,7 +261,6 @@ def test_a_rank_without_its_connection_is_still_a_rank(start, script):
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.out.count("saved after 1\n") == 3, host.log()
-    assert "torchrun has not ended" not in host.err and "has not started to" not in host.err
     assert host.leftovers() == []
 
 
@@ -442,7 +397,7 @@ print("saved after", len(heard), flush=True)
 """
 
 
-def test_a_stop_while_torchrun_restarts_the_ranks(start, script):
+def test_a_stop_while_ranks_are_restarted(start, script):
     options = (*TWO_RANKS, "--launcher-max-restarts", "3")
     host = start("--train-script", script(FAIL_AND_SAVE), *options)
     host.wait_for("heard")
@@ -499,12 +454,11 @@ def test_a_job_that_has_succeeded_does_not_wait_to_say_so(start, script):
     """
     host = start("--train-script", script(textwrap.dedent(text)))
     host.wait_for("runs")
-    (rank,) = host.ranks
-    host.signal(signal.SIGSTOP)  # it may be as slow as it likes to hear what torchrun says
+    (keeper,), (rank,) = host.keepers, host.ranks
+    host.signal(signal.SIGSTOP)  # it may be as slow as it likes to hear what the keeper says
     open("go", "w").close()
-    # A process whose main thread has ended is a zombie, but has not ended before its last thread.
-    tasks = f"/proc/{rank.pid}/task"
-    poll(lambda: rank.status() == psutil.STATUS_ZOMBIE and len(os.listdir(tasks)) == 1)
+    # The keeper has said so, and waits again.
+    poll(lambda: not rank.is_running() and keeper.status() == psutil.STATUS_SLEEPING)
     host.signal(signal.SIGTERM)
     host.signal(signal.SIGCONT)
     assert host.wait() == 0, host.log()

@@ -186,8 +186,8 @@ Connecting the hosts
   rdzv_port PORT port of torchrun's rendezvous (the c10d store) on the first host
   peer_port PORT port of the launcher channel on the first host
   start_timeout SECONDS fail the job if not all hosts have joined after this many seconds
-  restart_timeout SECONDS fail the job if a restart has not completed its rendezvous after this
-    many seconds; auto: same as --launcher-start-timeout
+  restart_timeout SECONDS fail the job if hosts have not ended a failed attempt this many seconds
+    after the decision to restart; auto: same as --launcher-start-timeout
   host_timeout SECONDS how long a host may be unreachable over the network before it counts as
     lost
 Stops and failures

@@ -83,9 +83,10 @@ class JobState(NamedTuple):
     @property
     def result(self) -> Result | None:
         """How the job ends, if that is decided."""
-        is_restart = isinstance(self.phase, Clearing) and self.phase.reason
-        is_decided = isinstance(self.phase, (Clearing, Ended)) and not is_restart
-        return self.phase.result if is_decided else None
+        phase = self.phase
+        if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.reason):
+            return phase.result
+        return None
 
 
 JobStep = tuple[JobState, tuple[Action, ...]]

@@ -290,6 +290,8 @@ def of_torchrun(
     its settings.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
+    if not (returncode or error or had_ranks):  # --help
+        returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     lost = error.startswith("Rendezvous")
     if returncode < 0:
         what = f"{host}: {program} was killed by {signal_name(-returncode)}"
@@ -310,8 +312,8 @@ def of_torchrun(
     code = EXIT_HOST_LOST
     if not had_ranks and (returncode == EXIT_USAGE or error.startswith(_OF_SETTINGS)):
         code = EXIT_USAGE
-    elif program != "torchrun" and returncode > 0:
-        code = returncode
+    elif program != "torchrun" and returncode >= 0:
+        code = returncode or 1
     details = f"exit code {code}, {seconds:.0f} s after start"
     text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
     return Failure(Cause.TORCHRUN, code, text)

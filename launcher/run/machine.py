@@ -249,7 +249,7 @@ def signalled(state: State, event: Signal, now: float) -> Step:
 def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
     """Kill a program that works on after a success: no rank has to save anything."""
     state = state._replace(result=stopped(number))
-    lines: Actions = (Log(f"{signal_name(number)}: stopping {state.job.runner}."),)
+    lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.runner}."),)
     if not phase.leaves or phase.killed:
         return state, lines
     state, actions = _kill_torchrun(state, phase, now)
@@ -432,6 +432,8 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if isinstance(phase, Running):
+        if state.job.runner and not event.returncode:
+            event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
         state, actions = _fail_with_torchrun(state, event, now)
         return state, counted + actions

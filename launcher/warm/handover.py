@@ -18,20 +18,16 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 
 TYPE_CHECKING = False  # typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
-    Request = dict[str, Any]
-
 FORKED, GO = b"f", b"g"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SECONDS = 60.0  # for a keeper to be forked: for imports that have not ended, too
 _DESCRIPTORS = 3  # stdin, stdout, stderr
-_LENGTH = struct.Struct("Q")
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG = 1  # PR_SET_ of linux/prctl.h
 
@@ -44,15 +40,15 @@ def be_stub(path: str) -> None:
     _PRCTL(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_SECONDS)
+    is_forked = False
     try:
         connection.connect(path)
         _send(connection)
         is_forked = connection.recv(1) == FORKED
     except socket.timeout:  # TimeoutError, from Python 3.10 on
-        is_forked = False
         _kill_listener(connection)  # which has the launcher say so
     except OSError:  # it has ended, as the launcher says
-        is_forked = False
+        pass
     for number in STOPS if is_forked else ():
         signal.signal(number, signal.SIG_IGN)
     _PRCTL(_PDEATHSIG, 0, 0, 0, 0)
@@ -79,14 +75,14 @@ def _send(connection: socket.socket) -> None:
         "limits": [(number, resource.getrlimit(number)) for number in resources],
         "affinity": [*os.sched_getaffinity(0)],
         "mask": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        "policy": _memory_policy(),
+        "policy": memory_policy(),
     }
-    data = json.dumps(message).encode()
-    socket.send_fds(connection, [_LENGTH.pack(len(data))], range(_DESCRIPTORS))
-    connection.sendall(data)
+    data = json.dumps(message).encode() + b"\n"
+    sent = socket.send_fds(connection, [data], range(_DESCRIPTORS))
+    connection.sendall(data[sent:])
 
 
-def _memory_policy() -> str:
+def memory_policy() -> str:
     """Return this process's policy for memory (numactl), "default" as a rule: see numa(7)."""
     with contextlib.suppress(OSError, IndexError), open("/proc/self/numa_maps") as file:
         return file.readline().split()[1]
@@ -96,20 +92,19 @@ def _memory_policy() -> str:
 def _kill_listener(connection: socket.socket) -> None:
     """Kill the process that listens at the other end, or it would go on with this rank later."""
     with contextlib.suppress(OSError):
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        os.kill(struct.unpack("iII", data)[0], signal.SIGKILL)
+        pid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # of struct ucred
+        os.kill(pid, signal.SIGKILL)
 
 
-def receive(connection: socket.socket) -> tuple[Request, list[int]]:
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return what a stub hands over, and its descriptors. Raises OSError or ValueError."""
-    length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _DESCRIPTORS)
-    data, missing = b"", _LENGTH.unpack(length)[0] if length else 0
-    while len(data) < missing and (more := connection.recv(missing - len(data))):
+    data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, _DESCRIPTORS)
+    while data[-1:] != b"\n" and (more := connection.recv(1 << 16)):
         data += more
     return json.loads(data), descriptors
 
 
-def become(request: Request, descriptors: list[int]) -> None:
+def become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Be as the stub, but for its environment. Raises OSError."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)

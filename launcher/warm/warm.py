@@ -26,7 +26,6 @@ import builtins
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -34,25 +33,32 @@ import select
 import signal
 import socket
 import threading
-import types
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RUN = os.path.join(os.path.dirname(HERE), "run")
-_BUILTIN = types.BuiltinFunctionType
-_FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder")  # of Python itself
+# Modules of ours stand in for nobody's, nor does this folder in sys.path. If Python was told to
+# have no script's folder there, the ranks' is not there either.
+IS_FIRST = sys.path[:1] == [HERE]
+sys.path[:IS_FIRST] = [RUN, HERE]
+import handover  # type: ignore[import-not-found]
+import keeper  # type: ignore[import-not-found]
+import rank  # type: ignore[import-not-found]
+
+del sys.path[:2]
+for name in ("handover", "keeper", "output", "rank"):
+    del sys.modules[name]
+_FINDERS = {"BuiltinImporter", "FrozenImporter", "PathFinder"}  # of Python itself
 # Finders that .pth files install, whatever a sitecustomize does: setuptools' and virtualenv's.
 _OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
 _REQUEST_SECONDS = 20.0  # for a stub that has connected to send all, on a machine that is busy
 _before: dict[str, str] = {}  # the environment, before all imports
-_descriptors_before: set[int] = set()  # a script's, too
 
 
 # Whether forks can be as new processes are.
 
 
-def why_unfit(folder: str, preload: Iterable[str]) -> str:
+def why_unfit(folder: str, preload: list[str]) -> str:
     """Import all; return why forks of this process would not be as new ones, "" if they are."""
     if hooks := _hooks():
         return f"{hooks} changes how Python imports modules"
@@ -90,20 +96,19 @@ def _hooks() -> str:
         for one in sys.meta_path
         if not getattr(one, "__module__", "").startswith(_OF_PTH_FILES)
     }
-    is_hooked = finders - {*_FINDERS} or not isinstance(builtins.__import__, _BUILTIN)
+    is_hooked = finders - _FINDERS or not isinstance(builtins.__import__, type(len))
     return own if own and is_hooked else ""
 
 
 def _modules_in(folder: str) -> set[str]:
     """Return the names of the modules that a script finds in its folder."""
+    names: list[str] = []
     with contextlib.suppress(OSError):
         names = os.listdir(folder or os.curdir)
-        folders = {name for name in names if os.path.isdir(os.path.join(folder, name))}
-        files = {name.partition(".")[0] for name in names if name.endswith((".py", ".pyc", ".so"))}
-        return files | {
-            name for name in folders if os.path.exists(os.path.join(folder, name, "__init__.py"))
-        }
-    return set()
+    inits = (os.path.join(folder, name, "__init__.py") for name in names)
+    packages = {name for name, init in zip(names, inits) if os.path.exists(init)}
+    files = (name for name in names if name.endswith((".py", ".pyc", ".so")))
+    return packages | {name.partition(".")[0] for name in files}
 
 
 def _is_in(folder: str, name: str) -> bool:
@@ -133,21 +138,18 @@ def _problem_in_a_fork() -> str:
     """Return what is wrong in a fork, "" for nothing."""
     import torch
 
-    problems = (
-        "",
-        "an import has initialized CUDA, which cannot be used after a fork",
-        "an import has each fork start a thread",
-    )
+    problems = {  # by wait statuses of exit codes
+        0: "",
+        1 << 8: "an import has initialized CUDA, which cannot be used after a fork",
+        2 << 8: "an import has each fork start a thread",
+    }
     pid = os.fork()
     if pid == 0:
-        try:
+        with contextlib.suppress(Exception):
             is_bad = getattr(torch._C, "_cuda_isInBadFork", bool)()
             os._exit(1 if is_bad else 2 * (len(os.listdir("/proc/self/task")) > 1))
-        except BaseException:
-            os._exit(3)
-    status = os.waitpid(pid, 0)[1]
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 3
-    return problems[code] if code < len(problems) else "a fork of it fails"
+        os._exit(3)
+    return problems.get(os.waitpid(pid, 0)[1], "a fork of it fails")
 
 
 # Forks.
@@ -157,105 +159,100 @@ class Forked(BaseException):
     """Ends the keeper's loop in its fork that is to be the script."""
 
 
-class Forks:
-    """Forks keepers for stubs; in each fork, main() goes on."""
+def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, Any], int]:
+    """Fork a keeper for each stub; return in it what the stub has handed over, and its descriptor.
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        launcher: socket.socket,
-        keeper: types.ModuleType,
-        handover: types.ModuleType,
-    ) -> None:
-        self._listener, self._launcher = listener, launcher
-        self._keeper, self._handover = keeper, handover
-
-    def serve(self) -> tuple[dict[str, Any], int]:
-        """Fork keepers; return in each what its stub has handed over, and its end of the stub."""
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps all that it forks
-        forked = 0
-        while True:
-            ready = select.select([self._listener, self._launcher], [], [])[0]
-            if self._launcher in ready:  # it never says anything: it has ended
-                os._exit(0)
-            connection = self._listener.accept()[0]
-            connection.settimeout(_REQUEST_SECONDS)
-            try:
-                request, descriptors = self._handover.receive(connection)
-            except (OSError, ValueError):  # the stub is gone
-                connection.close()
-                continue
-            policy = request["policy"]
-            if policy != "default":
-                self._end({"unfit": f"the memory of the ranks has the policy {policy}"})
-            try:
-                pid = os.fork()
-            except OSError as error:
-                self._end({"unfit": f"it cannot be forked ({error.strerror})"})
-            if pid == 0:
-                return request, self._guard(connection, request, descriptors)
+    That of its connection. This process ends once it has forked all keepers of its host.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps all that it forks
+    policy, left = handover.memory_policy(), 0
+    while True:
+        ready = select.select([listener, launcher], [], [])[0]
+        if launcher in ready:  # it never says anything: it has ended
+            os._exit(0)
+        connection = listener.accept()[0]
+        connection.settimeout(_REQUEST_SECONDS)
+        try:
+            request, descriptors = handover.receive(connection)
+        except (OSError, ValueError):  # the stub is gone
             connection.close()
-            for descriptor in descriptors:
-                os.close(descriptor)
-            forked += 1
-            if forked == int(request["environ"]["LOCAL_WORLD_SIZE"]):
-                self._end({"done": True})
-
-    def _end(self, message: dict[str, Any]) -> NoReturn:
-        tell(self._launcher, message)
-        os._exit(0)
-
-    def _guard(
-        self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]
-    ) -> int:
-        """Be the guard of a keeper; return, in the keeper, its connection to the stub."""
-        self._listener.close()
-        self._launcher.close()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in self._keeper.STOPS:
-            signal.signal(number, signal.SIG_IGN)
+            continue
+        if request["policy"] != policy:
+            end(launcher, {"unfit": f"the memory of ranks has the policy {request['policy']}"})
         try:
-            self._handover.become(request, descriptors)
-            connection.settimeout(None)
-            connection.sendall(self._handover.FORKED)
-            if connection.recv(1) != self._handover.GO:
-                os._exit(0)
-            self._keeper.adopt_orphans()
             pid = os.fork()
-        except Exception:  # the stub starts the keeper itself
-            os._exit(1)
+        except OSError as error:
+            end(launcher, {"unfit": f"a fork fails ({error.strerror})"})
         if pid == 0:
-            return connection.detach()
-        # The connection stays open here until nothing is left: then the stub ends.
-        os.waitpid(pid, 0)
-        self._keeper.end_all(float(request["environ"]["LAUNCHER_STUB_GRACE"]))
-        os._exit(0)
-
-    def keep(self, request: dict[str, Any], stub: int) -> tuple[list[str], dict[str, str]]:
-        """Be the keeper; return in forks that are to be the script, with its words and environ."""
-        os.setsid()
-        try:
-            keeper = self._keeper.Keeper(self._fork, request["words"], request["environ"], stub)
-        except OSError:  # the launcher is gone
-            os._exit(1)
-        try:
-            keeper.loop()
-        except Forked as forked:
-            words, environ, descriptors = forked.args
-        keeper.hang_up()
-        kept = {0, 1, 2, *_descriptors_before, *descriptors[2:]}
-        for descriptor in _descriptors() - kept:
+            listener.close()
+            launcher.close()
+            return request, guard(connection, request, descriptors)
+        connection.close()
+        for descriptor in descriptors:
             os.close(descriptor)
-        return words, environ
+        left = (left or int(request["environ"]["LOCAL_WORLD_SIZE"])) - 1
+        if not left:
+            end(launcher, {"done": True})
 
-    def _fork(
-        self, words: list[str], environ: dict[str, str], descriptors: list[int], ignored: list[int]
-    ) -> int:
-        """Start the script by a fork of the keeper, as Start has it."""
-        pid: int = self._keeper.fork(descriptors, ignored)
-        if pid == 0:
-            raise Forked(words, environ, descriptors)
-        return pid
+
+def end(launcher: socket.socket, message: dict[str, Any]) -> NoReturn:
+    """Tell the launcher why this process is not needed any more, and end it."""
+    with contextlib.suppress(OSError):  # the launcher is gone
+        launcher.sendall(json.dumps(message).encode() + b"\n")
+    os._exit(0)
+
+
+def guard(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
+    """Be the guard of a keeper; return, in the keeper, the descriptor of its stub's connection."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in keeper.STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        handover.become(request, descriptors)
+        connection.settimeout(None)
+        connection.sendall(handover.FORKED)
+        if connection.recv(1) != handover.GO:
+            os._exit(0)
+        keeper.adopt_orphans()
+        pid = os.fork()
+    except Exception:  # the stub hears nothing more
+        os._exit(1)
+    if pid == 0:
+        return connection.detach()
+    # The connection stays open here until nothing is left: then the stub ends.
+    os.waitpid(pid, 0)
+    keeper.end_all(float(request["environ"]["LAUNCHER_STUB_GRACE"]))
+    os._exit(0)
+
+
+def keep(request: dict[str, Any], stub: int, kept: set[int]) -> tuple[list[str], dict[str, str]]:
+    """Be the keeper; return in a fork that is to be the script, with its words and environment.
+
+    `kept` are the descriptors that a script has in any case.
+    """
+    os.setsid()
+    try:
+        keeps = keeper.Keeper(fork_script, request["words"], request["environ"], stub)
+    except OSError:  # the launcher is gone
+        os._exit(1)
+    try:
+        keeps.loop()
+    except Forked as forked:
+        words, environ, descriptors = forked.args
+    keeps.hang_up()
+    for descriptor in _descriptors() - kept - {*descriptors[2:]}:
+        os.close(descriptor)
+    return words, environ
+
+
+def fork_script(
+    words: list[str], environ: dict[str, str], descriptors: list[int], ignored: list[int]
+) -> int:
+    """Start the script by a fork of the keeper, as Start has it."""
+    pid: int = keeper.fork(descriptors, ignored)
+    if pid == 0:
+        raise Forked(words, environ, descriptors)
+    return pid
 
 
 def as_new(words: list[str], environ: dict[str, str]) -> None:
@@ -278,6 +275,7 @@ def as_new(words: list[str], environ: dict[str, str]) -> None:
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if chosen != threads and chosen.isdecimal() and int(chosen):
         torch.set_num_threads(int(chosen))  # OpenMP has read its own
+    sys.path[:0] = [RUN] * IS_FIRST
     sys.argv[:] = [os.path.join(RUN, "rank.py"), *words]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
@@ -293,45 +291,24 @@ def _with_changes(environment: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in changed.items() if text is not None}
 
 
-def tell(launcher: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the launcher, unless it is gone."""
-    with contextlib.suppress(OSError):
-        launcher.sendall(json.dumps(message).encode() + b"\n")
-
-
-def load(folder: str, *names: str) -> list[types.ModuleType]:
-    """Return files of a folder as modules that nobody else can import."""
-    sys.path.insert(0, folder)
-    modules = [importlib.import_module(name) for name in names]
-    del sys.path[0]
-    for name in names:
-        del sys.modules[name]
-    return modules
-
-
 def main() -> None:
     """Import torch; fork. In a script's fork: run it."""
     path, folder, *preload, number = sys.argv[1:]
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
     launcher = socket.socket(fileno=int(number))
     os.set_inheritable(launcher.fileno(), False)
-    _descriptors_before.update(_descriptors() - {launcher.fileno()})
+    kept = _descriptors() - {launcher.fileno()}
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(1024)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # without Python's traceback in the job's log
-    is_first = sys.path[:1] == [HERE]  # unless Python was told not to have it there
-    sys.path[:] = sys.path[is_first:]  # our modules stand in for nobody's
     if problem := why_unfit(folder, preload):
-        tell(launcher, {"unfit": problem})
-        os._exit(0)
-    rank, _, keeper, handover = *load(RUN, "rank", "output", "keeper"), *load(HERE, "handover")
-    forks = Forks(listener, launcher, keeper, handover)
-    words, environ = forks.keep(*forks.serve())
-    del forks, keeper, handover, listener, launcher
-    sys.path[:0] = [RUN] * is_first
-    as_new(words, environ)
+        for pid in keeper.below(os.getpid()):  # an import has started it
+            keeper.send(pid, signal.SIGKILL)
+        end(launcher, {"unfit": problem})
+    request, stub = serve(listener, launcher)
+    as_new(*keep(request, stub, kept))
     rank.main()
 
 

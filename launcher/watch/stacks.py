@@ -25,7 +25,7 @@ _MOST_PLACE = 100  # characters
 AT_EXIT = "in its exit handlers"
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _OURS = re.compile(
-    r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|nursery|unseen)\.py$"
+    r"(/launcher/(run|watch|warm)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|warm|unseen)\.py$"
 )
 # Signals at which faulthandler writes where a process is, with its words (Modules/faulthandler.c).
 CRASHES: Mapping[int, str] = {

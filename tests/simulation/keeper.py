@@ -213,5 +213,3 @@ def of(machine: Machine, local_rank: int) -> Keeper | None:
     """Return a keeper of a host that runs."""
     found = [one for one in machine.keepers if one.local_rank == local_rank and one.runs]
     return found[0] if found else None
-
-

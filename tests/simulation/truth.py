@@ -36,7 +36,12 @@ WORDS = {
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not join": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
     "could not be reached": (
-        What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, What.LAUNCHER_FAILS, *SLOW, *LOSSES
+        What.HOST_LATE,
+        What.HOST_ABSENT,
+        What.PORT_TAKEN,
+        What.LAUNCHER_FAILS,
+        *SLOW,
+        *LOSSES,
     ),
 }
 
