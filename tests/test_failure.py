@@ -180,7 +180,8 @@ def test_the_innermost_frames_are_kept():
             "hosts' logs, and --launcher-start-timeout); expected algo-1, algo-2: "
             "RendezvousTimeoutError: late\n",
         ),
-        (1, "ValueError: bad", 1, "algo-1: torchrun failed: ValueError: bad"),
+        (1, "ValueError: bad", 2, "algo-1: torchrun failed: ValueError: bad"),  # its settings
+        (1, "RuntimeError: bad", 69, "algo-1: torchrun failed: RuntimeError: bad"),
         (2, "", 2, "algo-1: torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
         (1, "SignalException: Process 7 got signal: 15", 69, "algo-1: torchrun failed: Signal"),
     ],

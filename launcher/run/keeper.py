@@ -24,6 +24,7 @@ import socket
 import sys
 import time
 
+from lines import Link  # type: ignore[import-not-found]  # beside this file
 from output import (  # type: ignore[import-not-found]  # beside this file
     NEVER,
     READ,
@@ -61,57 +62,8 @@ _STUCK_SECONDS = 5.0  # from the first SIGKILL until the kernel is known to hold
 _AGAIN_SECONDS = 0.2  # between two looks at what is left, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline what the script has left gets SIGTERM
 _CONSOLE_SECONDS = 1.0  # for the console to take what is there at the script's end
-_LONGEST_LINE = 1 << 20  # of what the script's process says
-_QUEUE = 1 << 22  # bytes that may wait for the launcher: more of what a script says is dropped
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
-
-
-class Link:
-    """Lines of JSON on a socket that does not block; what the other end does not read is queued."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.socket = connection
-        self.is_gone = False
-        self.queue, self._rest = bytearray(), b""
-
-    def send(self, message: dict[str, Any], *, is_droppable: bool = False) -> None:
-        """Send a message, or queue it; one that is droppable only as far as there is room."""
-        if self.is_gone or (is_droppable and len(self.queue) > _QUEUE):
-            return
-        self.queue += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what the other end takes now. A write that fails is its end, too."""
-        try:
-            while self.queue:
-                del self.queue[: self.socket.send(self.queue)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.is_gone = True
-            self.queue.clear()
-
-    def read(self) -> tuple[list[bytes], int]:
-        """Return the lines that have come, and a descriptor that came with them, or -1."""
-        lines: list[bytes] = []
-        passed = -1
-        try:
-            for _ in range(64):  # whoever floods it is not to keep us
-                data, descriptors, _, _ = socket.recv_fds(self.socket, READ, 1)
-                passed = descriptors[0] if descriptors else passed
-                *more, self._rest = (self._rest + data).split(b"\n")
-                lines += more
-                if not data or len(self._rest) > _LONGEST_LINE:
-                    self.is_gone = True
-                    break
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.is_gone = True
-        return lines, passed
 
 
 class Keeper:
