@@ -205,7 +205,7 @@ class Keeper:
     def _lose_stub(self) -> None:
         os.close(self._stub)
         self._stub = -1
-        self._launcher.send({"lost": "the process that torchrun has started"})
+        self._launcher.send({"lost": "process below torchrun"})
 
     # The launcher's commands.
 
