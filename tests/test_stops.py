@@ -11,7 +11,6 @@ import psutil
 import pytest
 from conftest import (
     LAUNCHER,
-    PATIENT,
     completed,
     ended_by,
     poll,
@@ -153,7 +152,7 @@ time.sleep(1000)
 
 def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
-    host = start("--train-script", script(MANY), *options, command=PATIENT)
+    host = start("--train-script", script(MANY), *options)
     torchrun = poll(lambda: host.children, every=0.01)[0]
     poll(lambda: len(torchrun.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
@@ -194,7 +193,7 @@ SLOW = "import os, time; time.sleep(3 * ('RANK' in os.environ))"
 def test_a_stop_as_ranks_take_long_to_start_says_nothing_false(start, script, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     words = ("--train-script", script(MANY), *TWO_RANKS)
-    host = start(*words, command=PATIENT, PYTHONPATH=str(tmp_path))
+    host = start(*words, PYTHONPATH=str(tmp_path))
     poll(lambda: any("rank.py" in " ".join(words_of(one)) for one in host.processes()), every=0.05)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
@@ -212,12 +211,12 @@ RUNS_ANOTHER = "import subprocess\nprint('runs', flush=True)\nsubprocess.call(['
 
 
 def test_a_torchrun_that_gets_a_stop_of_its_own_ends_the_job(start, script):
-    options = (*TWO_RANKS, "--launcher-failure-grace", "1")
+    options = (*TWO_RANKS, "--launcher-failure-grace", "1", "--launcher-grace", "1")
     host = start("--train-script", script(IGNORES), *options)
     host.wait_for("runs", 2)
     host.torchrun.terminate()
     assert host.wait() == 69, host.log()
-    assert host.failure.startswith("localhost: torchrun failed: SignalException: "), host.failure
+    assert ": its process below torchrun was killed, " in host.failure
     assert host.leftovers() == []
 
 
@@ -254,7 +253,7 @@ os.write(1, b"saved after %d\\n" % len(heard))
 def test_a_rank_without_its_connection_is_still_a_rank(start, script):
     """Nor is a stop heard twice if somebody has removed the job's folder."""
     options = ("--launcher-nproc-per-node", "3")
-    host = start("--train-script", script(REPLACED), *options, command=PATIENT)
+    host = start("--train-script", script(REPLACED), *options)
     host.wait_for("runs", 3)
     (folder,) = (name for name in os.listdir(host.tmp) if name.startswith("sm-launch-"))
     shutil.rmtree(os.path.join(host.tmp, folder))

@@ -46,11 +46,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 PROTOCOL = """
     to the launcher                               from the launcher
-    hello: rank, local_rank, world, nproc, pid    run: attempt, environ, grace, ignored, log, prefix
-    runs: attempt, pid                            end: number, signal, grace, waits, at_once
-    said: what the script's process says          ask: passed on to the script's process
-    wrote: a line of faulthandler's               leave: an exit code
-    left, ending: pids, seconds
+    hello: rank, local_rank, world, nproc, pid    run: attempt, environ, grace, ignored, log,
+    runs: attempt, pid                                prefix, merges
+    said: what the script's process says          end: number, signal, grace, waits, at_once
+    wrote: a line of faulthandler's               ask: passed on to the script's process
+    left, ending: pids, seconds                   leave: an exit code
     ended: attempt, code, response, crash, tail
     cleared: number, survivors
     lost: what was killed
@@ -168,7 +168,7 @@ class Keeper:
     def _lose_stub(self) -> None:
         os.close(self._stub)
         self._stub = -1
-        self._launcher.send({"lost": "the process that torchrun has started for it"})
+        self._launcher.send({"lost": "its process below torchrun"})
 
     # The launcher's commands.
 
@@ -194,7 +194,7 @@ class Keeper:
         self._use(stderr)
         ours, its = socket.socketpair()
         self._says = Link(ours)
-        stdout, stderr = self._open_streams(start["prefix"].encode())
+        stdout, stderr = self._open_streams(start["prefix"].encode(), start.get("merges", False))
         self._crash = os.memfd_create("crash")
         environ = {**self._environ, **start["environ"]}
         environ = {name: value for name, value in environ.items() if value is not None}
@@ -216,8 +216,11 @@ class Keeper:
                 os.dup2(stderr, 2)
             os.close(stderr)
 
-    def _open_streams(self, prefix: bytes) -> tuple[int, int]:
-        """Return the script's stdout and stderr: pipes that we read, or a terminal."""
+    def _open_streams(self, prefix: bytes, merges: bool) -> tuple[int, int]:
+        """Return the script's stdout and stderr: pipes that we read, or a terminal.
+
+        `merges`: both are stdout.
+        """
         if self._log:
             try:
                 self._file = open_file(self._log)
@@ -226,7 +229,7 @@ class Keeper:
                 self._launcher.send({"log": f"{why}; the job continues without it."})
         writers: list[int] = []
         for number in (1, 2):
-            is_same = os.path.samestat(os.fstat(1), os.fstat(2)) or self._file >= 0
+            is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
             if os.isatty(number) and self._file < 0:
                 writers.append(number)
             elif writers and is_same:  # the order of what is written to both stays

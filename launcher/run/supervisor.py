@@ -379,6 +379,7 @@ class Supervisor:
             "ignored": self._system.ignored,
             "log": log,
             "prefix": f"[rank {rank}] " if options.log_prefix else "",
+            "merges": bool(log) and not self.state.job.tees,  # what torchrun redirects stays so
         }
 
     def _do_end_ranks(self, action: events.EndRanks) -> None:
