@@ -25,6 +25,7 @@ BEFORE = frozenset(sys.modules)  # as a script finds them
 import builtins
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import multiprocessing
@@ -307,6 +308,7 @@ def main() -> None:
         for pid in keeper.below(os.getpid()):  # an import has started it
             keeper.send(pid, signal.SIGKILL)
         end(launcher, {"unfit": problem})
+    gc.freeze()  # or each fork would copy all that at a collection, and at its end
     request, stub = serve(listener, launcher)
     as_new(*keep(request, stub, kept))
     rank.main()
