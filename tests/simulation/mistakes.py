@@ -1,1 +1,0 @@
-from simulation.planting import MISTAKES
