@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Callable
 
+from launcher import PACKAGE
 from launcher.errors import STOPS, CannotExecuteError
 from launcher.host import processes, run_dir
-from launcher.host.archive import ARCHIVE, PACKAGE
 from launcher.host.processes import reap, send, tie_to_this_process, tree
 from launcher.host.signals import Signals, left_alone
 from launcher.text.words import signal_name
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _TO_WRITE = 2  # seconds
 _TO_DIE = 10  # seconds that a process may take to die of SIGKILL
-_LAUNCHER = ARCHIVE or os.path.join(PACKAGE, "__main__.py")
+_LAUNCHER = os.path.join(PACKAGE, "__main__.py")
 
 
 class Host:

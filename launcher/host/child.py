@@ -152,7 +152,8 @@ class Helper:
         if not self._is_open:
             return
         self._is_open = False
-        self._selector.unregister(self._connection)
+        with contextlib.suppress(KeyError):  # the loop waits for nothing any more
+            self._selector.unregister(self._connection)
         self._connection.close()
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)

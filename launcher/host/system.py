@@ -1,7 +1,7 @@
 """What the loop of a launcher stands on: a clock, a selector and its connections, processes.
 
-What the supervisor, the channel and the keepers' connections wait for, start and signal, they do by it; under
-the System of tests/simulation the same loop runs. This one needs Linux (proc, prctl, prlimit).
+What the supervisor, the channel and the keepers' connections wait for, start and signal, they do by
+it; under the System of tests/simulation the same loop runs. This one needs Linux (proc, prctl).
 """
 
 from __future__ import annotations
@@ -206,7 +206,15 @@ class System:
 
         An entry point may have started processes before it executed the launcher.
         """
-        return bool(processes.children() - self._helpers - self._others)
+        return bool(self._children())
+
+    def kill_children(self) -> None:
+        """Kill what is left of the job, but for helpers."""
+        for pid in self._children():
+            processes.kill_tree(pid, below=True)
+
+    def _children(self) -> set[int]:
+        return processes.children() - self._helpers - self._others
 
     @property
     def ignored(self) -> list[int]:

@@ -31,10 +31,10 @@ class Deciding(NamedTuple):
 
     deadline: float
     failure: Failure  # the best cause that is known
-    failures: int  # of ranks
-    may_restart: bool
-    succeeded: frozenset[str]
     failed_at: float  # when that cause was one
+    succeeded: frozenset[str]
+    failures: int = 0  # of ranks
+    may_restart: bool = True
     broken: str = ""  # hardware, in words: then there is no restart
 
 
@@ -79,6 +79,14 @@ class JobState(NamedTuple):
     ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
     watch: judge.Stalls = judge.Stalls()  # ranks without progress
     gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
+
+    @property
+    def result(self) -> Result | None:
+        """How the job ends, if that is decided."""
+        phase = self.phase
+        if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.reason):
+            return phase.result
+        return None
 
 
 JobStep = tuple[JobState, tuple[Action, ...]]

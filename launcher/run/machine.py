@@ -143,7 +143,7 @@ def ended(state: State, event: End, now: float) -> Step:
     if isinstance(phase, Done) or (isinstance(phase, Ending) and phase.why is Why.INTERRUPT):
         return state, ()
     result = None if event.restart else event.result
-    state = state._replace(result=result)
+    state = _without_success(state._replace(result=result))
     lines: Actions = (Log(event.restart),) if event.restart else ()
     why = _why(event)
     if isinstance(phase, Ending):
@@ -151,7 +151,7 @@ def ended(state: State, event: End, now: float) -> Step:
             state, actions = _end(state, why, now, event.result.stop_signal, event.number)
             return state, lines + actions
         why = phase.why if phase.why is Why.STOP else why
-        return _if_clear(state, phase._replace(why=why, command=event.number), lines)
+        return _if_clear(state, phase._replace(why=why, command=event.number), lines, now)
     if why is Why.FAILURE and state.alive:
         cause = event.result.text.partition("\n")[0].removeprefix("launcher: ")
         lines = (Log(f"stopping local ranks because {cause}"),)
@@ -177,6 +177,9 @@ def left(state: State, event: Leave, now: float) -> Step:
     phase = state.phase
     if not isinstance(phase, Ending) or phase.leaves:
         return state, ()
+    by = phase.deadline + GONE_SECONDS
+    if phase.open and now < by:  # this launcher was suspended, and the others have not waited
+        return state._replace(phase=phase._replace(may_leave=True, torchrun_by=by)), ()
     phase = phase._replace(leaves=True, places_at=math.inf, says_at=math.inf)
     code = 0 if _is_success(state) else 1
     if not state.torchrun_runs or (code and not state.job.tees):
@@ -195,7 +198,7 @@ def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
 
 
 def _gone_by(state: State, now: float) -> float:
-    """Return until when what is left is waited for: a stub may end what a killed keeper has left."""
+    """Return until when leftovers are waited for: a stub may end what a killed keeper has left."""
     return now + state.grace(Why.FAILURE) + GONE_SECONDS
 
 
@@ -239,7 +242,19 @@ def signalled(state: State, event: Signal, now: float) -> Step:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
         # SageMaker signals every host: the first signal here is the stop that another one reported.
         return state, () if is_first else (Log(line),)
+    if isinstance(phase, Ending) and phase.why is Why.SUCCESS and state.job.runner:
+        return _stop_runner(state, phase, number, now)
     return state, (Log(f"{name}: the job is already ending."),)
+
+
+def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
+    """Kill a program that works on after a success: no rank has to save anything."""
+    state = state._replace(result=stopped(number))
+    lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.runner}."),)
+    if not phase.leaves or phase.killed:
+        return state, lines
+    state, actions = _kill_torchrun(state, phase, now)
+    return state, (*lines, *actions)
 
 
 def _interrupted(state: State, now: float) -> Step:
@@ -274,7 +289,7 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     state = state._replace(ends=state.ends + 1, times=times, count_at=math.inf)
     how = {"waits": why is Why.STOP, "at_once": why is Why.INTERRUPT}
     end: Actions = (EndRanks(state.ends, number, grace, **how),) if state.ranks else ()
-    state, actions = _if_clear(state, ending, ())
+    state, actions = _if_clear(state, ending, (), now)
     return state, (*lines, *end, *actions)
 
 
@@ -289,12 +304,14 @@ def _lines_of_stop(state: State, number: int) -> Actions:
     return (Log(line), *_failed_before(state, state.ranks.values(), number))
 
 
-def _if_clear(state: State, phase: Ending, before: Actions) -> Step:
+def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     """Report that nothing of this attempt is left, if that is so, and who is told knows of it."""
     state = state._replace(phase=phase)
     if phase.open or phase.command == LOCAL or phase.leaves:
         return state, before
-    return state, (*before, Report(Cleared(phase.command, phase.survivors)))
+    done = (*before, Report(Cleared(phase.command, phase.survivors)))
+    state, actions = left(state, Leave(), now) if phase.may_leave else (state, ())
+    return state, (*done, *actions)
 
 
 def cleared(state: State, event: KeeperCleared, now: float) -> Step:
@@ -314,7 +331,7 @@ def cleared(state: State, event: KeeperCleared, now: float) -> Step:
             held = plural(survivors, "process", "es")
             line = f"{held} of the job survived SIGKILL for 5 s (stuck in the kernel)"
             lines = (Log(f"{line}; giving up on them."),)
-    return _if_clear(state, phase, lines)
+    return _if_clear(state, phase, lines, now)
 
 
 def keeper_joined(state: State, event: KeeperJoined, now: float) -> Step:
@@ -339,12 +356,13 @@ def keeper_lost(state: State, event: KeeperLost, now: float) -> Step:
     if event.is_gone:
         others = {number: one for number, one in state.ranks.items() if number != event.rank}
         state = state._replace(ranks=others)
-    if isinstance(phase, Ending) and event.is_gone:
-        return _if_clear(state, phase._replace(open=phase.open - {event.rank}), ())
-    if not isinstance(phase, Running):
-        return state, ()
     lost = causes.of_lost_keeper(state.job.current_host, rank.rank, rank.local_rank, event.what)
-    return _fail(state, lost, now)
+    if isinstance(phase, Ending):
+        _, actions = _fail(state, lost, now) if phase.why is Why.RESTART else (state, ())
+        if not event.is_gone:
+            return state, actions
+        return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
+    return _fail(state, lost, now) if isinstance(phase, Running) else (state, ())
 
 
 def places_reported(state: State, event: PlacesReported, now: float) -> Step:
@@ -414,17 +432,24 @@ def _fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
+    if state.job.runner and event.returncode:
+        state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
     if isinstance(phase, Running):
+        if state.job.runner and not event.returncode:
+            event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
         state, actions = _fail_with_torchrun(state, event, now)
         return state, counted + actions
     if isinstance(phase, Ending) and phase.leaves:
-        if state.job.runner and event.returncode and not phase.killed:
-            result = _of_torchrun(state, event, now).result
-            state = state._replace(result=result if _is_success(state) else state.result)
         phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
         state = state._replace(phase=phase)
     return state, ()
+
+
+def _without_success(state: State) -> State:
+    """Have a success not count where the program has failed that ran torchrun."""
+    is_failure = state.failure and _is_success(state)
+    return state._replace(result=state.failure.result) if is_failure and state.failure else state
 
 
 def _is_success(state: State) -> bool:
@@ -531,6 +556,8 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if now >= phase.says_at:
         state = state._replace(phase=phase._replace(says_at=math.inf))
         return state, tuple(map(Log, _why_killed(state, phase)))
+    if now >= phase.torchrun_by and not phase.leaves:
+        return left(state, Leave(), now)  # a keeper hangs
     if now >= phase.torchrun_by:
         if _is_success(state):
             line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."

@@ -65,6 +65,7 @@ class Ending(NamedTuple):
     survivors: int = 0
     places_at: float = math.inf  # when ranks are requested to say where they are
     says_at: float = math.inf  # when the log says that they are killed
+    may_leave: bool = False  # when it has cleared: the others have left without it
     leaves: bool = False  # the coordinator has said that this host may leave
     killed: bool = False  # torchrun
     torchrun_by: float = math.inf  # when torchrun is killed
@@ -104,7 +105,7 @@ class State(NamedTuple):
     interrupts: tuple[float, ...] = ()  # when SIGINT came
     was_signalled: bool = False  # this host itself, and not only told of another one's stop
     count_at: float = math.inf  # when a rank's failure may count
-    failure: Failure | None = None  # why this host cannot start
+    failure: Failure | None = None  # why it cannot start, or the program that runs torchrun failed
     result: Result | None = None  # how all hosts end
 
     @property

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from launcher import PACKAGE
 from launcher.errors import STOPS, LaunchError
-from launcher.host.archive import PACKAGE
 from launcher.host.child import Helper
 from launcher.host.journal import Journal, host_folder
 from launcher.host.signals import left_alone
@@ -42,13 +42,14 @@ from launcher.peers.messages import (
     StacksRequest,
     Start,
 )
-from launcher.result.causes import Failure, of_error, of_launcher
+from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, history, machine
 from launcher.run.keepers import Keepers
 from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import described, traceback_of
 from launcher.text.words import Log
+from launcher.warm.start import Warm
 from launcher.watch import stacks
 from launcher.watch.host import Watch
 
@@ -82,13 +83,21 @@ def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
 class Supervisor:
     """The effects: what is open and running. What is known and decided is in `state`."""
 
-    def __init__(self, job: Job, environ: Mapping[str, str], system: System) -> None:
+    def __init__(
+        self,
+        job: Job,
+        environ: Mapping[str, str],
+        system: System,
+        start_torchrun: Callable[..., Torchrun] = Torchrun,
+    ) -> None:
         self._environ, self._system = environ, system
+        self._torchrun_of = start_torchrun
         self._folders = contextlib.ExitStack()
         self._folder = ""
         self._keepers: Keepers | None = None
         self._torchrun: Torchrun | None = None
-        self._helpers: list[Helper] = []
+        self._helpers: list[Helper | Warm] = []
+        self._warm: Warm | None = None
         self._store: Helper | None = None
         # Numbers of CollectStacks, by those of the requests to ranks.
         self._stacks_requests: dict[int, int] = {}
@@ -129,6 +138,8 @@ class Supervisor:
             if self._error:
                 yield from self._end_after(self._error)
         finally:
+            if self._torchrun:
+                self._system.kill_children()
             self._channel.close()
             for helper in self._helpers:
                 helper.close()
@@ -152,7 +163,8 @@ class Supervisor:
     def _timeout(self) -> float | None:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due())
         due = min(due, self._torchrun.due if self._torchrun else math.inf)
-        if isinstance(self.state.phase, Ending) and self.state.phase.leaves:
+        phase = self.state.phase
+        if isinstance(phase, Ending) and phase.leaves and not self.state.torchrun_runs:
             due = min(due, self._system.now() + _LOOK_SECONDS)
         seconds = max(0.0, due - self._system.now())
         return None if math.isinf(seconds) else seconds
@@ -203,6 +215,9 @@ class Supervisor:
         if self._keepers:
             self._keepers.close()
         self._kill_torchrun()
+        selector = self._system.selector
+        for key in list(selector.get_map().values()):  # which nobody would read any more
+            selector.unregister(key.fileobj)
         deadline = self._system.now() + self.state.grace(Why.STOP) + _LAST_SECONDS
         while self._torchrun and self._system.now() < deadline:
             self._system.reap()
@@ -210,6 +225,8 @@ class Supervisor:
                 break
             yield _LOOK_SECONDS
         result = self.state.result or failure.result
+        if result == SUCCESS and self.state.job.runner and self.state.torchrun_runs:
+            result = failure.result  # the program was killed
         self.state = self.state._replace(phase=Done(), result=result)
 
     def _own_failure(self, error: Exception) -> Failure:
@@ -327,8 +344,10 @@ class Supervisor:
         # torchrun leaves a log folder behind, which goes with that of the job.
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         environ["LAUNCHER_STUB_GRACE"] = f"{job.options.failure_grace}"
+        environ |= self._warm.environ if self._warm else {}
         self._plan = plan
-        self._torchrun = Torchrun(self._system, plan.argv, environ, job.options.folder, run_dir)
+        folder = job.options.folder
+        self._torchrun = self._torchrun_of(self._system, plan.argv, environ, folder, run_dir)
 
     def _do_run_ranks(self, action: events.RunRanks) -> None:
         if self._keepers:
@@ -382,6 +401,11 @@ class Supervisor:
 
     def _begin_warm(self) -> None:
         """Have a process import torch that forks keepers (warm/)."""
+        job, plan = self.state.job, self.state.job.plan
+        if isinstance(plan, LaunchPlan) and plan.warm:
+            environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
+            self._warm = Warm(self._system, plan, job.options, environ, self._folder)
+            self._helpers.append(self._warm)
 
     def _make_store(self) -> None:
         """Have the next attempt's store made; tell the coordinator its port."""

@@ -65,7 +65,8 @@ class Torchrun:
     def _unregister(self) -> None:
         if self._is_registered:
             self._is_registered = False
-            self._system.selector.unregister(self._stderr)
+            with contextlib.suppress(KeyError):  # the loop waits for nothing any more
+                self._system.selector.unregister(self._stderr)
 
     def tick(self) -> None:
         """Take more of its stderr."""
@@ -96,9 +97,11 @@ class Torchrun:
         """Return why it has ended, in its own words."""
         while self._is_registered and self._has_more():
             self._read()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(self._error_file, encoding="utf-8", errors="replace") as file:
-                return _words_of(json.load(file)["message"])
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+            open(self._error_file, encoding="utf-8", errors="replace") as file,
+        ):
+            return _words_of(json.load(file)["message"])
         line = self._last_line.decode(errors="replace").strip()
         return _OF_ARGPARSE.sub("", line).strip("=")  # which is below a report of its children
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Mapping
 from typing import Any, Callable
 
-from launcher.job.options import RUN_DIR
 from simulation.clock import Clock
+from simulation.keeper import of as keeper_of
 from simulation.launcher import Launcher
 from simulation.machine import Machine, Process
 from simulation.network import Network
-from simulation.nursery import Line, Nursery
 from simulation.pipe import Pipe
 from simulation.plan import Fault, Plan, What
-from simulation.ranks import Rank
-from simulation.runner import Runner
-from simulation.store import Store
+from simulation.ranks import Rank, World
+from simulation.store import Meeting
 from simulation.strangers import Stranger
-from simulation.torchrun import Doing, Torchrun
 from simulation.watch import Watch
 
 LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
@@ -28,9 +24,8 @@ LONGEST = 3600.0  # seconds, after which a job that still runs is left alone
 _FROM_THE_START = (
     What.HOST_LATE, What.HOST_ABSENT, What.HOST_SLOW, What.DELAY,
     What.DIFFERS, What.CANNOT_START, What.NO_TORCHRUN, What.PORT_TAKEN, What.TORCHRUN_FAILS,
-    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.RUNNER_IGNORES, What.SAVES_LONGER,
-    What.LEAVES_BARRIER, What.NO_FOLDER, What.DRIVER_HANGS, What.DIES_STARTING,
-    What.STARTS_SLOWLY, What.NURSERY_LATE, What.NURSERY_UNFIT, What.NURSERY_DIES,
+    What.TOO_FEW_FILES, What.RUNNER_FAILS, What.SAVES_LONGER, What.NO_FOLDER,
+    What.STARTS_SLOWLY, What.STORE_FAILS, What.STORE_SLOW,
 )  # fmt: skip
 
 
@@ -46,7 +41,9 @@ class Job:
         self.machines: list[Machine] = []
         self.machines += [Machine(self, number) for number in range(plan.hosts)]
         self.network = Network(self)
-        self.stores: dict[tuple[int, int], Store] = {}  # by attempt, and run
+        self.meeting = Meeting(self)
+        self.worlds: dict[int, World] = {}  # by attempt
+        self.ports: list[int] = []  # of the ranks' stores
         self.processes: dict[int, Process] = {}  # all that were ever started
         self._pid = 100
 
@@ -91,48 +88,23 @@ class Job:
         machine.launcher = Launcher(self, machine)
         machine.launcher.begin()
 
-    def start_nursery(self, machine: Machine, take: Callable[[Any], None]) -> Line:
-        """Start what forks a host's torchruns; return the launcher's connection to it."""
-        machine.nursery = Nursery(machine, take)
-        return machine.nursery.line
+    def world(self, attempt: int) -> World:
+        """Return all ranks of an attempt, on all hosts."""
+        return self.worlds.setdefault(attempt, World(self.plan.nproc * self.plan.hosts))
 
-    def start_torchrun(
-        self, machine: Machine, environ: Mapping[str, str], nursery: Nursery | None = None
-    ) -> Process | None:
-        """Start a host's torchrun, or what runs it; None where that cannot be executed.
-
-        `nursery` forks it, and its ranks.
-        """
-        if self.of(machine, What.NO_TORCHRUN):
-            return None
-        refuses = ""
-        if self.of(machine, What.TORCHRUN_FAILS):
-            refuses = "RuntimeError: the device is gone"
-        attempt = int(environ.get("LAUNCHER_ATTEMPT", 1))
-        machine.attempt, machine.folder = attempt, environ[RUN_DIR]
-        self.watch.torchrun_starts(machine, attempt)
-        launcher = machine.launcher
-        assert launcher
-        if self.plan.runner is None:
-            launcher.torchrun = Torchrun(machine, self.store(attempt), refuses, nursery)
-        else:
-
-            def start(run: int) -> Torchrun:
-                return Torchrun(machine, self.store(attempt, run), refuses)
-
-            launcher.torchrun = Runner(machine, start)
-        return launcher.torchrun
-
-    def store(self, attempt: int, run: int = 1) -> Store:
-        """Return where the torchruns meet of an attempt, or of one of its runs."""
-        return self.stores.setdefault((attempt, run), Store(self))
+    def loses_store(self, attempt: int) -> None:
+        """The store of an attempt's ranks is gone, 0: that of torchrun, of those which use it."""
+        for world in self.worlds.values():
+            for rank in world.ranks:
+                if rank.attempt == attempt if attempt else not rank.port:
+                    rank.loses_store()
 
     def lose_store(self, machine: Machine) -> None:
-        """A machine is gone, or out of reach: so is what its torchruns keep."""
-        for store in self.stores.values():
-            for torchrun in (store.host, store.keeper):
-                if torchrun and torchrun.machine is machine:
-                    store.ends(torchrun)
+        """A machine is gone, or out of reach: so is the store that it holds."""
+        if machine.torchrun:
+            self.meeting.ends(machine.torchrun)
+        if machine.store:
+            machine.store.on_end()
 
     # Faults
 
@@ -158,36 +130,34 @@ class Job:
             torchrun.hangs = True
             torchrun.hold(fault.amount)
 
-    def _kill_torchrun(self, fault: Fault, machine: Machine) -> None:
-        if machine.torchrun and machine.torchrun.runs:
-            self.watch.fault(fault, machine)
-            machine.torchrun.signal(signal.SIGKILL)
-
-    def _kill_runner(self, fault: Fault, machine: Machine) -> None:
-        if machine.runner and machine.runner.runs:
-            self.watch.fault(fault, machine)
-            machine.runner.signal(signal.SIGKILL)
-
     def _hang_torchrun(self, fault: Fault, machine: Machine) -> None:
         if machine.torchrun and machine.torchrun.runs:
             self.watch.fault(fault, machine)
             machine.torchrun.hangs = True
 
-    def _hang_in_start(self, fault: Fault, machine: Machine) -> None:
-        torchrun = machine.torchrun
-        if torchrun and torchrun.runs and torchrun.doing in (Doing.MEETING, Doing.BOOTING):
+    def _kill(self, fault: Fault, machine: Machine) -> None:
+        keeper = keeper_of(machine, fault.local_rank)
+        process = {
+            What.TORCHRUN_KILLED: machine.torchrun,
+            What.RUNNER_KILLED: machine.runner,
+            What.STORE_KILLED: machine.store,
+            What.KEEPER_KILLED: keeper,
+            What.STUB_KILLED: keeper and keeper.parent,
+        }[fault.what]
+        if process and process.runs:
             self.watch.fault(fault, machine)
-            torchrun.hangs_in_start = True
+            process.signal(signal.SIGKILL)
 
-    def _kill_nursery(self, fault: Fault, machine: Machine) -> None:
-        if machine.nursery and machine.nursery.runs:
-            machine.nursery.signal(signal.SIGKILL)
+    def _hang_keeper(self, fault: Fault, machine: Machine) -> None:
+        keeper = keeper_of(machine, fault.local_rank)
+        if keeper:
+            self.watch.fault(fault, machine)
+            keeper.hangs = True
 
     def _tell_torchrun(self, fault: Fault, machine: Machine) -> None:
         torchrun = machine.torchrun
         if torchrun and torchrun.runs:
-            if torchrun.is_known:  # else it is a fork that failed: the host starts cold
-                self.watch.fault(fault, machine)
+            self.watch.fault(fault, machine)
             torchrun.signal(signal.SIGTERM)
 
     def _kill_launcher(self, fault: Fault, machine: Machine) -> None:
@@ -205,7 +175,10 @@ class Job:
             machine.launcher.stand_still(fault.amount)
 
     def _fail_launcher(self, fault: Fault, machine: Machine) -> None:
-        if machine.launcher and machine.launcher.runs:
+        again = any(
+            (one.fault.what, one.machine) == (fault.what, machine) for one in self.watch.faults
+        )
+        if machine.launcher and machine.launcher.runs and not again:
             self.watch.fault(fault, machine)
             machine.launcher.system.raises()
 
@@ -219,10 +192,6 @@ class Job:
         machine.has_started = False
         self.lose_store(machine)
 
-    def _break_gpu(self, fault: Fault, machine: Machine) -> None:
-        self.watch.fault(fault, machine)
-        machine.gpu_is_broken = True
-
     def _cut(self, fault: Fault, machine: Machine) -> None:
         if machine.is_up and not machine.is_cut and self.plan.hosts > 1:
             self.watch.fault(fault, machine)
@@ -230,7 +199,7 @@ class Job:
             self.network.give_up(machine)
             self.lose_store(machine)
             if machine.number and machine.torchrun:
-                machine.torchrun.store.breaks_for(machine.torchrun)
+                self.meeting.breaks_for(machine.torchrun)
 
     def _break_connection(self, fault: Fault, machine: Machine) -> None:
         for end in self.network.of(machine) if machine.number else ():
@@ -267,19 +236,20 @@ _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
     What.STUCK: Job._hold_rank,
     What.LEFT_STUCK: Job._hold_rank,
     What.TORCHRUN_STUCK: Job._hold_torchrun,
-    What.TORCHRUN_KILLED: Job._kill_torchrun,
+    What.TORCHRUN_KILLED: Job._kill,
     What.TORCHRUN_HANGS: Job._hang_torchrun,
-    What.TORCHRUN_HANGS_STARTING: Job._hang_in_start,
     What.TORCHRUN_TOLD: Job._tell_torchrun,
-    What.NURSERY_KILLED: Job._kill_nursery,
-    What.RUNNER_KILLED: Job._kill_runner,
+    What.STORE_KILLED: Job._kill,
+    What.KEEPER_KILLED: Job._kill,
+    What.STUB_KILLED: Job._kill,
+    What.KEEPER_HANGS: Job._hang_keeper,
+    What.RUNNER_KILLED: Job._kill,
     What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,
     What.LAUNCHER_STOPS: Job._stop_launcher,
     What.LAUNCHER_FAILS: Job._fail_launcher,
     What.HOST_KILLED: Job._kill_host,
     What.HOST_VANISHES: Job._kill_host,
-    What.GPU_BREAKS: Job._break_gpu,
     What.CUT: Job._cut,
     What.RESET: Job._break_connection,
     What.HALF_OPEN: Job._break_connection,

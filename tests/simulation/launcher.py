@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, LaunchPlan
@@ -17,6 +17,7 @@ from launcher.run.supervisor import Supervisor
 from simulation.machine import Machine, Process
 from simulation.plan import What
 from simulation.system import System
+from simulation.torchrun import Started
 
 if TYPE_CHECKING:
     from simulation.job import Job
@@ -65,15 +66,15 @@ class Launcher:
         cannot, differs = job.of(machine, What.CANNOT_START), job.of(machine, What.DIFFERS)
         other = {"script's arguments": ["--seed", str(machine.number)]}
         runner = "" if job.plan.runner is None else COMPILE
-        argv = ("python", "agent.py", "--rdzv-id=job", "--", "rank.py")
+        argv = ("python", "--", "python", "stub.py")
         agree = other if differs else FINGERPRINT
         plan: LaunchPlan | LaunchError
         plan = LaunchPlan(argv, {}, "1", (), agree)
-        nursery = ("python", "nursery.py") if job.plan.is_warm and not runner else ()
-        plan = plan._replace(runner=runner, nursery=nursery)
+        plan = plan._replace(runner=runner)
         if cannot:
             plan = LaunchError("--train-script: there is none")
-        self.supervisor = Supervisor(job_of(job, machine.name, plan), {}, self.system)  # type: ignore[arg-type]
+        of_host: Any = job_of(job, machine.name, plan), {}, self.system
+        self.supervisor = Supervisor(*of_host, start_torchrun=Started)  # type: ignore[arg-type]
         self._turns = self.supervisor.turns()
 
     @property
@@ -161,9 +162,9 @@ class Launcher:
             self.job.network.disconnect(self.machine)
             self.system.disconnect()
             for process in list(self.machine.processes.values()):
-                if process.is_spared:
+                if process.is_helper:
                     process.signal(signal.SIGKILL)
-                elif process.is_tied:
+                elif process.is_tied and process.parent is None:
                     process.signal(signal.SIGTERM)
 
     def _ends(self) -> None:

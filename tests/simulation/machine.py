@@ -6,23 +6,21 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any, Callable
 
-from launcher.errors import Disposition
-
 if TYPE_CHECKING:
     from simulation.job import Job
+    from simulation.keeper import Keeper
     from simulation.launcher import Launcher
-    from simulation.nursery import Nursery
     from simulation.ranks import Rank
-    from simulation.runner import Runner
-    from simulation.torchrun import Torchrun
+    from simulation.store import RankStore
+    from simulation.torchrun import Runner, Torchrun
 
 
 class Machine:
     """A host, or its container.
 
-    Attributes: `is_up`; `is_cut` off the network; `gpu_is_broken`, as its driver knows; `delay`,
-    seconds that its messages take; `launcher`, once it is started; `torchrun`, the last one;
-    `runner`, if one runs torchrun; `nursery`, if one forks it.
+    Attributes: `is_up`; `is_cut` off the network; `delay`, seconds that its messages take;
+    `launcher`, once it is started; `torchrun`, and the `runner` of that, if there is one; `keepers`
+    by local rank; `store`, which makes those of ranks.
     """
 
     def __init__(self, job: Job, number: int) -> None:
@@ -31,14 +29,13 @@ class Machine:
         self.name = job.names[number]
         self.has_started = False  # its name resolves
         self.is_up = True
-        self.is_cut = self.gpu_is_broken = False
+        self.is_cut = False
         self.delay = 0.0
         self.launcher: Launcher | None = None
         self.torchrun: Torchrun | None = None
         self.runner: Runner | None = None
-        self.nursery: Nursery | None = None
-        self.attempt = 0  # the last that was started here
-        self.folder = ""  # of it
+        self.keepers: list[Keeper] = []
+        self.store: RankStore | None = None
         self.processes: dict[int, Process] = {}  # those that run, in the order of their start
 
     def reaches(self, other: Machine) -> bool:
@@ -57,32 +54,35 @@ class Machine:
 
 
 class Process:
-    """A process of the job; the kernel gives those whose parent has ended to the launcher.
+    """A process of the job; the kernel gives those whose parent has ended to who adopts them.
 
-    Attributes: `session`, the pid of the rank that leads its session and group, or its own;
-    `heard`, the signals that it was sent, with times; `exit_code`, None while it runs;
-    `held_until`, until when the kernel holds it; `is_tied`: the kernel stops it if the launcher is
-    killed (PR_SET_PDEATHSIG); `folder`, of the attempt that it is of; `is_spared`, it is of none.
+    Attributes: `heard`, the signals that it was sent, with times; `exit_code`, None while it runs;
+    `held_until`, until when the kernel holds it; `is_tied`: the kernel stops it if its parent is
+    killed (PR_SET_PDEATHSIG); `adopts`: it is a subreaper, as the launcher is; `is_helper`: the
+    launcher does not wait for it; `attempt`, of which it is, 0 if of none.
     """
 
-    def __init__(self, machine: Machine, parent: Process | None, *, leads: bool = True) -> None:
+    is_tied = adopts = is_helper = False
+
+    def __init__(self, machine: Machine, parent: Process | None, attempt: int = 0) -> None:
         self.machine = machine
         self.job = machine.job
         self.clock = machine.job.clock
         self.parent = parent
-        self.attempt = machine.attempt
-        self.folder = parent.folder if parent else machine.folder
+        self.attempt = attempt
         self.held_until = -math.inf
         self.pid = machine.job.next_pid()
-        self.session = self.pid if leads or parent is None else parent.pid
         self.heard: list[tuple[float, int]] = []
         self.exit_code: int | None = None
-        self.is_tied = self.is_spared = False
-        self.reaped_at = math.inf  # by the launcher
         self.started = self.clock.now
         self.ended: float | None = None
         machine.processes[self.pid] = self
         machine.job.processes[self.pid] = self
+
+    def soon(self, within: tuple[float, float], act: Callable[..., None], *arguments: Any) -> None:
+        """Do something in a while, if it runs then."""
+        seconds = self.job.random.uniform(*within)
+        self.clock.after(seconds, lambda: act(*arguments) if self.runs else None)
 
     @property
     def runs(self) -> bool:
@@ -116,12 +116,21 @@ class Process:
         for number in sorted(came, key=lambda number: number != signal.SIGKILL):
             self._take(number)
 
-    def is_below(self, other: Process | None) -> bool:
-        """Tell whether it is a process or one of its descendants that are still connected to it."""
-        above: Process | None = self
-        while above is not None and above is not other:
-            above = above.parent if above.parent is not None and above.parent.runs else None
-        return above is not None
+    @property
+    def above(self) -> Process | None:
+        """Whose child it is now; None: the launcher's."""
+        above = self.parent
+        while above and not (above.runs and (above is self.parent or above.adopts)):
+            above = above.parent
+        return above
+
+    def below(self) -> list[Process]:
+        """Return all processes below it, each behind its parent."""
+        found: list[Process] = [self]
+        for process in self.machine.processes.values():
+            if process.above in found:
+                found.append(process)
+        return found[1:]
 
     def signal(self, number: int) -> None:
         """Take a signal."""
@@ -142,34 +151,38 @@ class Process:
         self.end(-number)
 
     def end(self, exit_code: int) -> None:
-        """End, and have the parent told."""
-        if not self.runs:
+        """End, and have its parent notice; the kernel signals the children that are tied to it."""
+        if not self.runs or self.waits_for_kernel(self.end, exit_code):
             return
-        if self.waits_for_kernel(self.end, exit_code):
-            return
+        above = self.above
         self.exit_code, self.ended = exit_code, self.clock.now
         del self.machine.processes[self.pid]
+        for process in list(self.machine.processes.values()):
+            if process.parent is self and process.is_tied:
+                process.signal(signal.SIGTERM)
         self.on_end()
         launcher = self.machine.launcher
-        if launcher and launcher.runs:
-            if self.parent is None or not self.parent.runs:
-                launcher.system.child_ended(self.pid, exit_code)
-        if self.machine.runner:
-            self.machine.runner.sees_end()
+        if above:
+            above.child_ended(self)
+        elif launcher and launcher.runs:
+            launcher.system.child_ended(self.pid, exit_code)
 
-    def response(self, number: int) -> Disposition:
+    def child_ended(self, child: Process) -> None:
+        """Have a child that has ended, perhaps an adopted one."""
+
+    def response(self, number: int) -> str:
         """Return what /proc says it does at a signal."""
-        return Disposition.DEFAULT
+        return "default"
 
     def on_end(self) -> None:
         """Have others notice."""
 
 
-class Helper(Process):
-    """What a rank has started in its own group, such as an upload: it ends by itself in a while."""
+class Upload(Process):
+    """What a rank has started in its own group: it ends by itself in a while."""
 
     def __init__(self, rank: Rank, seconds: float, *, ignores: bool) -> None:
-        super().__init__(rank.machine, rank, leads=False)
+        super().__init__(rank.machine, rank, rank.attempt)
         self.rank = rank
         self.ignores = ignores
         self.clock.after(seconds, self.end, 0)

@@ -1,4 +1,4 @@
-"""What a simulated rank or torchrun says to its launcher, and hears: lines of JSON, and go."""
+"""What somebody on a host says to its launcher, and hears: lines of JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from simulation.machine import Machine
 
 TAKES = (0.0005, 0.003)  # seconds, until it acts on what it hears
-GO = b"go"
 
 
 class Pipe:
-    """A connection to the launcher of a machine, in an attempt's folder: "" is the last one.
+    """A connection to the launcher of a machine.
 
-    `hears` gets each of its answers, `loses` is called when the launcher's end is closed. `is_open`
-    tells whether there is such a connection.
+    `hears` gets each of its messages, `loses` is called when the launcher's end is closed.
+    `is_open` tells whether there is such a connection.
     """
 
     def __init__(
@@ -28,16 +27,14 @@ class Pipe:
         machine: Machine,
         hears: Callable[[dict[str, Any]], None] = lambda message: None,
         loses: Callable[[], None] = lambda: None,
-        folder: str = "",
-        lets_go: Callable[[], None] = lambda: None,
     ) -> None:
-        self._machine, self._hears, self._loses, self._lets_go = machine, hears, loses, lets_go
+        self._machine, self._hears, self._loses = machine, hears, loses
         self._back = Lane(machine.job.clock)
-        self._end = End(self._answers, self._closes)
+        self._end = End(self._comes, self._closes)
         launcher = machine.launcher
-        listener = launcher.system.listener(folder) if launcher and launcher.runs else None
-        self.is_open = listener is not None
-        if listener:
+        listener = launcher.system.listener if launcher and launcher.runs else None
+        self.is_open = listener is not None and listener.is_open
+        if listener and self.is_open:
             listener.add(self._end)
 
     def say(self, message: Mapping[str, Any]) -> None:
@@ -60,10 +57,11 @@ class Pipe:
             self.is_open = False
             self._loses()
 
-    def _answers(self, data: bytes) -> None:
-        if data == GO:
-            self._lets_go()
+    def _comes(self, data: bytes) -> None:
         for line in data.splitlines():
             seconds = self._machine.job.random.uniform(*TAKES)
-            message = {"go": True} if line == GO else decoded(line)
-            self._back.after(seconds, self._hears, message)
+            self._back.after(seconds, self._heard, decoded(line))
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if self.is_open:
+            self._hears(message)

@@ -49,31 +49,6 @@ class Script(NamedTuple):
     is_python: bool = True  # or it tells the launcher nothing, and has its handlers at once
 
 
-class Moment(enum.Enum):
-    """When a process dies that is to become a rank, by the amount of its fault."""
-
-    STARTED = 0  # the first process, before it forks
-    FORKED = 1  # the fork, before it says anything
-    SAID = 2  # the fork, with its pid said, before the first process knows that
-    KNOWN = 3  # the fork, while it waits for go
-    LET_GO = 4  # the fork, before its script runs
-    FIRST = 5  # the first process, while the fork goes on
-
-
-class Nursing(enum.Enum):
-    """When a nursery dies (nursery.py), by the amount of its fault."""
-
-    IMPORTING = 0
-    READY = 1  # it has said so
-    ORDERED = 2  # before it forks torchrun
-    FORKED = 3  # before that has said its pid to it
-    FORKED_AND_SAID = 4  # and before the launcher is told
-    TOLD = 5  # the launcher, of torchrun's pid
-    BEFORE_A_RANK = 6  # before it forks one
-    IN_A_FORK = 7  # before a rank that it has forked has said its pid
-    BETWEEN_RANKS = 8  # torchrun was told of one
-
-
 class What(Word):
     """What goes wrong; `amount` of a fault is in seconds if not said otherwise."""
 
@@ -87,7 +62,6 @@ class What(Word):
     FORGIVEN = "a rank's hook ends it with 0"  # `amount` after it has raised
     LINGERS = "a rank lingers"  # for `amount` after it has raised, whatever it hears
     GPU_FAILS = "a rank's GPU fails"  # with an uncorrectable ECC error, as the rank says
-    DIES_STARTING = "what is to become a rank dies"  # `amount` chooses when: Moment
     HANGS = "a rank hangs"
     LEAVES = "a rank leaves the others"  # sys.exit(0); its process ends `amount` after that
     # A process that the kernel holds: no signal reaches it for `amount`, or for ever if that is 0.
@@ -97,19 +71,18 @@ class What(Word):
     # Torchrun.
     TORCHRUN_KILLED = "torchrun is killed"
     TORCHRUN_HANGS = "torchrun hangs"
-    TORCHRUN_HANGS_STARTING = "torchrun hangs when it has started ranks"
     TORCHRUN_TOLD = "somebody sends torchrun SIGTERM"
     TORCHRUN_FAILS = "torchrun fails"  # its port is taken, for one
-    LEAVES_BARRIER = "torchruns lose their store while they wait for the others' success"
-    # What forks torchrun and ranks, if the plan is a warm one: it changes no job's result.
-    NURSERY_LATE = "a host's nursery is late"
-    NURSERY_UNFIT = "a host's nursery cannot fork"
-    NURSERY_DIES = "a host's nursery dies"  # `amount` chooses when: Nursing
-    NURSERY_KILLED = "a host's nursery is killed"
+    # What stands for a rank, or makes their stores (if the job may restart).
+    KEEPER_KILLED = "a rank's keeper is killed"
+    KEEPER_HANGS = "a rank's keeper hangs"
+    STUB_KILLED = "what torchrun has started for a rank is killed"
+    STORE_KILLED = "what makes the ranks' stores is killed"
+    STORE_FAILS = "no store can be made for ranks"
+    STORE_SLOW = "the ranks' stores are made slowly"  # by `amount`
     # The program that runs torchrun, if the plan has one.
     RUNNER_KILLED = "torchrun's runner is killed"
     RUNNER_FAILS = "torchrun's runner fails"  # 3, at its end
-    RUNNER_IGNORES = "torchrun's runner ignores SIGTERM"
     # A launcher, or its whole host.
     LAUNCHER_KILLED = "a launcher is killed"
     LAUNCHER_PAUSES = "a launcher stands still"  # for `amount`
@@ -121,8 +94,6 @@ class What(Word):
     HOST_ABSENT = "a host never comes"
     STARTS_SLOWLY = "a host's ranks start slowly"  # by up to `amount` at each step
     HOST_SLOW = "a host trains longer"  # by `amount`
-    GPU_BREAKS = "a host's GPU breaks"  # which its driver alone knows
-    DRIVER_HANGS = "a host's driver hangs"  # that of its GPUs
     SAVES_LONGER = "a host's ranks save longer"  # by `amount`
     # The network.
     CUT = "a host is cut off"
@@ -170,10 +141,8 @@ class Plan(NamedTuple):
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     runner: float | None = None  # seconds of own work of a program that runs torchrun, if one does
-    runs: int = 1  # how often that program runs torchrun, one after the other
     watch: float = 0.0  # seconds between two looks at how far ranks are; 0: none
     hang_timeout: float = 0.0  # --launcher-hang-timeout in seconds; 0: none
-    is_warm: bool = False  # torchruns and ranks are forked by a nursery (nursery.py)
 
     def names(self) -> tuple[str, ...]:
         """Return the hosts' names, sorted as SageMaker's are."""

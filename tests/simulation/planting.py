@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from launcher.job.job import Job
-from launcher.run import ending
 
 Plant = Callable[["Planter"], None]
 MISTAKES: dict[str, Plant] = {}

@@ -9,13 +9,14 @@ import math
 import re
 from collections.abc import Iterator
 
-from launcher.peers import member
+from launcher.peers import link
 from launcher.result.causes import NO_RESTART, Result
-from launcher.run.state import EXIT_BARRIER_SECONDS, KILL_AGAIN_SECONDS, MARGIN_SECONDS
+from launcher.run.state import GONE_SECONDS, TORCHRUN_SECONDS
 from simulation import promises_of_ranks
 from simulation.facts import (
     HANGS,
     HELD,
+    KEEPERS,
     LOSSES,
     MISCONFIGURED,
     OF_TORCHRUN,
@@ -23,6 +24,7 @@ from simulation.facts import (
     RANK_FAILURES,
     SLOW,
     STOPS,
+    STORES,
     broken,
     ended,
     has,
@@ -33,6 +35,7 @@ from simulation.facts import (
     promise,
     seconds_of,
 )
+from simulation.keeper import AGAIN, STUCK
 from simulation.launcher import Launcher
 from simulation.machine import Process
 from simulation.network import GIVES_UP
@@ -78,11 +81,13 @@ def success_is_true(watch: Watch) -> Iterator[str]:
         if launcher.result is None or launcher.result.exit_code != 0:
             continue
         for machine in [launcher.machine] if impostors(watch) else watch.job.machines:
-            ranks = machine.torchrun.ranks if machine.torchrun else []
-            if len(ranks) < watch.job.plan.nproc or any(rank.exit_code != 0 for rank in ranks):
+            last = max((number for *_, number in watch.started), default=0)
+            of_it = [one for one in watch.ranks if one.machine is machine and one.attempt == last]
+            if len(of_it) < watch.job.plan.nproc or any(rank.exit_code != 0 for rank in of_it):
                 yield f"{launcher.machine.name} ends with 0, but not all ranks of {machine.name}"
-            elif machine.runner and machine.runner.exit_code != 0:
-                yield f"{launcher.machine.name} ends with 0, but not the runner of {machine.name}"
+        runner = launcher.machine.runner
+        if runner and runner.exit_code != 0 and not impostors(watch):
+            yield f"{launcher.machine.name} ends with 0, but not its runner"
 
 
 @promise("every host writes the same text and exits with the same code")
@@ -93,6 +98,13 @@ def all_say_the_same(watch: Watch) -> Iterator[str]:
         return
     if planned(watch, What.TOO_FEW_FILES) and planned(watch, What.STRANGER):
         return  # who takes the few there are
+    away |= {one.machine for one in has(watch, What.RUNNER_FAILS)}  # after all have left
+    # Nobody tells a launcher that has failed itself, nor one that stops a program after all.
+    own = {one.machine for one in has(watch, What.LAUNCHER_FAILS)}
+    if watch.job.plan.runner is not None:
+        own |= {one.machine for one in launchers(watch) if one.stops}
+        own |= {one.machine for one in has(watch, What.RUNNER_KILLED, What.TORCHRUN_KILLED)}
+    away |= own
     said: dict[Result, str] = {}
     for launcher in ended(watch):
         if launcher.result and launcher.machine not in away and not _is_alone(watch, launcher):
@@ -106,7 +118,7 @@ def _is_alone(watch: Watch, launcher: Launcher) -> bool:
     first = watch.job.machines[0].launcher
     assert first
     stays = (watch.decided[0] if watch.decided else math.inf) + 2.5
-    leaves_first = launcher.ended_at <= first.started_at + member.MOST_RETRY_SECONDS
+    leaves_first = launcher.ended_at <= first.started_at + link.MOST_RETRY_SECONDS
     if launcher.started_at > stays or leaves_first:
         return True
     return launcher.torchrun is None and (bool(launcher.stops) or planned(watch, *SLOW))
@@ -145,7 +157,8 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     if tells and {one.machine, watch.job.machines[0]} & lost(watch):
         return
     most = dict.fromkeys(STOPS, 0.1)
-    most |= {What.TORCHRUN_KILLED: 1.1, What.RUNNER_KILLED: 1.1, What.TORCHRUN_TOLD: 2.1}
+    most |= {What.TORCHRUN_KILLED: 1.3, What.RUNNER_KILLED: 1.1, What.TORCHRUN_TOLD: 31.2}
+    most |= dict.fromkeys(KEEPERS, 1.1)
     most |= dict.fromkeys(LOSSES, 19.1)
     most |= {What.LAUNCHER_STOPS: 60.6}
     most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
@@ -178,9 +191,7 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
     if told is None:
         return  # what the watch has seen stands in its place
     failed_at = told.time - told.age
-    # A program may run several torchruns in an attempt; the last one's ranks train.
-    world = next(rank.world for rank in reversed(watch.ranks) if rank.attempt == attempt)
-    of_it = [rank for rank in world.ranks if rank.exit_code == 0]
+    of_it = [rank for rank in watch.ranks if (rank.attempt, rank.exit_code) == (attempt, 0)]
     word = r"(had )?ended with exit code 0"
     named = re.search(rf", rank (\d+)(?: and (\d+) more)? {word}", first)
     if named:
@@ -198,8 +209,7 @@ def who_left_is_named(watch: Watch) -> Iterator[str]:
 def first_of_a_host(watch: Watch) -> Iterator[str]:
     """If what the ranks did is all that went wrong, and each was to say it in time."""
     own = [one for one in has(watch, *RANK_FAILURES) if one.rank]
-    # torchrun sees one after the other whether processes have become ranks.
-    unordered = (What.FORGIVEN, What.LINGERS, What.DIES_STARTING)
+    unordered = (What.FORGIVEN, What.LINGERS)
     odd = any(one.fault.what in unordered for one in own)
     if len(own) != len(watch.faults) or odd or planned(watch, *SLOW) or watch.decided is None:
         return
@@ -224,7 +234,7 @@ def restarts(watch: Watch) -> Iterator[str]:
     """And all hosts start each attempt, when nothing of the one before is left on any host."""
     plan = watch.job.plan
     harmless = (What.STUCK, What.LEFT_STUCK, What.HOST_SLOW, What.SAVES_LONGER)
-    harmless += (What.LEAVES_BARRIER, What.DRIVER_HANGS, What.STARTS_SLOWLY)
+    harmless += (What.STARTS_SLOWLY,)
     only_ranks = all(fault.what in (*RANK_FAILURES, *harmless) for fault in plan.faults)
     only_ranks = only_ranks and not any(_survives(one) for one in watch.job.processes.values())
     only_ranks = only_ranks and not (plan.hang_timeout and has(watch, *HELD))  # a failure as well
@@ -243,19 +253,15 @@ def restarts(watch: Watch) -> Iterator[str]:
 
 @promise("What hardware broke is not restarted on the same host")
 def broken_hardware_is_left(watch: Watch) -> Iterator[str]:
-    """As a rank has said, or a driver that answers; and where it is said, it is true."""
-    unseen = () if watch.job.plan.script.is_python else has(watch, What.GPU_FAILS)
-    broken = [one for one in has(watch, What.GPU_FAILS, What.GPU_BREAKS) if one not in unseen]
+    """As a rank has said; and where it is said, it is true."""
+    broken = has(watch, What.GPU_FAILS) if watch.job.plan.script.is_python else []
     for at, _, attempt in watch.started:
         for one in broken if attempt > 1 and not impostors(watch) else ():
-            # A launcher that stands still may find the time over before it has read the answer.
-            hangs = watch.job.of(one.machine, What.DRIVER_HANGS) or planned(watch, *SLOW)
-            asked = one.time < watch.restarts[attempt - 2] and not hangs
-            if one.rank.attempt < attempt if one.rank else asked:
+            if one.rank and one.rank.attempt < attempt:
                 yield f"attempt {attempt} starts at {at:.3f} s: {one.fault.what.value}"
     for launcher in ended(watch):
         second = launcher.result.text.split("\n")[1:2] if launcher.result else []
-        said = re.match(rf"{NO_RESTART}(\S+), ", second[0]) if second else None
+        said = re.match(rf"{NO_RESTART}(\S+), rank", second[0]) if second else None
         if said and not any(one.machine.name == said[1] for one in broken):
             yield f"{launcher.machine.name} says: {second[0]}"
 
@@ -264,8 +270,7 @@ def _survives(process: Process) -> bool:
     """Tell whether a process has survived SIGKILL for about 5 s, or would."""
     if process.held_until == -math.inf:
         return False
-    # What ranks have left is killed up to two looks after the first of them.
-    by = process.killed_at + MARGIN_SECONDS - 2 * KILL_AGAIN_SECONDS - 0.05
+    by = process.killed_at + STUCK - 2 * AGAIN - 0.05
     return process.ended is None or process.ended > by
 
 
@@ -276,7 +281,7 @@ def nothing_is_left(watch: Watch) -> Iterator[str]:
     for at, _, attempt in watch.started:
         first[attempt] = min(at, first.get(attempt, at))
     for process in watch.job.processes.values():
-        at = first.get(process.attempt + 1, math.inf)
+        at = first.get(process.attempt + 1, math.inf) if process.attempt else math.inf
         if at < math.inf and (process.ended is None or process.ended > at):
             yield f"process {process.pid} runs when attempt {process.attempt + 1} starts"
 
@@ -288,7 +293,7 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
     if first is None or first.fault.what not in STOPS or impostors(watch):
         return
     later = [one.time for one in watch.faults if one.fault.what not in STOPS]
-    if planned(watch, *MISCONFIGURED, *SLOW, What.HOST_LATE):
+    if planned(watch, *MISCONFIGURED, *SLOW, What.HOST_LATE) or watch.job.plan.runner is not None:
         return
     if later and later[0] < first.time + 1:
         return
@@ -301,22 +306,18 @@ def stop_is_a_stop(watch: Watch) -> Iterator[str]:
 
 @promise("| ranks are being restarted | a stop | stopped")
 def no_stop_is_lost(watch: Watch) -> Iterator[str]:
-    """Whatever else has happened: no job succeeds whose ranks were stopped, or its torchrun."""
-    told = has(watch, What.TORCHRUN_TOLD)
-    # While nothing else ends its ranks: a torchrun that starts ranks tells of it afterwards.
-    others = [one.time for one in watch.faults if one not in told]
-    told = [one for one in told if one.time + 1 < min(others, default=math.inf)]
-    for one in [*has(watch, *STOPS), *told]:
+    """Whatever else has happened: no job succeeds whose ranks were stopped."""
+    for one in has(watch, *STOPS):
         runners = [machine.runner for machine in watch.job.machines if machine.runner]
         all_of_it = [*watch.ranks, *runners]
-        if one in told:
-            all_of_it = [rank for rank in watch.ranks if rank.machine is one.machine]
         went_on = any(process.ended and process.ended > one.time + 1.1 for process in all_of_it)
         if went_on and not has(watch, What.FORGIVEN) and not planned(watch, *SLOW):
             for launcher in ended(watch):
-                if launcher.result == Result(0):
+                # Each host's program goes on by itself when all ranks have succeeded.
+                is_told = watch.job.plan.runner is None or launcher.machine is one.machine
+                if launcher.result == Result(0) and is_told:
                     yield f"{launcher.machine.name} succeeds, but was stopped at {one.time:.3f} s"
-        if one not in told and _is_restarting(watch, one.time):
+        if _is_restarting(watch, one.time):
             assert watch.decided
             if not watch.decided[1].stop_signal:
                 yield f"the job ends with {watch.decided[1]}, but was stopped at {one.time:.3f} s"
@@ -324,7 +325,8 @@ def no_stop_is_lost(watch: Watch) -> Iterator[str]:
 
 def _is_restarting(watch: Watch, at: float) -> bool:
     """Tell whether ranks are restarted when a stop comes and is heard of, and nothing else is."""
-    if has(watch, *LOSSES, *OF_TORCHRUN, *HELD) or planned(watch, *SLOW) or impostors(watch):
+    broken = has(watch, *LOSSES, *OF_TORCHRUN, *HELD) or planned(watch, *STORES)
+    if broken or planned(watch, *SLOW) or impostors(watch):
         return False
     is_open = watch.decided is not None and watch.decided[0] >= at
     if any(one.time <= at for one in has(watch, What.LAUNCHER_FAILS)):
@@ -355,7 +357,8 @@ def stacks_are_shown(watch: Watch) -> Iterator[str]:
     for request in watch.requests:
         at, machine, by = request.time, request.machine, request.time + 4
         again = any(one is machine and at < start < by for start, one, _ in watch.started)
-        ends = any(not one.launcher or one.launcher.ended_at < by for one in (machine, first))
+        ends = watch.decided and watch.decided[0] < by
+        ends = ends or any(not one.launcher or one.launcher.ended_at < by for one in (machine, first))
         away = {machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
         if request.replied_at > by and not (again or ends or away):
             yield f"{machine.name} is not answered, asked at {at:.3f} s"
@@ -382,10 +385,9 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
         if launcher.runs and not has(watch, What.HANGS, *HANGS, *HELD) and not waits:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
-    if watch.job.plan.hosts == 1 or odd:
+    if watch.job.plan.hosts == 1 or odd or watch.job.plan.runner:
         return
-    slack = 1 + MARGIN_SECONDS * bool(has(watch, *HELD))
-    slack += seconds_of(watch, *PAUSES) + 2 * seconds_of(watch, What.DELAY)
+    slack = 1 + seconds_of(watch, *PAUSES) + 4 * seconds_of(watch, What.DELAY)
     for launcher in ended(watch):
         since, bound = _bound(watch, launcher)
         if launcher.started_at < since and launcher.ended_at > since + bound + slack:
@@ -397,12 +399,16 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
     """Return since when a host can know how it ends, and within how many seconds it is to."""
     plan = watch.job.plan
     assert launcher.result
-    # What runs torchrun has the failure grace after it; ranks that start late have theirs.
-    bound = 2 * plan.failure_grace + 2 * MARGIN_SECONDS
+    is_stop = any(one.stopping_since < math.inf for one in launchers(watch))
+    # All hosts clear, though one of them may be lost; the first leaves 5 s after the others.
+    bound = (plan.grace if is_stop else plan.failure_grace) + 5.0
     if launcher.result.exit_code == 0:
-        bound = max(EXIT_BARRIER_SECONDS, plan.failure_grace + MARGIN_SECONDS)
-    if launcher.result.stop_signal or launcher.stopping_since < math.inf:
-        bound = plan.grace + plan.failure_grace + 2 * MARGIN_SECONDS
+        bound = TORCHRUN_SECONDS + plan.failure_grace
+    if has(watch, *HELD, *HANGS, *KEEPERS):
+        bound += plan.failure_grace + GONE_SECONDS + STUCK
+    if has(watch, What.KEEPER_HANGS):
+        bound += plan.grace + GIVES_UP[1] + 10  # that of the coordinator
+    bound += len(has(watch, *LOSSES)) * (GIVES_UP[1] + plan.failure_grace)
     decided = watch.decided[0] if watch.decided else launcher.ended_at
     here = (launcher.machine, watch.job.machines[0])
     silent = "has not answered" in launcher.result.text  # or else it was stopped, and no loss
@@ -411,6 +417,6 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
     if launcher.torchrun is None:
         # In that time it tells the others; one that is not heard waits for the start time-out.
         alone = away < math.inf or planned(watch, *SLOW)
-        bound = plan.start_timeout if alone else 3
+        bound = plan.start_timeout if alone else 5
     found = SILENCE if silent else GIVES_UP[1]
     return (away, bound + found) if away <= decided else (decided, bound)

@@ -7,11 +7,10 @@ import signal
 from collections.abc import Iterator
 
 from simulation.facts import (
-    HELD,
+    KEEPERS,
     LOSSES,
     OF_TORCHRUN,
     PAUSES,
-    ended,
     has,
     launchers,
     lost,
@@ -34,22 +33,27 @@ def launcher_of(machine: Machine) -> Launcher:
 
 @promise("Only each rank's own process gets the stop, once")
 def hears_once(watch: Watch) -> Iterator[str]:
-    """As any signal that is to end it; but the kernel's stop comes if the launcher is killed."""
-    killed = {one.machine for one in has(watch, What.LAUNCHER_KILLED, What.HOST_KILLED)}
+    """As any signal that is to end it; but the kernel's stop comes if its keeper is killed."""
     for rank in watch.ranks:
-        stops = [number for _, number in rank.heard if number in STOPS]
-        if len(stops) > 1 and rank.machine not in killed:
+        stops = [at for at, number in rank.heard if number in STOPS and at < rank.killed_at]
+        if len(stops) > 1 and not _has_lost_keeper(rank):
             yield f"rank {rank.rank} (pid {rank.pid}) hears {rank.heard}"
+
+
+def _has_lost_keeper(rank: Rank) -> bool:
+    """Tell whether its keeper was killed, as its host."""
+    return rank.keeper.exit_code not in (None, 0)
 
 
 @promise("every rank receives SIGTERM once and has 100 s to save")
 def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
-    """Within a second, whatever torchrun does; or when it has said that it runs."""
+    """Within a second, whatever torchrun does."""
     pauses = seconds_of(watch, *PAUSES)
     for rank in watch.ranks:
         launcher = launcher_of(rank.machine)
         by = launcher.stopping_since + 1 + pauses
-        there = rank.let_go_at < launcher.stopping_since < math.inf and launcher.ended_at > by
+        there = launcher.stopping_since < math.inf and launcher.ended_at > by
+        there = there and not _has_lost_keeper(rank)
         if there and (rank.ended is None or rank.ended > by):
             if not any(number in STOPS and at <= by for at, number in rank.heard):
                 yield f"rank {rank.rank} (pid {rank.pid}) has heard {rank.heard}"
@@ -57,36 +61,32 @@ def stop_reaches_ranks(watch: Watch) -> Iterator[str]:
 
 @promise("The rank and what it started have `--launcher-grace` until SIGKILL")
 def has_its_grace(watch: Watch) -> Iterator[str]:
-    """Or the failure grace, after a failure. The third Ctrl-C kills at once.
-
-    So does System.end_all here, for which a launcher waits that was stopped after its own error.
-    """
-    late = has(watch, What.LAUNCHER_FAILS) and has(watch, What.LAUNCHER_STOPS)
-    if late or any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
+    """Or the failure grace, after a failure. The third Ctrl-C kills at once."""
+    if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
         return
     for rank in watch.ranks:
-        killed = [at for at, number in rank.heard if number == signal.SIGKILL]
-        if killed and rank.let_go_at < math.inf:
+        if rank.killed_at < math.inf and not _has_lost_keeper(rank):
             since, grace = _grace(watch, rank)
-            if since is None and not _may_be_unheard(watch, rank):
+            if since is None and not rank.is_dying:
                 yield f"rank {rank.rank} (pid {rank.pid}) is killed without having heard anything"
-            if since is not None and killed[0] < since + grace - 0.02:
-                yield f"rank {rank.rank} (pid {rank.pid}) is killed {killed[0] - since:.2f} s later"
+            if since is not None and rank.killed_at < since + grace - 0.02:
+                late = rank.killed_at - since
+                yield f"rank {rank.rank} (pid {rank.pid}) is killed {late:.2f} s later"
+    for upload in watch.uploads:
+        since = launcher_of(upload.machine).stopping_since
+        by = since + watch.job.plan.grace - 0.02
+        if since < upload.killed_at < by and not _has_lost_keeper(upload.rank):
+            yield f"process {upload.pid} is killed at {upload.killed_at:.3f} s"
 
 
 def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
     """Return since when a rank is to end, None if it does not know, and how long it has."""
     launcher, plan = launcher_of(rank.machine), watch.job.plan
+    if launcher.stopping_since <= rank.killed_at:
+        return launcher.stopping_since, plan.grace
     heard = [at for at, number in rank.heard if number in STOPS]
-    if heard and launcher.stopping_since <= heard[0]:
-        return heard[0], plan.grace
     # One that has said what it raised is ending by itself.
     return heard[0] if heard else rank.broken_at, plan.failure_grace
-
-
-def _may_be_unheard(watch: Watch, rank: Rank) -> bool:
-    """Tell whether its host was killed, or its launcher: torchrun ends its ranks then."""
-    return bool(has(watch, *LOSSES, What.RUNNER_KILLED)) or rank.secondary or rank.is_dying
 
 
 @promise("Processes that outlive their rank, such as an upload, have the rest of that time")
@@ -97,11 +97,13 @@ def uploads_go_on(watch: Watch) -> Iterator[str]:
     if not handles or thrice:
         return
     grace = watch.job.plan.grace
-    for helper in watch.helpers:
-        since = launcher_of(helper.machine).stopping_since
-        first = helper.heard[0][0] - since if helper.heard else math.inf
+    for upload in watch.uploads:
+        since = launcher_of(upload.machine).stopping_since
+        first = upload.heard[0][0] - since if upload.heard else math.inf
+        if _has_lost_keeper(upload.rank):
+            continue
         if 0 < first < grace - min(5, grace / 4) - 0.02:
-            yield f"process {helper.pid} hears {helper.heard}, stopped at {since:.3f} s"
+            yield f"process {upload.pid} hears {upload.heard}, stopped at {since:.3f} s"
 
 
 @promise("then its process group gets the signal, so that the program can save")
@@ -110,51 +112,31 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
     script = watch.job.plan.script
     if script.at_stop is not AtStop.DIES or script.upload_ignores or lost(watch):
         return
-    for helper in watch.helpers:
-        launcher, rank = launcher_of(helper.machine), helper.rank
+    for upload in watch.uploads:
+        launcher, rank = launcher_of(upload.machine), upload.rank
         since = launcher.stopping_since
-        unknown = rank.broken_by or rank.secondary or helper.held_until > -math.inf
+        unknown = rank.broken_by or rank.secondary or upload.held_until > -math.inf
         if rank.ended is None or unknown or launcher.ended_at <= since + 2:
             continue
         of_it = rank.exit_code in (-signal.SIGTERM, -signal.SIGINT)
         if of_it and since <= rank.ended < since + 1 and rank.started + 1 < since:
             by = since + 2 + seconds_of(watch, *PAUSES)
-            if helper.ended is None or helper.ended > by:
-                yield f"process {helper.pid} of rank {rank.rank} has heard {helper.heard}"
-
-
-@promise("one that becomes known later does not run")
-def late_ranks_end(watch: Watch) -> Iterator[str]:
-    """Once it has said its pid, within a second."""
-    pauses = seconds_of(watch, *PAUSES)
-    for rank in watch.ranks:
-        by = rank.said_at + 1 + pauses
-        if math.isinf(rank.let_go_at) and by < (rank.ended or math.inf):
-            yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}, {rank.said_at:.3f} s"
-
-
-@promise("The launcher alone reaps ranks")
-def launcher_reaps(watch: Watch) -> Iterator[str]:
-    """All that have ended by its own end."""
-    for launcher in ended(watch):
-        for rank in watch.ranks:
-            is_ours = rank.machine is launcher.machine and rank.ended is not None
-            if is_ours and rank.ended < launcher.ended_at and math.isinf(rank.reaped_at):
-                yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended:.3f} s"
+            if upload.ended is None or upload.ended > by:
+                yield f"process {upload.pid} of rank {rank.rank} has heard {upload.heard}"
 
 
 @promise("then kills after the grace what is left of them")
 def ends_without_launcher(watch: Watch) -> Iterator[str]:
-    """Of a host's ranks when its launcher was killed; if torchrun can."""
+    """Of a host's ranks when its launcher was killed: their keepers do."""
     killed = {one.machine: one.time for one in has(watch, What.LAUNCHER_KILLED)}
-    if planned(watch, *OF_TORCHRUN, *HELD) or len(has(watch, *LOSSES)) > 1:
-        return
-    for rank in [one for one in watch.ranks if one.machine in killed]:
-        at = killed[rank.machine]
-        by, torchrun = at + watch.job.plan.grace + 2, rank.torchrun
-        can = torchrun.ended is None or torchrun.ended > at
-        if can and rank.started < by and (rank.ended is None or rank.ended > by):
-            yield f"rank {rank.rank} (pid {rank.pid}) ends at {rank.ended}, killed at {at:.3f} s"
+    for process in watch.ranks + [*watch.uploads]:
+        if process.machine not in killed:
+            continue
+        at = killed[process.machine]
+        by, is_held = at + watch.job.plan.grace + 2, process.held_until > -math.inf
+        lost = planned(watch, *KEEPERS, What.TORCHRUN_TOLD, What.TORCHRUN_KILLED)
+        if (process.ended is None or process.ended > by) and not (is_held or lost):
+            yield f"process {process.pid} ends at {process.ended}, killed at {at:.3f} s"
 
 
 @promise("Ctrl-C three times within 2 s kills the job at once")
@@ -164,7 +146,8 @@ def third_interrupt_kills(watch: Watch) -> Iterator[str]:
         launcher = launcher_of(one.machine)
         at = [at for at, number in launcher.stops if number == signal.SIGINT]
         thrice = [third for first, third in zip(at, at[2:]) if third - first < 2]
-        if not thrice or planned(watch, *PAUSES) or launcher.ended_at < thrice[0]:
+        odd = planned(watch, *PAUSES, What.LAUNCHER_FAILS, What.KEEPER_KILLED)
+        if not thrice or odd or launcher.ended_at < thrice[0]:
             continue
         for rank in watch.ranks:
             if rank.machine is one.machine and rank.started < thrice[0]:
@@ -175,14 +158,11 @@ def third_interrupt_kills(watch: Watch) -> Iterator[str]:
 @promise("The store goes last")
 def store_goes_last(watch: Watch) -> Iterator[str]:
     """No rank loses the store while it has time, unless what keeps it was broken."""
-    if has(watch, *LOSSES, *OF_TORCHRUN) or planned(watch, *PAUSES, What.DELAY):
+    broken = (*LOSSES, *OF_TORCHRUN, What.LAUNCHER_FAILS, What.STORE_KILLED)
+    if has(watch, *broken) or planned(watch, *PAUSES, What.DELAY):
         return
     if any(len(launcher.stops) >= 3 for launcher in launchers(watch)):
         return
     for at, rank in watch.lost_store:
-        if rank.killed_at <= at:
-            continue  # the kernel holds it
-        keeper = rank.torchrun.store.keeper
-        if all(one.torchrun is not keeper for one in rank.world.ranks):
-            continue  # the host that was to keep it has not started its ranks, nor has any trained
-        yield f"rank {rank.rank} (pid {rank.pid}) loses its store at {at:.3f} s"
+        if rank.killed_at > at:  # or else the kernel holds it
+            yield f"rank {rank.rank} (pid {rank.pid}) loses its store at {at:.3f} s"

@@ -11,16 +11,14 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Disposition
 from launcher.result.raised import Link
-from simulation.machine import Helper, Process
-from simulation.pipe import Pipe
-from simulation.plan import AtBreak, AtStop, Fault, Moment, What
+from simulation.machine import Process, Upload
+from simulation.plan import AtBreak, AtStop, Fault, What
 
 if TYPE_CHECKING:
-    from simulation.starting import Start
+    from simulation.keeper import Keeper
 
-NOT_LET_GO = 128 + signal.SIGTERM  # its exit code
+STARTS = (0.01, 0.2)  # seconds, until its script has its handlers
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OWN = Link("ValueError", "loss is nan")
 ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
@@ -75,58 +73,20 @@ class World:
                     rank.train()  # it waits for nobody
 
 
-class Watcher:
-    """What answers in a rank how far it is, and where (launcher/watch/in_rank.py)."""
-
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
-        self._pipe = Pipe(rank.machine, self._hears, folder=rank.folder)
-        self._pipe.say(
-            {"watch": rank.pid, "rank": rank.rank, "local_rank": rank.local_rank, "signal": 0}
-        )
-
-    def close(self) -> None:
-        """End with the rank."""
-        self._pipe.close()
-
-    def _hears(self, question: dict[str, Any]) -> None:
-        rank, where = self._rank, [["step", "train.py", 7]]
-        if not rank.runs or rank.is_held:
-            return
-        if "stacks" in question:
-            self._pipe.say({"stacks": question["stacks"], "threads": [["", where]]})
-            return
-        world = rank.world
-        moves = {"poll": question["poll"]}
-        still = rank.clock.now - world.late_from
-        goes_on = rank.script.at_break is AtBreak.GOES_ON and rank is not world.late
-        if still <= 0 or world.up < world.size or world.broken or goes_on:
-            self._pipe.say(moves)
-            return
-        waits = 0 if rank is world.late else 7
-        group = {"ranks": f"0-{world.size - 1}", "last": waits or 6, "waits": waits}
-        if world.size == 1:
-            group["ranks"] = "0"
-        if waits:
-            group["op"] = "all_reduce"
-        self._pipe.say({**moves, "unchanged": still, "calls": where, "groups": [group]})
-
-
 class Rank(Process):
-    """One rank's process: `starter` has forked it.
+    """One rank's process, which its keeper has started.
 
-    Attributes: `said_at`, when it said its pid; `let_go_at`, when the launcher let its script run;
-    `broken_by`, the fault of the plan that it fails with; `succeeds`, it has trained to the end;
-    `secondary`, it fails because another one did.
+    Attributes: `broken_by`, the fault of the plan that it fails with; `succeeds`, it has trained to
+    the end; `secondary`, it fails because another one did.
     """
 
-    def __init__(self, starter: Start, world: World) -> None:
-        super().__init__(starter.machine, starter if isinstance(starter, Process) else None)
-        self.folder = starter.folder
-        self.starter, self.torchrun = starter, starter.torchrun
-        self.world = world
-        self.rank, self.local_rank = starter.rank, starter.local_rank
-        self.said_at = self.let_go_at = math.inf
+    is_tied = True
+
+    def __init__(self, keeper: Keeper, attempt: int, port: int) -> None:
+        super().__init__(keeper.machine, keeper, attempt)
+        self.keeper, self.port = keeper, port
+        self.rank, self.local_rank = keeper.rank, keeper.local_rank
+        self.world = self.job.world(attempt)
         self.script = self.job.plan.script
         self.broken_by: Fault | None = None
         self.broken_at: float | None = None
@@ -137,49 +97,37 @@ class Rank(Process):
         self.saves_from: float | None = None
         self.lost_store = False
         self.script_ended = math.inf  # when it said so
-        self.pipe: Pipe | None = None
-        self.watcher: Watcher | None = None
-        self.helper: Helper | None = None
-        world.ranks.append(self)
-        self.job.watch.ranks.append(self)
-        starter.after((0.001, 0.01), self._connect)
+        self.upload: Upload | None = None
+        self.world.ranks.append(self)
+        self.job.watch.starts_script(self)
+        self.soon(STARTS, self._get_ready)
 
-    # How it becomes a rank
+    def _say(self, message: dict[str, Any]) -> None:
+        if self.script.is_python or not self.is_ready:
+            self.keeper.relays(message)
 
-    def _connect(self) -> None:
-        if self.starter.dies(Moment.FORKED, self):
+    def hears(self, request: dict[str, Any]) -> None:
+        """Say how far it is, and where (launcher/watch/in_rank.py)."""
+        where = [["step", "train.py", 7]]
+        if self.is_held or not self.is_ready or not self.job.plan.watch or "signal" in request:
             return
-        self.pipe = Pipe(self.machine, self._hears, self._is_refused, self.folder, self._let_go)
-        if not self.pipe.is_open:
-            self.end(NOT_LET_GO)
+        if "stacks" in request:
+            self._say({"stacks": request["stacks"], "threads": [["", where]]})
             return
-        self.pipe.say({"rank": self.rank, "local_rank": self.local_rank, "pid": self.pid})
-        self.said_at = self.clock.now
-        if not self.starter.dies(Moment.SAID, self):
-            self.starter.knows()
-            self.clock.after(self.job.random.uniform(0, 0.003), self._dies, Moment.KNOWN)
-
-    def _dies(self, moment: Moment) -> None:
-        self.starter.dies(moment, self)
-
-    def _let_go(self) -> None:
-        self.let_go_at = self.clock.now
-        self.job.watch.lets_go(self)
-
-    def _is_refused(self) -> None:
-        if not self.is_tied:
-            self.end(NOT_LET_GO)
-
-    def _hears(self, message: dict[str, Any]) -> None:
-        if self.runs and self.starter.runs:  # it is not the launcher's child yet
-            self.clock.after(0.0005, self._hears, message)
-        elif self.runs:
-            launcher = self.machine.launcher
-            self.is_tied = launcher is not None and launcher.runs
-            if not self.is_tied:
-                self.end(NOT_LET_GO)
-            elif not self.starter.dies(Moment.LET_GO, self):
-                self.clock.after(self.job.random.uniform(0.01, 0.2), self._get_ready)
+        world = self.world
+        moves = {"poll": request["poll"]}
+        still = self.clock.now - world.late_from
+        goes_on = self.script.at_break is AtBreak.GOES_ON and self is not world.late
+        if still <= 0 or world.up < world.size or world.broken or goes_on:
+            self._say(moves)
+            return
+        waits = 0 if self is world.late else 7
+        group = {"ranks": f"0-{world.size - 1}", "last": waits or 6, "waits": waits}
+        if world.size == 1:
+            group["ranks"] = "0"
+        if waits:
+            group["op"] = "all_reduce"
+        self._say({**moves, "unchanged": still, "calls": where, "groups": [group]})
 
     # What it does by itself
 
@@ -187,16 +135,13 @@ class Rank(Process):
         if not self.runs or self.is_dying:
             return
         self.is_ready = True
-        self.job.watch.runs_script(self)
-        if self.pipe and not self.script.is_python:  # it has executed another program
-            self.pipe.close()
-            self.pipe = None
         if self.script.upload:
-            self.helper = Helper(self, self.script.upload, ignores=self.script.upload_ignores)
-            self.job.watch.helpers.append(self.helper)
-        if self.job.plan.watch and self.script.is_python:
-            self.watcher = Watcher(self)
-        self.world.joined(self)
+            self.upload = Upload(self, self.script.upload, ignores=self.script.upload_ignores)
+            self.job.watch.uploads.append(self.upload)
+        if self.job.plan.watch:
+            self._say({"watch": 0})
+        if self.port in (0, *self.job.ports):  # else it waits for a store that is not there
+            self.world.joined(self)
 
     def train(self) -> None:
         """Train to the end, if nothing comes between."""
@@ -224,7 +169,7 @@ class Rank(Process):
 
     def get_stuck(self, fault: Fault) -> None:
         """Be held by the kernel, or have what it has started held."""
-        process = self.helper if fault.what is What.LEFT_STUCK else self
+        process = self.upload if fault.what is What.LEFT_STUCK else self
         if process is None or not process.runs or not self.is_ready or process.is_held:
             return
         self.job.watch.fault(fault, self.machine, self)
@@ -246,9 +191,8 @@ class Rank(Process):
             return
         self.world.breaks(self)
         if what is What.RAISES:
-            if self.pipe:  # it fails of what a helper thread has raised
-                chain = [link._asdict() for link in own]
-                self.pipe.say({"thread": "pin", "chain": chain})
+            chain = [link._asdict() for link in own]
+            self._say({"thread": "pin", "chain": chain})  # it fails of what a thread has raised
             self.clock.after(later, self._raise, 1, own, 0.01)
         elif what is What.LINGERS:
             self._raise(1, own, later)
@@ -305,20 +249,19 @@ class Rank(Process):
         if self.waits_for_kernel(functools.partial(self._raise, code, chain, later, said=said)):
             return
         self.is_dying = True
-        if self.pipe:
-            links = [link._asdict() for link in chain]
-            self.pipe.say({"end": {"exit_code": said, "chain": links}})
+        links = [link._asdict() for link in chain]
+        self._say({"end": {"exit_code": said, "chain": links}})
         self.clock.after(max(later, 0.01), self.end, code)
 
     # Signals
 
-    def response(self, number: int) -> Disposition:
+    def response(self, number: int) -> str:
         """Return what /proc says it does at a signal."""
         how = self.script.at_stop
         if not self.is_ready or how is AtStop.DIES:
             # Python has a handler of its own for SIGINT, from its start on.
-            return Disposition.HANDLES if number == signal.SIGINT else Disposition.DEFAULT
-        return Disposition.IGNORES if how is AtStop.IGNORES else Disposition.HANDLES
+            return "handles" if number == signal.SIGINT else "default"
+        return "ignores" if how is AtStop.IGNORES else "handles"
 
     def on_signal(self, number: int) -> None:
         """Save, die or go on, as the script has it."""
@@ -328,7 +271,7 @@ class Rank(Process):
         if how is AtStop.IGNORES or number not in STOPS:
             return
         if how is AtStop.DIES:
-            if number == signal.SIGINT and self.is_tied and self.script.is_python:
+            if number == signal.SIGINT and self.script.is_python:
                 self._raise(-number, (Link("KeyboardInterrupt"),), 0.01, said=-number)
             else:
                 self.end(-number)
@@ -353,26 +296,17 @@ class Rank(Process):
 
     def _say_script_ended(self) -> None:
         self.script_ended = self.clock.now
-        if self.pipe:
-            about = {"rank": self.rank, "local_rank": self.local_rank}
-            self.pipe.say({**about, "script_ended": self.pid})
+        self._say({"script_ended": True})
 
     def loses_store(self) -> None:
-        """The torchrun is gone that keeps the ranks' store; what it saves needs the others."""
+        """What holds the ranks' store is gone; what it saves needs the others."""
         if self.runs and self.is_ready:
             self.lost_store = True
             self.job.watch.loses_store(self)
             self.soon_hears_break()
 
     def on_end(self) -> None:
-        """Break the others' connections, and have who is its parent notice."""
+        """Break the others' connections."""
         self.job.watch.quiet_from = None
         if self.is_ready and not self.succeeds:
             self.world.breaks(self)
-        assert self.exit_code is not None
-        self.starter.fork_ended(self.exit_code)
-        if self.pipe:
-            self.pipe.close()
-        if self.watcher:
-            self.watcher.close()
-        self.torchrun.rank_ended()

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from simulation.plan import AtBreak, AtStop, Fault, Moment, Nursing, Plan, Script, What
-from simulation.rows import Step
+from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What
 from simulation.strangers import KINDS
 
 OF_RANKS = (
@@ -17,7 +16,7 @@ OF_RANKS = (
 OF_PEOPLE = (What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE)
 OF_ONE_HOST = (
     What.TORCHRUN_KILLED, What.TORCHRUN_HANGS, What.TORCHRUN_FAILS, What.NO_TORCHRUN,
-    What.TORCHRUN_TOLD, What.TORCHRUN_HANGS_STARTING,
+    What.TORCHRUN_TOLD, What.KEEPER_KILLED, What.STUB_KILLED,
     What.LAUNCHER_PAUSES, What.HOST_SLOW,
 )  # fmt: skip
 OF_HOSTS = (
@@ -28,8 +27,8 @@ FROM_THE_START = (
     What.STARTS_SLOWLY,
     What.HOST_SLOW,
     What.SAVES_LONGER,
-    What.LEAVES_BARRIER,
-    What.RUNNER_IGNORES,
+    What.STORE_FAILS,
+    What.STORE_SLOW,
 )
 OF_THE_START = (
     What.HOST_LATE, What.STRANGER, What.HOST_ABSENT, What.DIFFERS, What.CANNOT_START,
@@ -59,26 +58,24 @@ class Theme(NamedTuple):
     apart: Sequence[float] = APART
     trains: Sequence[float] = (10.0, 3.0, 30.0)  # seconds
     is_python: bool = True
-    # Seconds that what runs torchrun works after it, if something does; how often it runs it.
+    # Seconds that what runs torchrun works after it, if something does.
     runners: Sequence[float] = ()
-    runs: Sequence[int] = (1,)
     first: Sequence[Sequence[What]] = ()  # what the first faults are, each one of some
     at_stop: Sequence[AtStop] = tuple(AtStop)
     watch: Sequence[float] = (0.0,)
     hang_timeout: float = 0.0
     start_timeout: float = 60.0
-    warm: Sequence[bool] = ()  # whether a nursery forks
 
 
 ANYTHING = (*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST, *OF_HOSTS, *OF_THE_START)
 AT_ONCE = OF_RANKS[:5]  # what needs no time of its own
 HELD = (What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK)
 FEW = (2, 2, 3, 4, 6)
-OF_NURSERIES = (What.NURSERY_DIES, What.NURSERY_KILLED, What.NURSERY_UNFIT, What.NURSERY_LATE)
+KEEPERS = (What.KEEPER_KILLED, What.STUB_KILLED)
+STORES = (What.STORE_FAILS, What.STORE_SLOW, What.STORE_KILLED)
 THEMES = (
-    Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2), warm=(False, False, True)),
-    Theme((*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST), (*STARTING, *TRAINING), hosts=(1,),
-          warm=(False, True)),
+    Theme(ANYTHING, (*JOINING, *STARTING, *TRAINING), (0, 1, 2)),
+    Theme((*OF_RANKS, *OF_PEOPLE, *OF_ONE_HOST), (*STARTING, *TRAINING), hosts=(1,)),
     # Failures, stops and losses while ranks are restarted.
     Theme((*AT_ONCE, *AT_ONCE, What.STOP, What.STOP, What.STOP, What.LINGERS, What.HOOK,
            What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.TORCHRUN_TOLD), TRAINING, (1, 2, 3),
@@ -109,20 +106,19 @@ THEMES = (
           (*JOINING[4:], *STARTING, *TRAINING), (0, 1, 2), (1, *FEW),
           trains=(10.0, 3.0, 30.0, 100.0), start_timeout=6.0),
     # Hardware that breaks.
-    Theme((What.GPU_FAILS, What.GPU_BREAKS, What.GPU_BREAKS, What.DRIVER_HANGS, *AT_ONCE[:3],
-           What.RAISES, What.STOP, What.LAUNCHER_PAUSES), TRAINING, (1, 2, 3), (1, *FEW)),
     Theme((What.GPU_FAILS, *AT_ONCE[:3]), TRAINING, (1, 2), (1, *FEW), (2,), apart=APART[:7],
           at_stop=(AtStop.IGNORES, AtStop.SAVES), first=(AT_ONCE, (What.GPU_FAILS,))),
     # A program that runs torchrun.
     Theme((What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.RUNNER_FAILS, What.STOP, What.RAISES,
            What.ENDS, What.TORCHRUN_KILLED, What.LAUNCHER_KILLED, What.CTRL_C_THRICE,
-           What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS),
-          (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3),
-          runners=(0.0, 5.0, 1000.0)),
-    # The same, that runs it twice, or goes on when it is told to end.
-    Theme((What.RUNNER_IGNORES, What.STOP, What.RAISES, What.HOST_SLOW, What.LAUNCHER_PAUSES),
-          (0.2, 0.4, *JOINING[-3:], *STARTING[:2], 3.0, 7.0), (0, 0, 1), (1, 2, 2),
-          amounts=(0.2, 1.0, 2.0), trains=(3.0,), runners=(0.0, 5.0), runs=(1, 2)),
+           What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS, What.LAUNCHER_FAILS),
+          (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3), runners=(0.0, 5.0, 1000.0)),
+    # Keepers that are killed, and stores that ranks do not get.
+    Theme((*KEEPERS, *KEEPERS, What.KEEPER_HANGS, *AT_ONCE, What.STOP, What.CTRL_C, What.TORCHRUN_TOLD,
+           What.LAUNCHER_KILLED, What.LAUNCHER_FAILS), (*STARTING, *TRAINING), (0, 1, 2),
+          (1, *FEW)),
+    Theme((*AT_ONCE, *STORES, What.STOP, What.CTRL_C, What.LINGERS), (*STARTING, *TRAINING),
+          (1, 2), (1, *FEW), amounts=(0.2, 2.0, 20.0, 200.0), first=(STORES, AT_ONCE)),
     # What no signal ends.
     Theme((*AT_ONCE, *AT_ONCE, *HELD, What.STOP), TRAINING, (1, 1, 2, 0), (1, 2, 2, 3),
           uploads=(100.0,), amounts=(0.0, 0.0, 0.0, 3.0, 6.0, 12.0), first=(HELD, AT_ONCE)),
@@ -132,10 +128,6 @@ THEMES = (
           apart=(0.5, 1.0, 1.5, 2.0, 2.6, 3.2, 3.8), at_stop=(AtStop.SAVES, AtStop.FAILS),
           first=((What.SAVES_LONGER,), AT_ONCE,
                  (What.STOP, What.STOP, *OF_PEOPLE, What.LAUNCHER_FAILS))),
-    # A host whose torchrun is through before the others' ranks.
-    Theme((*AT_ONCE, What.STOP, What.CTRL_C_THRICE, What.DELAY), (6.0, 7.0, 8.0, 9.0), (1, 1, 2),
-          (2, 2, 3), uploads=(0.0,), amounts=(6.0, 20.0), trains=(3.0,),
-          first=((What.LEAVES_BARRIER,), (What.HOST_SLOW,), (*AT_ONCE, What.LAUNCHER_FAILS))),
     # Ranks that wait for one that does not come, and are watched.
     Theme((What.HANGS, What.STUCK, What.RAISES, What.STACKS, What.STOP, What.KILLED), TRAINING,
           (0, 0, 1), (1, 2, 2, 3), amounts=(0.0, 20.0), watch=(5.0,), hang_timeout=10.0,
@@ -144,40 +136,18 @@ THEMES = (
     Theme((What.STOP, What.RAISES, What.LAUNCHER_KILLED, What.CTRL_C_THRICE), STARTING, (0, 1),
           (2, 3), amounts=(1.0, 2.0), apart=(0.02, 0.1, 0.3, 0.6), trains=(3.0,),
           first=((What.LAUNCHER_PAUSES,), (What.STOP, What.CTRL_C_THRICE))),
-    # What becomes of processes before they are ranks, and after that.
-    Theme((*[What.DIES_STARTING] * 4, What.RAISES, What.STOP, What.CTRL_C, What.CTRL_C_THRICE,
-           What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.TORCHRUN_HANGS_STARTING,
-           What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES, What.LAUNCHER_FAILS, What.RUNNER_KILLED),
+    # Torchruns that end, or are killed, while they start ranks, and launchers that stand still.
+    Theme((*KEEPERS, What.RAISES, What.STOP, What.CTRL_C, What.CTRL_C_THRICE, What.TORCHRUN_KILLED,
+           What.TORCHRUN_TOLD, What.TORCHRUN_HANGS, What.LAUNCHER_KILLED, What.LAUNCHER_PAUSES,
+           What.LAUNCHER_FAILS),
           (*STARTING, *STARTING, 3.0, 5.0), (0, 0, 1, 2), (1, 1, *FEW), (1, 2, 3, 4),
           uploads=(0.0, 20.0), amounts=(0.2, 1.0, 4.0), apart=APART[:9], trains=(3.0, 10.0),
-          first=((What.STARTS_SLOWLY, What.STARTS_SLOWLY, What.DIES_STARTING,
-                  What.LAUNCHER_PAUSES),)),
-    Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD),
-          STARTING, (0, 1), (1, 1, 2), (1, 2, 4), amounts=(0.2, 1.0), apart=APART[:7],
-          trains=(3.0,), runners=(0.0, 5.0), first=((What.STARTS_SLOWLY, What.DIES_STARTING),)),
-    # Warm starts, whose nurseries fail.
-    Theme((*[What.NURSERY_DIES] * 4, *OF_NURSERIES, *OF_NURSERIES[:2], What.STOP, What.STOP,
-           What.CTRL_C, What.CTRL_C_THRICE, What.RAISES, What.KILLED, What.LAUNCHER_KILLED,
-           What.TORCHRUN_KILLED, What.DIES_STARTING, What.HOST_LATE, What.LAUNCHER_PAUSES),
-          (*JOINING, *STARTING, 3.0, 5.0), (0, 1, 1, 2), (1, 1, *FEW), (1, 2, 3, 4),
-          uploads=(0.0, 20.0), amounts=(0.2, 1.0, 4.0), apart=APART[:9], trains=(3.0, 10.0),
-          warm=(True,)),
-    Theme((*OF_NURSERIES, What.STOP, What.CTRL_C), (*JOINING, *STARTING), (0, 1), (1, 1, *FEW),
-          (1, 2, 3, 4), amounts=(0.2, 1.0), apart=APART[:9], trains=(3.0,), warm=(True,),
-          first=((*[What.NURSERY_DIES] * 4, *OF_NURSERIES),)),
-    # The same, where all that nurseries do takes long.
-    Theme((What.STOP, What.CTRL_C, What.NURSERY_KILLED, What.NURSERY_KILLED),
-          (*JOINING[2:], *STARTING, 2.5, 3.0, 4.0), (0, 1), (1, 1, 2, 3), (1, 2),
-          amounts=(1.0, 2.0), apart=APART[:9], trains=(3.0,), warm=(True,),
-          first=((What.STARTS_SLOWLY,), (What.STOP, What.CTRL_C, *OF_NURSERIES[:2]))),
-    # The same, with a launcher that stands still when all of it comes.
-    Theme((What.LAUNCHER_PAUSES, What.NURSERY_KILLED, What.STOP, What.TORCHRUN_KILLED),
-          (*JOINING[2:], *STARTING), (0, 1), (1, 1, 2), (1, 2), amounts=(0.2, 1.0),
-          apart=APART[:7], trains=(3.0,), warm=(True,), first=((What.NURSERY_DIES,),)),
-    # A launcher that stands still while ranks say who they are, and die.
-    Theme((What.DIES_STARTING, What.STOP, What.TORCHRUN_KILLED), STARTING[:4], (0, 1), (1, 1, 2),
-          (1, 2), amounts=(1.0, 4.0), apart=(0.1, 0.3, 0.6, 0.9, 1.2), trains=(3.0,),
-          first=((What.STARTS_SLOWLY,), (What.DIES_STARTING,), (What.LAUNCHER_PAUSES,))),
+          first=((What.STARTS_SLOWLY, What.STARTS_SLOWLY, What.LAUNCHER_PAUSES),)),
+    # Stops of 100 s in all, amid which torchruns, hosts and launchers are lost.
+    Theme((What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.CUT, What.HOST_KILLED, What.HALF_OPEN,
+           What.LAUNCHER_FAILS, *KEEPERS, What.STOP, What.LAUNCHER_STOPS), TRAINING, (0, 1),
+          (1, *FEW), uploads=(0.0, 100.0), at_stop=(AtStop.SAVES, AtStop.IGNORES),
+          first=((What.STOP, What.STOP_ALL, What.CTRL_C),)),
     # A launcher that stands still while its ranks end, past their time.
     Theme((What.STOP, What.RAISES), TRAINING, (0, 0, 1), (1, 1, 2), (2, 3), amounts=(4.0, 20.0),
           apart=APART[1:6], at_stop=(AtStop.SAVES, AtStop.DIES, AtStop.FAILS),
@@ -198,7 +168,7 @@ STRANGERS = (*range(KINDS), *[0] * 6, *[KINDS - 1] * 4)
 TAKES_AMOUNT = (
     What.RAISES, What.HOOK, What.FORGIVEN, What.LINGERS, What.LEAVES, What.LAUNCHER_PAUSES,
     What.HOST_LATE, What.HOST_SLOW, What.SAVES_LONGER, What.PORT_TAKEN,
-    What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK, What.STARTS_SLOWLY,
+    What.STUCK, What.LEFT_STUCK, What.TORCHRUN_STUCK, What.STARTS_SLOWLY, What.STORE_SLOW,
 )  # fmt: skip
 SAVES = (0.5, 2.0, 6.0, 30.0)
 
@@ -228,21 +198,17 @@ def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]
     else:
         at = round(before[-1].at + theme.apart[when % len(theme.apart)], 2)
     amount = 0.0
+    if what in STORES:
+        host = 0
     if what is What.STRANGER:
         amount = float(one_of(how, STRANGERS))
-    elif what is What.DIES_STARTING:
-        amount = one_of(how, tuple(Moment)).value
-    elif what is What.NURSERY_DIES:
-        amount = one_of(how, tuple(Nursing)).value
     elif what is What.DELAY:
         amount = one_of(how, DELAYS)
-    elif what is What.NO_FOLDER:
-        amount = float(one_of(how, (1, 2, 2, 3)))
     elif what is What.LAUNCHER_STOPS:
         amount = one_of(how, STOPPED)
     elif what in TAKES_AMOUNT:
         amount = one_of(how, theme.amounts)
-    has_rank = what in (*OF_RANKS, *HELD[:2], What.GPU_FAILS, What.DIES_STARTING)
+    has_rank = what in (*OF_RANKS, *HELD[:2], What.GPU_FAILS, What.KEEPER_HANGS, *KEEPERS)
     return Fault(what, at, host, local_rank if has_rank else 0, amount)
 
 
@@ -268,90 +234,16 @@ def plan_of(chosen: bytes, count: int) -> Plan:
         max_restarts=one_of(data, theme.restarts),
         seed=next(data, 0),
         runner=one_of(data, theme.runners) if theme.runners else None,
-        runs=one_of(data, theme.runs) if theme.runners else 1,
         watch=one_of(data, theme.watch),
         hang_timeout=theme.hang_timeout,
         start_timeout=theme.start_timeout,
-        is_warm=one_of(data, theme.warm) if theme.warm else False,
     )
     faults: list[Fault] = []
     for _ in range(max(count, len(theme.first))):
         faults.append(fault(data, plan, theme, faults))
-    # A launcher that stands still while torchrun is run again does not hear of the first one's end.
-    pauses = any(fault.what is What.LAUNCHER_PAUSES for fault in faults)
-    plan = plan._replace(faults=tuple(faults), runs=1 if pauses else plan.runs)
-    # The others' torchruns wait for the one that starts cold when its nursery is late.
-    late = any(fault.what is What.NURSERY_LATE for fault in faults)
-    return plan._replace(start_timeout=200.0) if late else plan
+    return plan._replace(faults=tuple(faults))
 
 
 def drawn(by: random.Random) -> Plan:
     """Draw a plan with up to five faults."""
     return plan_of(by.randbytes(OF_PLAN + MOST * OF_FAULT), by.randint(0, MOST))
-
-
-IGNORES = Script(seconds=90.0, at_stop=AtStop.IGNORES, at_break=AtBreak.GOES_ON)
-# Rows of the tables in how-it-works.md that 100,000 drawn jobs may not take, each with a job
-# that does: the third Ctrl-C comes before a restart is heard of again, or when the GPUs' driver
-# alone is waited for; a rank, or a torchrun, that had survived SIGKILL ends before the first host
-# says how the job does.
-RARE = {
-    Step("run", "Restarting", "Signal", "Done", "the third SIGINT"): Plan(
-        hosts=2,
-        script=IGNORES,
-        max_restarts=1,
-        failure_grace=30.0,
-        faults=(
-            Fault(What.RAISES, 8.0, host=1),
-            Fault(What.DELAY, 18.5, host=1, amount=1.5),
-            *(Fault(What.CTRL_C, at, host=1) for at in (18.7, 18.9, 19.1)),
-        ),
-    ),
-    Step("run", "Ending", "Signal", "Done", "the third SIGINT"): Plan(
-        hosts=3,
-        max_restarts=1,
-        faults=(
-            Fault(What.ENDS, 7.0, host=1),
-            Fault(What.CTRL_C_THRICE, 9.0, host=1),
-            Fault(What.DELAY, 11.0, host=1, amount=1.0),
-        ),
-        seed=199,
-    ),
-    Step("run", "Waiting", "RankEnded", "Waiting"): Plan(
-        hosts=2,
-        script=IGNORES,
-        faults=(
-            Fault(What.STUCK, 3.0, host=1, amount=33.0),
-            Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
-            Fault(What.STOP, 4.0, host=1),
-        ),
-    ),
-    Step("run", "Waiting", "TorchrunEnded", "Waiting"): Plan(
-        hosts=2,
-        script=IGNORES,
-        faults=(
-            Fault(What.TORCHRUN_STUCK, 3.0, host=1, amount=33.0),
-            Fault(What.LAUNCHER_PAUSES, 3.9, amount=40.0),
-            Fault(What.STOP, 4.0, host=1),
-        ),
-    ),
-    Step("run", "Restarting", "RankEnded", "Restarting"): Plan(
-        hosts=2,
-        script=IGNORES,
-        max_restarts=1,
-        faults=(
-            Fault(What.STUCK, 8.0, host=1, amount=13.0),
-            Fault(What.DELAY, 8.1, host=1, amount=1.5),
-            Fault(What.RAISES, 8.5),
-        ),
-    ),
-    Step("run", "Restarting", "TorchrunEnded", "Restarting"): Plan(
-        hosts=2,
-        max_restarts=1,
-        faults=(
-            Fault(What.TORCHRUN_STUCK, 8.0, host=1, amount=12.0),
-            Fault(What.DELAY, 8.1, host=1, amount=1.5),
-            Fault(What.RAISES, 8.5, host=1),
-        ),
-    ),
-}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import math
 import os
 import selectors
 import signal
@@ -17,20 +16,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from launcher.errors import Disposition, LaunchError, NotFoundError
+from launcher.errors import LaunchError
 from simulation.plan import What
 
 if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.machine import Machine
-    from simulation.nursery import Line
+    from simulation.store import RankStore
 
 _REACHES = (0.0005, 0.01)  # seconds that a connection takes, where it comes to be
-_ANSWERS = (0.02, 2.0)  # seconds that the driver of the GPUs takes, if it does not hang
-_REPORT = """GPU 00000000:53:00.0
-    GPU UUID            : GPU-5a
-    GPU Recovery Action : {}
-"""
 _NO_ANSWER = 4.0  # seconds, until one that does not is given up
 
 
@@ -217,10 +211,6 @@ class End(Ready):
     def setsockopt(self, *_: Any) -> None:
         """Nothing: how TCP gives up is the network's."""
 
-    def getsockopt(self, level: int, name: int, size: int) -> bytes:
-        """Return that the other end answers."""
-        return bytes(size)
-
     def getsockname(self) -> tuple[str, int]:
         """Return no address: no interface has to be found for it."""
         return "", 0
@@ -230,35 +220,16 @@ class End(Ready):
         return "10.0.0.1", 0
 
 
-class Question:
-    """What the driver of a host's GPUs is asked; it answers with what it knows now, or never."""
-
-    def __init__(self, system: System, then: Callable[[str], None]) -> None:
-        job, machine = system.job, system.machine
-        report = _REPORT.format("Reset" if machine.gpu_is_broken else "None")
-        self._selector = system.selector
-        self._answer: Ended | None = Ended(lambda: (self.close(), then(report)))
-        system.selector.register(self._answer, selectors.EVENT_READ, self._answer.act)
-        if not job.of(machine, What.DRIVER_HANGS):
-            job.clock.after(job.random.uniform(*_ANSWERS), self._answer.ends)
-
-    def close(self) -> None:
-        """Give it up."""
-        if self._answer:
-            self._selector.unregister(self._answer)
-            self._answer = None
-
-
 class System:
     """The System of one simulated launcher (launcher/host/system.py has the real one)."""
+
+    ignored: Sequence[int] = ()
 
     def __init__(self, job: Job, machine: Machine, wake: Callable[[], None]) -> None:
         self.job, self.machine = job, machine
         self.selector = Selector(wake)
         self.signals = Signals()
-        self._folders = 0
-        self._locals: dict[str, Listener] = {}  # for ranks and torchrun, by folder
-        self._last: Listener | None = None
+        self.listener: Listener | None = None  # for keepers
         self._reapable: list[tuple[int, int]] = []
 
     def now(self) -> float:
@@ -309,42 +280,37 @@ class System:
         self.selector.register(one, selectors.EVENT_READ, act)
         one.ends()
 
-    # Ranks and torchrun.
+    # Keepers.
 
     @contextlib.contextmanager
     def folder(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Return the name of a folder: of an attempt, or of what a nursery executes."""
-        self._folders += 1
+        """Return the name of a folder for the job."""
         cannot = self.job.of(self.machine, What.NO_FOLDER)
-        if cannot and self._folders == cannot.amount:
+        if cannot:
             self.job.watch.fault(cannot, self.machine)
             raise LaunchError("cannot create a folder in /tmp (read-only); set TMPDIR.")
-        yield f"/job-{self._folders}"
+        yield "/job"
 
     def listen_in(self, folder: str) -> Any:
-        """Listen for ranks and torchrun."""
-        listener = Listener(lambda: listener.refuse())
-        self._locals[folder] = self._last = listener
+        """Listen for keepers."""
+        listener = self.listener = Listener(lambda: listener.refuse())
         return listener
 
-    def listener(self, folder: str) -> Listener | None:
-        """Return where those of a folder connect, "": of the last; None if nothing listens."""
-        listener = self._locals.get(folder) if folder else self._last
-        return listener if listener and listener.is_open else None
+    def send_with_stderr(self, connection: End, line: bytes) -> None:
+        """Send a keeper a line."""
+        self.job.watch.commands_run(self.machine)
+        connection.send(line)
 
     def disconnect(self) -> None:
         """This launcher was killed: the kernel closes what it has open."""
-        for listener in self._locals.values():
-            for end in listener.ends:
-                end.close()
+        for end in self.listener.ends if self.listener else ():
+            end.close()
+        if self.listener:
+            self.listener.is_open = False
 
     def oom_kills(self) -> dict[str, int]:
         """Return that none was counted."""
         return {}
-
-    def crash(self, folder: str, pid: int) -> str:
-        """Return that a rank has written nothing."""
-        return ""
 
     def time_of_day(self) -> str:
         """Return the same time, for runs that are repeated."""
@@ -352,34 +318,17 @@ class System:
 
     # Processes.
 
-    def start(
-        self,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        mark: Any,
-        *,
-        tied: bool,
-        folder: str = "",
-    ) -> int:
-        """Start torchrun, or what runs it."""
-        child = self.job.start_torchrun(self.machine, environ)
-        if child is None:
-            raise NotFoundError("cannot execute python: no such file.")
-        return child.pid
-
     def start_helper(
         self,
         argv: Sequence[str],
         environ: Mapping[str, str],
-        mark: Any,
         folder: str,
         take: Callable[[Mapping[str, Any] | None], None],
-    ) -> Line:
-        """Start what forks torchruns and ranks."""
-        return self.job.start_nursery(self.machine, take)
+    ) -> RankStore:
+        """Start what makes the ranks' stores."""
+        from simulation.store import RankStore
 
-    def limit_files(self, pid: int) -> None:
-        """Nothing: there are enough."""
+        return RankStore(self.machine, take)
 
     def child_ended(self, pid: int, exit_code: int) -> None:
         """A child has ended, or a process whose parent has."""
@@ -389,80 +338,29 @@ class System:
     def reap(self) -> list[tuple[int, int]]:
         """Return the children that have ended."""
         ended, self._reapable = self._reapable, []
-        for pid, _ in ended:
-            self.job.processes[pid].reaped_at = self.now()
         return ended
 
-    def add_leader(self, pid: int) -> None:
-        """Nothing: all processes of a machine are the job's."""
+    @property
+    def has_children(self) -> bool:
+        """Whether anything of the job is left, but for helpers."""
+        return any(not process.is_helper for process in self.machine.processes.values())
 
-    def exit_state(self, pid: int) -> tuple[bool, int | None]:
-        """Return whether a process has ended, and how."""
-        process = self.job.processes[pid]
-        return (False, 0) if process.exit_code is None else (True, process.exit_code)
+    def kill_children(self) -> None:
+        """Kill what is left of the job, but for helpers."""
+        for process in list(self.machine.processes.values()):
+            if not process.is_helper:
+                process.signal(signal.SIGKILL)
 
     def state_of(self, pid: int) -> str:
-        """Return the letter of a process, as in proc(5), until it is reaped."""
+        """Return the letter of a process, as in proc(5)."""
         process = self.job.processes[pid]
-        if not process.runs:
-            return "Z" if math.isinf(process.reaped_at) else ""
-        return "D" if process.is_held else "S"
+        return ("D" if process.is_held else "S") if process.runs else ""
 
-    def send(self, pid: int, number: int) -> None:
-        """Send a process a signal."""
-        self._is_known(pid, number)
-        self.send_leftover(pid, number)
-
-    def send_leftover(self, pid: int, number: int) -> None:
-        """Send a process a signal that was looked at before: a pid that is another's gets none."""
-        process = self.machine.processes.get(pid)
-        if process:
-            process.signal(number)
-
-    def _is_known(self, pid: int, number: int) -> None:
-        if self.job.processes[pid].reaped_at < math.inf:
-            self.job.watch.signals_reaped(self.machine, pid, number)
-
-    def send_group(self, leader: int, number: int) -> None:
-        """Send a group a signal."""
-        self._is_known(leader, number)
-        for process in list(self.machine.processes.values()):
-            if process.session == leader:
-                process.signal(number)
-
-    def send_rest_of_group(self, leader: int, number: int) -> None:
-        """Send what a rank has started in its group a signal."""
-        for process in list(self.machine.processes.values()):
-            if process.session == leader != process.pid:
-                process.signal(number)
-
-    def response(self, pid: int, number: int) -> Disposition:
-        """Return what a rank does at a signal."""
-        process = self.machine.processes.get(pid)
-        return process.response(number) if process else Disposition.DEFAULT
-
-    def leftovers(self, child: int) -> list[int]:
-        """Return what is neither a child nor below it."""
-        top = self.job.processes.get(child)
-        return [
-            process.pid
-            for process in self.machine.processes.values()
-            if not (process.is_spared or (top and top.runs and process.is_below(top)))
-        ]
-
-    def ask(
-        self, argv: Sequence[str], environ: Mapping[str, str], then: Callable[[str], None]
-    ) -> Question:
-        """Ask the driver of this host's GPUs."""
-        return Question(self, then)
-
-    def end_all(self, pids: Sequence[int], seconds: float) -> None:
-        """Kill all processes of the job."""
-        for pid in pids:
-            self._is_known(pid, signal.SIGTERM)
-        for process in list(self.machine.processes.values()):
-            if not process.is_spared:
-                process.signal(signal.SIGKILL)
+    def kill_tree(self, pid: int, *, below: bool) -> None:
+        """Kill a process, and perhaps all below it."""
+        process = self.job.processes[pid]
+        for one in (process, *(process.below() if below else ())):
+            one.signal(signal.SIGKILL)
 
 
 TIMED_OUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import REPO
 from jobs import job_of
+from launcher.transitions import NoRow
 
 from launcher.peers.channel import Channel
 from launcher.peers.messages import Start
@@ -21,7 +22,6 @@ from launcher.run import machine as run_machine
 from launcher.run import state
 from launcher.run.events import Time
 from launcher.run.supervisor import Supervisor
-from launcher.transitions import NoRow
 from simulation import launcher, mistakes, rows, watch
 from simulation.facts import PROMISES, broken
 from simulation.job import Job

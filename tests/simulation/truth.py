@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from launcher.job.neuron import COMPILE
 from launcher.result.causes import Result
-from launcher.run.reports import WITHOUT_A_CODE
 from simulation.facts import (
+    HANGS,
     HELD,
+    KEEPERS,
     LOSSES,
     OF_TORCHRUN,
     PAUSES,
@@ -34,10 +34,17 @@ WORDS = {
     "cannot create a folder": (What.NO_FOLDER,),
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
     "the device is gone": (What.TORCHRUN_FAILS,),
-    "did not join": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
-    "could not be reached": (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, *SLOW, *LOSSES),
-    "is not this job's launcher": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
-    "closed the connection before it answered": (What.HOST_LATE, What.PORT_TAKEN, *SLOW, *LOSSES),
+    "did not join": (
+        What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, What.LAUNCHER_FAILS, *SLOW, *LOSSES
+    ),
+    "could not be reached": (
+        What.HOST_LATE,
+        What.HOST_ABSENT,
+        What.PORT_TAKEN,
+        What.LAUNCHER_FAILS,
+        *SLOW,
+        *LOSSES,
+    ),
 }
 
 
@@ -45,38 +52,31 @@ def is_true(watch: Watch, result: Result) -> bool:
     """Tell whether the plan broke what a result names."""
     line = result.text.partition("\n")[0]
     rank = re.match(r"(\S+), rank (\d+) ", line)
-    if rank:
+    if rank and "so that nobody keeps it" not in line:
         return _failed(watch, rank.group(1), int(rank.group(2)), line, result.exit_code)
-    host = line.replace(":", " ").split(" ")[0]
+    host = re.split("[:, ]", line)[0]
     if line.startswith("ranks have made no progress for"):
         return bool(has(watch, What.HANGS, *HELD))
-    if "of the restart" in line:
+    if "within" in line and "of the restart" in line:
         return bool(watch.restarts)
     if "was not completed, or a host was lost" in line:
         return bool(watch.faults)
-    if "was lost" in line and "closed the connection before it answered" not in line:
+    if "was lost" in line:
         return planned(watch, *PAUSES) or _was_lost(watch, host)
-    if "which the launcher had not sent" in line:
+    if "SignalException" in line:
         return any(one.machine.name == host for one in has(watch, What.TORCHRUN_TOLD))
-    if "torchrun failed" in line and "the device" not in line and has(watch, What.TORCHRUN_TOLD):
-        return True  # it ended of it before it had ranks, or in its barrier
-    if " was killed by " in line or WITHOUT_A_CODE in line or f"{COMPILE} failed" in line:
-        return any(one.machine.name == host for one in has(watch, *_whose_end(line)))
-    if "is not this job's launcher" in line or "closed the connection before it answered" in line:
-        if watch.job.machines[0] in lost(watch) or planned(watch, What.TOO_FEW_FILES):
-            return True  # it has ended before it could welcome that host
+    if "its keeper was killed" in line or "that torchrun has started was killed" in line:
+        killed = has(watch, *KEEPERS, What.TORCHRUN_TOLD)
+        return any(one.machine.name == host for one in killed)
+    failed = f"{COMPILE} failed" in line or ("torchrun failed" in line and "device" not in line)
+    if " was killed by " in line or "has not started all" in line or failed:
+        whose = (*OF_TORCHRUN, What.RUNNER_FAILS, What.LAUNCHER_FAILS)
+        # One that hangs at the rendezvous has the others' time out.
+        odd = planned(watch, *SLOW, What.STARTS_SLOWLY) or has(watch, *HANGS) or lost(watch)
+        found = [one.machine.name for one in has(watch, *whose)]
+        anywhere = COMPILE in line or "it ended during a restart" in line
+        return bool(odd or host in found or (found and anywhere))
     return any(word in line and planned(watch, *kinds) for word, kinds in WORDS.items())
-
-
-def _whose_end(line: str) -> tuple[What, ...]:
-    """Return what has ended a host's torchrun, or the program that runs it."""
-    if WITHOUT_A_CODE in line:
-        return (What.TORCHRUN_KILLED, What.RUNNER_KILLED, What.TORCHRUN_TOLD)
-    if COMPILE not in line:
-        return (What.TORCHRUN_KILLED, What.TORCHRUN_TOLD, What.RUNNER_KILLED)
-    if " was killed by " in line:
-        return (What.RUNNER_KILLED,)
-    return (What.RUNNER_FAILS, What.TORCHRUN_KILLED, What.TORCHRUN_TOLD)  # before it could connect
 
 
 def _was_lost(watch: Watch, host: str) -> bool:
@@ -103,9 +103,8 @@ def _failed(watch: Watch, host: str, number: int, line: str, code: int) -> bool:
 
 
 def _own_failures(watch: Watch) -> list[Happened]:
-    """Return the faults that have ended ranks; what has started one may die then, at no cost."""
-    became = [rank.starter for rank in watch.ranks if rank.let_go_at < math.inf]
-    return [one for one in has(watch, *RANK_FAILURES) if one.rank and one.rank not in became]
+    """Return the faults that have ended ranks."""
+    return [one for one in has(watch, *RANK_FAILURES) if one.rank]
 
 
 def _can_tell(watch: Watch, one: Happened, broken_at: float) -> bool:
@@ -139,8 +138,7 @@ def exit_codes(watch: Watch, one: Happened) -> tuple[int, ...]:
     code = one.rank.exit_code or 0
     real = code if code >= 0 else 128 - code
     # What takes its time, or is ended meanwhile, is told with the code that it said.
-    torchrun = one.rank.torchrun
-    slow = one.fault.amount > 2 or one.rank.heard or torchrun.hangs or torchrun.heard
+    slow = one.fault.amount > 2 or bool(one.rank.heard)
     slow = slow or planned(watch, *SLOW)
     said = 3 if one.fault.what is What.EXITS else 1
     return (said, real) if slow else (real,)

@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launcher.peers import coordinator, events, member
-from launcher.peers.messages import Failed, NoProgressReport, NoRanksHere, Start, Stop
+from launcher.peers import coordinator, events
+from launcher.peers.messages import Failed, NoProgressReport, Start, Stop
+from launcher.peers.state import Clearing, Ended, JobState
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
-from launcher.run.state import KILL_AGAIN_SECONDS, MARGIN_SECONDS, Ending, Running, State, Why
+from launcher.run.state import Ending, Running, State, Why
 from launcher.text.words import Log
-from launcher.transitions import NoRow
-from simulation import rows
-from simulation.machine import Helper, Machine
+from simulation.keeper import AGAIN, STUCK
+from simulation.machine import Machine, Upload
 from simulation.pipe import Pipe
 from simulation.plan import Fault, What
 from simulation.ranks import Rank
@@ -25,7 +25,6 @@ from simulation.strangers import IMPOSTORS
 if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.launcher import Launcher
-    from simulation.torchrun import Torchrun
 
 
 # Promises that are held while a job runs; the others are in promises.py.
@@ -33,11 +32,8 @@ QUIET = "With `--launcher-watch 0`, a sign of life each 15 s is all that is sent
 ALIVE_EVERY = 14.9
 LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
-KNOWN = "No script runs that the launcher does not know"
-TOLD = "torchrun is told the pid of each of them, and how it ended, before its answer"
-ONE = "Of one attempt a host lets the ranks of one torchrun go, and no others"
-REAPED = "Nobody signals a process that was reaped"
-IN_ROWS = "Each step that changes something or has actions is one of a row of the tables above"
+KNOWN = "No rank is started but while its host runs an attempt"
+ONE = "Of one attempt each rank's script is started once"
 
 _TOO_MANY = 3000  # steps of one launcher at one time
 
@@ -97,7 +93,7 @@ class Watch:
         self.faults: list[Happened] = []
         self.started: list[tuple[float, Machine, int]] = []  # torchruns, each with its attempt
         self.ranks: list[Rank] = []
-        self.helpers: list[Helper] = []
+        self.uploads: list[Upload] = []
         self.failures: list[ReportedFailure] = []
         self.decided: tuple[float, Result] | None = None
         self.restarts: list[float] = []
@@ -114,50 +110,23 @@ class Watch:
     @contextlib.contextmanager
     def over_steps(self) -> Iterator[None]:
         """See every step of the state machines."""
-        run, hosts, others = run_machine.step, coordinator.step, member.step
+        run, hosts = run_machine.step, coordinator.step
 
         def run_step(state: State, event: Any, now: float) -> Any:
             after, actions = run(state, event, now)
-            self._stepped("run", state, event, after, actions)
             self._run(state, event, after, actions)
             return after, actions
 
         def hosts_step(state: coordinator.JobState, event: Any, now: float) -> Any:
             after, actions = hosts(state, event, now)
-            message = event.message if isinstance(event, events.Received) else event
-            self._stepped("coordinator", state, message, after, actions)
             self._coordinator(state, event, after, now)
             return after, actions
 
-        def member_step(state: member.MemberState, event: Any, now: float) -> Any:
-            after, actions = others(state, event, now)
-            message = event.message if isinstance(event, events.Received) else event
-            self._stepped("member", state, message, after, actions)
-            return after, actions
-
-        run_machine.step, coordinator.step, member.step = run_step, hosts_step, member_step
+        run_machine.step, coordinator.step = run_step, hosts_step
         try:
             yield
         finally:
-            run_machine.step, coordinator.step, member.step = run, hosts, others
-
-    def _stepped(self, which: str, before: Any, event: Any, after: Any, actions: Any) -> None:
-        try:
-            rows.check(which, before, event, after, actions)
-        except (NoRow, AssertionError) as error:
-            self.breaks(IN_ROWS, str(error))
-        attempt = getattr(event, "attempt", None)
-        # What a host says of ranks that do not move may come from one that waits for a restart.
-        is_exact = which != "member" and not isinstance(event, NoProgressReport)
-        if attempt is not None and is_exact and not self._has_impostors:
-            expected = before.attempt + 1 if isinstance(event, Start) else before.attempt
-            # What a host reports before it receives the start counts (coordinator.host_failed); and
-            # others have ended, if the first one's launcher was stopped at a restart.
-            of_host = isinstance(event, Failed) and not event.failure.may_restart
-            has_ended = isinstance(event, NoRanksHere) and What.LAUNCHER_STOPS in self.kinds
-            crosses = attempt == expected - 1 and (of_host or has_ended)
-            if attempt != expected and not crosses:
-                self.breaks(IN_ORDER, f"{type(event).__name__} {attempt} in {before.attempt}")
+            run_machine.step, coordinator.step = run, hosts
 
     def _run(self, before: State, event: Any, after: State, actions: Any) -> None:
         is_ = type(after.phase).__name__
@@ -169,6 +138,8 @@ class Watch:
             raise RecursionError(f"{name} never stops")
         launcher = self.job.machines[self.job.names.index(name)].launcher
         assert launcher
+        if isinstance(event, Start) and isinstance(after.phase, Running):
+            self.started.append((self.job.clock.now, launcher.machine, event.attempt))
         stops = isinstance(after.phase, Ending) and after.phase.why is Why.STOP
         if stops and launcher.stopping_since > self.job.clock.now:
             launcher.stopping_since = self.job.clock.now
@@ -180,26 +151,40 @@ class Watch:
                 if not isinstance(action, Log):
                     self.note(f"    {action!r}", name, is_)
 
-    def _coordinator(self, before: Any, event: Any, after: Any, now: float) -> None:
-        ended, restarts = coordinator.JobEnded, coordinator.JobRestarting
-        if isinstance(event, events.Lost) and not isinstance(before.phase, ended):
+    def _coordinator(self, before: JobState, event: Any, after: JobState, now: float) -> None:
+        message = event.message if isinstance(event, events.Received) else event
+        self._is_in_order(before, message)
+        is_open = not isinstance(before.phase, (Clearing, Ended))
+        if isinstance(event, events.Lost) and is_open:
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(ReportedFailure(now, before.attempt, failure))
-        if isinstance(event, events.Received) and isinstance(event.message, Failed):
-            attempts = event.message.attempt, before.attempt
-            crosses = attempts == (0, 1) and not event.message.failure.may_restart
-            current = attempts[0] == attempts[1] or crosses
-            if current and not isinstance(before.phase, (ended, restarts)):
-                report = event.message
-                self.failures.append(
-                    ReportedFailure(now, before.attempt, report.failure, report.age)
-                )
-        if isinstance(after.phase, ended) and self.decided is None:
-            self.decided = (now, after.phase.result)
-        if isinstance(after.phase, restarts) and not isinstance(before.phase, restarts):
+        if isinstance(message, Failed) and is_open:
+            crosses = (message.attempt, before.attempt) == (
+                0,
+                1,
+            ) and not message.failure.may_restart
+            if message.attempt == before.attempt or crosses:
+                failed = ReportedFailure(now, before.attempt, message.failure, message.age)
+                self.failures.append(failed)
+        phase, is_restart = after.phase, isinstance(before.phase, Clearing) and before.phase.reason
+        if isinstance(phase, (Clearing, Ended)) and not getattr(phase, "reason", None):
+            self.decided = self.decided or (now, phase.result)
+        elif isinstance(phase, Clearing) and not is_restart:
             self.restarts.append(now)
-        if isinstance(event, events.Received) and isinstance(event.message, Stop):
+        if isinstance(message, Stop):
             self.note("the coordinator hears of a stop", before.job.current_host)
+        if self.trace is not None and type(phase) is not type(before.phase):
+            self.note(f"coordinator: {phase!r}", before.job.current_host, type(phase).__name__)
+
+    def _is_in_order(self, before: JobState, message: Any) -> None:
+        attempt = getattr(message, "attempt", None)
+        # What a host says of ranks that do not move may come from one that waits for a restart.
+        if attempt is None or isinstance(message, NoProgressReport) or self._has_impostors:
+            return
+        # What a host reports before it receives the start counts (coordinator.host_failed).
+        of_host = isinstance(message, Failed) and not message.failure.may_restart
+        if attempt != before.attempt and not (attempt == before.attempt - 1 and of_host):
+            self.breaks(IN_ORDER, f"{type(message).__name__} {attempt} in {before.attempt}")
 
     # What happens.
 
@@ -261,50 +246,25 @@ class Watch:
 
     # Ranks, as they start and end.
 
-    def lets_go(self, rank: Rank) -> None:
-        """A launcher lets a rank's script run."""
-        launcher = rank.machine.launcher
+    def commands_run(self, machine: Machine) -> None:
+        """A launcher has a keeper start a rank's script."""
+        launcher = machine.launcher
         assert launcher
         phase = launcher.state.phase
         if not isinstance(phase, Running) or launcher.stopping_since <= self.job.clock.now:
-            self.breaks(KNOWN, f"rank {rank.rank} is let go in {type(phase).__name__}")
-        before = [one for one in self.ranks if one.let_go_at < math.inf]
-        of_it = [one for one in before if one.machine is rank.machine]
-        torchruns = {one.torchrun for one in of_it if one.attempt == rank.attempt}
-        if torchruns - {rank.torchrun} and rank.machine.runner is None:
-            self.breaks(ONE, f"rank {rank.rank} (pid {rank.pid}) is let go")
+            self.breaks(KNOWN, f"{machine.name} starts a rank in {type(phase).__name__}")
 
-    def runs_script(self, rank: Rank) -> None:
-        """A rank's script begins."""
-        launcher = rank.machine.launcher
-        known = launcher and launcher.runs and launcher.state.ranks.get(rank.pid)
-        if math.isinf(rank.let_go_at) or not known:
-            self.breaks(KNOWN, f"the script of rank {rank.rank} (pid {rank.pid}) runs")
-
-    def answers(self, torchrun: Torchrun) -> None:
-        """A torchrun hears that no rank of its runs any more."""
-        for rank in torchrun.ranks:
-            if rank.let_go_at < math.inf:
-                told = torchrun.exit_codes.get(rank.rank)
-                if rank.exit_code is None or told != rank.exit_code:
-                    self.breaks(TOLD, f"rank {rank.rank} ended with {rank.exit_code}, not {told}")
-                if torchrun.pids.get(rank.rank) != rank.pid:
-                    self.breaks(TOLD, f"rank {rank.rank} has the pid {rank.pid}")
-
-    def signals_reaped(self, machine: Machine, pid: int, number: int) -> None:
-        """A launcher sends a signal to a pid that may be another process's by now."""
-        self.breaks(REAPED, f"{machine.name} sends {number} to {pid}")
-
-    def torchrun_starts(self, machine: Machine, attempt: int) -> None:
-        """A launcher starts its torchrun."""
-        self.started.append((self.job.clock.now, machine, attempt))
+    def starts_script(self, rank: Rank) -> None:
+        """A keeper starts a rank's script."""
+        if any(one.rank == rank.rank and one.attempt == rank.attempt for one in self.ranks):
+            self.breaks(ONE, f"rank {rank.rank} is started again in attempt {rank.attempt}")
+        if (rank.attempt > 1) != bool(rank.port):
+            self.breaks(ONE, f"rank {rank.rank} of attempt {rank.attempt} uses port {rank.port}")
+        self.ranks.append(rank)
 
     def ended(self, launcher: Launcher) -> None:
         """A launcher has ended with a result."""
-        # 5 s after the first of them was killed; what others leave behind is killed a poll later.
-        by = self.job.clock.now - MARGIN_SECONDS + 2 * KILL_AGAIN_SECONDS + 0.01
-        if {What.LAUNCHER_FAILS, What.LAUNCHER_STOPS} <= self.kinds:
-            by = math.inf  # System.end_all has killed them, and waits for nothing
+        by = self.job.clock.now - STUCK + 2 * AGAIN + 0.01
         left = [
             process
             for process in launcher.machine.processes.values()

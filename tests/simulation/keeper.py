@@ -1,0 +1,218 @@
+"""Simulated stubs and keepers, which behave as launcher/run/stub.py and keeper.py do."""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import TYPE_CHECKING, Any
+
+from simulation.machine import Machine, Process
+from simulation.pipe import Pipe
+from simulation.ranks import Rank
+
+if TYPE_CHECKING:
+    from simulation.torchrun import Torchrun
+
+# In seconds, as keeper.py has them.
+STUCK, AGAIN, LEFTOVERS = 5.0, 0.2, 5.0
+BOOT = (0.01, 0.05)  # until a stub has forked its keeper, and that has connected
+TELLS = (0.0005, 0.005)  # until a stub hears its keeper
+
+
+class Stub(Process):
+    """What torchrun starts for a rank: it ends as its keeper says, which it starts."""
+
+    adopts = True
+
+    def __init__(self, torchrun: Torchrun, rank: int, local_rank: int) -> None:
+        super().__init__(torchrun.machine, torchrun)
+        self.rank, self.local_rank, self.group_rank = rank, local_rank, torchrun.group_rank
+        self.keeper: Keeper | None = None
+        slow = torchrun.slowness
+        self.soon((BOOT[0] + slow, BOOT[1] + slow), self._fork)
+
+    def _fork(self) -> None:
+        self.keeper = Keeper(self)
+
+    def on_signal(self, number: int) -> None:
+        """Ignore all that stops."""
+
+    def child_ended(self, child: Process) -> None:
+        """End what a keeper has left that was killed: the kernel has sent the script SIGTERM."""
+        if child is not self.keeper:
+            self._if_alone()
+        elif child.exit_code:
+            self._if_alone()
+            self.clock.after(self.job.plan.failure_grace, self._kill)
+            self.clock.after(self.job.plan.failure_grace + STUCK, self.end, 1)
+
+    def _if_alone(self) -> None:
+        if not self.below():
+            self.soon(TELLS, self.end, 1)
+
+    def _kill(self) -> None:
+        if self.runs:
+            for process in self.below():
+                process.signal(signal.SIGKILL)
+
+    def on_end(self) -> None:
+        """Have the keeper notice."""
+        if self.keeper:
+            self.keeper.loses_stub()
+
+
+class Keeper(Process):
+    """One rank's keeper. Attributes: `script`, the process of the last attempt, also if ended."""
+
+    adopts = True
+
+    def __init__(self, stub: Stub) -> None:
+        super().__init__(stub.machine, stub)
+        self._stub = stub
+        self.rank, self.local_rank = stub.rank, stub.local_rank
+        self.script: Rank | None = None
+        self._is_ending = self._waits = self.has_said_end = False
+        self.hangs = False  # it is suspended
+        self._number = self._signal = self._round = 0
+        self._response = ""
+        self._deadline = self._leftovers_at = self._stuck_at = math.inf
+        self._signalled: set[Process] = set()
+        self.machine.keepers.append(self)
+        self._pipe = Pipe(self.machine, self._hears, self._loses_launcher)
+        if not self._pipe.is_open:
+            self.end(1)
+            return
+        plan = self.job.plan
+        hello = {"rank": stub.rank, "local_rank": stub.local_rank, "pid": self.pid}
+        hello |= {"world": plan.hosts * plan.nproc, "nproc": plan.nproc}
+        self._pipe.say({"hello": {**hello, "group_rank": stub.group_rank}})
+
+    def on_signal(self, number: int) -> None:
+        """Ignore all that stops."""
+
+    def loses_stub(self) -> None:
+        """Say that torchrun has killed the stub, or somebody else."""
+        if self.runs and not self.hangs:
+            self._pipe.say({"lost": "process that torchrun has started"})
+
+    # The launcher's commands.
+
+    def _hears(self, message: dict[str, Any]) -> None:
+        if not self.runs or self.hangs:
+            return
+        if "run" in message:
+            self._run(message["run"])
+        elif "end" in message:
+            self._end(**message["end"])
+        elif "leave" in message:
+            self._leave(message["leave"])
+        elif self.script and self.script.runs:
+            self.script.hears(message["ask"])
+
+    def _loses_launcher(self) -> None:
+        if self.runs and not self.hangs and not self._is_ending:
+            self._end(0, signal.SIGTERM, self.job.plan.grace)
+
+    def _run(self, start: dict[str, Any]) -> None:
+        self._is_ending = self.has_said_end = False
+        self._signal, self._response = 0, ""
+        port = int(start["environ"].get("MASTER_PORT", 0))
+        self.script = Rank(self, start["attempt"], port)
+        self._pipe.say({"runs": {"attempt": start["attempt"], "pid": self.script.pid}})
+
+    def _end(
+        self, number: int, signal: int, grace: float, waits: bool = False, at_once: bool = False
+    ) -> None:
+        now, script = self.clock.now, self.script
+        deadline = now if at_once else now + grace
+        if self._is_ending and not at_once:
+            deadline = max(deadline, self._deadline)
+        self._number, self._is_ending, self._waits = number, True, waits
+        self._deadline, self._stuck_at = deadline, math.inf
+        self._leftovers_at = deadline - min(LEFTOVERS, grace / 4) if waits else now
+        self._signalled = set()
+        if script and script.runs and not self._signal and (waits or not self.has_said_end):
+            self._signal, self._response = signal, script.response(signal)
+            script.signal(signal)
+            if waits and self._response == "ignores":
+                self._signal_group()
+        self._round += 1
+        self._look(self._round)
+        self.clock.at(self._leftovers_at, self._look, self._round)
+        self.clock.at(deadline, self._kill, self._round)
+
+    def _signal_group(self) -> None:
+        for process in self.below():
+            if process is not self.script:
+                process.signal(self._signal)
+
+    def _leave(self, code: int) -> None:
+        for process in self.below():
+            process.signal(signal.SIGKILL)
+        self._stub.soon(TELLS, self._stub.end, code)
+        self.end(0)
+
+    # What happens below.
+
+    def relays(self, message: dict[str, Any]) -> None:
+        """Pass on what the script's process says."""
+        if self.runs and not self.hangs:
+            self.has_said_end |= "end" in message
+            self._pipe.say({"said": message})
+
+    def child_ended(self, child: Process) -> None:
+        """Say how the script has ended; be clear when nothing is left."""
+        if self.hangs:
+            return
+        if child is self.script:
+            code = child.exit_code
+            about = {"attempt": child.attempt, "code": code, "response": self._response}
+            self._pipe.say({"ended": {**about, "crash": "", "tail": ""}})
+            died = code in (-self._signal, -signal.SIGTERM) and self._waits and self._is_ending
+            if died and (self._response != "handles" or self._signal == signal.SIGINT):
+                self._signal_group()
+        self._look(self._round)
+
+    def _look(self, round_: int) -> None:
+        """Clear, if nothing is left; end what the script has left once it is time."""
+        if not self.runs or self.hangs or not self._is_ending or round_ != self._round:
+            return
+        left = self.below()
+        if not left:
+            self._clear(0)
+        elif not (self.script and self.script.runs) and self.clock.now < self._deadline:
+            if self.clock.now >= self._leftovers_at:
+                new = [process for process in left if process not in self._signalled]
+                self._signalled.update(new)
+                for process in new:
+                    process.signal(signal.SIGTERM)
+
+    def _kill(self, round_: int) -> None:
+        if not self.runs or self.hangs or not self._is_ending or round_ != self._round:
+            return
+        self._stuck_at = min(self._stuck_at, self.clock.now + STUCK)
+        for process in self.below():
+            process.signal(signal.SIGKILL)
+        if not self._is_ending:
+            return  # they ended, which has been seen
+        if self.clock.now >= self._stuck_at:
+            self._clear(len(self.below()))
+        else:
+            self.clock.after(AGAIN, self._kill, round_)
+
+    def _clear(self, survivors: int) -> None:
+        self._is_ending = False
+        self._deadline = math.inf
+        self._pipe.say({"cleared": {"number": self._number, "survivors": survivors}})
+        if not self._pipe.is_open:
+            self._leave(1)
+
+    def on_end(self) -> None:
+        """Have the launcher notice."""
+        self._pipe.close()
+
+
+def of(machine: Machine, local_rank: int) -> Keeper | None:
+    """Return a keeper of a host that runs."""
+    found = [one for one in machine.keepers if one.local_rank == local_rank and one.runs]
+    return found[0] if found else None
