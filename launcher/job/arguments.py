@@ -9,24 +9,16 @@ reordering would each change somebody's hyperparameters. The command line wins o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
 START_WORD = "train"
-_SCRIPT, _MODULE = "--train-script", "--train-module"
+_TARGETS = _SCRIPT, _MODULE = "--train-script", "--train-module"
 # What people mean as a switch's value, and what SageMaker makes of None.
 _NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
-
-
-class _CommandLine(NamedTuple):
-    """The arguments, sorted by whose they are; the options' values by field."""
-
-    options: dict[str, Any]
-    targets: dict[str, str]  # by `--train-script` and `--train-module`
-    script_args: list[str]
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -52,17 +44,27 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     Raises LaunchError for an unknown option, a missing or invalid value, if neither a script nor
     a module is named, and if both are.
     """
-    twins, unknown = _from_environment(environ)
-    typed = _from_command_line(argv)
-    _check_targets(typed, unknown)
-    values = {**twins, **typed.options}
-    script_args = typed.script_args
+    values, unknown = _from_environment(environ)
+    targets: dict[str, str] = {}
+    script_args: list[str] = []
+    for typed, name, text in _options_and_words(argv):
+        if not name:
+            script_args.extend(typed)
+        elif name in _TARGETS:
+            if not text:
+                raise LaunchError(
+                    f"{name} is empty; expected the training script or module to run."
+                )
+            targets[name] = text
+        else:
+            values[_field(name)] = _value(_field(name), text, name)
+    _check_targets(targets, script_args, unknown)
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
     return Options(
         **values,
-        train_script=typed.targets.get(_SCRIPT, ""),
-        train_module=typed.targets.get(_MODULE, ""),
+        train_script=targets.get(_SCRIPT, ""),
+        train_module=targets.get(_MODULE, ""),
         script_args=tuple(script_args),
         given=frozenset(values),
         unknown_twins=tuple(unknown),
@@ -95,20 +97,6 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, scripts
 
 
-def _from_command_line(argv: Sequence[str]) -> _CommandLine:
-    line = _CommandLine({}, {}, [])
-    for typed, name, text in _options_and_words(argv):
-        if not name:
-            line.script_args.extend(typed)
-        elif name not in (_SCRIPT, _MODULE):
-            line.options[_field(name)] = _value(_field(name), text, name)
-        elif not text:
-            raise LaunchError(f"{name} is empty; expected the training script or module to run.")
-        else:
-            line.targets[name] = text
-    return line
-
-
 def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, str]]:
     """Yield what was typed, with the option's name and value; without, if it is the script's."""
     rest = list(reversed(argv))
@@ -116,7 +104,7 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
         word = rest.pop()
         typed = [word]
         name, equals, text = word.partition("=")
-        is_target = name in (_SCRIPT, _MODULE)
+        is_target = name in _TARGETS
         if not is_target and not _spelled(name).startswith(PREFIX):
             yield typed, "", ""
             continue
@@ -179,17 +167,17 @@ def _value(field: str, text: str, where: str) -> Any:
         raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
 
 
-def _check_targets(typed: _CommandLine, unknown: Sequence[str]) -> None:
+def _check_targets(
+    targets: Mapping[str, str], script_args: Sequence[str], unknown: Sequence[str]
+) -> None:
     """Refuse a command line that does not name exactly one script or module."""
-    if len(typed.targets) == 2:
-        raise LaunchError(
-            f"{_SCRIPT} {typed.targets[_SCRIPT]} and {_MODULE} {typed.targets[_MODULE]} are "
-            "both given; expected only one of them."
-        )
-    if not typed.targets:
-        near = [word for word in typed.script_args if word.startswith(("--train_", "--train-"))]
+    if len(targets) == 2:
+        both = f"{_SCRIPT} {targets[_SCRIPT]} and {_MODULE} {targets[_MODULE]}"
+        raise LaunchError(f"{both} are both given; expected only one of them.")
+    if not targets:
+        near = [word for word in script_args if word.startswith(("--train_", "--train-"))]
         # A script, or a misspelt subcommand.
-        near += [word for word in typed.script_args[:1] if not word.startswith("-")]
+        near += [word for word in script_args[:1] if not word.startswith("-")]
         hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""
         if near:
             hint = f" ({shortened(printable(near[0]), 60)} was taken as an argument of the script)"
@@ -206,10 +194,9 @@ def _as_flags(args: Sequence[str]) -> list[str]:
     """
     out: list[str] = []
     for word in args:
-        if out and out[-1].startswith("-") and word in ("True", "true"):
-            continue
-        if out and out[-1].startswith("-") and word in ("False", "false"):
+        may_be_value = bool(out) and out[-1].startswith("-")
+        if may_be_value and word in ("False", "false"):
             out.pop()
-            continue
-        out.append(word)
+        elif not (may_be_value and word in ("True", "true")):
+            out.append(word)
     return out
