@@ -18,8 +18,8 @@ from launcher.host.child import Child
 from launcher.job import arguments, hyperparameters, toolkit
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
+from launcher.job.plan import SAGEMAKER_KILLS_AFTER
 from launcher.job.prepare import prepare
-from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import flag
 
 # How bad a finding is; only the last one changes the exit code.

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import LaunchError
 from launcher.host.journal import host_folder
 from launcher.host.signals import Signals
-from launcher.job import arguments, hyperparameters, target, toolkit, torchrun
+from launcher.job import arguments, hyperparameters, target, toolkit
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
-from launcher.job.plan import at_address, make_plan
+from launcher.job.plan import at_address, make_plan, with_own_variables
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
 from launcher.text.words import port_is_taken
@@ -41,7 +41,7 @@ def prepare(
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
     argv, said = _arguments(config, argv, environ)
     argv, made, left_out = _from_config(config, argv, environ, signals)
-    chosen = torchrun.with_own_variables(_parsed(argv, environ, said), environ)
+    chosen = with_own_variables(_parsed(argv, environ, said), environ)
     seen = _with_groups({**made, **environ}, chosen, environ)
     try:
         cluster = read_cluster(seen, chosen.instance_groups, signals)
