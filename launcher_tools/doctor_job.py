@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.host.child import Child
-from launcher.job import arguments, hyperparameters, toolkit
+from launcher.job import arguments, toolkit
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
 from launcher.job.plan import SAGEMAKER_KILLS_AFTER
@@ -101,7 +101,7 @@ def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> PlannedJob:
         config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
         argv = arguments.without_start_word(argv)
         if not argv and config is None:
-            words = hyperparameters.as_arguments(environ)
+            words = toolkit.as_arguments(environ)
             argv = words if _TARGETS & {word[2:] for word in words} else argv
         names_script = _names_script(argv, config)
         if not names_script:  # arguments of a job that is not this command's
