@@ -9,7 +9,7 @@ reordering would each change somebody's hyperparameters. The command line wins o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
@@ -102,41 +102,40 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
     rest = list(reversed(argv))
     while rest:
         word = rest.pop()
-        typed = [word]
         name, equals, text = word.partition("=")
-        is_target = name in _TARGETS
-        if not is_target and not _spelled(name).startswith(PREFIX):
-            yield typed, "", ""
+        if name not in _TARGETS and not _spelled(name).startswith(PREFIX):
+            yield [word], "", ""
             continue
-        field = "" if is_target else _field(name)
-        if not equals and field and OPTIONS[field].parse is switch:
-            # SageMaker sends `--flag true`; people type `--flag`.
-            text = "true"
-            if rest and rest[-1].lower() in SWITCHES:
-                text = rest.pop()
-                typed.append(text)
-            elif rest and rest[-1].lower() in _NO_SWITCH:
-                raise LaunchError(
-                    f"{name} is {rest[-1]!r}; expected true or false (if that is an argument "
-                    f"of the script, write {name}=true)."
-                )
-        elif not equals:
-            text = _next(name, rest, is_path=is_target or OPTIONS[field].parse is str)
-            typed.append(text)
-        yield typed, name, text
+        parser = str if name in _TARGETS else OPTIONS[_field(name)].parse
+        if equals:
+            yield [word], name, text
+        else:
+            values = _next(name, rest, parser)
+            yield [word, *values], name, (values or ["true"])[0]
 
 
-def _next(name: str, rest: list[str], *, is_path: bool) -> str:
-    """Take an option's value from the words that are left. Raises LaunchError if there is none."""
+def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]:
+    """Take an option's value from the words that are left; a switch needs none.
+
+    SageMaker sends `--flag true`; people type `--flag`. Raises LaunchError.
+    """
+    following = rest[-1] if rest else ""
+    if parser is switch:
+        if rest and following.lower() in _NO_SWITCH:
+            raise LaunchError(
+                f"{name} is {following!r}; expected true or false (if that is an argument "
+                f"of the script, write {name}=true)."
+            )
+        return [rest.pop()] if following.lower() in SWITCHES else []
     if not rest:
         raise LaunchError(f"{name} needs a value; see --launcher-help.")
-    if is_path and rest[-1].startswith("-"):
-        word = shortened(printable(rest[-1]), 60)
+    if parser is str and following.startswith("-"):
+        word = shortened(printable(following), 60)
         raise LaunchError(
             f"{name} needs a value, but is followed by {word}; expected a path (if the path "
             f"starts like that, write {name}={word})."
         )
-    return rest.pop()
+    return [rest.pop()]
 
 
 def _spelled(name: str) -> str:
