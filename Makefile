@@ -13,8 +13,8 @@ BASE_IMAGE ?=
 TAG        ?= sagemaker-torch-launcher
 BUILD_FLAGS ?=
 
-.PHONY: failure demo bundle image docs dist check test test-fast test-containers test-systems \
-	test-compat test-frameworks test-pages matrix simulate bench nvrx clean
+.PHONY: failure demo bundle image docs dist check install test test-fast test-containers \
+	test-systems test-compat test-frameworks test-pages matrix simulate bench nvrx clean
 
 SOURCES := setup.cfg pyproject.toml MANIFEST.in README.md LICENSE sm_launch.py \
 	$(shell find launcher launcher_tools smddp -name "*.py")
@@ -31,9 +31,9 @@ $(BIN)/pip:
 # What runs is not the source tree but the wheel, built from the sdist, and so of what that has in it
 # alone. pip leaves what is installed as it is if the new wheel has the same version.
 $(LAUNCHER): $(SOURCES) | $(BIN)/pip
-	$(BIN)/pip install --quiet "build>=1.3"
+	$(BIN)/pip install --quiet "build>=1.3" "setuptools>=70.1"
 	@rm -rf dist/*.tar.gz dist/*.whl *.egg-info
-	$(BIN)/pyproject-build -qq
+	$(BIN)/pyproject-build -qq --no-isolation
 	@rm -rf *.egg-info
 	$(BIN)/pip install --quiet --force-reinstall --no-deps dist/*.whl
 
@@ -84,7 +84,7 @@ docs: $(MKDOCS)
 # What a release consists of, made anew.
 dist: $(PYTEST)
 	rm -rf dist/*.tar.gz dist/*.whl
-	$(BIN)/pyproject-build -qq
+	$(BIN)/pyproject-build -qq --no-isolation
 	@rm -rf *.egg-info
 	$(BIN)/twine check --strict dist/*.tar.gz dist/*.whl
 
@@ -99,7 +99,7 @@ needs-%:
 
 # In more processes than two cores: many tests mostly wait.
 test: needs-test $(TORCHRUN) $(PYTEST)
-	$(PYTEST) -n 4 --dist loadgroup
+	$(PYTEST) -n 5 --dist loadgroup
 
 # Without the simulator, which `make simulate` runs, too.
 test-fast: $(PYTEST)
@@ -122,6 +122,15 @@ $(SDK_V2) $(SDK_V3) $(ACCELERATE) $(NVRX):
 	@$(@D)/bin/pip install --quiet "$$(echo $(@F) | sed 's/-\([0-9.]*\)$$/==\1/')"
 	@touch $@
 
+# What all tests of CI need, for `make -j3 install`: pip waits for the network most of the time. One
+# after the other it fills $(VENV).
+install: $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
+ifeq ($(MAKECMDGOALS),install)
+$(MKDOCS): | $(LAUNCHER)
+$(TORCHRUN): | $(MKDOCS)
+$(PYTEST): | $(TORCHRUN)
+endif
+
 # A newer one, which `make bench` takes in if it is there. It wants a newer Debian: root, debootstrap,
 # some minutes and 5 GB.
 nvrx:
@@ -131,12 +140,9 @@ nvrx:
 test-containers: needs-test-containers $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
 	$(PYTEST) -n 4 --dist loadgroup -m "containers and not more"
 
-# The slow cases, above all of the systems in docs/systems.md; and the tests of a whole launcher, of
-# the one file.
-test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3) bundle
+# The slow cases, above all of the systems in docs/systems.md.
+test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
 	$(PYTEST) -n 4 --dist loadgroup -m systems
-	ONE_FILE=dist/launcher.py $(PYTEST) -n 4 --dist loadgroup tests/test_cli.py tests/test_init.py \
-		tests/test_local.py tests/test_restarts.py tests/test_run.py tests/test_two_hosts.py
 
 # `make test` with the oldest torch that the launcher supports, and with the newest that installs.
 test-compat:

@@ -1,5 +1,6 @@
 """Where dist/launcher.py begins (`make bundle`): Python executes the __main__.py of an archive.
 
+It unpacks the archive into a folder, from which the launcher runs as from any other.
 Python 2.7 and 3.6 can read it, too, so as to say that they are too old.
 """
 # ruff: noqa: UP024, UP031, UP036, RUF005
@@ -28,28 +29,62 @@ if sys.version_info < (3, 9):
     found = (sys.executable,) + tuple(sys.version_info[:2])
     refuse("%s is Python %d.%d; expected 3.9 or later, the Python that has torch." % found)
 
+# A stop that comes now is kept until the launcher notes stops. Modules that are built in: others
+# could be the user's.
+import _signal  # noqa: E402
+import time  # noqa: E402
+
+_signal.pthread_sigmask(
+    _signal.SIG_BLOCK, (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
+)
 archive = os.path.dirname(os.path.abspath(__file__))
 
 
-class Importer(zipimport.zipimporter):
-    """Compiles each module once. Python's own compiles it a first time for its file's name."""
+def unpack():
+    """Unpack this file into a new folder of TMPDIR; return the folder."""
+    loader = zipimport.zipimporter(archive)
+    parent = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
+    # As run_dir.py names folders: one that a killed launcher leaves is found, and removed.
+    folder = os.path.join(parent, "sm-launch-%d-%x" % (os.getpid(), time.time_ns()))
+    try:
+        os.mkdir(folder, 0o700)
+        for name in loader.get_data("FILES").decode().split():
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(loader.get_data(name))
+    except OSError as error:
+        remove(folder)
+        found = (archive, parent, error.strerror)
+        refuse("cannot unpack %s into %s (%s); set TMPDIR to a folder where 2 MB are free." % found)
+    return folder
 
-    def get_filename(self, fullname):
-        """Return the path of a module's source."""
-        if self.archive != archive:
-            return super().get_filename(fullname)
-        path = os.path.join(archive, self.prefix + fullname.rpartition(".")[2])
-        return os.path.join(path, "__init__.py") if self.is_package(fullname) else path + ".py"
+
+def remove(folder):
+    """Remove the folder with all that is in it, as far as that can be."""
+    for path, folders, files in os.walk(folder, topdown=False):
+        for act, names in ((os.remove, files), (os.rmdir, folders)):
+            for name in names:
+                try:
+                    act(os.path.join(path, name))
+                except OSError:
+                    pass
+    try:
+        os.rmdir(folder)
+    except OSError:
+        pass
 
 
-sys.path_hooks.insert(0, Importer)
-sys.path_importer_cache.pop(archive, None)
+unpacked = unpack()
+try:
+    # From there alone: beside this file, and in PYTHONPATH, there may be another `launcher`.
+    others = [path for path in sys.path if path != archive]
+    sys.path[:] = [unpacked]
+    sys.modules.pop("launcher", None)
+    from launcher import __main__ as program
 
-# From here alone: beside this file, and in PYTHONPATH, there may be another `launcher`.
-others = [path for path in sys.path if path != archive]
-sys.path[:] = [archive]
-sys.modules.pop("launcher", None)
-from launcher import __main__ as program  # noqa: E402
-
-sys.path[:] = others
-sys.exit(program.run())
+    sys.path[:] = others
+    code = program.run()
+finally:
+    remove(unpacked)
+sys.exit(code)

@@ -11,30 +11,26 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 
 
 def contents() -> dict[str, bytes]:
-    """Return the files of the archive by their names there."""
-    files = {"__main__.py": HERE / "__main__.py", "LICENSE": REPO / "LICENSE"}
+    """Return the files of the archive by their names there; FILES names those to be unpacked."""
+    files = {}
     for package in ("launcher", "launcher_tools", "smddp"):
         for path in (REPO / package).rglob("*.py"):
             files[path.relative_to(REPO).as_posix()] = path
-    return {name: path.read_bytes() for name, path in files.items()}
-
-
-def with_folders(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Add entries for folders, without which Python finds no package that has no __init__.py."""
-    parents = {parent for name in files for parent in PurePosixPath(name).parents}
-    return {**files, **{f"{parent}/": b"" for parent in parents - {PurePosixPath(".")}}}
+    names = "\n".join(sorted(files)).encode()
+    files |= {"__main__.py": HERE / "__main__.py", "LICENSE": REPO / "LICENSE"}
+    return {"FILES": names, **{name: path.read_bytes() for name, path in files.items()}}
 
 
 def build(out: Path) -> None:
     """Write the archive; one that is there is replaced only by a whole one."""
-    entries = with_folders(contents())
+    entries = contents()
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f"{out.name}.part")
     with open(part, "wb") as file:
@@ -43,7 +39,7 @@ def build(out: Path) -> None:
             for name in sorted(entries):
                 entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
                 entry.create_system = 3  # Unix, wherever this is
-                entry.external_attr = (0o40755 if name.endswith("/") else 0o100644) << 16
+                entry.external_attr = 0o100644 << 16
                 archive.writestr(entry, entries[name])
     os.chmod(part, 0o755)
     os.replace(part, out)

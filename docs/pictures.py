@@ -1,10 +1,9 @@
-"""Draws the pictures of development/how-it-works.md: the main ways of each state machine, as SVG.
+"""Draws the picture of development/how-it-works.md: the phases of both state machines, as SVG.
 
-    make docs                   # draws them, with all else that the pages need
+    make docs                   # draws it, with all else that the pages need
     python docs/pictures.py
 
-tests/test_how_it_works.py looks whether each arrow is a row of the code's tables, and whether the
-files are these pictures.
+tests/test_how_it_works.py looks whether the file is this picture.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from xml.sax.saxutils import escape
 HERE = Path(__file__).parent / "development"
 WIDTH, HEIGHT = 116, 34  # of a box
 LINE = 17  # from a line of text to the next
-START, END = "(start)", "(end)"  # dots
+START = "(start)"  # a dot
 
 
 class Arrow(NamedTuple):
@@ -38,88 +37,43 @@ class Picture(NamedTuple):
     size: tuple[int, int]
     phases: Mapping[str, tuple[int, int]]
     arrows: Sequence[Arrow]
+    captions: Mapping[str, tuple[int, int]]
 
 
 PICTURES = {
-    "run": Picture(
-        "The phases of a host's run",
-        (520, 500),
+    "machines": Picture(
+        "The phases of a host's run, and of the coordinator",
+        (690, 420),
         {
-            START: (230, 14),
-            "Joining": (230, 60),
-            "Running": (200, 160),
-            "Departing": (452, 160),
-            "Failing": (68, 250),
-            "Restarting": (352, 250),
-            "Ending": (200, 350),
-            "Waiting": (80, 440),
-            "Done": (400, 440),
-            END: (400, 488),
+            START: (120, 14),
+            "Joining": (120, 60),
+            "Running": (120, 170),
+            "Ending": (120, 280),
+            "Done": (120, 390),
+            START + "2": (490, 14),
+            "Joining ": (490, 60),
+            "Running ": (370, 170),
+            "Deciding": (610, 170),
+            "Clearing": (490, 280),
+            "Ended": (490, 390),
         },
         (
             Arrow(START, "Joining"),
-            Arrow("Joining", "Departing", ("End", "CannotStart"), at=(40, -12)),
-            Arrow("Departing", "Done", ("AllKnow", "Time"), at=(42, 30)),
-            Arrow("Joining", "Running", ("Start",), at=(-26, 0)),
-            Arrow("Running", "Failing", ("RankEnded", "Time"), at=(-36, -12)),
-            Arrow("Running", "Ending", ("Signal", "End", "Restart", "RankEnded"), at=(0, 0)),
-            Arrow("Failing", "Ending", ("End", "Restart"), at=(-32, 10)),
-            Arrow("Ending", "Restarting", ("LeftoversFound",), at=(28, 10)),
-            Arrow("Restarting", "Running", ("Start",), at=(22, -8)),
-            Arrow("Ending", "Waiting", ("LeftoversFound",), at=(-54, -4)),
-            Arrow("Ending", "Done", ("LeftoversFound",), at=(16, 0)),
-            Arrow("Restarting", "Done", ("End",), at=(14, -8)),
-            Arrow("Waiting", "Done", ("End",), at=(0, -2)),
-            Arrow("Done", END),
+            Arrow("Joining", "Running", ("Start",), at=(-30, 0)),
+            Arrow("Joining", "Ending", ("End",), 88, at=(4, 0)),
+            Arrow("Running", "Ending", ("Signal", "End"), -14, at=(34, 0)),
+            Arrow("Ending", "Running", ("Start",), -14, at=(-30, 0)),
+            Arrow("Ending", "Done", ("Leave", "NothingLeft"), at=(58, 0)),
+            Arrow(START + "2", "Joining "),
+            Arrow("Joining ", "Running ", ("all have joined",), at=(-44, 0)),
+            Arrow("Joining ", "Deciding", ("Failed", "Lost"), at=(34, 0)),
+            Arrow("Running ", "Deciding", ("Failed", "Lost"), at=(0, -14)),
+            Arrow("Running ", "Clearing", ("Stop", "Succeeded"), -10, at=(52, -10)),
+            Arrow("Deciding", "Clearing", ("Time", "Stop"), at=(34, 6)),
+            Arrow("Clearing", "Running ", ("Cleared",), -10, at=(-38, 8)),
+            Arrow("Clearing", "Ended", ("Cleared",), at=(34, 0)),
         ),
-    ),
-    "coordinator": Picture(
-        "The phases of the coordinator",
-        (520, 412),
-        {
-            START: (250, 14),
-            "JobJoining": (250, 60),
-            "JobRunning": (86, 150),
-            "JobFailing": (280, 215),
-            "JobRestarting": (86, 330),
-            "JobEnded": (440, 350),
-            END: (440, 398),
-        },
-        (
-            Arrow(START, "JobJoining"),
-            Arrow("JobJoining", "JobRunning", ("Arrived",), at=(-32, -8)),
-            Arrow("JobJoining", "JobFailing", ("Failed", "Lost"), at=(-2, -4)),
-            Arrow("JobJoining", "JobEnded", ("Time", "Stop"), -24, at=(36, -10)),
-            Arrow("JobRunning", "JobFailing", ("Failed", "Lost", "Time"), at=(0, 2)),
-            Arrow("JobRunning", "JobEnded", ("Stop", "Succeeded"), 44, at=(78, 8)),
-            Arrow("JobFailing", "JobRestarting", ("Time",), at=(-22, 12)),
-            Arrow("JobFailing", "JobEnded", ("Time", "Stop"), at=(4, 0)),
-            Arrow("JobRestarting", "JobRunning", ("Cleared",), at=(-38, 0)),
-            Arrow("JobRestarting", "JobEnded", ("Stop", "Lost", "Cleared"), at=(-6, 20)),
-            Arrow("JobEnded", END),
-        ),
-    ),
-    "member": Picture(
-        "The phases of a member",
-        (520, 390),
-        {
-            START: (250, 14),
-            "Connecting": (250, 60),
-            "Greeting": (120, 170),
-            "Joined": (120, 300),
-            "Ended": (410, 300),
-            END: (410, 362),
-        },
-        (
-            Arrow(START, "Connecting"),
-            Arrow("Connecting", "Greeting", ("Connected",), 18, at=(-40, -10)),
-            Arrow("Greeting", "Connecting", ("Later", "Lost"), 18, at=(44, 10)),
-            Arrow("Greeting", "Joined", ("Welcome",), at=(-36, 0)),
-            Arrow("Greeting", "Ended", ("Refused", "Lost", "Time"), at=(10, -10)),
-            Arrow("Connecting", "Ended", ("Unreachable", "Time"), -40, at=(30, -14)),
-            Arrow("Joined", "Ended", ("End", "Lost"), at=(0, -10)),
-            Arrow("Ended", END),
-        ),
+        {"a host's run": (190, 19), "the coordinator": (566, 19)},
     ),
 }
 
@@ -160,13 +114,15 @@ def drawn(picture: Picture) -> str:
     lines += [f'  <path class="way" marker-end="url(#head)" d="{path}"/>' for path, _ in ways]
     for phase, (x, y) in picture.phases.items():
         lines += _box(phase, x, y)
+    for caption, (x, y) in picture.captions.items():
+        lines.append(f'  <text class="label" x="{x}" y="{y}">{escape(caption)}</text>')
     for arrow, (_, middle) in zip(picture.arrows, ways):
         lines += _label(arrow, middle)
     return "\n".join([*lines, "</svg>", ""])
 
 
 def _box(phase: str, x: int, y: int) -> Iterator[str]:
-    if phase in (START, END):
+    if phase.startswith(START):
         yield f'  <circle class="dot" cx="{x}" cy="{y}" r="6"/>'
         return
     left, top = x - WIDTH // 2, y - HEIGHT // 2
@@ -204,7 +160,7 @@ def _edge(
 ) -> tuple[float, float]:
     """Return where a line from the middle of a box leaves it."""
     dx, dy = towards[0] - middle[0], towards[1] - middle[1]
-    if phase in (START, END):
+    if phase.startswith(START):
         share = 7 / math.hypot(dx, dy)
     else:
         share = min(

@@ -1,4 +1,4 @@
-"""Prints tables into pages: of options, exit codes, the machines' transitions, the tests' facts.
+"""Prints tables into pages: of options, exit codes, events, the tests' facts.
 
     make docs                          # fill them in, and build the site
     python docs/tables.py              # fill them in; the launcher has to be importable
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Callable
 
 from launcher.job.help import EXIT_CODES, default_of
 from launcher.job.options import OPTIONS
-from launcher.peers import rows as rows_of_hosts
-from launcher.run import history, rows
+from launcher.run import history
 from launcher.text.words import flag
-from launcher.transitions import Row
 
 HERE = Path(__file__).parent
 PAGES = [
@@ -27,7 +25,6 @@ PAGES = [
     for name in (
         "options.md",
         "logs.md",
-        "development/how-it-works.md",
         "development/equality.md",
     )
 ]
@@ -64,12 +61,6 @@ def exit_codes() -> str:
     return "\n".join([*table("code", "when"), *rows])
 
 
-def transitions(rows: Sequence[Row]) -> str:
-    """Return the table of a state machine."""
-    lines = [f"| {' | '.join(row.cells())} |".replace("|  |", "| |") for row in rows]
-    return "\n".join([*table("phase", "event", "what happens", "next"), *lines])
-
-
 def equality() -> str:
     """Return the tables of what a rank is, one for each part."""
     tests = runpy.run_path(str(HERE.parent / "tests" / "equality.py"))
@@ -94,12 +85,9 @@ def named(head: str, rows: Mapping[str, str]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "exit codes": exit_codes,
-    "run": lambda: transitions(rows.ROWS),
-    "coordinator": lambda: transitions(rows_of_hosts.COORDINATOR),
     "equality": equality,
     "fields of events": lambda: named("field", history.FIELDS),
     "events": lambda: named("event", history.EVENTS),
-    "member": lambda: transitions(rows_of_hosts.MEMBER),
 }
 
 

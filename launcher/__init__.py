@@ -9,8 +9,7 @@ JSON.
 Where it is decided:
 
 - an option: its row in job/options.py; a default from another option, job/job.py; checks between
-  options, job/torchrun.py, job/prepare.py and job/no_effect.py; its uses have its name, with spaces
-  in the rows of transitions (peers/rows.py, run/rows.py)
+  options, job/torchrun.py, job/prepare.py and job/no_effect.py; its uses have its name
 - what a failed rank leads to: run/machine.py takes the event; then run/failing.py, or run/ending.py
   once the end has begun; peers/coordinator.py for all hosts
 - an exit code: errors.py says who chooses it; result/causes.py makes all of them
@@ -22,4 +21,7 @@ Where it is decided:
 - that a rank hangs, and what comes of it: watch/__init__.py, watch/judge.py, peers/coordinator.py
 """
 
+import os
+
 __version__ = "0.1.0"
+PACKAGE = os.path.dirname(os.path.abspath(__file__))  # the folder of this package

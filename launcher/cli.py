@@ -9,10 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from launcher import __version__
+from launcher import PACKAGE, __version__
 from launcher.container.presence import InitClient
 from launcher.errors import LaunchError
-from launcher.host.archive import PACKAGE
 from launcher.host.signals import Signals
 from launcher.host.system import System
 from launcher.job import arguments

@@ -19,7 +19,7 @@ OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
 # The launcher's own (docs/options.md, "Exit codes"). Who chooses: result/causes.py alone makes
 # results of these, and which counts is the coordinator's decision (peers/coordinator.py). A host
 # decides by itself where it is alone: without a job (cli.py), without a coordinator
-# (peers/member.py), after an error of its own (run/supervisor.py), at the third Ctrl-C, and without
+# (peers/link.py), after an error of its own (run/supervisor.py), at the third Ctrl-C, and without
 # a command as it departs (run/machine.py). Of the command and the launchers below PID 1, it is
 # `of_container`; of the hosts of `sm-launch local`, launcher_tools/local.py.
 EXIT_USAGE = 2

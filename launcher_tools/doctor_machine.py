@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from launcher.errors import LaunchError
 from launcher.host.cgroups import read_text
 from launcher.host.child import Answer
-from launcher.host.run_dir import run_dir, unpacked
+from launcher.host.run_dir import run_dir
 from launcher.job import resources, toolkit
 from launcher.job.resources import FEWEST_FILES
 from launcher.result.failure import output_dir
@@ -59,9 +59,9 @@ def disk(environ: Mapping[str, str], log_dir: str = "") -> Iterator[ReportLine]:
         where = f"{path} ({use})"
         how, to_do = _FOLDERS.get(use, (warning, ("create it, or make it writable for this user")))
         try:
-            if use == "TMPDIR":  # where a job makes a folder, and may unpack files
-                with run_dir(environ) as folder:
-                    unpacked((), folder)
+            if use == "TMPDIR":  # where a job makes a folder
+                with run_dir(environ):
+                    pass
             seen = _writable(path)
         except (OSError, LaunchError) as error:
             why = str(getattr(error, "strerror", error)).rstrip(".")

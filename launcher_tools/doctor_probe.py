@@ -1,7 +1,7 @@
 """In a child process: imports torch and prints what it has, a JSON object a line.
 
-Executed as text (`python -c`), since the launcher itself may be an archive. It imports nothing of
-the launcher's. What may hang comes last: a line that was printed counts.
+Executed as text (`python -c`). It imports nothing of the launcher's. What may hang comes last: a
+line that was printed counts.
 """
 
 import json
@@ -19,7 +19,7 @@ class ArgumentsRefused(Exception):
 
 
 def refused(words: list[str]) -> str:
-    """Return why torchrun would not take these arguments, "" if it would (as run/agent.py)."""
+    """Return why torchrun would not take these arguments, "" if it would."""
     from torch.distributed import run
 
     def refuse(message: str) -> NoReturn:

@@ -77,8 +77,7 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
             *_what_is_passed(chosen.script_args, passed, refused),
         ]:
             printer.say(line)
-        mark = ("TRAINING_JOB_NAME", job_name)
-        loop = Loop(hosts, chosen.events, words, signals, printer, mark)
+        loop = Loop(hosts, chosen.events, words, signals, printer)
         seconds = loop.run()
         if chosen.doctor:
             printer.show(_end_of_doctors(hosts))

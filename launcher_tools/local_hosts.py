@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Callable
 
+from launcher import PACKAGE
 from launcher.errors import STOPS, CannotExecuteError
-from launcher.host import run_dir
-from launcher.host.archive import ARCHIVE, PACKAGE
-from launcher.host.processes import Processes, reap, send, tie_to_this_process, tree
+from launcher.host import processes, run_dir
+from launcher.host.processes import reap, send, tie_to_this_process, tree
 from launcher.host.signals import Signals, left_alone
 from launcher.text.words import signal_name
 from launcher_tools.local_options import KILL, START, Event
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _TO_WRITE = 2  # seconds
 _TO_DIE = 10  # seconds that a process may take to die of SIGKILL
-_LAUNCHER = ARCHIVE or os.path.join(PACKAGE, "__main__.py")
+_LAUNCHER = os.path.join(PACKAGE, "__main__.py")
 
 
 class Host:
@@ -149,10 +149,7 @@ def _kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
 
 
 class Loop:
-    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop.
-
-    `mark` is a variable of their environment, and its value, that no other job has.
-    """
+    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop."""
 
     def __init__(
         self,
@@ -161,20 +158,19 @@ class Loop:
         words: Sequence[str],
         signals: Signals,
         printer: Printer,
-        mark: tuple[str, str],
     ) -> None:
         self._hosts = hosts
         self._events = list(events)
         self._words = words
         self._signals = signals
         self._printer = printer
-        self._mark = mark
+        self._others = processes.children()  # of who has executed this program
         self._all_stopped = False
         self.was_stopped = False
 
     def run(self) -> float:
         """Return the seconds that it took. Raises LaunchError if a launcher cannot be started."""
-        below = Processes(self._mark)  # what a killed launcher leaves behind becomes our child
+        processes.adopt_orphans()  # what a killed launcher leaves behind becomes our child
         began = time.monotonic()
         try:
             while self._goes_on():
@@ -186,7 +182,7 @@ class Loop:
                 select.select([self._signals], [], [], timeout)
                 self._on_signals()
         finally:
-            self._kill_the_rest(below)
+            self._kill_the_rest()
             self._wait_for_logs()
             for host in self._hosts:
                 host.tidy()
@@ -267,9 +263,15 @@ class Loop:
                 return
             time.sleep(0.005)
 
-    def _kill_the_rest(self, below: Processes) -> None:
+    def _kill_the_rest(self) -> None:
         """Kill what runs without its launcher, or because of an error of our own."""
         deadline = time.monotonic() + _TO_DIE
-        while self._reap() and below.all() and time.monotonic() < deadline:
-            _kill_all(below.all)
+        while self._reap() and self._below() and time.monotonic() < deadline:
+            _kill_all(self._below)
             time.sleep(0.02)
+
+    def _below(self) -> list[psutil.Process]:
+        """Return all processes below this one, but for those that write the logs."""
+        drains = {drain.pid for host in self._hosts for drain in host.drains}
+        others = processes.children() - drains - self._others
+        return [process for pid in others for process in tree(pid)]

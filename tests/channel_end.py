@@ -1,21 +1,19 @@
-"""One host's end of the channel, with nothing to start: the real state machine and sockets."""
+"""One host's end of the channel, with no rank to end: the real state machine and sockets."""
 
 from __future__ import annotations
 
 import contextlib
 
 from launcher.host.system import System
+from launcher.peers import messages
 from launcher.peers.channel import Channel
-from launcher.peers.events import AllKnow
-from launcher.peers.messages import End as TheEnd
-from launcher.peers.messages import Start
 
 
 class End:
-    """What a host of the job knows: `attempt`, `result` and `all_know` are what it was told."""
+    """A host of the job: `attempt`, `result` and `has_left` are what it was commanded."""
 
     def __init__(self, job):
-        self.attempt, self.result, self.all_know = 0, None, False
+        self.attempt, self.result, self.has_left = 0, None, False
         self._stack = contextlib.ExitStack()
         # Only the supervisor waits for signals.
         self.system = self._stack.enter_context(System(signals=None))
@@ -32,15 +30,19 @@ class End:
         return self.attempt > 0
 
     def _told(self, message):
-        if isinstance(message, Start):
+        if isinstance(message, messages.Start):
             self.attempt = message.attempt
-        elif isinstance(message, TheEnd):
+        elif isinstance(message, messages.End):
             self.result = message.result
-        elif isinstance(message, AllKnow):
-            self.all_know = True
+            self.say(messages.Cleared(message.number, 0))
+        elif isinstance(message, messages.Leave):
+            self.has_left = True
 
     def act(self):
         """Do what is due; waits for nothing."""
+        if self.has_left:
+            self.close()
+            return
         for key, _ in self.system.selector.select(0):
             key.data()
         if self.system.now() >= self.channel.due():

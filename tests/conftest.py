@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -27,12 +31,10 @@ TRAIN_DDP = REPO / "train_scripts" / "train_ddp.py"
 TRAIN_HYMENOPTERA = REPO / "train_scripts" / "train_hymenoptera.py"
 DRAW_PICTURES = REPO / "examples" / "draw_pictures.py"
 SYSTEMS = REPO / "examples" / "systems"
-# `make test-systems` names the one file, too; else it is the launcher that is installed.
-ONE_FILE = os.environ.get("ONE_FILE")
 # `WITH_LOG_DIR=1 LAUNCHER_START=warm make matrix`: options that launchers of all hosts have, too.
 WITH_LOG_DIR = os.environ.get("WITH_LOG_DIR")  # each keeps its ranks' output in files
 OPTIONS = {name: value for name, value in os.environ.items() if name.startswith("LAUNCHER_")}
-LAUNCHER = [sys.executable, *([os.path.abspath(ONE_FILE)] if ONE_FILE else ["-m", "launcher"])]
+LAUNCHER = [sys.executable, "-m", "launcher"]
 RANK = str(REPO / "launcher" / "run" / "rank.py")  # runs the script of one rank
 
 PATIENT = LAUNCHER
@@ -59,12 +61,17 @@ EXACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TRAINING_JOB_NAME", "CUDA_VISIBLE_
 EXACT += ("LOGLEVEL", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CURRENT_HOST")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process of `make test` run what needs torch in a process that stays: one import."""
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Have one process of `make test` run what needs torch in a process that stays: one import.
+
+    Groups, of which each is the work of one process, begin first: else they are what ends last.
+    """
     for item in items:
         if {"ranks", "reference"} & set(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group("torch"))
+    yield
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +156,52 @@ def slow(*values: object):
     return pytest.param(*values, marks=pytest.mark.systems)
 
 
+class Ran(NamedTuple):
+    """What became of a process that a keeper might have started, and what it has told."""
+
+    code: int
+    out: str
+    err: str
+    told: list[dict[str, Any]]
+    crash: str  # what faulthandler has written
+
+    @property
+    def end(self) -> tuple[int, str, str]:
+        return self.code, self.out, self.err
+
+
+def run_as_rank(argv: list[str], env: Mapping[str, str] | None = None) -> Ran:
+    """Run rank.py as a keeper does, to its end; nobody requests anything of it."""
+    ours, its = socket.socketpair()
+    crash = os.memfd_create("crash")
+    told: list[dict[str, Any]] = []
+
+    def listen() -> None:
+        with ours, ours.makefile("rb") as lines:
+            told.extend(map(json.loads, lines))
+
+    listens = threading.Thread(target=listen)
+    listens.start()
+    with its:
+        names = {"LAUNCHER_KEEPER": f"{its.fileno()},{crash}"}
+        process = subprocess.Popen(
+            argv,
+            env={**(os.environ if env is None else env), **names},
+            pass_fds=(its.fileno(), crash),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    listens.join()
+    with open(crash, errors="replace") as file:
+        file.seek(0)
+        return Ran(process.returncode, out, err, told, file.read())
+
+
 class Host:
     """One real launcher process, its output in files, its failure file if any."""
 
@@ -199,9 +252,9 @@ class Host:
 
     @property
     def torchrun(self) -> psutil.Process:
-        """The job's torchrun, or what runs it. Raises IndexError while it does not run."""
+        """The job's torchrun, or what runs it. Raises StopIteration while it does not run."""
         words = "torch.distributed.run"
-        return [one for one in self.children if words in words_of(one)][0]
+        return next(one for one in self.children if any(words == word for word in words_of(one)))
 
     @property
     def stubs(self) -> list[psutil.Process]:
@@ -211,8 +264,12 @@ class Host:
 
     @property
     def keepers(self) -> list[psutil.Process]:
-        """The ranks' keepers, in their order."""
-        return [one for stub in self.stubs for one in stub.children()]
+        """The ranks' keepers, in their order; those of a warm start in any."""
+        cold = [one for stub in self.stubs for one in stub.children()]
+        forks = psutil.Process(self.process.pid).children(recursive=True)
+        forks = [one for one in forks if any("/warm/warm.py" in word for word in words_of(one))]
+        guards = [one for one in forks if not is_rank(one)]
+        return cold + [one for guard in guards for one in guard.children()]
 
     @property
     def ranks(self) -> list[psutil.Process]:

@@ -180,7 +180,7 @@ def orig_argv():
 @fact(
     "`/proc/PID/cmdline`",
     cold=Other(RANK_PY),
-    warm=Other("those of the process that forks it: nursery.py"),
+    warm=Other("those of the process that forks it: warm.py"),
 )
 def cmdline():
     return short(own_file("cmdline").split("\0"))
@@ -273,7 +273,7 @@ def streams():
 @fact(
     "calls below the script's own lines: `inspect.stack()`",
     cold=Other("two of rank.py's; no traceback that is printed has them", ["rank.py"] * 2),
-    warm=Other("rank.py's and nursery.py's; no traceback that is printed has them"),
+    warm=Other("rank.py's and warm.py's; no traceback that is printed has them"),
 )
 def calls_below():
     frame, found = sys._getframe(), []
@@ -375,7 +375,10 @@ def exit_handlers():
     return atexit._ncallbacks()
 
 
-@fact("`gc`: thresholds, switched on, frozen objects")
+@fact(
+    "`gc`: thresholds, switched on, frozen objects",
+    warm=Other("what the imports have made is frozen"),
+)
 def collection():
     import gc
 
@@ -551,7 +554,7 @@ def filters_with_torch():
     return filters()
 
 
-@fact("levels and handlers of torch's loggers", warm=Other("those of torch.distributed.run, too"))
+@fact("levels and handlers of torch's loggers")
 def loggers_with_torch():
     import logging
 
@@ -763,7 +766,7 @@ def module_main():
 @fact(
     "calls below its own lines",
     cold=Other("rank.py's for runpy's", ["rank.py"] * 2),
-    warm=Other("rank.py's and nursery.py's for runpy's"),
+    warm=Other("rank.py's and warm.py's for runpy's"),
 )
 def module_calls_below():
     return calls_below()

@@ -1,10 +1,9 @@
 """The real launcher with a mistake in it: failing_launcher.py WHAT ARGUMENT ...
 
-WHAT is `once`, `always`, `leftovers`, `plan` or `begin`.
+WHAT is `once`, `always`, `plan` or `begin`.
 
 The step of its run's state machine raises when the ranks are known: once, or from then on always.
-With `leftovers` what raises is each search for leftover processes, for which an end waits; with
-`plan` and `begin` it is what happens before the hosts join.
+With `plan` and `begin` what raises is what happens before the hosts join.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 del sys.path[0]  # this folder
 
 from launcher.cli import main  # noqa: E402
-from launcher.host.system import System  # noqa: E402
 from launcher.job import prepare  # noqa: E402
 from launcher.run import machine, supervisor  # noqa: E402
 from launcher.run.events import ThreadRaised  # noqa: E402
@@ -43,10 +41,7 @@ def mistake(*_: object, **__: object) -> Any:
 
 if __name__ == "__main__":
     how = sys.argv.pop(1)
-    if how == "leftovers":
-        supervisor._END_IN_ORDER_SECONDS = 2.0
-        System.leftovers = mistake  # type: ignore[method-assign]
-    elif how == "plan":
+    if how == "plan":
         prepare._planned = mistake
     elif how == "begin":
         supervisor.Supervisor._begin_attempt = mistake  # type: ignore[method-assign]

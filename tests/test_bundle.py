@@ -1,10 +1,10 @@
 """The launcher as one file (`make bundle`): how it is made, and where it can lie.
 
-What the program does is in the other tests: `make test-systems` runs those of a whole launcher with
-this file.
+What the program does is in the other tests; here is what differs for one file.
 """
 
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -64,8 +64,8 @@ def test_it_holds_the_launcher_and_its_licence(one_file):
         for path in (REPO / package).rglob("*.py")
     }
     with zipfile.ZipFile(one_file) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
-        assert names == sorted({*packages, "__main__.py", "LICENSE"})
+        assert archive.namelist() == sorted({*packages, "__main__.py", "LICENSE", "FILES"})
+        assert archive.read("FILES").decode().split() == sorted(packages)
         assert archive.testzip() is None
 
 
@@ -87,17 +87,6 @@ def test_whatever_it_is_called(script, one_file, pretend_torch, place):
     done = launch(sys.executable, path, *DRY)
     assert done.stdout.endswith(" -- script.py\n")
     assert launch(sys.executable, path, "local", "--help").stdout.startswith("usage: sm-launch lo")
-
-
-def test_by_a_link_from_another_folder_or_by_itself(script, one_file, pretend_torch, tmp_path):
-    pretend_torch("2.13.0")
-    script("")
-    (tmp_path / "links").mkdir()
-    link = tmp_path / "links" / "train"
-    link.symlink_to(one_file)
-    assert launch(sys.executable, link, *DRY).stdout.endswith(" -- script.py\n")
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    assert launch(one_file, *DRY, PATH=path).stdout.endswith(" -- script.py\n")
 
 
 @pytest.mark.parametrize("options", [["-I"], ["-E", "-s", "-B", "-X", "utf8"]], ids=str)
@@ -124,9 +113,9 @@ def test_no_module_of_the_source_folder_takes_the_place_of_ours_or_of_pythons(
         path += f":{os.environ['PYTHONPATH']}"
         done = launch(sys.executable, one_file, *DRY, PYTHONPATH=path, PYTHONSAFEPATH="1")
         assert done.stdout.endswith(" -- script.py\n")
-    # The ranks would not find a module of the archive.
-    refused = launch(sys.executable, one_file, "--train-module", "launcher.host.archive", code=2)
-    assert "launcher.host.archive: there is no such module" in refused.stderr
+    # The ranks would not find a module of the launcher's.
+    refused = launch(sys.executable, one_file, "--train-module", "launcher.host.run_dir", code=2)
+    assert "launcher.host.run_dir: there is no such module" in refused.stderr
 
 
 def test_python_without_psutil(script, one_file, pretend_torch, tmp_path):
@@ -157,53 +146,45 @@ def test_a_python_that_is_too_old(one_file, tmp_path):
     launch("sh", "-c", f"{shlex.join([sys.executable, '-c', OLD, str(one_file)])} 2>&-", code=2)
 
 
-def test_smddps_open_implementation_is_imported_from_it(script, one_file, pretend_torch):
+def test_smddps_open_implementation_is_the_unpacked_one(script, one_file, pretend_torch, tmp_path):
     pretend_torch("2.13.0")
     script("")
-    done = launch(sys.executable, one_file, *DRY, "--launcher-smddp-compat", "true")
+    (tmp_path / "temporary").mkdir()
+    words = (*DRY, "--launcher-smddp-compat", "true")
+    done = launch(sys.executable, one_file, *words, TMPDIR=str(tmp_path / "temporary"))
     (path,) = (line for line in done.stdout.splitlines() if "PYTHONPATH=" in line)
     folder = path.partition("=")[2].split()[0].split(":")[-1]
-    assert folder == f"{one_file}/smddp"
-    code = "import smdistributed.dataparallel as s; print(list(s.__path__))"
-    found = launch(sys.executable, "-c", code, PYTHONPATH=folder)
-    assert found.stdout == f"['{folder}/smdistributed/dataparallel']\n"
+    assert folder.startswith(f"{tmp_path}/temporary/sm-launch-") and folder.endswith("/smddp")
+    assert os.listdir(tmp_path / "temporary") == []  # it is gone at the end
 
 
-COUNT = """
-import collections, runpy, sys
-compiled = collections.Counter()
-sys.addaudithook(lambda event, args: event == "compile" and compiled.update([args[1]]))
-try:
-    runpy.run_path(sys.argv.pop(1), run_name="__main__")
-except SystemExit:
-    ours = {name: count for name, count in compiled.items() if "/launcher/" in str(name)}
-    print(len(ours) > 10, {name for name, count in ours.items() if count > 1})
-"""
-
-
-def test_each_module_is_compiled_once(script, one_file, pretend_torch):
-    """Most of what it costs; Python's own importer would do it twice."""
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_nothing_of_it_is_left(script, one_file, pretend_torch, tmp_path, is_relative):
+    """Whatever its end, also where TMPDIR is relative and has an untidy name."""
     pretend_torch("2.13.0")
     script("")
-    done = launch(sys.executable, "-c", COUNT, one_file, *DRY)
-    assert done.stdout.splitlines()[-1] == "True set()"
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    named = "./a//b" if is_relative else str(folder)
+    for words, code in ((DRY, 0), (("--launcher-help",), 0), (("--launcher-x", "1"), 2)):
+        launch(sys.executable, one_file, *words, code=code, TMPDIR=named)
+        assert os.listdir(folder) == []
 
 
 # A job
 
 LOOK = """
-import os, pathlib, stat, sys, time
-folder, = pathlib.Path(os.environ["TMPDIR"]).glob("sm-launch-*")
-mode, names = oct(stat.S_IMODE(folder.stat().st_mode)), sorted(p.name for p in folder.glob("*.py"))
-sys.stdout.write(f"{mode} {names}\\n")  # at once: the other rank writes, too
+import os, pathlib, stat, sys
+folders = list(pathlib.Path(os.environ["TMPDIR"]).glob("sm-launch-*"))
+modes = {oct(stat.S_IMODE(folder.stat().st_mode)) for folder in folders}
+(unpacked,) = [folder for folder in folders if (folder / "launcher").is_dir()]
+sys.stdout.write(f"{modes} {len(folders)}\\n")  # at once: the other rank writes, too
 try:
     import launcher
 except (SyntaxError, ValueError):  # it is in sys.path, but no module
     pass
-(folder / ("seen-" + os.environ["RANK"])).touch()
-while os.environ["RANK"] == "0" or not (folder / "seen-0").exists():
-    time.sleep(0.02)
-raise ValueError("loss is nan")
+if os.environ["RANK"] == "1":
+    raise ValueError("loss is nan")
 """
 
 
@@ -221,16 +202,7 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     environ = {"PYTHONPATH": str(source), "TMPDIR": "../a//../a/b"}
     host = start(*words, command=[sys.executable, "launcher.py"], **environ)
     assert host.wait() == 1, host.log()
-    files = [
-        "agent.py",
-        "copier.py",
-        "describe.py",
-        "in_rank.py",
-        "nursery.py",
-        "rank.py",
-        "unseen.py",
-    ]
-    assert host.out.count(f"0o700 {files}\n") == 2, host.log()
+    assert "{'0o700'} 2\n" in host.out, host.log()
     first = "localhost, rank 1 (local rank 1) failed with ValueError: loss is nan"
     assert host.failure.startswith(first)
     assert "sm-launch-" not in host.log() + host.failure
@@ -254,16 +226,33 @@ def test_a_crash_has_its_place(start, script, one_file):
     assert host.leftovers() == []
 
 
+FAILS_ONCE = """
+import os, sys
+print("torch" in sys.modules, flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    raise ValueError("loss is nan")
+"""
+
+
+@pytest.mark.torch
+def test_local_starts_the_same_file_whose_every_part_is_found(script, one_file):
+    """The hosts' launchers, and all that these run in processes of their own."""
+    words = ("--launcher-start", "warm", "--launcher-max-restarts", "1", "--launcher-log-dir", "l")
+    done = completed(sys.executable, one_file, "local", "--", script(FAILS_ONCE), *words)
+    assert "algo-1 | launcher: attempt 1 of 2 failed after " in done.stderr
+    assert done.stdout.count(" | True\n") >= 3 and " cold" not in done.stderr
+    assert Path("l/algo-2/attempt-2/rank-1.log").read_text() == "True\n"
+
+
 def test_no_room_to_unpack_it(start, script, one_file, pretend_torch):
     pretend_torch("2.13.0")
     limited = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", sys.executable, one_file]  # 4 KiB a file
     host = start("--train-script", script(""), command=limited)
     assert host.wait() == 2, host.log()
-    assert f"launcher: cannot unpack {one_file} into {host.tmp}/sm-launch-" in host.failure
-    assert " (File too large); set TMPDIR to a folder where " in host.failure
-    assert host.leftovers() == []
-    said = launch(*limited, "doctor", code=2).stdout
-    assert f"(TMPDIR): cannot unpack {one_file} into " in said
+    assert (
+        f"launcher: cannot unpack {one_file} into {host.tmp} (File too large); set " in host.failure
+    )
+    assert host.leftovers() == [] and os.listdir(host.tmp) == []
 
 
 @pytest.mark.torch
@@ -277,5 +266,5 @@ def test_smddps_open_implementation_trains(one_file, start, script):
         command=[sys.executable, one_file],
     )
     assert host.wait() == 0, host.log()
-    assert host.out.startswith(f"{one_file}/smddp/smdistributed/")
+    assert re.match(rf"{re.escape(str(host.tmp))}/sm-launch-\S+/smddp/smdistributed/", host.out)
     assert host.leftovers() == []

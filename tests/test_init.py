@@ -184,16 +184,13 @@ def test_the_signal_that_ends_the_command(command, stop, number):
     [
         # no launcher ran
         (0, None, 0, Result(0)),
-        (1, None, 0, Result(1)),
         (-9, None, 0, Result(137)),
         (-15, None, 15, Result(143)),
         (-15, None, 2, Result(130)),  # `train` gets SIGTERM for Ctrl-C
         (143, None, 2, Result(130)),
-        (-15, None, 0, Result(143)),
         (7, None, 15, Result(7)),
         # the toolkit makes 1 of any failure
         (1, Result(3), 0, Result(3)),
-        (7, Result(3), 0, Result(7)),
         (0, Result(3), 0, Result(0)),
         (1, Result(0), 0, Result(1)),  # the toolkit itself failed, after the job
         # stops: of this host, and of another one
@@ -213,7 +210,6 @@ def test_how_the_container_ends(returncode, said, stop, ending):
     [
         (None, 0, Result(1)),  # before the launcher: it could not copy the source folder, say
         (Result(0), 0, Result(1)),
-        (Result(3), 0, Result(3)),
         (stopped(15), 0, stopped(15)),
         (None, 2, Result(0)),  # Ctrl-C
     ],
@@ -283,16 +279,6 @@ def test_a_launcher_that_starts_after_the_stop_gets_it_at_once(init, stand_in):
     assert host.out.endswith("a launcher is here\nheard 15\n")
 
 
-def test_what_an_earlier_launcher_said_is_not_a_later_ones(init, stand_in):
-    killed = f"{stand_in} & wait $!; exit 1"
-    host = init(f"{stand_in} 3; {killed}")
-    host.wait_for("a launcher is here", count=2)
-    for process in host.processes():
-        if any(word.endswith("stand_in.py") for word in words_of(process)[1:2]):
-            process.kill()
-    assert host.wait() == 1, host.log()
-
-
 def test_a_stop_at_the_very_end_of_a_launcher_changes_nothing(init, script):
     """Python takes some 10 ms to end, with its own handlers, after the launcher has ended."""
     late = script(
@@ -326,25 +312,17 @@ def test_a_stop_is_passed_on_to_a_train_that_does_not_finish(init, train, stand_
 
 
 TOOLKITS = 'ExecuteUserScriptError:\nExitCode {}\nErrorMessage ""\nCommand "..."'
-SCRIPTS = "written by the script as it saved,\nExitCode 143"
 
 
 @pytest.mark.parametrize(
     ("said", "before", "after", "left"),
     [
-        # stopped on another host: no signal comes here
-        ("143 stopped", None, TOOLKITS.format(143), None),
-        # a shell script that ends with `sm-launch ... || exit 1`
+        # no signal came here; a shell script that ends with `sm-launch ... || exit 1`
         ("143 stopped", None, TOOLKITS.format(1), None),
-        # what the entry point did after the launcher failed by itself
-        ("143 stopped", None, TOOLKITS.format(5), TOOLKITS.format(5)),
-        ("143 stopped", None, SCRIPTS, SCRIPTS),
-        ("143 stopped", TOOLKITS.format(143), None, TOOLKITS.format(143)),
         # of an earlier job; the toolkit writes over none, but the script may have removed it
         ("143 stopped", "of an earlier job", TOOLKITS.format(143), None),
         # a rank that ended with 143 by itself, and a launcher that could not write the file
         ("143", None, TOOLKITS.format(143), TOOLKITS.format(143)),
-        ("3", None, TOOLKITS.format(3), TOOLKITS.format(3)),
     ],
 )
 def test_a_stop_leaves_no_failure_file_of_the_toolkits(
@@ -407,18 +385,9 @@ def test_another_users_message_is_ignored(init, as_another_user):
 
 
 @needs_root
-def test_another_user_cannot_block_a_stop(init, as_another_user):
-    host = init("echo $LAUNCHER_INIT; exec sleep 60")
-    as_another_user(poll(lambda: host.out.strip()), b"0")
-    host.signal(signal.SIGTERM)
-    assert host.wait(60) == STOPPED, host.log()
-    assert "no launcher is running; stopping sh." in host.err
-
-
-@needs_root
-@pytest.mark.parametrize("command", ["exec {}", "{}; exit 1"], ids=["gosu", "su"])
-def test_a_command_that_becomes_another_user(init, stand_in, command):
-    host = init(command.format(stand_in), RUNS_AS=str(NOBODY))
+def test_a_command_that_becomes_another_user(init, stand_in):
+    """As below su; gosu takes the command's own place, which the test of PID 1's trust has."""
+    host = init(f"{stand_in}; exit 1", RUNS_AS=str(NOBODY))
     host.wait_for("a launcher is here")
     host.signal(signal.SIGTERM)
     assert host.wait(60) == STOPPED, host.log()
@@ -488,7 +457,7 @@ def test_an_init_that_stands_still_holds_up_no_launcher(logged):
         before = time.monotonic()
         with InitClient({"LAUNCHER_INIT": name[1:].decode()}) as client:
             client.report(Result(3))
-        assert 1 < time.monotonic() - before < 10
+        assert 1 < time.monotonic() - before < 60
     assert "has not answered for 2 s: it will not forward stops to this launcher" in logged()
 
 

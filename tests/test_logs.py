@@ -1,238 +1,50 @@
-"""--launcher-log-dir: what each rank prints is in a file of its own, and copied to the console."""
+"""What ranks print: on the console in whole lines; with --launcher-log-dir in files, too."""
 
-import contextlib
 import os
 import re
-import select
 import signal
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
-from conftest import LAUNCHER, PATIENT, completed, ended_by, has_ended, poll, slow, words_of
+from conftest import LAUNCHER, completed, ended_by, poll, slow
 
-from launcher.host.console import Console
 from launcher.result.last_words import last_words
-from launcher.run.rank_logs import COPIER
+from launcher.run import output
 
-# The process that copies, alone.
-
-
-class Copied:
-    """A copier that writes to a pipe, and the launcher's end of it."""
-
-    def __init__(self, folder: Path, how: str = "plain") -> None:
-        self.folder = folder
-        self.reader, writer = os.pipe()
-        saved = os.dup(1)
-        os.dup2(writer, 1)
-        try:
-            self.console = Console([sys.executable, "-I", "-S", COPIER, how], os.environ)
-        finally:
-            os.dup2(saved, 1)
-            os.close(saved)
-            os.close(writer)
-        self.process = psutil.Process(self.console.pid)
-
-    def follow(self, *ranks: int) -> None:
-        self.console.follow([(rank, str(self.path(rank)), 0) for rank in ranks])
-
-    def path(self, rank: int) -> Path:
-        return self.folder / f"rank-{rank}.log"
-
-    def prints(self, rank: int, text: str) -> None:
-        with open(self.path(rank), "ab", 0) as file:
-            file.write(text.encode())
-
-    def shown(self, text: str) -> None:
-        """Wait until the console has this, and nothing else."""
-        data = b""
-        deadline = time.monotonic() + 30
-        while data != text.encode():
-            seconds = deadline - time.monotonic()
-            assert text.encode().startswith(data) and seconds > 0, data
-            if select.select([self.reader], [], [], seconds)[0]:
-                data += os.read(self.reader, 1 << 16)
-
-    def rest(self) -> str:
-        """Return what is on the console until its end."""
-        with open(self.reader, newline="", closefd=False) as file:
-            return file.read()
-
-    def close(self) -> None:
-        with contextlib.suppress(psutil.Error):
-            self.process.kill()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.console.pid, 0)
-        self.console.close()
-        os.close(self.reader)
+# Streams, alone.
 
 
-@pytest.fixture
-def copied(tmp_path):
-    made = []
-
-    def copied(*how):
-        made.append(Copied(tmp_path, *how))
-        return made[-1]
-
-    yield copied
-    for one in made:
-        one.close()
-
-
-def test_lines_begin_with_their_rank(copied):
-    """Also where two ranks are in the middle of a line."""
-    copier = copied("prefix")
-    copier.follow(0, 5)
-    copier.prints(0, "begun ")
-    copier.prints(5, "Traceback:\n  File x\nValueError")
-    copier.shown("[rank 5] Traceback:\n[rank 5]   File x\n[rank 0] begun \n[rank 5] ValueError")
-    copier.prints(0, "and ended\r\n")
-    copier.shown("\n[rank 0] begun and ended\r\n")
-    assert copier.console.end()
+def show(text: bytes, *, prefix: bytes = b"", reads: bool = True) -> tuple[bytes, int]:
+    """Return what a console that is a pipe got of a stream, and how many bytes it did not get."""
+    reader, writer = os.pipe()
+    stream = output.Stream(output.Console(writer), -1, prefix)
+    console = os.fdopen(reader, "rb")
+    with ThreadPoolExecutor() as pool, console:
+        read = pool.submit(console.read) if reads else None
+        for begin in range(0, len(text), 1000):
+            os.write(stream.writer, text[begin : begin + 1000])
+            stream.read(0.0)
+        os.close(stream.writer)
+        left_out = stream.finish(time.monotonic() + (60 if reads else 0))
+        for descriptor in {writer, stream.console.descriptor}:
+            os.close(descriptor)
+        shown = read.result() if read else os.read(reader, 1 << 20)
+    return shown, left_out
 
 
-def test_what_was_there_before_is_not_copied(copied):
-    copier = copied()
-    copier.prints(0, "of an earlier job\n")
-    copier.console.follow([(0, str(copier.path(0)), copier.path(0).stat().st_size)])
-    copier.prints(0, "new\n")
-    copier.shown("new\n")
-    # Of a file that somebody empties, what comes after that is.
-    copier.path(0).write_text("")
-    copier.console.sync()
-    time.sleep(0.2)  # it looks 10 times a second
-    copier.prints(0, "after\n")
-    copier.shown("after\n")
+def test_lines_begin_with_their_rank():
+    text = b"begun " + b"x" * 200_000 + b" and ended\r\n\n" + b"line\n" * 50_000 + b"no end"
+    lines = b"".join(b"[rank 5] " + line for line in text.splitlines(keepends=True))
+    assert show(text, prefix=b"[rank 5] ") == (lines, 0)
+    assert show(text) == (text, 0)
 
 
-def test_bars_come_once_a_second_and_their_last_state_always(copied):
-    copier = copied("prefix")
-    copier.follow(3)
-    copier.prints(3, "begins\n")
-    copier.shown("[rank 3] begins\n")
-    ends = time.monotonic() + 3.5
-    count = 0
-    while time.monotonic() < ends:
-        count += 1
-        copier.prints(3, f"\r{count} of many")
-        time.sleep(0.01)
-    copier.prints(3, f"\r{count} of {count}\nnext\n")
-    assert copier.console.end()
-    text = copier.rest()
-    *states, last = text.partition("\n")[0].split("\r")
-    assert 2 <= len(states) <= 5 and last == f"[rank 3] {count} of {count}"
-    assert text.endswith("\n[rank 3] next\n")
-
-
-def test_a_line_that_does_not_end_is_copied_all_the_same(copied):
-    copier = copied()
-    copier.follow(0)
-    copier.prints(0, "x" * 70_000)
-    copier.shown("x" * 70_000 + "\n")
-    copier.prints(0, "Continue? ")
-    copier.shown("Continue? ")
-    copier.prints(0, "yes\n")
-    copier.shown("yes\n")
-    copier.prints(0, "end")
-    assert copier.console.end() and copier.rest() == "end\n"
-
-
-def test_a_bar_beside_a_long_line_is_copied_at_once(copied):
-    """To look for what it overwrites takes no longer for a long line."""
-    copier = copied()
-    copier.prints(0, "x" * 250_000 + "\n\rbar 1\rbar 2\n")
-    copier.follow(0)
-    copier.shown("x" * 250_000 + "\nbar 2\n")
-    assert copier.console.end()
-
-
-def test_a_line_of_the_launcher_comes_behind_what_ranks_have_written(copied):
-    """But for a line that a rank is in the middle of."""
-    copier = copied()
-    copier.follow(0)
-    copier.prints(0, "one line\n" * 50_000 + "begun")
-    text = "one line\n" * 50_000
-    with ThreadPoolExecutor() as pool:
-        synced = pool.submit(copier.console.sync)
-        copier.shown(text)
-        synced.result(30)
-
-
-@pytest.mark.parametrize("how", ["stopped", "blocked", "killed"])
-def test_what_becomes_of_it_holds_nobody_up(copied, how):
-    """For lines of the launcher half a second, once; at the end 5 s at most."""
-    copier = copied()
-    copier.follow(0)
-    copier.prints(0, "one line\n" * 100_000)  # more than a pipe holds
-    if how == "stopped":
-        copier.process.suspend()
-    if how == "killed":
-        copier.process.kill()
-    began = time.monotonic()
-    for _ in range(100):
-        copier.console.sync()
-    assert copier.console.end() is False
-    assert time.monotonic() < began + 50  # a hundred waits would have been so long
-    poll(lambda: has_ended(copier.process.pid))
-
-
-def test_what_a_slow_console_does_not_get_is_said_there(copied):
-    """And the last lines come, with the traceback in them."""
-    copier = copied("prefix")
-    copier.follow(1)
-    with open(copier.path(1), "wb") as file:
-        for _ in range(64):
-            file.write(b"one of many lines\n" * (1 << 16))
-        file.write(b"ValueError: loss is nan\n")
-    size = copier.path(1).stat().st_size
-
-    def read():
-        text = b""
-        while data := os.read(copier.reader, 1 << 12):
-            text += data
-            time.sleep(0.001)
-        return text.decode()
-
-    with ThreadPoolExecutor() as pool:
-        reads = pool.submit(read)
-        assert copier.console.end()
-        text = reads.result(30)
-    said = re.search(
-        r"^launcher: (\d+) bytes of rank 1's output are not shown here, because the console "
-        r"is slow; (.*) has them\.$",
-        text,
-        re.MULTILINE,
-    )
-    assert said and said[2] == str(copier.path(1))
-    before, after = text[: said.start()], text[said.end() + 1 :]
-    assert after.endswith("\n[rank 1] ValueError: loss is nan\n")
-    shown = before.replace("[rank 1] ", "") + after.replace("[rank 1] ", "")
-    assert len(shown) + int(said[1]) == size
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_no_signal_of_the_job_ends_it(copied, number):
-    copier = copied()
-    copier.follow(0)
-    copier.prints(0, "before\n")
-    copier.shown("before\n")  # it has begun
-    copier.process.send_signal(number)
-    copier.prints(0, "after\n")
-    copier.shown("after\n")
-
-
-def test_it_ends_with_the_launcher(copied):
-    copier = copied()
-    copier.follow(0)
-    copier.prints(0, "the last\n")
-    copier.console.close()
-    assert copier.rest() == "the last\n"
-    assert os.waitpid(copier.console.pid, 0)[1] == 0
+def test_what_a_full_console_does_not_take_is_counted():
+    text = b"one of many lines\n" * 7000
+    shown, left_out = show(text, reads=False)
+    assert len(shown) + left_out == len(text) and left_out > 0 and text.startswith(shown)
 
 
 # The reason, by the last lines.
@@ -278,7 +90,7 @@ WAYS = pytest.mark.parametrize("way", ["cold", slow("warm")])
 
 def host_with(start, path, *options, way="cold", nproc=2, both=False, **environ):
     """Start a launcher with logs, whose stdout and stderr are one file, if that is asked for."""
-    command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *PATIENT] if both else LAUNCHER
+    command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *LAUNCHER] if both else LAUNCHER
     words = ("--train-script", path, "--launcher-log-dir", "logs", "--launcher-start", way)
     return start(*words, "--launcher-nproc-per-node", nproc, *options, command=command, **environ)
 
@@ -287,17 +99,10 @@ def log_of(rank, attempt=1):
     return Path("logs", "localhost", f"attempt-{attempt}", f"rank-{rank}.log")
 
 
-def copier_of(host):
-    (found,) = (one for one in host.children if any("copier.py" in w for w in words_of(one)))
-    return found
-
-
 FAILS_ONCE = """
-import fcntl, os, sys, time
-rank, attempt = os.environ["RANK"], os.environ["LAUNCHER_ATTEMPT"]
-assert "LAUNCHER_RANK_LOGS" not in os.environ and not sys.stdout.isatty()
-assert os.path.samestat(os.fstat(1), os.fstat(2))
-assert fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND
+import os, sys, time
+rank, attempt = os.environ["RANK"], str(int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1)
+assert os.path.samestat(os.fstat(1), os.fstat(2)) and not sys.stdout.isatty()
 print("out", rank, attempt)
 print("err", rank, attempt, file=sys.stderr)
 os.system(f"echo child {rank} {attempt}")
@@ -394,21 +199,25 @@ KILLED = """
 import os, signal
 for number in range(100_000):
     os.write(1, b"line %d\\n" % number)
-os.kill(os.{whom}, signal.SIGKILL)
-import time
-time.sleep(600)
+if {is_rank}:
+    os.kill(os.getpid(), signal.SIGKILL)
+os.write(1, b"waits\\n")
+signal.pause()
 """
 
 
 @pytest.mark.torch
 @WAYS
-@pytest.mark.parametrize("whom", ["getpid()", "getppid()"])
-def test_nothing_is_lost_at_a_kill(start, script, way, whom):
-    """Of the rank, or of the launcher: then the copy ends, too."""
-    host = host_with(start, script(KILLED.format(whom=whom)), way=way, nproc=1)
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_nothing_is_lost_at_a_kill(start, script, way, is_rank):
+    """Of the rank, or of the launcher: then the rank ends, too."""
+    host = host_with(start, script(KILLED.format(is_rank=is_rank)), way=way, nproc=1)
+    if not is_rank:
+        host.wait_for("waits")
+        host.signal(signal.SIGKILL)
     assert host.wait() == ended_by(signal.SIGKILL), host.log()
     poll(lambda: not host.processes())
-    text = "".join(f"line {number}\n" for number in range(100_000))
+    text = "".join(f"line {number}\n" for number in range(100_000)) + "waits\n" * (not is_rank)
     assert log_of(0).read_text() == text and host.out == text
 
 
@@ -416,30 +225,21 @@ MANY = """
 import os
 for number in range(50):
     os.write(1, b"one of many lines\\n" * 6000)
-open("written", "w").close()
 """
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("how", ["blocked", "stopped"])
-def test_no_rank_waits_for_who_copies_and_the_end_not_for_long(start, script, tmp_path, how):
+def test_no_rank_waits_for_a_console_that_nobody_reads(start, script):
     os.mkfifo("console")
     console = os.open("console", os.O_RDWR)
     command = ["sh", "-c", 'exec "$@" >console', "sh", *LAUNCHER]
-    path = script("import time, os\nwhile not os.path.exists('go'): time.sleep(0.05)\n" + MANY)
-    options = ("--launcher-log-dir", "logs")
-    host = start("--train-script", path, *options, command=command)
-    poll(lambda: log_of(0).exists())
-    copier = poll(lambda: copier_of(host))
-    if how == "stopped":
-        copier.suspend()
-    open("go", "w").close()
-    assert host.wait(30) == 0, host.log()
+    host = start("--train-script", script(MANY), "--launcher-log-dir", "logs", command=command)
+    assert host.wait(60) == 0, host.log()
     os.close(console)
-    assert os.path.exists("written") and log_of(0).read_text() == "one of many lines\n" * 300_000
-    assert "launcher: the console did not take all of the ranks' output; all of it is in " in (
-        host.err
-    )
+    assert log_of(0).read_text() == "one of many lines\n" * 300_000
+    where = log_of(0).absolute()
+    said = rf"^launcher: \d+ bytes of rank 0's output are not shown here, .*; {where} has them\.$"
+    assert re.search(said, host.err, re.MULTILINE), host.err
     assert host.leftovers() == []
 
 
@@ -456,20 +256,13 @@ while True:
 
 
 @pytest.mark.torch
-def test_a_stop_of_a_job_that_prints_200_mb_a_second(start, script):
-    """What the console did not get by then is said, and that is all that it costs."""
+def test_a_stop_of_a_job_that_prints_all_the_time(start, script):
     host = host_with(start, script(FAST), nproc=1)
     host.wait_for("runs")
-    poll(lambda: log_of(0).stat().st_size > 2e8)
+    poll(lambda: log_of(0).stat().st_size > 5e7)
     host.signal(signal.SIGTERM)
-    assert host.wait(30) == ended_by(signal.SIGTERM)
-    size, left_out = log_of(0).stat().st_size, 0
-    if said := re.search(
-        r"launcher: (\d+) bytes of rank 0's output are not shown here.*\n", host.out
-    ):
-        left_out = int(said[1]) + len(said[0].encode()) * -1
-    assert len(host.out) + left_out == size
-    assert "did not take all" not in host.err
+    assert host.wait(60) == ended_by(signal.SIGTERM)
+    assert len(host.out) == log_of(0).stat().st_size
     log_of(0).unlink()
 
 
@@ -488,20 +281,10 @@ def test_what_torchrun_redirects_stays_its_own(start, script):
     path = script("import sys; print('out'); print('err', file=sys.stderr)")
     host = host_with(start, path, "--launcher-torchrun-args", "--redirects 1", nproc=1)
     assert host.wait() == 0, host.log()
-    assert log_of(0).read_text() == host.out == "err\n"
+    assert sorted(log_of(0).read_text().split()) == ["err", "out"]
+    assert host.out == "" and host.err.count("err\n") == 1
     (theirs,) = Path("logs").rglob("stdout.log")
     assert theirs.read_text() == "out\n"
-
-
-@pytest.mark.torch
-def test_who_copies_is_missed_by_the_console_alone(start, script):
-    host = host_with(start, script(STOPS), nproc=1)
-    host.wait_for("trains")
-    copier_of(host).kill()
-    poll(lambda: "the process that copies the ranks' output has ended; " in host.err)
-    host.signal(signal.SIGTERM)
-    assert host.wait() == ended_by(signal.SIGTERM)
-    assert host.out == "trains\n" and log_of(0).read_text() == "trains\nsaving\nsaved\n"
 
 
 ABORTS = """
@@ -514,7 +297,7 @@ ctypes.CDLL(None).free(ctypes.c_void_p(ctypes.addressof(ctypes.create_string_buf
 @pytest.mark.torch
 @WAYS
 def test_the_reason_has_what_an_aborted_rank_said_last(start, script, way):
-    host = host_with(start, script(ABORTS), way=way, nproc=1)
+    host = start("--train-script", script(ABORTS), "--launcher-start", way)
     assert host.wait() == ended_by(signal.SIGABRT), host.log()
     assert " was killed by SIGABRT (signal 6) in " in host.failure
     assert "script.py:4: free(): invalid " in host.failure and "see that rank's" not in host.failure

@@ -1,15 +1,11 @@
 """Jobs on networks of all kinds: real launchers and ranks in network namespaces; needs root."""
 
-import contextlib
 import json
-import socket
 import time
 
 import pytest
-from conftest import LAUNCHER, more
+from conftest import LAUNCHER, TORCH, more
 from network import KINDS, Network, in_namespaces
-
-from launcher.peers.connection import RTO_MAX_MS
 
 HOSTS = ("algo-1", "algo-2")
 ALL_REDUCE = """
@@ -17,6 +13,8 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 mine = torch.tensor([float(os.environ["RANK"])])
 dist.all_reduce(mine)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":  # the next attempt has another store
+    os._exit(3)
 name = "rank-" + os.environ["RANK"]
 seen = [os.environ[name] for name in ("SM_CURRENT_HOST", "GROUP_RANK", "MASTER_ADDR")]
 open(name, "w").write(" ".join([*seen, str(mine.item())]))
@@ -53,9 +51,10 @@ def start_on(network, start, *arguments):
 @pytest.mark.torch
 @pytest.mark.row
 @pytest.mark.parametrize("kind", [KINDS[1], *map(more, KINDS[2:])])
-def test_a_job_trains(start, script, tmp_path, matrix, kind):
+def test_a_job_trains_and_restarts(start, script, tmp_path, matrix, kind):
     with Network(HOSTS, kind) as network:
-        hosts = start_on(network, start, "--train-script", script(ALL_REDUCE))
+        restarts = ("--launcher-max-restarts", "1")
+        hosts = start_on(network, start, "--train-script", script(ALL_REDUCE), *restarts)
         for host in hosts:
             assert host.wait() == 0, "".join(host.log() for host in hosts)
             assert host.failure is None
@@ -63,31 +62,24 @@ def test_a_job_trains(start, script, tmp_path, matrix, kind):
         named = kind != "own name has no address"
         master = "algo-1" if named else network.addresses["algo-1"]
     seen = [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)]
-    assert seen == [f"algo-1 0 {master} 1.0", f"algo-2 1 {master} 1.0"]
+    # With torch 2.4 each host gives it as it knows the first one.
+    of_second = master if TORCH >= (2, 5) else "algo-1"
+    assert seen == [f"algo-1 0 {master} 1.0", f"algo-2 1 {of_second} 1.0"]
     matrix.append((f"a network of another kind: {kind}", "0", "", "", "no failure file"))
-
-
-def tries_to_send_as_often_as_it_probes():
-    """Tell whether this kernel can: from 6.15 on."""
-    with socket.socket() as connection, contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, RTO_MAX_MS, 1000)
-        return True
-    return False
 
 
 @in_namespaces
 @pytest.mark.torch
 def test_a_network_may_pause(start, script, tmp_path):
-    """For as long as --launcher-host-timeout says; and again soon after that."""
+    """For half of --launcher-host-timeout: the kernel tries to send ever more rarely."""
     patient = ("--launcher-host-timeout", "20")
-    pause, between = (15, 3) if tries_to_send_as_often_as_it_probes() else (7, 20)
     with Network(HOSTS, "IPv4") as network:
         hosts = start_on(network, start, "--train-script", script(RUNS), *patient)
         for host in hosts:
             host.wait_for("runs")
-        network.pause(pause)  # in which the launchers most probably send that they are alive
-        time.sleep(between)
-        network.pause(7)
+        for _ in range(2):
+            network.pause(9)
+            time.sleep(20)  # in which the launchers send that they are alive
         (tmp_path / "go").touch()
         for host in hosts:
             assert host.wait() == 0, "".join(host.log() for host in hosts)

@@ -105,10 +105,8 @@ def test_a_twin_in_another_spelling_is_none(variable):
     ("option", "bad"),
     [
         ("nproc-per-node", "0"),
-        ("nproc-per-node", "-1"),
         ("nproc-per-node", "two"),
         ("nproc-per-node", ""),
-        ("nproc-per-node", "1.0"),
         ("nproc-per-node", "\uff19"),  # a digit, but not one of ours
         ("rdzv-port", "0"),
         ("rdzv-port", "65536"),
@@ -123,19 +121,11 @@ def test_a_twin_in_another_spelling_is_none(variable):
         ("torchrun-args", "'unclosed"),
         ("torchrun-args", "train.py"),
         ("torchrun-args", "--no-python"),
-        ("torchrun-args", "--run_path"),
         ("torchrun-args", "-m"),
-        ("torchrun-args", "--tee 3 --"),
         ("torchrun-args", "--nproc_per_node=2"),  # has an option of its own
-        ("torchrun-args", "--shutdown-timeout 5"),
-        ("torchrun-args", "--nnodes 1:2"),
         # torchrun takes abbreviations
         ("torchrun-args", "--nproc-per 3"),
-        ("torchrun-args", "--max_r=1"),
         ("torchrun-args", "--shutdown 5"),
-        ("torchrun-args", "--log-d x"),
-        ("torchrun-args", "--nn=1"),
-        ("torchrun-args", "--mod"),
         ("torchrun-args", "-mr3"),
         ("log-prefix", "maybe"),
     ],
@@ -153,10 +143,8 @@ def test_a_bad_value_is_named_with_what_was_expected(option, bad):
     [
         "",
         "--role x",
-        "--rdzv-conf a=1",
         "--rdzv_c a=1",
         "-r3 -t 3",
-        "--node-rank 1",
         "--log-line x",
     ],
 )

@@ -1,19 +1,14 @@
 """README.md and docs/: links, length, tables from the code, and what the first pages have run."""
 
-import os
 import re
 import runpy
-import subprocess
-import sys
 
 import pytest
-from cluster.engine import copy_tracked_files
 from conftest import REPO
-from pages import NOT_RUN, PAGES, USER_PAGES, anchors, blocks, links, missing, words
+from pages import NOT_RUN, PAGES, USER_PAGES, anchors, links, words
 
 from launcher.job.options import INTERNAL
 
-README = REPO / "README.md"
 OPTIONS = (REPO / "docs" / "options.md").read_text(encoding="utf-8")
 WHOLE = [*PAGES, REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md"]
 RUN = re.compile(r"[a-z][a-z' ]{7,}[a-z]")  # of a message's words, but what differs from job to job
@@ -68,23 +63,3 @@ def test_each_variable_that_is_read_is_in_the_table():
 def test_marks_say_why_a_command_is_not_run():
     assert NOT_RUN.search("make image   # registry: on a public image")
     assert not NOT_RUN.search("make image   # with a long registry")
-
-
-@pytest.mark.torch
-def test_the_readmes_failure_prints_what_it_shows(tmp_path):
-    (first,) = (block for block in blocks(README) if block.commands == ("make failure",))
-    copy_tracked_files(tmp_path)
-    # make's own variables would have it say which folder it is in.
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    make = ["make", f"VENV={sys.prefix}", "failure"]
-    done = subprocess.run(make, env=environ, cwd=tmp_path, **output)
-    assert done.returncode == 0, done.stdout
-    assert missing(first.shown, done.stdout) == [], done.stdout
-    # What SageMaker shows is on the page to its last line.
-    last = re.compile(r"^The job failed.*", re.MULTILINE | re.DOTALL)
-    (end,), (end_shown,) = last.findall(done.stdout), last.findall("\n".join(first.shown))
-    assert len(end.splitlines()) == len(end_shown.splitlines())
-    reasons = [tmp_path / f"runs/failure/algo-{host}/output/failure" for host in (1, 2)]
-    assert len({path.read_text() for path in reasons}) == 1
-    assert os.listdir(tmp_path / "runs") == ["failure"]

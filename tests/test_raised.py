@@ -1,20 +1,21 @@
 """What a rank's exception is called: real scripts under rank.py, and what others print."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import ADOPTING, RANK, told_by_a_rank
+from conftest import RANK, run_as_rank
 
 from launcher.result import raised
 from launcher.result.causes import (
     LIMIT,
     RankFailure,
+    broken_hosts,
     first_of,
     headline,
-    not_restarted,
+    no_restart,
     of_rank,
 )
 from launcher.text.words import signal_name
@@ -26,20 +27,26 @@ SECONDARY = (
 
 @pytest.fixture
 def rank(script):
-    """Run a script as rank 0 of a launcher: rank(text) -> exit code, what it told."""
+    """Run a script as a rank: rank(text) -> exit code, what it told."""
 
-    def run(text, *args, env=None):
-        path = script(text)
-        with told_by_a_rank() as told:
-            done = subprocess.run(
-                [*ADOPTING, sys.executable, RANK, "script", str(path), *args],
-                env={**os.environ, "LAUNCHER_RUN_DIR": ".", "RANK": "0", "LOCAL_RANK": "0"},
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-        assert told[0]["rank"] == 0
-        return done.returncode, told[1:]
+    def run(text, *args):
+        ran = run_as_rank([sys.executable, RANK, "script", str(script(text)), *args])
+        return ran.code, ran.told
+
+    return run
+
+
+@pytest.fixture
+def ended(script, monkeypatch):
+    """Run a script in this process: ended(text) -> what a rank would tell of its end."""
+    describe = runpy.run_path(str(Path(RANK).with_name("describe.py")))
+
+    def run(text):
+        path = str(script(text))
+        monkeypatch.setattr(sys, "argv", [path])
+        with pytest.raises(BaseException) as caught:
+            exec(compile(text, path, "exec"), {"__name__": "__main__"})
+        return [{"end": describe["end"](caught.value, __file__)}]
 
     return run
 
@@ -109,23 +116,14 @@ ENDS = [
     # the consequence of another rank's end, whatever became of it
     end(f"raise {SECONDARY}", "failed with RuntimeError", 1, secondary=True),
     end(
-        f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise SystemExit(1)",
-        "failed with RuntimeError",
-        2,
-        secondary=True,
-    ),
-    end(
         f"try:\n  raise {SECONDARY}\nexcept Exception:\n  raise ValueError('x') from KeyError('y')",
         "failed with ValueError: x (from KeyError: 'y')",
         4,
         secondary=True,
     ),
     # exits
-    end("import sys; sys.exit(True)", "ended with exit code 1"),
     end("import sys; sys.exit(-1)", "ended with exit code 255", code=255),
     end("import sys; sys.exit(2**70)", "ended with exit code 255", code=255),
-    end("import sys; sys.exit('')", "ended with exit code 1"),
-    end("import sys; sys.exit([])", "exited: []"),
     end("class E(SystemExit): pass\nraise E(4)", "ended with exit code 4", code=4),
     # exceptions that do what they can not to be seen
     end("class E(Exception):\n  __module__ = 5\nraise E('x')", "failed with E: x", 3),
@@ -146,19 +144,17 @@ ENDS = [
     ),
     end(
         "e = None\nfor i in range(5000):\n  new = ValueError(str(i))\n  new.__context__ = e\n"
-        "  e = new\nimport sys; sys.excepthook = print\nraise e",
+        "  e = new\nraise e",
         while_handling("failed with ValueError: 4999", "ValueError: 0"),
-        7,
+        6,
     ),
     end("def f(): f()\nf()", "failed with RecursionError: maximum recursion depth", 1),
     end("raise ValueError('x' * 10**8)", "failed with ValueError: xxxx", 1),
-    end("raise MemoryError", "failed with MemoryError", 1),
     end(
         "raise ValueError('a\\0b\\x1b[31m\\nalgo-9 \\ud800\\u202e')",
         "failed with ValueError: a\\x00b\\x1b[31m algo-9 \\ud800\\u202e",
         1,
     ),
-    end("raise type('A\\nB', (Exception,), {})('x')", "failed with A\\nB: x", 1),
     end(
         "e = ValueError('x')\ne.__notes__ = ['in batch 7', 8]\nraise e",
         "failed with ValueError: x in batch 7 8",
@@ -193,56 +189,49 @@ ENDS = [
         ),
         marks=GROUPS,
     ),
-    # what another process raised, with its own frames
-    end(
-        "import multiprocessing as m\ndef f(x):\n  raise ValueError('of a child')\n"
-        "if __name__ == '__main__':\n  m.get_context('fork').Pool(1).map(f, [1])",
-        "failed with ValueError: of a child",
-        3,
-    ),
-    end(
-        "from concurrent.futures import ProcessPoolExecutor as P\ndef f(x):\n"
-        "  try: 1 / 0\n  except Exception as e: raise ValueError('of a child') from e\n"
-        "if __name__ == '__main__':\n  list(P(1).map(f, [1]))",
-        f"failed with ValueError: of a child {FROM}",
-        4,
-    ),
     end("raise KeyboardInterrupt", "failed with KeyboardInterrupt", 1, code=-2),
-    end("class K(KeyboardInterrupt): pass\nraise K", "failed with K", 2),
 ]
 
 
 @pytest.mark.parametrize(("text", "says", "line", "code", "secondary"), ENDS, ids=range(len(ENDS)))
-def test_how_a_script_ended(rank, text, says, line, code, secondary):
-    seen, told = rank(text)
-    failure = failure_of(told)
-    assert (seen, failure.exit_code) == (code, code)
+def test_how_a_script_ended(ended, text, says, line, code, secondary):
+    failure = failure_of(ended(text))
+    assert failure.exit_code == code
     assert headline(failure, "h").startswith(f"h, rank 0 (local rank 0) {says}")
     assert failure.is_secondary is secondary
     written = of_rank(failure._replace(time=1.0), "algo-1").text
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
-    assert "rank.py" not in written
+    assert "test_raised.py" not in written
     last = [row for row in raised.frames(failure.chain).splitlines() if "script.py" in row][-1:]
     assert (f", line {line}, " in last[0]) if line else not last or "argparse" in written
 
 
 @pytest.mark.parametrize("character", ["\\0", "\\U0001f600", "\\ud800"])
-def test_a_message_of_any_size_is_taken_in(rank, character):
-    code, told = rank(
+def test_a_message_of_any_size_is_taken_in(ended, character):
+    told = ended(
         "e = None\n"
         "for i in range(100):\n"
         f"    new = type('E' * 10**5, (Exception,), {{}})('{character}' * 10**5)\n"
         "    new.__context__, new.__cause__ = e, ValueError('x' * 10**5) if i % 2 else None\n"
         "    new.__notes__ = ['y' * 10**5] * 100\n"
         "    e = new\n"
-        "import sys; sys.excepthook = print\n"
         "raise e"
     )
-    assert code == 1 and headline(failure_of(told), "h")
+    assert headline(failure_of(told), "h")
     sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
-    assert len(sent) < 1 << 20  # bytes, the limit of reports.py
+    assert len(sent) < 1 << 20  # bytes, far below the limit of keepers.py
 
 
+POOL_OF_PROCESSES = """
+from concurrent.futures import ProcessPoolExecutor
+def load(_):
+    try:
+        1 / 0
+    except Exception as error:
+        raise ValueError("of a child") from error
+if __name__ == "__main__":
+    list(ProcessPoolExecutor(1).map(load, [1]))
+"""
 HYDRA = """
 import hydra
 @hydra.main(version_base=None)
@@ -289,6 +278,7 @@ if __name__ == "__main__":
         (CLICK, ("--n", "x"), 2, "'x' is not a valid integer", ""),
         ("import fire; fire.Fire(lambda n: n)", ("--m", "1"), 2, "argument: n", ""),
         (HYDRA, (), 1, "failed with ValueError: loss is nan", ""),
+        (POOL_OF_PROCESSES, (), 1, f"failed with ValueError: of a child {FROM}", "in load"),
         pytest.param(
             *(WORKERS, (), 1),
             "failed with ValueError: bad sample 1 (in DataLoader worker process 0)"
@@ -303,7 +293,7 @@ if __name__ == "__main__":
             marks=pytest.mark.torch,
         ),
     ],
-    ids=["click", "fire", "hydra", "data loader", "spawn"],
+    ids=["click", "fire", "hydra", "pool", "data loader", "spawn"],
 )
 def test_what_libraries_make_of_an_exception(rank, text, words, code, says, frame):
     seen, told = rank(text, *words)
@@ -362,31 +352,16 @@ if __name__ == "__main__":
         values["x"]
 """
 PIPE = "import multiprocessing as m\na, b = m.Pipe(); b.close(); "
-CLIENT = "from multiprocessing.connection import Client; Client(('127.0.0.1', 1))"
 # Real ends of real connections: those between processes of multiprocessing may be another rank's.
 CONNECTIONS = [
     (RESETS + "import urllib.request; urllib.request.urlopen(url)", "ConnectionResetError", False),
-    (RESETS + "import requests; requests.get(url)", "requests.exceptions.ConnectionError", False),
-    (
-        RESETS + "mine = socket.create_connection(address)\nmine.send(b'x')\nmine.recv(9)",
-        "ConnectionResetError",
-        False,
-    ),
-    (
-        RESETS + "mine = socket.create_connection(address).makefile('rwb')\n"
-        "mine.write(b'x'); mine.flush(); mine.read(9)",
-        "ConnectionResetError",
-        False,
-    ),
     ("import pickle; pickle.loads(b'')", "EOFError", False),
     (PIPE + "a.recv()", "EOFError", True),
-    (PIPE + "a.send(1)", "BrokenPipeError", True),
-    (CLIENT, "ConnectionRefusedError", True),
     (MANAGER, "", True),
 ]
 
 
-@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(9))
+@pytest.mark.parametrize(("text", "exception", "secondary"), CONNECTIONS, ids=range(4))
 def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
     rank, text, exception, secondary
 ):
@@ -411,7 +386,6 @@ if __name__ == "__main__":
 KILLS = "os.kill(os.getpid(), signal.{})"
 CHILD_ENDS = [
     (KILLS.format("SIGKILL"), "mine.recv()", 9),
-    (KILLS.format("SIGSEGV"), "mine.recv()", 11),
     (KILLS.format("SIGKILL"), "try:\n        mine.recv()\n    finally: process.join()", 0),
     # it is known how that one ended already
     (KILLS.format("SIGKILL"), "process._popen.wait(); mine.recv()", 9),
@@ -419,7 +393,6 @@ CHILD_ENDS = [
     (KILLS.format("SIGSEGV"), "try: mine.recv()\n    except EOFError: int('x')", 11),
     # somebody ended it, it ended by itself, it lives, or no connection broke
     (KILLS.format("SIGTERM"), "mine.recv()", 0),
-    ("os._exit(9)", "mine.recv()", 0),
     ("end.close(); time.sleep(100)", "mine.recv()", 0),
     (KILLS.format("SIGKILL"), "mine.poll(20); int('x')", 0),
     # or another one than to a process
@@ -427,11 +400,9 @@ CHILD_ENDS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(("child", "text", "number"), CHILD_ENDS, ids=range(len(CHILD_ENDS)))
-def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(
-    rank, child, text, number, method
-):
+def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(rank, child, text, number):
+    method = "spawn" if number == 11 else "fork"
     code, told = rank(BY_ITSELF.format(child, method, text))
     assert code == 1
     killed = told[0]["end"]["killed"]
@@ -487,8 +458,6 @@ OWN_TEXT = (
             "ValueError: bad sample 7 of two lines (in DataLoader worker process 3)",
             "line 12",
         ),
-        # one that cannot be made from a text alone
-        ("RuntimeError", WORKER.replace("ValueError", "x.E"), "x.E: bad sample 7", "line 12"),
         (
             "RuntimeError",
             WORKER.replace("in DataLoader worker process 3", "in replica 0 on device 0"),
@@ -500,12 +469,6 @@ OWN_TEXT = (
             SPAWNED,
             "E: (in spawned process 1) (while handling ZeroDivisionError: division by zero)",
             "line 3",
-        ),
-        (
-            "KeyError",
-            WORKER.replace("ValueError", "KeyError").replace("bad sample 7\nof two lines", "'x'"),
-            "KeyError: 'x' (in DataLoader worker process 3)",
-            "line 12",
         ),
         ("ValueError", RPC, "ValueError: bad (on worker1)", "line 7"),
         (
@@ -522,9 +485,8 @@ OWN_TEXT = (
             "line 12",
         ),
         ("ValueError", "Traceback (most recent call last):\n", "ValueError: Traceback", ""),
-        ("ValueError", "Caught up. Original", "ValueError: Caught up. Original", ""),
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_exceptions_that_are_told_as_text(exception, message, says, line):
     links = raised.read([raised.Link(exception, message, "  local\n")])
@@ -588,22 +550,15 @@ PLACES = [
         True,
     ),
     ((f"{PYTHON}/multiprocessing/managers.py", f"{PYTHON}/multiprocessing/connection.py"), True),
-    ((f"{PYTHON}/multiprocessing/connection.py", f"{PYTHON}/socket.py"), True),
-    ((f"{PYTHON}/http/client.py", f"{PYTHON}/socket.py"), False),
     ((f"{PYTHON}/http/client.py", f"{PYTHON}/socket.py", f"{PYTHON}/ssl.py"), False),
-    ((f"{SITE}/requests/adapters.py", f"{SITE}/urllib3/connectionpool.py"), False),
     ((f"{SITE}/botocore/httpsession.py",), False),
-    ((f"{SITE}/psycopg2/__init__.py",), False),
     ((f"{SITE}/torch/hub.py", f"{PYTHON}/urllib/request.py", f"{PYTHON}/http/client.py"), False),
-    ((f"{SITE}/torch/hub.py",), False),
-    ((f"{SITE}/torch/serialization.py",), False),
     ((f"{SITE}/torch/distributed/checkpoint/filesystem.py",), False),
     # a dataset's worker, a hook of autograd, a server of multiprocessing's that downloads
     ((f"{SITE}/torch/utils/data/_utils/fetch.py", "/t/train.py"), False),
     ((f"{SITE}/torch/autograd/graph.py", "/t/train.py"), False),
     ((f"{PYTHON}/multiprocessing/managers.py", "/t/a.py", f"{PYTHON}/http/client.py"), False),
     (("/t/train.py",), False),
-    (("/t/train.py", f"{PYTHON}/socket.py"), False),
     ((), False),
 ]
 
@@ -619,16 +574,6 @@ def test_what_anybody_says_is_classed_by_where_it_is_raised(files, secondary, ex
     assert raised.is_secondary(raised.read([raised.Link("RuntimeError", told)])) is secondary
 
 
-def test_what_gloo_finds_wrong_with_a_call_is_the_ranks_own():
-    text = "[enforce fail at /b/gloo/transport/tcp/device.cc:84] Unable to find address for: nope"
-    assert not raised.is_secondary([raised.Link("RuntimeError", text)])
-
-
-def test_source_code_in_a_frame_says_nothing():
-    text = WORKER.replace("data = fetcher", "except ConnectionResetError: data = fetcher")
-    assert not raised.is_secondary(raised.read([raised.Link("RuntimeError", text)]))
-
-
 CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call"
 ECC, NVLINK = "an uncorrectable ECC error", "an uncorrectable NVLink error"
 
@@ -642,7 +587,6 @@ def link(exception, message, how=""):
     [
         # As torch, NCCL, CuPy, Numba and NVML say it.
         ([link("torch.AcceleratorError", CUDA.format("uncorrectable ECC error encountered"))], ECC),
-        ([link("RuntimeError", CUDA.format("uncorrectable ECC error encountered"))], ECC),
         (
             [
                 link(
@@ -654,7 +598,6 @@ def link(exception, message, how=""):
             ECC,
         ),
         ([link("cupy_backends.CUDARuntimeError", "cudaErrorECCUncorrectable: x")], ECC),
-        ([link("CudaAPIError", "[214] Call results in CUDA_ERROR_ECC_UNCORRECTABLE")], ECC),
         (
             [
                 link(
@@ -666,20 +609,15 @@ def link(exception, message, how=""):
         ),
         ([link("E", "CUDA_ERROR_NVLINK_UNCORRECTABLE")], NVLINK),
         ([link("pynvml.NVMLError_GpuIsLost", "GPU is lost")], "a lost GPU"),
-        ([link("RuntimeError", "device handle for GPU 0000:02:00.0: GPU is lost.")], "a lost GPU"),
         # Anywhere in the chain, also where Python would not print it.
         ([link("ValueError", "no batch"), link("E", "GPU is lost", "cause")], "a lost GPU"),
         ([link("ValueError", "no batch"), link("E", "GPU is lost", "hidden")], "a lost GPU"),
         # What a restart may fix, and what is not said.
         ([link("torch.AcceleratorError", CUDA.format("an illegal memory access was"))], ""),
-        ([link("RuntimeError", CUDA.format("device-side assert triggered"))], ""),
-        ([link("RuntimeError", CUDA.format("unspecified launch failure"))], ""),
         ([link("RuntimeError", CUDA.format("out of memory"))], ""),
-        ([link("RuntimeError", CUDA.format("unknown error"))], ""),
         ([link("torch.OutOfMemoryError", "CUDA out of memory. GPU 0 has 79 GiB")], ""),
         ([link("RuntimeError", "connection to the parameter server's GPUs is lost")], ""),
         ([link("ValueError", "ECC mode 3 is not known: uncorrectable")], ""),
-        ([], ""),
     ],
 )
 def test_which_exceptions_say_that_hardware_broke(chain, expected):
@@ -695,7 +633,7 @@ def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
     chain = (raised.Link("RuntimeError", "GPU is lost. " + "x" * 900, frames),)
     failure = of_rank(RankFailure(5, 1, 1, chain, 95.0, said=True), "algo-2")
     assert failure.broken == "algo-2, rank 5 (local rank 1) reports a lost GPU"
-    text = not_restarted(first_of(failure, 2), failure.broken).text
+    text = no_restart(first_of(failure, 2), broken_hosts(failure.broken)).text
     lines = text.splitlines()
     assert len(text) <= LIMIT and lines[0] == failure.headline
     assert lines[1] == (
@@ -712,27 +650,20 @@ POOL = "concurrent.futures.process.BrokenProcessPool"
 KILLED = [
     ("RuntimeError", WORKER_KILLED.format("Killed"), True),
     ("RuntimeError", WORKER_KILLED.format("Segmentation fault"), False),
-    ("RuntimeError", WORKER_KILLED.format("Terminated"), False),
     ("RuntimeError", "DataLoader worker (pid(s) 7) exited unexpectedly", True),
-    ("RuntimeError", "DataLoader worker (pid(s) 7, 19) exited unexpectedly", True),
     ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 1. Det", False),
     ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly with exit code 247. Det", True),
     (POOL, "A process in the process pool was terminated abruptly while the future", True),
-    (POOL, "A child process terminated abruptly, the process pool is not usable anymore", True),
     ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGKILL(-9), EXIT(1)}", True),
     ("joblib.x.TerminatedWorkerError", "codes of the workers are {SIGSEGV(-11)}", False),
     ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGKILL", True),
     ("torch.x.ProcessExitedException", "process 0 terminated with signal SIGSEGV", False),
-    ("torch.x.ProcessExitedException", "process 0 terminated with exit code 247", True),
     ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGKILL: 9>.", True),
     ("subprocess.CalledProcessError", "Command 'x' died with <Signals.SIGTERM: 15>.", False),
     ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 137.", True),
-    ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 1379.", False),
     ("subprocess.CalledProcessError", "Command 'x' returned non-zero exit status 1.", False),
     ("torch.x.ChildFailedError", "rank : 0\n  exitcode  : -9 (pid: 7)\n  error_file: <N/A>", True),
-    ("torch.x.ChildFailedError", "rank : 0\n  exitcode  : -11 (pid: 7)", False),
     ("RuntimeError", "One of the subprocesses has abruptly died during map operation.", True),
-    ("", "preprocessing failed, exit code: -9", True),
     ("", "ffmpeg returned with return code=-9", True),
     ("ValueError", "bad status 137 at 9, 247", False),
     ("KeyError", "-9", False),
@@ -771,8 +702,6 @@ CHILD = "[sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)']"
 DIE = [
     "list(ProcessPoolExecutor(1).map(die, [1]))",
     f"subprocess.run({CHILD}, check=True)",
-    "subprocess.run('kill -9 $$', shell=True, check=True)",
-    "subprocess.run('sh -c \"kill -9 \\$\\$\"; exit $?', shell=True, check=True)",
     f"try: subprocess.run({CHILD}, check=True)\n"
     "    except Exception: raise SystemExit('no data') from None",
 ]

@@ -141,17 +141,15 @@ if attempt == "0":
 """
 
 
-def test_those_who_ask_for_stacks_and_give_up_as_ranks_are_restarted_break_nothing(
-    start_two, script
-):
-    """What the restart has closed was ready, too, in the same turn of the launcher's loop."""
+def test_a_host_that_stands_still_while_ranks_are_restarted(start_two, script):
+    """And those who ask it for stacks and give up, in the same turn of the launcher's loop."""
     options = ("--launcher-max-restarts", "1", "--launcher-failure-grace", "90")
     first, second = start_two("--train-script", script(WAITS), *options, "--launcher-verbose")
-    poll(lambda: " to Restarting " in second.err)
+    poll(lambda: "KeeperCleared(rank=1" in second.err)
     (folder,) = (name for name in os.listdir(second.tmp) if name.startswith("sm-launch-"))
     clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
     for client in clients:
-        client.settimeout(30)
+        client.settimeout(60)
         client.connect(os.path.join(second.tmp, folder, "socket"))
         client.sendall(b'{"want_stacks": true}\n')
     for client in clients:
@@ -159,7 +157,7 @@ def test_those_who_ask_for_stacks_and_give_up_as_ranks_are_restarted_break_nothi
         client.sendall(b'{"want_')
     second.signal(signal.SIGSTOP)
     open("saved", "w").close()
-    poll(lambda: "Running on Start(attempt=2)" in first.err)
+    poll(lambda: "Running on Start(attempt=2" in first.err)
     for client in clients:
         client.close()
     second.signal(signal.SIGCONT)
@@ -191,15 +189,10 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1"
 """
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_warm_ranks_have_torch_at_their_first_line_in_each_attempt(start, start_two, script, hosts):
+def test_warm_ranks_have_torch_at_their_first_line_in_each_attempt(start_two, script):
+    """On several hosts; on one it is a row of tests/equality.py."""
     options = ("--launcher-start", "warm", "--launcher-max-restarts", "1")
-    words = ("--train-script", script(WARM), *options, "--launcher-nproc-per-node", "2")
-    started = [start(*words)] if hosts == 1 else start_two(*words)
-    for host in started:
+    for host in start_two("--train-script", script(WARM), *options):
         assert host.wait() == 0, host.log()
         assert "cold" not in host.err and "not loaded" not in host.out, host.log()
-        assert (
-            host.out.count("loaded") in ((3, 4) if host is started[0] else (2, 3, 4))
-            and host.leftovers() == []
-        )
+        assert host.out.count("loaded") == 2 and host.leftovers() == []

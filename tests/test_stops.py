@@ -1,24 +1,18 @@
 """A stop that saves: what hears it, what is left alone, and what else may happen meanwhile."""
 
-import contextlib
 import os
 import shutil
 import signal
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import (
     LAUNCHER,
-    PATIENT,
-    TORCH,
     completed,
     ended_by,
-    has_signal,
-    more,
     poll,
     words_of,
 )
@@ -87,30 +81,11 @@ def test_ranks_hear_a_stop_though_torchrun_hangs(start, script):
     """As it does where it waits for the store of a host that has vanished."""
     host = start("--train-script", script(PASSED_ON), "--launcher-grace", "20")
     host.wait_for("runs")
-    torchrun = host.torchrun
-    torchrun.suspend()
+    host.torchrun.suspend()
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.out.endswith("saved\n") and host.failure is None
-    assert (
-        "no rank is running any more, but torchrun has not ended: killing it with SIGKILL"
-        in host.err
-    )
     assert host.leftovers() == []
-
-
-def test_ranks_hear_a_stop_that_comes_while_torchrun_asks(start_two, script):
-    """It has lost the store of a host that has ended, while its launcher stood still."""
-    first, second = start_two("--train-script", script(PASSED_ON), "--launcher-grace", "8")
-    for host in (first, second):
-        host.wait_for("runs")
-    second.signal(signal.SIGSTOP)
-    first.signal(signal.SIGTERM)
-    assert first.wait() == ended_by(signal.SIGTERM), first.log()
-    time.sleep(5)  # torchrun says nothing of it before it has an answer
-    second.signal(signal.SIGCONT)
-    assert second.wait() == ended_by(signal.SIGTERM), second.log()
-    assert second.out.endswith("saved\n") and second.failure is None
 
 
 UPLOAD = """
@@ -119,63 +94,53 @@ def stop(number, _):
     command = "import os, time\\nwhile not os.path.exists('go'): time.sleep(0.05)"
     command += "\\nprint('uploaded', flush=True)"
     subprocess.Popen([sys.executable, "-c", command])
-    if sys.argv[1] == "by the signal":
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(0)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 signal.signal(signal.SIGTERM, stop)
-if sys.argv[1] == "and a daemon":
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
 print("runs", flush=True)
 time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize(("what", "grace"), [("by the signal", "60"), ("and a daemon", "12")])
-def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script, what, grace):
-    host = start("--train-script", script(UPLOAD), what, "--launcher-grace", grace)
+def test_what_a_rank_leaves_at_a_stop_has_the_rest_of_the_grace(start, script):
+    host = start("--train-script", script(UPLOAD), "--launcher-grace", "12")
     host.wait_for("runs")
+    waiting = [psutil.Process(host.process.pid), *host.keepers]
     host.signal(signal.SIGTERM)
-    poll(lambda: "left running by ranks; any that remain" in host.err)
-    slept = psutil.Process(host.process.pid).num_ctx_switches().voluntary
+    poll(lambda: "left running by rank 0; any that remain" in host.err)
+    slept = [one.num_ctx_switches().voluntary for one in waiting]
     open("go", "w").close()
     host.wait_for("uploaded")
-    if what == "and a daemon":
-        poll(lambda: "which the job left running" in host.err)
-        # It waits, and looks again only when something ends.
-        assert psutil.Process(host.process.pid).num_ctx_switches().voluntary - slept < 100
+    poll(lambda: "which rank 0 left running" in host.err)
+    # They wait, and look again only when something ends.
+    more = [one.num_ctx_switches().voluntary for one in waiting]
+    assert all(now - before < 100 for now, before in zip(more, slept))
     assert host.wait(60) == ended_by(signal.SIGTERM), host.log()
     assert host.out == "runs\nuploaded\n", host.log()
-    assert host.err.count("which the job left running") == (what == "and a daemon")
-    assert "left running by ranks; any that remain" in host.err
+    assert host.err.count("which rank 0 left running") == 1
     assert host.leftovers() == []
 
 
 UNSAVED = """
 import os, signal, time
-if os.environ["RANK"] == os.environ["HANDLES"]:
+if os.environ["RANK"] == "0":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 print("runs", flush=True)
 time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize(
-    ("handles", "said"),
-    [
-        ("no rank", "SIGTERM killed 2 of 2 ranks, which had no handler for it (yet) and so saved"),
-        ("0", "SIGTERM killed 1 of 2 ranks, which had no handler for it (yet) and so saved"),
-    ],
-)
-def test_a_stop_that_no_rank_handled_is_said(start, script, handles, said):
-    host = start("--train-script", script(UNSAVED), *TWO_RANKS, HANDLES=handles)
+def test_a_stop_that_a_rank_did_not_handle_is_said(start, script):
+    host = start("--train-script", script(UNSAVED), *TWO_RANKS)
     host.wait_for("runs", 2)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     *_, line, last = host.err.splitlines()
     advice = "install one at the top of the script."
-    assert line == f"launcher: localhost: {said} nothing when stopped; {advice}"
-    assert f", {'saving' if handles == '0' else 'ending'} " in last
+    said = "SIGTERM killed 1 of 2 ranks, which had no handler for it (yet) and so saved nothing"
+    assert line == f"launcher: localhost: {said} when stopped; {advice}"
+    assert ", saving " in last
 
 
 MANY = """
@@ -187,9 +152,9 @@ time.sleep(1000)
 
 def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
-    host = start("--train-script", script(MANY), *options, command=PATIENT)
-    agent = poll(lambda: psutil.Process(host.process.pid).children(), every=0.01)[0]
-    poll(lambda: len(agent.children()) >= 3 or len(host.ranks) > 1, every=0.001)
+    host = start("--train-script", script(MANY), *options)
+    torchrun = poll(lambda: host.children, every=0.01)[0]
+    poll(lambda: len(torchrun.children()) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert "left running" not in host.err and "killing it" not in host.err, host.log()
@@ -219,7 +184,7 @@ def test_a_launcher_that_is_killed_as_torchrun_starts_leaves_nothing(start, scri
     host = start("--train-script", script("import time; time.sleep(1000)"))
     poll(lambda: psutil.Process(host.process.pid).children(), every=0.001)
     host.process.kill()
-    poll(lambda: not host.processes(), timeout=30)
+    poll(lambda: not host.processes())
 
 
 SLOW = "import os, time; time.sleep(3 * ('RANK' in os.environ))"
@@ -228,39 +193,12 @@ SLOW = "import os, time; time.sleep(3 * ('RANK' in os.environ))"
 def test_a_stop_as_ranks_take_long_to_start_says_nothing_false(start, script, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     words = ("--train-script", script(MANY), *TWO_RANKS)
-    host = start(*words, command=PATIENT, PYTHONPATH=str(tmp_path))
+    host = start(*words, PYTHONPATH=str(tmp_path))
     poll(lambda: any("rank.py" in " ".join(words_of(one)) for one in host.processes()), every=0.05)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert "left running" not in host.err and "killing it" not in host.err, host.log()
     assert host.leftovers() == []
-
-
-ENDS_MEANWHILE = """
-import os, subprocess
-from launcher.host import processes
-
-job = processes.Processes(("MARK", "x"))
-words = ["sh", "-c", "sleep 100 & echo $!; wait; sleep 100"]
-torchrun = subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "MARK": "x"})
-rank = int(torchrun.stdout.readline())
-tree = processes.tree
-
-def ends_before(pid):
-    os.kill(rank, 9)
-    while processes.state_of(rank):
-        pass
-    return tree(pid)
-
-processes.tree = ends_before
-print(job.leftovers(torchrun.pid))
-for process in job.all():
-    process.kill()
-"""
-
-
-def test_what_torchrun_reaps_while_it_is_searched_for_is_not_left_behind(script):
-    assert completed(sys.executable, script(ENDS_MEANWHILE)).stdout == "[]\n"
 
 
 IGNORES = """
@@ -269,64 +207,28 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("runs", flush=True)
 time.sleep(1000)
 """
-ONE_IS_LATE = "import os, time; time.sleep(1000 * (os.environ.get('RANK') == '1'))"
-
-
-def agent_of(host):
-    """Return the process that runs torchrun, which a killed launcher has no more."""
-    (agent,) = (one for one in host.processes() if "agent.py" in " ".join(words_of(one)))
-    return agent
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_torchrun_that_still_starts_ranks_hears_a_stop(start, script, tmp_path, is_killed):
-    """And that its launcher was killed: then it ends its ranks itself."""
-    (tmp_path / "sitecustomize.py").write_text(ONE_IS_LATE)
-    options = (*TWO_RANKS, "--launcher-failure-grace", "1", "--launcher-grace", "1")
-    words = ("--train-script", script(IGNORES), *options)
-    host = start(*words, command=PATIENT, PYTHONPATH=str(tmp_path))
-    host.wait_for("runs")
-    agent = agent_of(host)
-    if is_killed:
-        host.process.kill()
-    else:
-        agent.terminate()
-        assert host.wait() == 69 and "killing it" not in host.err, host.log()
-    poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
-
-
 RUNS_ANOTHER = "import subprocess\nprint('runs', flush=True)\nsubprocess.call(['sleep', '1000'])\n"
-HANDLES_SIGINT = "--launcher-torchrun-args=--signals-to-handle=SIGINT"
 
 
-@pytest.mark.parametrize(
-    ("text", "told", "options"),
-    [
-        (IGNORES, "before", ()),
-        (IGNORES, "after", ()),
-        pytest.param(
-            *(IGNORES, "after", (HANDLES_SIGINT,)),
-            marks=pytest.mark.skipif(TORCH < (2, 13), reason="torch 2.4 has no such option"),
-        ),
-        (RUNS_ANOTHER, "", ()),
-    ],
-)
-def test_nothing_of_a_killed_launchers_job_runs_on(start, script, text, told, options):
-    """Whatever signals torchrun gets besides, handled or not; nor what a rank leaves."""
-    host = start("--train-script", script(text), "--launcher-grace", "2", *options)
-    host.wait_for("runs")
-    agent = agent_of(host)
-    if told == "before":
-        agent.terminate()
-        time.sleep(0.2)
+def test_a_torchrun_that_gets_a_stop_of_its_own_ends_the_job(start, script):
+    options = (*TWO_RANKS, "--launcher-failure-grace", "1", "--launcher-grace", "1")
+    host = start("--train-script", script(IGNORES), *options)
+    host.wait_for("runs", 2)
+    host.torchrun.terminate()
+    assert host.wait() == 69, host.log()
+    assert ": its process below torchrun was killed, " in host.failure
+    assert host.leftovers() == []
+
+
+@pytest.mark.parametrize(("text", "is_told"), [(IGNORES, True), (RUNS_ANOTHER, False)])
+def test_nothing_of_a_killed_launchers_job_runs_on(start, script, text, is_told):
+    """Whether or not torchrun ends meanwhile; nor what a rank leaves."""
+    host = start("--train-script", script(text), "--launcher-grace", "2", *TWO_RANKS)
+    host.wait_for("runs", 2)
+    if is_told:
+        host.torchrun.terminate()
     host.process.kill()
-    if told == "after":  # torchrun has heard of it; before that, SIGTERM may end it by itself
-        poll(lambda: has_signal(agent, signal.SIGTERM, "SigIgn"))
-    for _ in range(3 * (told == "after")):
-        time.sleep(0.3)
-        with contextlib.suppress(psutil.NoSuchProcess):  # on a busy machine all is over by then
-            agent.terminate()
-    poll(lambda: not host.processes(), timeout=45)  # torch before 2.12 waits for 30 s
+    poll(lambda: not host.processes())
 
 
 REPLACED = """
@@ -351,14 +253,13 @@ os.write(1, b"saved after %d\\n" % len(heard))
 def test_a_rank_without_its_connection_is_still_a_rank(start, script):
     """Nor is a stop heard twice if somebody has removed the job's folder."""
     options = ("--launcher-nproc-per-node", "3")
-    host = start("--train-script", script(REPLACED), *options, command=PATIENT)
+    host = start("--train-script", script(REPLACED), *options)
     host.wait_for("runs", 3)
     (folder,) = (name for name in os.listdir(host.tmp) if name.startswith("sm-launch-"))
     shutil.rmtree(os.path.join(host.tmp, folder))
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.out.count("saved after 1\n") == 3, host.log()
-    assert "torchrun has not ended" not in host.err and "has not started to" not in host.err
     assert host.leftovers() == []
 
 
@@ -495,7 +396,7 @@ print("saved after", len(heard), flush=True)
 """
 
 
-def test_a_stop_while_torchrun_restarts_the_ranks(start, script):
+def test_a_stop_while_ranks_are_restarted(start, script):
     options = (*TWO_RANKS, "--launcher-max-restarts", "3")
     host = start("--train-script", script(FAIL_AND_SAVE), *options)
     host.wait_for("heard")
@@ -523,18 +424,17 @@ print("saved after", len(heard), flush=True)
 """
 
 
-@pytest.mark.parametrize("lost", [0, more(1)])
-def test_a_host_lost_during_a_stop_does_not_disturb_it(start_two, script, lost):
+def test_a_host_lost_during_a_stop_does_not_disturb_it(start_two, script):
     hosts = start_two("--train-script", script(SAVE))
     for host in hosts:
         host.wait_for("runs")
     hosts[1].signal(signal.SIGTERM)
     for host in hosts:
         host.wait_for("heard")
-    for process in hosts[lost].processes():
+    lost, left = hosts
+    for process in lost.processes():
         process.kill()
     open("lost", "w").close()
-    left = hosts[1 - lost]
     assert left.wait() == ended_by(signal.SIGTERM), left.log()
     assert "saved after 1" in left.out, left.log()
     assert left.failure is None
@@ -542,30 +442,6 @@ def test_a_host_lost_during_a_stop_does_not_disturb_it(start_two, script, lost):
 
 
 # Restarts
-
-RAISE_LATE = """
-import os, sys, time
-host, attempt = os.environ["SM_CURRENT_HOST"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-open(f"{host}-{attempt}", "w").close()
-while not all(os.path.exists(f"127.0.0.{one}-{attempt}") for one in (1, 2)):
-    time.sleep(0.01)
-if attempt == "0" and host == "127.0.0.2":
-    sys.excepthook = lambda *_: (open("raised", "w").close(), time.sleep(100))
-    raise ValueError("restarted before it has ended")
-if attempt == "0":
-    while not os.path.exists("raised"):
-        time.sleep(0.01)
-    sys.exit(9)
-time.sleep(5)  # longer than what was raised takes to count
-"""
-
-
-def test_a_restart_forgets_what_a_rank_of_the_last_attempt_raised(start_two, script):
-    options = ("--launcher-max-restarts", "1", "--launcher-failure-grace", "3")
-    hosts = start_two("--train-script", script(RAISE_LATE), *options)
-    for host in hosts:
-        assert host.wait() == 0, "".join(host.log() for host in hosts)
-        assert host.failure is None
 
 
 def test_a_job_that_has_succeeded_does_not_wait_to_say_so(start, script):
@@ -577,12 +453,11 @@ def test_a_job_that_has_succeeded_does_not_wait_to_say_so(start, script):
     """
     host = start("--train-script", script(textwrap.dedent(text)))
     host.wait_for("runs")
-    (rank,) = host.ranks
-    host.signal(signal.SIGSTOP)  # it may be as slow as it likes to hear what torchrun says
+    (keeper,), (rank,) = host.keepers, host.ranks
+    host.signal(signal.SIGSTOP)  # it may be as slow as it likes to hear what the keeper says
     open("go", "w").close()
-    # A process whose main thread has ended is a zombie, but has not ended before its last thread.
-    tasks = f"/proc/{rank.pid}/task"
-    poll(lambda: rank.status() == psutil.STATUS_ZOMBIE and len(os.listdir(tasks)) == 1)
+    # The keeper has said so, and waits again.
+    poll(lambda: not rank.is_running() and keeper.status() == psutil.STATUS_SLEEPING)
     host.signal(signal.SIGTERM)
     host.signal(signal.SIGCONT)
     assert host.wait() == 0, host.log()

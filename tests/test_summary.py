@@ -20,10 +20,10 @@ HANDLES, IGNORES, DEFAULT = Disposition.HANDLES, Disposition.IGNORES, Dispositio
 
 
 def state(result=SUCCESS, hosts=("algo-1", "algo-2"), ranks=(), **known):
-    """Return the last state; ranks are (disposition, exit code)."""
+    """Return the last state; ranks are (what they do at the stop, exit code)."""
     made = {
-        71 + n: Rank(71 + n, n, n, disposition=disposition, exit_code=code)
-        for n, (disposition, code) in enumerate(ranks)
+        number: Rank(number, number, pid=71 + number, response=response, exit_code=code)
+        for number, (response, code) in enumerate(ranks)
     }
     known = {"times": TIMES, "attempt": 1, **known}
     first = machine.begin(job_of("algo-1", hosts), 100.0)

@@ -117,7 +117,6 @@ FILES = ("hyperparameters.json", "resourceconfig.json", "inputdataconfig.json")
     ("text", "says"),
     [
         (None, "cannot read"),
-        ("", "is not JSON"),
         ("{", "is not JSON"),
         ("[1]", "expected a JSON object"),
         ("[" * 100000, "is not JSON"),
@@ -134,15 +133,6 @@ def test_a_config_file_that_is_missing_or_malformed(base, name, text, says):
     with pytest.raises(LaunchError) as caught:
         toolkit.read_config({"SAGEMAKER_BASE_DIR": folder})
     assert path in str(caught.value) and says in str(caught.value)
-
-
-def test_a_config_file_that_is_a_folder(base):
-    folder = base()
-    path = os.path.join(folder, "input", "config", "resourceconfig.json")
-    os.remove(path)
-    os.mkdir(path)
-    with pytest.raises(LaunchError, match=r"cannot read .*: Is a directory"):
-        toolkit.read_config({"SAGEMAKER_BASE_DIR": folder})
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ import pytest
 from conftest import LAUNCHER, REPO, ended_by, free_port, poll
 from pages import code
 
-import launcher
-
 HOSTS = ("127.0.0.1", "127.0.0.2")
 FOLDER = "launcher/__main__.py"  # in the source folder
 DOCTOR = (REPO / "docs" / "debugging.md").read_text()
@@ -151,19 +149,17 @@ def test_a_stop_of_one_host_leaves_no_failure_file_on_any(train, script, tmp_pat
     assert [failure_of(host, tmp_path) for host in hosts] == [None, None]
 
 
-@pytest.mark.parametrize("program", [ONE_FILE, None])
-def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch, program):
+def test_a_missing_host_is_named_in_time(train, script, tmp_path, pretend_torch):
     """The toolkit itself would wait silently for its name, for 15 minutes."""
     pretend_torch("2.13.0")
     hosts, environ = (HOSTS[0], ABSENT), {**OURS, "LAUNCHER_START_TIMEOUT": "2"}
-    options = {"command": INIT, "hosts": hosts, "environ": environ, "sagemaker_program": program}
+    options = {"command": INIT, "hosts": hosts, "environ": environ, "sagemaker_program": ONE_FILE}
     host = train(HOSTS[0], script("", "x.py"), **options)
     assert host.wait() == 69, host.log()
     seen = f"{ABSENT} did not join within 2 s"
     assert failure_of(host, tmp_path).startswith(seen)
     # The source folder's launcher runs, whatever its version, and not the one that is installed.
-    code = f"/{program}" if program else str(Path(launcher.__file__).with_name("__main__.py"))
-    assert f"{code} --launcher-nproc-per-node 2 " in host.log()
+    assert f"/{ONE_FILE} --launcher-nproc-per-node 2 " in host.log()
 
 
 def test_the_toolkit_waits_for_names_where_no_launcher_does(train, script, tmp_path):
@@ -191,14 +187,13 @@ def test_a_job_that_failed_is_none_that_completed_though_its_failure_file_cannot
     assert "--train-script missing.py: there is " in host.err
 
 
-@pytest.mark.parametrize("program", [FOLDER, ONE_FILE])
-def test_a_launcher_beside_a_setup_py(train, script, pretend_torch, program):
-    """There the toolkit would run a module, `python -m`, which neither of them is."""
+def test_a_launcher_beside_a_setup_py(train, script, pretend_torch):
+    """There the toolkit would run a module, `python -m`, which the file is not."""
     pretend_torch("2.13.0")
     script("", "setup.py")
     script("print('in place of pip, which would install into this environment')", "pip.py")
     options = {"command": INIT, "environ": OURS, "launcher-dry-run": True}
-    host = train(HOSTS[0], script("", "x.py"), sagemaker_program=program, **options)
+    host = train(HOSTS[0], script("", "x.py"), sagemaker_program=ONE_FILE, **options)
     assert host.wait() == 0, host.log()
     assert "in place of pip" in host.out and " --rdzv-endpoint=127.0.0.1:" in host.out
 

@@ -7,44 +7,26 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ADOPTING, RANK, told_by_a_rank
+from conftest import RANK, run_as_rank
 
-from launcher.host.run_dir import crash
 from launcher.result import raised
 from launcher.watch.stacks import crash_in, frames_of, place
 
 
 @pytest.fixture
-def rank(script, tmp_path):
-    """Run a script as rank 0 of a launcher: rank(text) -> what it told, wrote and ended with."""
+def rank(script):
+    """Run a script as a rank, and by Python alone: rank(text) -> what each did."""
 
-    def run(text, *flags, env=None, folder="."):
-        path = script(text)
-        with told_by_a_rank(folder) as told:
-            names = {"LAUNCHER_RUN_DIR": folder, "RANK": "0", "LOCAL_RANK": "0"}
-            done = subprocess.run(
-                [*ADOPTING, sys.executable, *flags, RANK, "script", str(path)],
-                env={**os.environ, **names, **(env or {})},
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-        plain = subprocess.run(
-            [sys.executable, *flags, str(path)],
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        written = crash(folder, told[0]["pid"])
-        calls = crash_in(written, -done.returncode) if done.returncode < 0 else ()
+    def run(text, *flags, env=None):
+        path, env = str(script(text)), {**os.environ, **(env or {})}
+        ran = run_as_rank([sys.executable, *flags, RANK, "script", path], env)
+        argv = [sys.executable, *flags, path]
+        plain = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
         return SimpleNamespace(
-            told=told[1:],
-            code=done.returncode,
-            end=(done.returncode, done.stdout, done.stderr),
+            **ran._asdict(),
+            end=ran.end,
             plain=(plain.returncode, plain.stdout, plain.stderr),
-            written=written,
-            calls=calls,
+            calls=crash_in(ran.crash, -ran.code) if ran.code < 0 else (),
         )
 
     return run
@@ -87,7 +69,7 @@ time.sleep(60)
 def test_a_thread_of_c_has_no_place(rank):
     ran = rank(C_THREAD)
     assert ran.code == -signal.SIGABRT
-    assert ran.written == "Fatal Python error: Aborted\n\n" and ran.calls == ()
+    assert ran.crash == "Fatal Python error: Aborted\n\n" and ran.calls == ()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +87,7 @@ def test_what_the_user_does_with_faulthandler_counts(rank, tmp_path, text, flags
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text("import faulthandler; faulthandler.enable()")
     ran = rank(text + KILL.format("SEGV"), *flags, env=env)
-    assert ran.code == -signal.SIGSEGV and ran.written == ""
+    assert ran.code == -signal.SIGSEGV and ran.crash == ""
     assert ("Fatal Python error" in ran.end[2]) is ("disable" not in text)
 
 
@@ -142,7 +124,7 @@ CHILDREN = [
 def test_a_crash_is_never_written_to_another_file(rank, tmp_path, text):
     ran = rank(text)
     assert ran.code in (0, -signal.SIGSEGV), ran.end
-    assert ran.written == ""
+    assert ran.crash == ""
     assert not [path for path in tmp_path.glob("data-*") if path.stat().st_size]
 
 
@@ -166,41 +148,23 @@ def test_a_fork_of_a_script_that_enables_it_keeps_it(rank):
     assert ran.end == ran.plain == (0, "True\n", "")
 
 
-NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-A_PIPE = """
-import glob, os
-for path in glob.glob("crash-*"):
-    os.unlink(path)
-    os.mkfifo(path)
-"""
-
-
-@pytest.mark.parametrize("text", [NO_ROOM, A_PIPE], ids=["full", "a pipe"])
-def test_without_a_file_a_crash_is_as_without_a_launcher(rank, text):
-    ran = rank(text + KILL.format("SEGV"))
-    assert ran.end == ran.plain and ran.code == -signal.SIGSEGV and ran.written == ""
-
-
 def test_a_process_that_may_have_few_descriptors_has_no_place(rank, tmp_path):
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     (tmp_path / "sitecustomize.py").write_text(few)
     ran = rank(KILL.format("SEGV"), env={"PYTHONPATH": str(tmp_path)})
-    assert ran.end == ran.plain and ran.code == -signal.SIGSEGV and ran.written == ""
+    assert ran.end == ran.plain and ran.code == -signal.SIGSEGV and ran.crash == ""
 
 
-def test_of_a_crash_as_much_is_read_as_tells_of_it(tmp_path):
+def test_of_what_was_written_the_crash_is_read():
     """What C has forked without Python's knowledge may have written before."""
     stack = 'Stack (most recent call first):\n  File "/t/a.py", line 7 in f\n'
     fatal = f"Fatal Python error: {{}}\n\n{stack}"
-    text = "x" * 10**6 + fatal.format("Aborted") + fatal.format("Segmentation fault")
-    (tmp_path / "crash-7").write_text(text)
-    read = crash(str(tmp_path), 7)
-    assert len(read) == 1 << 16 and place(crash_in(read, signal.SIGSEGV)) == "f, a.py:7"
-    assert crash_in(read, signal.SIGABRT) == crash_in("", signal.SIGSEGV) == ()
+    text = fatal.format("Aborted") + fatal.format("Segmentation fault")
+    assert place(crash_in(text, signal.SIGSEGV)) == "f, a.py:7"
+    assert crash_in(text, signal.SIGABRT) == crash_in("", signal.SIGSEGV) == ()
     later = fatal.format("Floating-point exception")  # as from Python 3.12 on
     assert place(crash_in(later, signal.SIGFPE)) == "f, a.py:7"
     assert crash_in(fatal.format("Bus error\nx"), signal.SIGSEGV) == ()
-    assert crash(str(tmp_path), 8) == ""
 
 
 # What threads raise.

@@ -1,27 +1,30 @@
-"""Warm starts that cannot be: the job starts cold, and one line of the log says why."""
+"""Warm starts: ranks are forks of a process that has imported torch, else a line says why not."""
 
-import contextlib
+import os
+import re
 import signal
+import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
-from conftest import completed, poll, slow, words_of
+from conftest import REPO, has_ended, poll, slow, words_of
 
-pytestmark = pytest.mark.torch
+WARM = REPO / "launcher" / "warm"
 
 
-def nursery_of(host):
+def warm_of(host):
     """Return the process that forks the others, and was there before them; None: not yet."""
-    found = [one for one in host.children if any("nursery.py" in word for word in words_of(one))]
+    found = [one for one in host.children if str(WARM / "warm.py") in words_of(one)]
     return min(found, key=lambda one: one.create_time(), default=None)  # pids start again
 
 
-def forks_of(process):
-    with contextlib.suppress(psutil.Error):  # one has ended
-        return process.children()
-    return []
+def stubs_of(host):
+    """Return torchrun's children; [] while there are none, or no torchrun."""
+    try:
+        return host.stubs
+    except (IndexError, KeyError, psutil.Error):
+        return []
 
 
 TELLS = """
@@ -38,13 +41,15 @@ THREAD_IN_FORKS = f"import os; os.register_at_fork(after_in_child=lambda: exec({
 HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lambda *_: None})())"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "text", "options", "says"),
     [
         ("odd.py", THREAD, ["odd"], "an import has started a thread (2 are running)"),
         slow("odd.py", "opened = open('odd.log', 'w')", ["odd"], "an import has opened "),
-        ("odd.py", PROCESS, ["odd"], "an import has started a process"),
+        slow("odd.py", PROCESS, ["odd"], "an import has started a process"),
         slow("odd.py", "1 / 0", ["odd"], "importing odd failed with ZeroDivisionError"),
+        slow("odd.py", "", ["even"], "importing even failed with ModuleNotFoundError"),
         slow("odd.py", "import os; os.chdir('/')", ["odd"], "an import has changed the current f"),
         slow("odd.py", HANDLER, ["odd"], "an import has set a handler for signal 15"),
         slow("odd.py", THREAD_IN_FORKS, ["odd"], "an import has each fork start a thread"),
@@ -53,9 +58,9 @@ HOOK = "import sys; sys.meta_path.insert(0, type('Finder', (), {'find_spec': lam
     ],
 )
 def test_what_a_fork_cannot_have_starts_cold(start, script, tmp_path, name, text, options, says):
-    path = Path(script(TELLS))
-    folder = path.parent if name == "queue.py" else tmp_path / "path"
-    folder.mkdir(exist_ok=True)
+    folder = tmp_path / "folder"  # not the current one, where torchrun finds a queue.py, too
+    folder.mkdir()
+    path = script(TELLS, "folder/script.py")
     (folder / name).write_text(text)
     words = ["--train-script", path, "--launcher-start", "warm"]
     words += [word for one in options for word in ("--launcher-preload", one)]
@@ -76,6 +81,7 @@ logging.getLogger("own").addHandler(Handler())
 """
 
 
+@pytest.mark.torch
 def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_path):
     (tmp_path / "own.py").write_text(FOLLOWS_STDERR)
     path = script("import sys; print('own' in sys.modules, 'torch' in sys.modules, flush=True)")
@@ -93,6 +99,7 @@ del os.environ["REMOVED"]
 
 
 @pytest.mark.systems
+@pytest.mark.torch
 def test_an_import_may_change_the_environment(start, script, tmp_path):
     """As it does in a rank that imports it, but not what is the rank's own."""
     (tmp_path / "odd.py").write_text(CHANGES)
@@ -105,10 +112,173 @@ def test_an_import_may_change_the_environment(start, script, tmp_path):
     assert host.out == "by the import, by the import, None, 0\n"
 
 
+@pytest.mark.torch
 def test_another_python_runs_its_ranks_itself(start, script):
     host = start("--train-script", script(TELLS), "--launcher-start", "warm", PYTHON_EXEC="python3")
     assert host.wait() == 0 and host.out == "cold\n", host.log()
     assert "falls back to cold: python3 runs torchrun or the ranks." in host.err
+
+
+IN_EACH_ATTEMPT = """
+import os, sys
+from multiprocessing import current_process
+
+is_warm = "torch" in sys.modules
+import torch
+
+seeds = torch.initial_seed(), torch.rand(1).item(), current_process().authkey.hex()
+state = os.getppid() != os.getsid(0) == os.getpid(), len(os.listdir("/proc/self/task"))
+print(is_warm, *state, "|", *seeds, flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] < "2":
+    os.environ["RANK"] == "1" or sys.exit("no")
+    import time
+    time.sleep(600)
+"""
+
+
+@pytest.mark.torch
+def test_each_attempts_script_is_a_fork_with_seeds_of_its_own(start, script):
+    words = ("--launcher-start", "warm", "--launcher-max-restarts", "2")
+    words = (*words, "--launcher-nproc-per-node", "2")
+    host = start("--train-script", script(IN_EACH_ATTEMPT), *words)
+    assert host.wait() == 0, host.log()
+    state, seeds = zip(*(line.split(" | ") for line in host.out.splitlines()))
+    assert state == ("True True 1",) * 6 and len(set(" ".join(seeds).split())) == 18, host.out
+    assert host.leftovers() == []
+
+
+RAISES = """
+def train():
+    raise ValueError("loss is nan")
+
+train()
+"""
+
+
+@pytest.mark.torch
+def test_a_traceback_has_the_scripts_own_lines(start, script):
+    host = start("--train-script", script(RAISES), "--launcher-start", "warm")
+    assert host.wait() == 1 and "ValueError: loss is nan" in host.failure
+    assert re.findall(r'File ".*/(.*)", line', host.err) == ["script.py"] * 2, host.log()
+
+
+WAITS = """
+import os, time
+
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("number", [signal.SIGKILL, slow(signal.SIGINT)])
+def test_it_is_killed_while_it_imports(start, script, tmp_path, number):
+    """The stubs that wait for it start their keepers themselves."""
+    (tmp_path / "slow.py").write_text(WAITS)
+    words = ("--launcher-start", "warm", "--launcher-preload", "slow")
+    words = ("--train-script", script(TELLS), *words, "--launcher-nproc-per-node", "2")
+    host = start(*words, PYTHONPATH=str(tmp_path))
+    poll(lambda: len(stubs_of(host)) == 2)
+    warm_of(host).send_signal(number)
+    assert host.wait() == 0 and host.out == "cold\ncold\n", host.log()
+    line = "falls back to cold: the process that forks the ranks has ended.\n"
+    assert host.err.count(line) == 1 and "KeyboardInterrupt" not in host.err
+    assert host.leftovers() == []
+
+
+HOLDS_AFTER_A_KEEPER = """
+import os, time
+
+forks, pid = 0, os.getpid()
+
+def count():
+    global forks
+    forks += 1
+
+def hold():
+    while forks == 2 and os.getpid() == pid:  # the first fork only looks whether forks can be
+        open("forked", "w").close()
+        time.sleep(0.05)
+
+os.register_at_fork(before=count, after_in_parent=hold)
+"""
+
+
+@pytest.mark.torch
+def test_it_is_killed_as_it_forks(start, script, tmp_path):
+    """Its fork does not need it; the other stub starts its keeper itself."""
+    (tmp_path / "holds.py").write_text(HOLDS_AFTER_A_KEEPER)
+    words = ("--launcher-start", "warm", "--launcher-preload", "holds")
+    words = ("--train-script", script(TELLS), *words, "--launcher-nproc-per-node", "2")
+    host = start(*words, PYTHONPATH=str(tmp_path))
+    poll(lambda: os.path.exists("forked"))
+    host.wait_for("warm\n")
+    warm_of(host).kill()
+    assert host.wait() == 0 and sorted(host.out.split()) == ["cold", "warm"], host.log()
+    assert host.err.count(" falls back to cold: ") == 1 and host.leftovers() == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_launcher_ends_while_it_imports(start, script, tmp_path, number):
+    """And stubs wait for it: nothing is left, and nobody is waited for."""
+    (tmp_path / "slow.py").write_text(WAITS)
+    words = ("--launcher-start", "warm", "--launcher-preload", "slow")
+    words = ("--train-script", script(TELLS), *words, "--launcher-nproc-per-node", "2")
+    host = start(*words, PYTHONPATH=str(tmp_path))
+    poll(lambda: len(stubs_of(host)) == 2)
+    host.signal(number)
+    assert host.wait() == 128 + number and "left running" not in host.err, host.log()
+    poll(lambda: not host.processes(), timeout=60)
+
+
+STUBBORN = """
+import signal, subprocess, time
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.torch
+def test_what_a_killed_keeper_leaves_is_ended(start, script):
+    words = ("--launcher-start", "warm", "--launcher-failure-grace", "1")
+    host = start("--train-script", script(STUBBORN), *words)
+    host.wait_for("up")
+    (keeper,) = host.keepers
+    left = keeper.children(recursive=True)
+    assert len(left) == 2
+    keeper.kill()
+    assert host.wait() == 69 and "was killed" in host.failure, host.log()
+    assert all(has_ended(one.pid) for one in left) and host.leftovers() == []
+
+
+WARMS = """
+import resource, subprocess, sys, threading, multiprocessing, os
+
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    thread = threading.Thread(target=print, args=("thread",))
+    thread.start()
+    thread.join()
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        print(pool.map(double, [1, 2]))
+    if sys.argv[1] == "fork":
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-c", "print('executed', flush=True)"])
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("how", "more"), [("fork", "executed\n"), ("spawn", "")])
+def test_a_script_has_threads_forks_spawns_and_executes(start, script, how, more):
+    host = start("--train-script", script(WARMS), how, "--launcher-start", "warm")
+    assert host.wait() == 0 and host.out == f"thread\n[2, 4]\n{more}", host.log()
+    assert host.leftovers() == []
 
 
 PRINTS = """
@@ -120,6 +290,7 @@ print(f"{how} rank {os.environ['RANK']}\\n", end="", flush=True)  # in one write
 
 
 @pytest.mark.systems
+@pytest.mark.torch
 @pytest.mark.parametrize("how", ["cold", "warm"])
 def test_torchruns_own_options_for_output_hold(start, script, tmp_path, how):
     torchruns = {"PET_LOCAL_RANKS_FILTER": "1", "PET_TEE": "3", "PET_LOG_DIR": str(tmp_path)}
@@ -131,117 +302,73 @@ def test_torchruns_own_options_for_output_hold(start, script, tmp_path, how):
     assert written == [f"{how} rank 0\n", f"{how} rank 1\n"]
 
 
-FAILS_ONCE = f"""{TELLS}
-import os, time
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    while not os.path.exists("go"):
-        time.sleep(0.05)
-    raise ValueError("loss is nan")
+# What a stub hands over, and to whom; no torch.
+
+STUB = f"""
+import sys
+sys.path.insert(0, {str(WARM)!r})
+import handover
+handover._SECONDS = float(sys.argv[2])
+handover.be_stub(sys.argv[1])
+print("cold")
 """
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, slow(signal.SIGINT)])
-def test_a_nursery_that_was_killed_is_not_missed_at_a_restart(start, script, number):
-    options = ("--launcher-start", "warm", "--launcher-max-restarts", "1")
-    host = start("--train-script", script(FAILS_ONCE), *options)
-    host.wait_for("warm")
-    nursery = nursery_of(host)
-    nursery.send_signal(number)
-    # It may be killed before it could reply to torchrun, which then tries a cold start in vain.
-    poll(lambda: " falls back to cold: " in host.err)
-    open("go", "w").close()
-    assert host.wait() == 0, host.log()
-    assert host.out == "warm\ncold\n", host.log()
-    assert host.err.count(" falls back to cold: ") == 1, host.log()
-    assert "KeyboardInterrupt" not in host.err
-    assert host.leftovers() == []
-
-
-SUBREAPER = "import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)"
-
-
-@pytest.mark.parametrize("how", ["cold", "warm"])
-def test_ranks_are_the_launchers_though_each_python_is_a_subreaper(start, script, tmp_path, how):
-    (tmp_path / "sitecustomize.py").write_text(SUBREAPER)
-    path = script("import os; print(os.getppid(), flush=True)")
-    host = start("--train-script", path, "--launcher-start", how, PYTHONPATH=str(tmp_path))
-    assert host.wait(60) == 0, host.log()
-    assert host.out == f"{host.process.pid}\n" and host.leftovers() == []
-    assert "falls back to cold" not in host.err  # it changes no imports, though setuptools does
-
-
-SLOW_FORKS = "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(2))"
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_nursery_killed_and_a_stop_as_torchrun_is_forked(start, script, tmp_path, is_stopped):
-    (tmp_path / "slow.py").write_text(SLOW_FORKS)
-    words = ["--launcher-start", "warm", "--launcher-preload", "slow"]
-    host = start("--train-script", script(TELLS), *words, PYTHONPATH=str(tmp_path))
-    nursery = poll(lambda: nursery_of(host), every=0.01)
-    # torchrun is forked by a fork of it, and not known for the time of its sleep.
-    poll(lambda: any(map(forks_of, forks_of(nursery))), every=0.01)
-    if is_stopped:
-        host.signal(signal.SIGTERM)
-        assert host.wait() == 128 + signal.SIGTERM and "left running" not in host.err, host.log()
-    else:
-        nursery.kill()
-        assert host.wait() == 0 and host.err.count(" falls back to cold: ") == 1, host.log()
-    assert "Traceback" not in host.err and host.leftovers() == []
-
-
-@pytest.mark.systems  # 20 s long it is waited for
-def test_a_nursery_that_hangs_as_ranks_start_is_killed(start, script, tmp_path):
-    """One line says so, however many ranks there are; an early warning does not kill it."""
-    (tmp_path / "slow.py").write_text(SLOW_FORKS)
-    words = ["--launcher-start", "warm", "--launcher-preload", "slow"]
-    options = ("--launcher-nproc-per-node", "3")
-    host = start("--train-script", script(TELLS), *words, *options, PYTHONPATH=str(tmp_path))
-    nursery = poll(lambda: nursery_of(host), every=0.01)
-    poll(lambda: any(map(forks_of, forks_of(nursery))), every=0.01)
-    nursery.send_signal(signal.SIGUSR1)
-    nursery.suspend()  # as torchrun is forked, which does not need it before its ranks
-    assert host.wait() == 0 and host.out.count("cold") == 3, host.log()
-    assert host.err.count("starting ranks cold: the process that forks them has not replied") == 1
-    assert host.leftovers() == []
-
-
-TAKES_AN_ORDER = """
+LISTENS = """
 import socket, sys
-launcher = socket.socket(fileno=int(sys.argv[-1]))
-launcher.sendall(b'{"ready": true}\\n')
-launcher.recv(1 << 16)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("warm")
+listener.listen()
+print(flush=True)
+sys.stdin.read()
 """
-STARTS = f"""
-import os, sys
-from launcher.host.signals import Signals
-from launcher.host.system import System
-from launcher.run.starts import Starts
-
-mark = ("MARK", "of a test")
-with Signals() as signals, System(signals) as system:
-    starts = Starts(system, print, lambda: print("again"))
-    starts.begin_warm([sys.executable, "-c", {TAKES_AN_ORDER!r}], os.environ, mark, "")
-    starts.start(["torchrun"], os.environ, mark, tied=False, folder="")
-    while not starts.has_more:
-        for key, _ in system.selector.select():
-            key.data()
-    print(starts.has_children)
-    starts.go_on()
-    print(starts.has_children)
+FORKS = f"""
+import os, resource, signal, socket, sys
+sys.path.insert(0, {str(WARM)!r})
+import handover
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("warm")
+listener.listen()
+print(flush=True)
+connection = listener.accept()[0]
+handover.become(*handover.receive(connection))
+connection.sendall(handover.FORKED)
+assert connection.recv(1) == handover.GO
+files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+mask = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+print(os.getcwd(), os.umask(0), files, mask, os.sched_getaffinity(0), flush=True)
+connection.sendall(bytes([7]))
 """
 
 
-def test_a_torchrun_that_may_have_been_forked_is_reaped():
-    """Though what forks it has ended, and the word of its pid is not read."""
-    done = completed(sys.executable, "-c", STARTS)
-    assert done.stdout == "True\nagain\nFalse\n"
+USR2 = int(signal.SIGUSR2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_launcher_that_ends_as_torch_is_imported_leaves_nothing(start, script, number):
-    host = start("--train-script", script(TELLS), "--launcher-start", "warm")
-    poll(lambda: host.children, every=0.01)
-    host.signal(number)
-    host.wait()
-    poll(lambda: not host.processes(), timeout=30)
+def started(text, *words, **options):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", text, *words], **pipes, **options)
+
+
+def test_a_stub_without_a_reply_kills_who_listens_and_starts_its_keeper_itself():
+    with started(LISTENS) as listens:
+        listens.stdout.readline()
+        with started(STUB, "warm", "0.2") as stub:
+            assert stub.communicate()[0] == "cold\n"
+        assert listens.wait(60) == -signal.SIGKILL
+    with started(STUB, "warm", "60") as stub:  # nobody listens there any more
+        assert stub.communicate()[0] == "cold\n"
+
+
+def test_a_fork_is_as_the_stub_was(tmp_path):
+    (tmp_path / "folder").mkdir()
+    cpu = min(os.sched_getaffinity(0))
+    odd = (
+        f"import os, resource, signal; os.chdir('folder'); os.umask(0o31)\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (321, 321))\n"
+        f"os.sched_setaffinity(0, [{cpu}]); signal.pthread_sigmask(signal.SIG_BLOCK, [{USR2}])\n"
+    )
+    with started(FORKS) as forks:
+        forks.stdout.readline()
+        with started(odd + STUB, str(tmp_path / "warm"), "60") as stub:
+            out = stub.communicate()[0]
+            assert stub.returncode == 7
+        assert forks.wait(60) == 0
+    assert out == f"{tmp_path}/folder {0o31} 321 [{USR2}] {{{cpu}}}\n"

@@ -584,7 +584,7 @@ def test_a_message_holds_as_many_ranks_as_it_has_room_for():
 
 TRAIN = [["<module>", "/code/train.py", 30], ["all_reduce", "/x/site-packages/torch/d.py", 9]]
 IN_FRONT = [
-    ["be_rank", "/opt/launcher/run/nursery.py", 300],
+    ["main", "/opt/launcher/warm/warm.py", 300],
     ["main", "/t/sm-launch-7-0af/rank.py", 2],
 ]
 LOAD = [*IN_FRONT, ["load", "/code/data.py", 88]]

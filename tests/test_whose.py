@@ -72,7 +72,6 @@ sys.exit(int(sys.argv[1]))
     ("code", "restarts", "says"),
     [
         (0, 0, "which the job left running"),
-        (3, 0, "which the job left running"),
         (3, 1, "which the previous attempt left running"),
     ],
 )

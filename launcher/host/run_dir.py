@@ -1,24 +1,17 @@
-"""The folders on this host of a job that runs: one for each attempt, and one for the nursery."""
+"""The folder on this host of a job that runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from launcher.errors import LaunchError
-from launcher.host.archive import ARCHIVE, PACKAGE, read
 from launcher.text.log import log
 
-# What torchrun and the ranks execute.
-_IN_CHILDREN = ("agent.py", "nursery.py", "rank.py", "describe.py", "unseen.py", "copier.py")
-_EXECUTED = [os.path.join(PACKAGE, "run", name) for name in _IN_CHILDREN]
 PREFIX, SOCKET = "sm-launch-", "socket"  # of its name; of its socket's
-_CRASH_BYTES = 1 << 16  # the end of what a rank has written that crashed
 _PARENT_BYTES = 60  # of the path of the folder above: a socket's has at most 107 (unix(7))
-IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 
 
 @contextlib.contextmanager
@@ -44,45 +37,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     try:
         yield folder
     finally:
-        _remove(folder)
-
-
-def unpacked(argv: Sequence[str], folder: str) -> Sequence[str]:
-    """Return a command whose files can be executed: copies in that folder of an archive's.
-
-    Raises LaunchError.
-    """
-    if not ARCHIVE:
-        return argv
-    folder = os.path.abspath(folder)  # as agent.py calls it: TMPDIR may be ./a//b
-    copies = {path: os.path.join(folder, os.path.basename(path)) for path in (*_EXECUTED, IN_RANK)}
-    try:
-        for path, copy in copies.items():
-            if not os.path.exists(copy):  # or an attempt before has it there
-                with open(copy, "xb") as file:
-                    file.write(read(path))
-    except OSError as error:
-        what = f"cannot unpack {ARCHIVE} into {folder} ({error.strerror})"
-        raise LaunchError(f"{what}; set TMPDIR to a folder where 100 KB are free.") from None
-    return [copies.get(word, word) for word in argv]
-
-
-def crash(folder: str, pid: int) -> str:
-    """Return the end of what a rank has written that crashed (unseen.py), "" if there is nothing.
-
-    A script could have put anything there, such as a pipe that nobody writes to.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        file = os.open(os.path.join(folder, f"crash-{pid}"), flags)
-        try:
-            seen = os.fstat(file)
-            if stat.S_ISREG(seen.st_mode):
-                start = max(0, seen.st_size - _CRASH_BYTES)
-                return os.pread(file, _CRASH_BYTES, start).decode(errors="replace")
-        finally:
-            os.close(file)
-    return ""
+        remove(folder)
 
 
 def remove_left(pid: int, environ: Mapping[str, str]) -> None:
@@ -91,7 +46,7 @@ def remove_left(pid: int, environ: Mapping[str, str]) -> None:
         with contextlib.suppress(OSError):
             for name in os.listdir(parent):
                 if name.startswith(_prefix(pid)):
-                    _remove(os.path.join(parent, name))
+                    remove(os.path.join(parent, name))
 
 
 def _parent(environ: Mapping[str, str]) -> str:
@@ -102,7 +57,7 @@ def _prefix(pid: int) -> str:
     return f"{PREFIX}{pid}-"
 
 
-def _remove(folder: str) -> None:
+def remove(folder: str) -> None:
     """Remove a folder of this user's with all that is in it, as far as that can be.
 
     In /tmp anybody can make an entry of that name, also a link. Once it is known to be ours nobody

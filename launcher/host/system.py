@@ -1,7 +1,7 @@
 """What the loop of a launcher stands on: a clock, a selector and its connections, processes.
 
-What the supervisor, the channel and the keepers' connections wait for, start and signal, they do by it; under
-the System of tests/simulation the same loop runs. This one needs Linux (proc, prctl, prlimit).
+What the supervisor, the channel and the keepers' connections wait for, start and signal, they do by
+it; under the System of tests/simulation the same loop runs. This one needs Linux (proc, prctl).
 """
 
 from __future__ import annotations

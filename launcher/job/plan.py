@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from launcher import __version__
+from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError
-from launcher.host.archive import PACKAGE
 from launcher.job import torchrun
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
 from launcher.job.options import Options
@@ -48,7 +47,7 @@ def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
 def _keeper(python: str) -> tuple[str, ...]:
     """Return the words by which torchrun starts a keeper, which starts and ends its rank."""
     # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
-    return ("--no-python", "--", python, "-I", "-S", STUB)
+    return ("--no-python", "--", python, "-I", "-S", STUB.replace("$", "$$"))
 
 
 def make_plan(
@@ -69,11 +68,8 @@ def make_plan(
     nproc = torchrun.nproc_per_node(options, cluster, environ)
     flags, replaced = torchrun.flags(options, cluster, resources, environ)
     extra = _extra(options, {**environ, **added})
-    script = ("script", options.train_script)
-    if options.train_module:
-        script = ("module", options.train_module)
     # torchrun replaces ${local_rank} and the like in arguments; "$$" stands for "$".
-    words = (word.replace("$", "$$") for word in (*script, *options.script_args))
+    words = (word.replace("$", "$$") for word in (*_target(options), *options.script_args))
     for_speed, reasons = tuned(nproc, cluster, resources, environ)
     why_cold = _why_cold(options, resources, environ, extra.runner)
     warm = options.start == "warm" and not why_cold
@@ -87,14 +83,7 @@ def make_plan(
         environment={**added, **for_speed, **extra.environment},
         nproc_per_node=str(nproc),
         remarks=tuple(filter(None, [*reasons, " ".join(filter(None, others))])),
-        fingerprint={
-            "version of the launcher": __version__,
-            "version of torch": ".".join(map(str, resources.torch_version)),
-            "rendezvous endpoint": endpoint_at(cluster, options, cluster.hosts[0]),
-            "script": " ".join(script),
-            "script's arguments": list(options.script_args),
-            **extra.fingerprint,
-        },
+        fingerprint={**_fingerprint(options, cluster, resources), **extra.fingerprint},
         runner=extra.runner,
         program=_program(options, resources, environ),
         warm=warm,
@@ -104,6 +93,23 @@ def make_plan(
     )
     _check_text(plan)
     return plan
+
+
+def _target(options: Options) -> tuple[str, str]:
+    """Return what runs, as the keeper takes it: KIND and TARGET."""
+    if options.train_module:
+        return "module", options.train_module
+    return "script", options.train_script
+
+
+def _fingerprint(options: Options, cluster: Cluster, resources: Resources) -> dict[str, Any]:
+    return {
+        "version of the launcher": __version__,
+        "version of torch": ".".join(map(str, resources.torch_version)),
+        "rendezvous endpoint": endpoint_at(cluster, options, cluster.hosts[0]),
+        "script": " ".join(_target(options)),
+        "script's arguments": list(options.script_args),
+    }
 
 
 def _program(options: Options, resources: Resources, environ: Mapping[str, str]) -> str:

@@ -196,11 +196,6 @@ def _planned(
             "--launcher-hang-timeout needs the progress checks that --launcher-watch 0 turns "
             "off; remove one of the two."
         )
-    if chosen.log_prefix and not chosen.log_dir:
-        raise LaunchError(
-            "--launcher-log-prefix needs --launcher-log-dir DIR: the prefix is added when "
-            "lines are copied from the files that ranks write to."
-        )
     if chosen.log_dir and not chosen.dry_run:
         _require_folder(host_folder(chosen.log_dir, cluster.current_host), chosen.log_dir)
     if chosen.log_dir and chosen.folder:

@@ -103,7 +103,7 @@ class Channel:
     def report(self, message: messages.Hello | messages.FromMember) -> None:
         """Report to the coordinator, which may be here."""
         host = self._job.current_host
-        self.happens(Received(host, messages.as_reported(message, host, self.world)))
+        self.happens(Received(host, messages.as_reported(message, self.world)))
 
     def report_last(self, failure: Failure) -> None:
         """Send the other hosts why this one ends, past its state machine, which has failed.
@@ -279,7 +279,7 @@ class Channel:
 
     def _understood(self, message: dict[str, Any], host: str) -> Message:
         if self._coordinates:
-            return messages.from_member(message, host, self.world)
+            return messages.from_member(message, self.world)
         return messages.from_coordinator(message)
 
 

@@ -59,10 +59,8 @@ _LEAVE_SECONDS = 5.0  # for the other hosts to leave
 
 def begin(job: Job, now: float) -> JobStep:
     """Return the state at the launcher's start, and the actions to carry out."""
-    joining, own = (
-        Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS),
-        messages.hello(job),
-    )
+    own = messages.hello(job)
+    joining = Joining(now + job.options.start_timeout, now + LOG_MISSING_SECONDS)
     state = JobState(job, joining, own, frozenset(job.members), own.grace)
     if not job.members:
         return _start_attempt(state, 1, 0, now)
@@ -216,7 +214,8 @@ def host_failed(state: JobState, host: str, message: messages.Failed, now: float
         return state, ()  # of an attempt that is over, or too late: the job has ended
     if isinstance(phase, Clearing):
         if failure.broken and phase.reason:
-            return _end(state, causes.not_restarted(phase.reason, failure.broken).result, now)
+            why = causes.broken_hosts(failure.broken)
+            return _end(state, causes.no_restart(phase.reason, why).result, now)
         # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
         if failure.may_restart or not phase.reason:
             return state, ()
@@ -250,27 +249,18 @@ def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
 
 def _note(state: JobState, failure: Failure, now: float, age: float = 0.0) -> JobState:
     """Note a failure, `age` seconds old, and the deadline of a better cause."""
-    phase, deadline = state.phase, now + failure.cause.patience
-    if isinstance(phase, Deciding):
-        is_better = failure.cause < phase.failure.cause
-        phase = phase._replace(
-            deadline=min(phase.deadline, deadline),
-            failure=failure if is_better else phase.failure,
-            failures=phase.failures + failure.may_restart,
-            may_restart=phase.may_restart and failure.may_restart,
-            failed_at=now - age if is_better else phase.failed_at,
-            broken=phase.broken or failure.broken,
-        )
-    else:
-        phase = Deciding(
-            deadline,
-            failure,
-            failures=int(failure.may_restart),
-            may_restart=failure.may_restart,
-            succeeded=phase.succeeded if isinstance(phase, Running) else frozenset(),
-            failed_at=now - age,
-            broken=failure.broken,
-        )
+    phase = state.phase
+    if not isinstance(phase, Deciding):
+        succeeded = phase.succeeded if isinstance(phase, Running) else frozenset()
+        phase = Deciding(math.inf, failure, now - age, succeeded)
+    if failure.cause < phase.failure.cause:
+        phase = phase._replace(failure=failure, failed_at=now - age)
+    phase = phase._replace(
+        deadline=min(phase.deadline, now + failure.cause.patience),
+        failures=phase.failures + failure.may_restart,
+        may_restart=phase.may_restart and failure.may_restart,
+        broken=phase.broken or failure.broken,
+    )
     return state._replace(phase=phase)
 
 
@@ -284,12 +274,10 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     elif failure.cause is Cause.SECONDARY:
         departed = ends.named(state.ends, deciding.failed_at)
         failure = causes.explained(failure, departed) if departed else failure
-    if not _is_to_restart(state, deciding):
+    obstacle = _obstacle(state, deciding)
+    if obstacle is not None:
+        failure = causes.no_restart(failure, obstacle) if obstacle else failure
         return _end(state, failure.result, now)
-    if deciding.broken:
-        return _end(state, causes.not_restarted(failure, deciding.broken).result, now)
-    if state.store and not state.store.port:
-        return _end(state, causes.no_restart(failure, state.store.why).result, now)
     attempt, most = state.attempt, state.job.options.max_restarts + 1
     took = now - state.attempt_began
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
@@ -301,10 +289,13 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     return _end(state, SUCCESS, now, failure, f"{why}; restarting all ranks.")
 
 
-def _is_to_restart(state: JobState, deciding: Deciding) -> bool:
-    """Tell whether the job restarts unless hardware or its store keep it from that."""
-    remains = 1 <= state.attempt <= state.job.options.max_restarts
-    return deciding.may_restart and remains
+def _obstacle(state: JobState, deciding: Deciding) -> str | None:
+    """Return what keeps the job from a restart, "" if none is left or wanted; None: nothing."""
+    if not (deciding.may_restart and 1 <= state.attempt <= state.job.options.max_restarts):
+        return ""
+    if deciding.broken:
+        return causes.broken_hosts(deciding.broken)
+    return state.store.why if state.store and not state.store.port else None
 
 
 def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
@@ -320,10 +311,8 @@ def host_stopped(state: JobState, host: str, message: messages.Stop, now: float)
     phase = state.phase
     if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.reason):
         return state, ()
-    if isinstance(phase, Deciding):
-        has_store = not state.store or state.store.port
-        if phase.broken or not has_store or not _is_to_restart(state, phase):
-            return state, ()
+    if isinstance(phase, Deciding) and _obstacle(state, phase) is not None:
+        return state, ()
     return _end(state, causes.stopped(message.number), now)
 
 
@@ -487,8 +476,7 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
 
 def _leave(state: JobState, result: Result, now: float) -> JobStep:
     """Have the other hosts leave, then this one; after a success at once."""
-    at_once = result == SUCCESS or not state.members
-    if at_once:
+    if result == SUCCESS or not state.members:
         return _command_all(state._replace(phase=Ended(result, math.inf)), messages.Leave())
     state = state._replace(phase=Ended(result, now + _LEAVE_SECONDS))
     return state, (events.Send(tuple(state.members), messages.Leave()),)

@@ -132,7 +132,10 @@ def _another(state: LinkState, joining: Joining, now: float) -> LinkStep:
     """Try again: what listens in the coordinator's place is another program, or has ended."""
     port = state.job.options.peer_port
     seen = f"what listens on port {port} there does not answer as this job's launcher"
-    is_new, joining = not joining.met_another, joining._replace(trouble=change_port(seen))
+    is_new, joining = (
+        not joining.met_another,
+        joining._replace(trouble=change_port(seen).rstrip(".")),
+    )
     logs = (_waits(state, joining),) if is_new else ()
     state, actions = _try_again(state, joining._replace(met_another=True), now)
     return state, (*logs, *actions)
@@ -162,30 +165,33 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
 
 
 def reported(state: LinkState, message: Any, now: float) -> LinkStep:
-    """Pass a report of this host's own on; before it is welcome, a stop is decided here."""
-    phase = state.phase
+    """Pass a report of this host's own on."""
     if isinstance(message, messages.Stop):
         state = state._replace(stop_signal=message.number)
     if isinstance(message, messages.Cleared) and message.number == state.number:
         state = state._replace(cleared=True)
-        return (
-            (state, (_report(state, message),)) if isinstance(phase, Joined) else _if_cleared(state)
-        )
-    if isinstance(phase, Joined):
+    if isinstance(state.phase, Joining):
+        return _kept(state, state.phase, message, now)
+    if isinstance(state.phase, Joined):
         return state, (_report(state, message),)
-    if not isinstance(phase, Joining) or isinstance(message, messages.Cleared):
+    return _if_cleared(state)
+
+
+def _kept(state: LinkState, joining: Joining, message: Any, now: float) -> LinkStep:
+    """Keep a report for each hello. A stop is decided here, unless this host has failed before."""
+    if isinstance(message, messages.Cleared):
         return state, ()
-    is_sent = phase.reply_by < math.inf
-    decides = isinstance(message, messages.Stop) and not any(
-        isinstance(report, (messages.Failed, messages.Stop)) for report in phase.reports
-    )
-    phase = phase._replace(reports=(*phase.reports, message))
-    state, actions = state._replace(phase=phase), (_report(state, message),) if is_sent else ()
-    if not decides:
+    actions = (_report(state, message),) if joining.reply_by < math.inf else ()
+    reports, deadline = joining.reports, joining.deadline
+    is_stop = isinstance(message, messages.Stop)
+    if is_stop:
+        deadline = min(deadline, now + _STOP_SECONDS)
+    joining = joining._replace(reports=(*reports, message), deadline=deadline)
+    state = state._replace(phase=joining)
+    if not is_stop or any(isinstance(each, (messages.Failed, messages.Stop)) for each in reports):
         return state, actions
-    phase = phase._replace(deadline=min(phase.deadline, now + _STOP_SECONDS))
-    state, more = _end(state._replace(phase=phase), messages.End(0, stopped(message.number)))
-    return state, actions + more
+    state, end = _end(state, messages.End(0, stopped(message.number)))
+    return state, actions + end
 
 
 def commanded(state: LinkState, message: Any) -> LinkStep:

@@ -224,7 +224,7 @@ def from_stranger(message: Mapping[str, Any]) -> Hello:
     return received
 
 
-def from_member(message: Mapping[str, Any], host: str, world: int) -> FromMember | Alive:
+def from_member(message: Mapping[str, Any], world: int) -> FromMember | Alive:
     """Return what a member sends, whose job has `world` ranks (0: that is not known).
 
     Raises ValueError if it is not valid.
@@ -232,7 +232,7 @@ def from_member(message: Mapping[str, Any], host: str, world: int) -> FromMember
     received = _read(_FROM_MEMBER, message)
     if isinstance(received, Stop) and received.number not in STOPS:
         raise ValueError(received)
-    reported: FromMember | Alive = as_reported(received, host, world)
+    reported: FromMember | Alive = as_reported(received, world)
     return reported
 
 
@@ -257,10 +257,10 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
     raise ValueError(message)
 
 
-def as_reported(message: Any, host: str, world: int) -> Any:
+def as_reported(message: Any, world: int) -> Any:
     """Return a report as the hosts take it: its failure is cut, its ranks are ranks of the job."""
     if isinstance(message, Failed):
-        return message._replace(failure=checked(message.failure, host))
+        return message._replace(failure=checked(message.failure))
     if isinstance(message, NoProgressReport):
         return message._replace(ranks=progress.within(message.ranks, world))
     if isinstance(message, HostStacks) and world:
@@ -268,12 +268,10 @@ def as_reported(message: Any, host: str, world: int) -> Any:
     return message
 
 
-def checked(failure: Failure, host: str) -> Failure:
+def checked(failure: Failure) -> Failure:
     """Return a host's failure as all hosts take it: cut, and never a success."""
-    exit_code = failure_code(failure.exit_code)
-    broken = printable(failure.broken[:_LONGEST_LINE])
-    try:
-        text = failure_text(failure.text)
-    except ValueError:
-        text = f"{host} failed\n"
-    return failure._replace(exit_code=exit_code, text=text, broken=broken)
+    return failure._replace(
+        exit_code=failure_code(failure.exit_code),
+        text=failure_text(failure.text),
+        broken=printable(failure.broken[:_LONGEST_LINE]),
+    )

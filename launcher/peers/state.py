@@ -31,10 +31,10 @@ class Deciding(NamedTuple):
 
     deadline: float
     failure: Failure  # the best cause that is known
-    failures: int  # of ranks
-    may_restart: bool
-    succeeded: frozenset[str]
     failed_at: float  # when that cause was one
+    succeeded: frozenset[str]
+    failures: int = 0  # of ranks
+    may_restart: bool = True
     broken: str = ""  # hardware, in words: then there is no restart
 
 
@@ -83,9 +83,10 @@ class JobState(NamedTuple):
     @property
     def result(self) -> Result | None:
         """How the job ends, if that is decided."""
-        is_restart = isinstance(self.phase, Clearing) and self.phase.reason
-        is_decided = isinstance(self.phase, (Clearing, Ended)) and not is_restart
-        return self.phase.result if is_decided else None
+        phase = self.phase
+        if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.reason):
+            return phase.result
+        return None
 
 
 JobStep = tuple[JobState, tuple[Action, ...]]

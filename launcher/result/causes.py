@@ -11,7 +11,7 @@ import math
 import re
 import signal
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from launcher.errors import (
     EXIT_CANNOT_EXECUTE,
@@ -20,13 +20,11 @@ from launcher.errors import (
     EXIT_NOT_FOUND,
     EXIT_SOFTWARE,
     EXIT_USAGE,
-    STOPS,
     CannotExecuteError,
     LaunchError,
     NotFoundError,
 )
 from launcher.result import raised
-from launcher.text.wire import Among, Line
 from launcher.text.words import (
     flag,
     lasted,
@@ -77,10 +75,9 @@ _PATIENCE = (0.3, 0.5, 1.0, 3.0, 3.0)
 class Result(NamedTuple):
     """How the job ends, the same on every host; `text` is that of the failure file, "" for none."""
 
-    exit_code: Annotated[int, Among(range(256))]
+    exit_code: int
     text: str = ""
-    # With which a person or the platform stopped the job.
-    stop_signal: Annotated[int, Among((0, *STOPS))] = 0
+    stop_signal: int = 0  # with which a person or the platform stopped the job
 
 
 SUCCESS = Result(0)
@@ -88,23 +85,18 @@ PROBLEMS = Result(EXIT_USAGE)  # that `sm-launch doctor` has found
 
 
 def failure_text(text: str) -> str:
-    """Return a text as in the failure file: printable, cut. Raises ValueError if it is blank."""
+    """Return a text as in the failure file: printable, cut, and never blank."""
     text = printable(text[:LIMIT], keep="\n").strip("\n")[: LIMIT - 1]
-    if not text.strip():
-        raise ValueError(text)
-    return text + "\n"
+    return f"{text if text.strip() else 'the reason is not known'}\n"
 
 
 def as_received(result: Result) -> Result:
-    """Return a result that the coordinator has sent. Raises ValueError for a failure without text.
-
-    That of a success, and of a stop, is all in its number.
-    """
+    """Return a result that the coordinator has sent; that of a success, or a stop, has no text."""
     if result.exit_code == 0:
         return SUCCESS
     if result.stop_signal:
         return stopped(result.stop_signal)
-    return result._replace(text=failure_text(result.text))
+    return Result(failure_code(result.exit_code), failure_text(result.text))
 
 
 class Failure(NamedTuple):
@@ -115,16 +107,16 @@ class Failure(NamedTuple):
     """
 
     cause: Cause
-    exit_code: Annotated[int, Among(range(1, 256))]
-    text: Annotated[str, failure_text]
+    exit_code: int
+    text: str
     may_restart: bool = False
-    rank: Annotated[int, Among(range(-1, 1 << 31))] = -1
-    broken: Line = ""
+    rank: int = -1
+    broken: str = ""
 
     @property
     def result(self) -> Result:
         """How the job ends if this is the cause."""
-        return Result(self.exit_code, self.text)
+        return Result(failure_code(self.exit_code), failure_text(self.text))
 
     @property
     def headline(self) -> str:
@@ -298,6 +290,8 @@ def of_torchrun(
     its settings.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
+    if not (returncode or error or had_ranks):  # --help
+        returncode, error = EXIT_USAGE, "it has started no rank, and ended with exit code 0"
     lost = error.startswith("Rendezvous")
     if returncode < 0:
         what = f"{host}: {program} was killed by {signal_name(-returncode)}"
@@ -318,8 +312,8 @@ def of_torchrun(
     code = EXIT_HOST_LOST
     if not had_ranks and (returncode == EXIT_USAGE or error.startswith(_OF_SETTINGS)):
         code = EXIT_USAGE
-    elif program != "torchrun" and returncode > 0:
-        code = returncode
+    elif program != "torchrun" and returncode >= 0:
+        code = returncode or 1
     details = f"exit code {code}, {seconds:.0f} s after start"
     text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
     return Failure(Cause.TORCHRUN, code, text)
@@ -328,7 +322,7 @@ def of_torchrun(
 def of_lost_keeper(host: str, rank: int, local_rank: int, what: str) -> Failure:
     """Return the failure of a host on which a process that stands for a rank was killed."""
     who = named_rank(host, rank, local_rank)
-    text = f"{who}: its {what} was killed, so that nobody keeps it\nexit code {EXIT_HOST_LOST}\n"
+    text = f"{who}: {what} was killed\nexit code {EXIT_HOST_LOST}\n"
     return Failure(Cause.TORCHRUN, EXIT_HOST_LOST, text)
 
 
@@ -412,10 +406,9 @@ def explained(failure: Failure, sentence: str) -> Failure:
     return failure._replace(text=_fitted([first, *details]))
 
 
-def not_restarted(failure: Failure, broken: str) -> Failure:
-    """Return the cause of a job that hardware keeps from a restart, as the second line says."""
-    what = shortened(broken, 250)
-    return no_restart(failure, f"{what}; SageMaker checks and replaces the hosts of a failed job")
+def broken_hosts(broken: str) -> str:
+    """Return why a job does not restart whose hardware is broken."""
+    return f"{shortened(broken, 250)}; SageMaker checks and replaces the hosts of a failed job"
 
 
 def no_restart(failure: Failure, why: str) -> Failure:

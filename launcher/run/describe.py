@@ -32,8 +32,9 @@ _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
 def own_frames(trace: types.TracebackType | None, rank: str) -> types.TracebackType | None:
     """Return a traceback without the frames of rank.py and what runs it in front: the script's."""
-    folder = os.path.dirname(rank)
-    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == folder:
+    run = os.path.dirname(rank)
+    ours = run, os.path.join(os.path.dirname(run), "warm")
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) in ours:
         trace = trace.tb_next
     return trace
 

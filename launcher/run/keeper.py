@@ -24,6 +24,7 @@ import socket
 import sys
 import time
 
+from lines import Link  # type: ignore[import-not-found]  # beside this file
 from output import (  # type: ignore[import-not-found]  # beside this file
     NEVER,
     READ,
@@ -45,11 +46,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 PROTOCOL = """
     to the launcher                               from the launcher
-    hello: rank, local_rank, world, nproc, pid    run: attempt, environ, grace, ignored, log, prefix
-    runs: attempt, pid                            end: number, signal, grace, waits, at_once
-    said: what the script's process says          ask: passed on to the script's process
-    wrote: a line of faulthandler's               leave: an exit code
-    left, ending: pids, seconds
+    hello: rank, local_rank, world, nproc, pid    run: attempt, environ, grace, ignored, log,
+    runs: attempt, pid                                prefix, merges
+    said: what the script's process says          end: number, signal, grace, waits, at_once
+    wrote: a line of faulthandler's               ask: passed on to the script's process
+    left, ending: pids, seconds                   leave: an exit code
     ended: attempt, code, response, crash, tail
     cleared: number, survivors
     lost: what was killed
@@ -61,56 +62,8 @@ _STUCK_SECONDS = 5.0  # from the first SIGKILL until the kernel is known to hold
 _AGAIN_SECONDS = 0.2  # between two looks at what is left, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline what the script has left gets SIGTERM
 _CONSOLE_SECONDS = 1.0  # for the console to take what is there at the script's end
-_LONGEST_LINE = 1 << 20  # of what the script's process says
-_QUEUE = 1 << 22  # bytes that may wait for the launcher before replies are dropped
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
-
-
-class Link:
-    """Lines of JSON on a socket that does not block; what the other end does not read is queued."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.socket = connection
-        self.is_gone = False
-        self.queue = self._rest = b""
-
-    def send(self, message: dict[str, Any], *, is_droppable: bool = False) -> None:
-        """Send a message, or queue it; one that is droppable only as far as there is room."""
-        if self.is_gone or (is_droppable and len(self.queue) > _QUEUE):
-            return
-        self.queue += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what the other end takes now. A write that fails is its end, too."""
-        try:
-            while self.queue:
-                self.queue = self.queue[self.socket.send(self.queue) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.queue, self.is_gone = b"", True
-
-    def read(self) -> tuple[list[bytes], int]:
-        """Return the lines that have come, and a descriptor that came with them, or -1."""
-        lines: list[bytes] = []
-        passed = -1
-        try:
-            for _ in range(64):  # whoever floods it is not to keep us
-                data, descriptors, _, _ = socket.recv_fds(self.socket, READ, 1)
-                passed = descriptors[0] if descriptors else passed
-                *more, self._rest = (self._rest + data).split(b"\n")
-                lines += more
-                if not data or len(self._rest) > _LONGEST_LINE:
-                    self.is_gone = True
-                    break
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.is_gone = True
-        return lines, passed
 
 
 class Keeper:
@@ -180,6 +133,8 @@ class Keeper:
                 self._launcher.flush()
                 self._take()
             self._reap()
+            if self._launcher.is_gone and not self._is_ending:
+                self._end(0, signal.SIGTERM, self._grace)
             if self._is_ending:
                 self._do_what_is_due(time.monotonic())
 
@@ -202,15 +157,23 @@ class Keeper:
         seconds = max(0.0, min(dues) - time.monotonic())
         return {found for found, _ in poll.poll(None if seconds == NEVER else seconds * 1000 + 1)}
 
+    def hang_up(self) -> None:
+        """Close its sockets, in a fork that is to be the script."""
+        self._launcher.socket.close()
+        if self._says:
+            self._says.socket.close()
+        for stream in self._streams:
+            stream.console.close()
+
     def _lose_stub(self) -> None:
         os.close(self._stub)
         self._stub = -1
-        self._launcher.send({"lost": "the process that torchrun has started"})
+        self._launcher.send({"lost": "its process below torchrun"})
 
     # The launcher's commands.
 
     def _take(self) -> None:
-        """Do what the launcher commands; one that is gone commands to end."""
+        """Do what the launcher commands."""
         lines, stderr = self._launcher.read()
         for message in map(json.loads, lines):
             if "run" in message:
@@ -221,8 +184,6 @@ class Keeper:
                 self._leave(message["leave"])
             elif self._says:
                 self._ask(self._says, message["ask"])
-        if self._launcher.is_gone and not self._is_ending:
-            self._end(0, signal.SIGTERM, self._grace)
 
     def _run(self, start: dict[str, Any], stderr: int) -> None:
         """Start the script for an attempt."""
@@ -233,16 +194,16 @@ class Keeper:
         self._use(stderr)
         ours, its = socket.socketpair()
         self._says = Link(ours)
-        stdout, stderr = self._open_streams(start["prefix"].encode())
+        stdout, stderr = self._open_streams(start["prefix"].encode(), start.get("merges", False))
         self._crash = os.memfd_create("crash")
         environ = {**self._environ, **start["environ"]}
         environ = {name: value for name, value in environ.items() if value is not None}
-        environ["LAUNCHER_KEEPER"] = f"{its.fileno()},{self._crash}"
-        descriptors = [stdout, stderr, its.fileno(), self._crash]
+        descriptors = [stdout, stderr, its.detach(), self._crash]
+        environ["LAUNCHER_KEEPER"] = f"{descriptors[2]},{self._crash}"
         self._script = self._group = self._start(
             self._words, environ, descriptors, start["ignored"]
         )
-        its.close()
+        os.close(descriptors[2])
         for stream in self._streams:
             os.close(stream.writer)
         self._launcher.send({"runs": {"attempt": self._attempt, "pid": self._script}})
@@ -255,8 +216,11 @@ class Keeper:
                 os.dup2(stderr, 2)
             os.close(stderr)
 
-    def _open_streams(self, prefix: bytes) -> tuple[int, int]:
-        """Return the script's stdout and stderr: pipes that we read, or a terminal."""
+    def _open_streams(self, prefix: bytes, merges: bool) -> tuple[int, int]:
+        """Return the script's stdout and stderr: pipes that we read, or a terminal.
+
+        `merges`: both are stdout.
+        """
         if self._log:
             try:
                 self._file = open_file(self._log)
@@ -265,7 +229,7 @@ class Keeper:
                 self._launcher.send({"log": f"{why}; the job continues without it."})
         writers: list[int] = []
         for number in (1, 2):
-            is_same = os.path.samestat(os.fstat(1), os.fstat(2)) or self._file >= 0
+            is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
             if os.isatty(number) and self._file < 0:
                 writers.append(number)
             elif writers and is_same:  # the order of what is written to both stays
@@ -342,13 +306,14 @@ class Keeper:
         says.flush()
         for line in says.read()[0]:
             if not line.startswith(b"{"):
-                self._launcher.send({"wrote": line.decode("utf-8", "backslashreplace")})
+                text = line.decode("utf-8", "backslashreplace")
+                self._launcher.send({"wrote": text}, is_droppable=True)
                 continue
-            with contextlib.suppress(ValueError):  # no process of ours writes that
+            with contextlib.suppress(ValueError, RecursionError):  # none of ours writes that
                 message = json.loads(line)
-                self._has_said_end |= "end" in message
-                is_reply = "poll" in message or "stacks" in message
-                self._launcher.send({"said": message}, is_droppable=is_reply)
+                is_end = "end" in message
+                self._has_said_end |= is_end
+                self._launcher.send({"said": message}, is_droppable=not is_end)
         if says.is_gone or to_the_end:
             says.socket.close()
             self._says = None
@@ -409,7 +374,7 @@ class Keeper:
         for pid in left:
             send(pid, signal.SIGKILL)
         if now >= self._stuck_at:
-            self._clear(len(left))
+            self._clear(len(left) or 1)  # a debugger holds what has ended
 
     def _end_leftovers(self, now: float) -> None:
         """Say what the script has left; send each process of that SIGTERM once it is time."""
@@ -467,11 +432,22 @@ def below(top: int) -> list[int]:
     return found
 
 
-def be_child(keeper: int, descriptors: list[int], ignored: list[int]) -> None:
-    """Make of a fork what a child of torchrun's is, by its session, streams and signals.
+def fork(descriptors: list[int], ignored: list[int]) -> int:
+    """Fork; the fork is what a child of torchrun's is, by its session, streams and signals.
 
-    The kernel sends it SIGTERM should the keeper be killed.
+    A stop that comes to it before that waits until it can be heard.
     """
+    keeper = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    pid = os.fork()
+    if pid == 0:
+        _be_child(keeper, descriptors, ignored)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _be_child(keeper: int, descriptors: list[int], ignored: list[int]) -> None:
+    """Be such a fork. The kernel sends it SIGTERM should the keeper be killed."""
     os.setsid()
     _PRCTL(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != keeper:
@@ -489,13 +465,10 @@ def execute(
     words: list[str], environ: dict[str, str], descriptors: list[int], ignored: list[int]
 ) -> int:
     """Start the script in a new Python, as Start has it."""
-    keeper = os.getpid()
-    pid = os.fork()
-    if pid:
+    if pid := fork(descriptors, ignored):
         return pid
     python = environ.get("PYTHON_EXEC", sys.executable)
     try:
-        be_child(keeper, descriptors, ignored)
         for descriptor in descriptors[2:]:
             os.set_inheritable(descriptor, True)
         os.execvpe(python, [python, "-u", os.path.join(HERE, "rank.py"), *words], environ)
@@ -509,12 +482,12 @@ def adopt_orphans() -> None:
     _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_all() -> NoReturn:
+def end_all(grace: float) -> NoReturn:
     """In the stub of a keeper that was killed: end what is left.
 
     The kernel has sent the script SIGTERM; what has not ended within the grace is killed.
     """
-    deadline = time.monotonic() + float(os.environ.get("LAUNCHER_STUB_GRACE", "10"))
+    deadline = time.monotonic() + grace
     with contextlib.suppress(ChildProcessError):
         while (now := time.monotonic()) < deadline + _STUCK_SECONDS:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -149,7 +149,7 @@ class Keepers:
         if rank >= 0:
             self._hangs_up(rank)
             if not self._leaves:
-                self._take(events.KeeperLost(rank, "keeper"))
+                self._take(events.KeeperLost(rank, "its keeper"))
 
     def _hangs_up(self, rank: int) -> None:
         if rank in self._pids:

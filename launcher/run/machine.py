@@ -198,7 +198,7 @@ def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
 
 
 def _gone_by(state: State, now: float) -> float:
-    """Return until when what is left is waited for: a stub may end what a killed keeper has left."""
+    """Return until when leftovers are waited for: a stub may end what a killed keeper has left."""
     return now + state.grace(Why.FAILURE) + GONE_SECONDS
 
 
@@ -250,7 +250,7 @@ def signalled(state: State, event: Signal, now: float) -> Step:
 def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
     """Kill a program that works on after a success: no rank has to save anything."""
     state = state._replace(result=stopped(number))
-    lines: Actions = (Log(f"{signal_name(number)}: stopping {state.job.runner}."),)
+    lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.runner}."),)
     if not phase.leaves or phase.killed:
         return state, lines
     state, actions = _kill_torchrun(state, phase, now)
@@ -435,6 +435,8 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
     if state.job.runner and event.returncode:
         state = _without_success(state._replace(failure=_of_torchrun(state, event, now)))
     if isinstance(phase, Running):
+        if state.job.runner and not event.returncode:
+            event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
         state, actions = _fail_with_torchrun(state, event, now)
         return state, counted + actions

@@ -7,6 +7,7 @@ console in one write, so that no two ranks' lines are torn; none of these writes
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -18,13 +19,14 @@ PARTIAL_SECONDS = 0.2  # until text without a line end is shown
 READ = 1 << 16  # bytes at a time
 # Bytes that may wait for a console. Where the rank has a file, it never waits for the console.
 _WAITING, _WAITING_WITH_FILE = 1 << 16, 1 << 22
+_GETPIPE_SZ = 1032  # fcntl.F_GETPIPE_SZ of Python 3.10
 
 
 class Console:
     """Where a stream's lines go, a descriptor of this process's."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.waiting, self.left_out = descriptor, b"", 0
+        self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
         mode = os.fstat(descriptor).st_mode
         self._socket = socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
         # A pipe takes so much in one piece, whoever else writes to it.
@@ -35,6 +37,11 @@ class Console:
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
 
+    def close(self) -> None:
+        """Close its socket."""
+        if self._socket:
+            self._socket.close()
+
     def write(self, data: bytes = b"") -> None:
         """Write as far as the console takes it, pieces of whole lines; the rest waits."""
         self.waiting += data
@@ -43,7 +50,7 @@ class Console:
             if end > self._piece:
                 end = self.waiting.rfind(b"\n", 0, self._piece) + 1 or self._piece
             try:
-                piece = self.waiting[:end]
+                piece = bytes(self.waiting[:end])
                 if self._socket:
                     count = self._socket.send(piece, socket.MSG_DONTWAIT)
                 else:
@@ -52,7 +59,7 @@ class Console:
                 return
             except OSError:  # nobody reads it, a disk is full
                 count = len(self.waiting)
-            self.waiting = self.waiting[count:]
+            del self.waiting[:count]
 
     def drain(self, deadline: float) -> None:
         """Wait until the console has taken all, or the time is over."""
@@ -66,7 +73,7 @@ class Console:
         if len(self.waiting) > most:
             end = self.waiting.find(b"\n", len(self.waiting) - most) + 1 or len(self.waiting)
             self.left_out += end
-            self.waiting = self.waiting[end:]
+            del self.waiting[:end]
 
 
 class Stream:
@@ -86,15 +93,15 @@ class Stream:
         is_full = self._file < 0 and len(self.console.waiting) >= _WAITING
         return self.reader >= 0 and not is_full
 
-    def read(self, now: float) -> bool:
-        """Take what has come; return False if nothing is there."""
+    def read(self, now: float) -> int:
+        """Take what has come; return how many bytes that is."""
         try:
             data = os.read(self.reader, READ)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             self.close()
-            return False
+            return 0
         self.tail = (self.tail + data)[-READ:]
         if self._file >= 0:
             with contextlib.suppress(OSError):  # a full disk
@@ -103,10 +110,11 @@ class Stream:
         end = text.rfind(b"\n") + 1
         self._rest = text[end:]
         self._show(text[:end])
-        self.due = now + PARTIAL_SECONDS if self._rest else NEVER
+        begun = NEVER if end else self.due  # the line that is shown then
+        self.due = min(begun, now + PARTIAL_SECONDS) if self._rest else NEVER
         if len(self._rest) > _WAITING:
             self.show_rest()
-        return True
+        return len(data)
 
     def show_rest(self) -> None:
         """Show text that has no line end."""
@@ -126,11 +134,13 @@ class Stream:
 
     def finish(self, deadline: float) -> int:
         """Take what is there, within a time; return how many bytes the console did not take."""
-        while self.reader >= 0 and self.read(0.0):
+        # What comes after as much as a pipe holds is that of a process which runs on.
+        left = fcntl.fcntl(self.reader, _GETPIPE_SZ) if self.reader >= 0 else 0
+        while left > 0 and (count := self.read(0.0)):
+            left -= count
             if not self.is_read:
                 self.console.drain(deadline)
-                if not self.is_read:
-                    break
+                self.console.leave_out(0)
         self.show_rest()
         self.console.drain(deadline)
         self.console.leave_out(0)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from json import dumps, loads
 from socket import SO_SNDTIMEO, SOL_SOCKET, socket
 from struct import pack
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 Send = Callable[[dict[str, Any]], None]
 _SEND_SECONDS = 1  # for the keeper to take a message
@@ -89,7 +89,7 @@ def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
     """
     nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
     descriptors = os.environ.pop("LAUNCHER_KEEPER", "")
-    watcher: Optional[str] = os.environ.pop("LAUNCHER_WATCHER", None)
+    watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     if not descriptors:
         return nobody
     says, crash = map(int, descriptors.split(","))
@@ -190,9 +190,10 @@ def wrap_hook(describe: types.ModuleType) -> None:
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         return  # deleted by the script; Python has words for that
+    here = __file__  # an exit handler may fail when Python has taken this module's names apart
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
-        trace = describe.own_frames(trace, __file__)
+        trace = describe.own_frames(trace, here)
         hook(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = show

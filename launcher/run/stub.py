@@ -17,10 +17,16 @@ import sys
 
 def main() -> None:
     """Fork the keeper; wait for an exit code, and end with it."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    if warm := os.environ.pop("LAUNCHER_WARM", ""):
+        sys.path.insert(0, os.path.join(os.path.dirname(here), "warm"))
+        import handover  # type: ignore[import-not-found]
+
+        handover.be_stub(warm)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     told, tells = os.pipe()
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    sys.path.insert(0, here)
     import keeper  # type: ignore[import-not-found]
 
     keeper.adopt_orphans()
@@ -30,7 +36,7 @@ def main() -> None:
     os.close(tells)
     if code := os.read(told, 1):
         os._exit(code[0])
-    keeper.end_all()
+    keeper.end_all(float(os.environ.get("LAUNCHER_STUB_GRACE", "10")))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from launcher import PACKAGE
 from launcher.errors import STOPS, LaunchError
-from launcher.host.archive import PACKAGE
 from launcher.host.child import Helper
 from launcher.host.journal import Journal, host_folder
 from launcher.host.signals import left_alone
@@ -49,6 +49,7 @@ from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.run.torchrun import Torchrun
 from launcher.text.log import described, traceback_of
 from launcher.text.words import Log
+from launcher.warm.start import Warm
 from launcher.watch import stacks
 from launcher.watch.host import Watch
 
@@ -95,7 +96,8 @@ class Supervisor:
         self._folder = ""
         self._keepers: Keepers | None = None
         self._torchrun: Torchrun | None = None
-        self._helpers: list[Helper] = []
+        self._helpers: list[Helper | Warm] = []
+        self._warm: Warm | None = None
         self._store: Helper | None = None
         # Numbers of CollectStacks, by those of the requests to ranks.
         self._stacks_requests: dict[int, int] = {}
@@ -342,6 +344,7 @@ class Supervisor:
         # torchrun leaves a log folder behind, which goes with that of the job.
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         environ["LAUNCHER_STUB_GRACE"] = f"{job.options.failure_grace}"
+        environ |= self._warm.environ if self._warm else {}
         self._plan = plan
         folder = job.options.folder
         self._torchrun = self._torchrun_of(self._system, plan.argv, environ, folder, run_dir)
@@ -376,6 +379,7 @@ class Supervisor:
             "ignored": self._system.ignored,
             "log": log,
             "prefix": f"[rank {rank}] " if options.log_prefix else "",
+            "merges": bool(log) and not self.state.job.tees,  # what torchrun redirects stays so
         }
 
     def _do_end_ranks(self, action: events.EndRanks) -> None:
@@ -397,6 +401,11 @@ class Supervisor:
 
     def _begin_warm(self) -> None:
         """Have a process import torch that forks keepers (warm/)."""
+        job, plan = self.state.job, self.state.job.plan
+        if isinstance(plan, LaunchPlan) and plan.warm:
+            environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
+            self._warm = Warm(self._system, plan, job.options, environ, self._folder)
+            self._helpers.append(self._warm)
 
     def _make_store(self) -> None:
         """Have the next attempt's store made; tell the coordinator its port."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from launcher.text import log
 
 ERROR_FILE = "torchrun.json"
 _FULL_SECONDS = 0.1  # until more of its stderr is taken, where nobody reads ours
+_OF_ARGPARSE = re.compile(r"^\S+: error: ")
 _OF_CHILDREN = ("ChildFailedError", "SignalException")  # of which the launcher knows more
 
 
@@ -95,10 +97,13 @@ class Torchrun:
         """Return why it has ended, in its own words."""
         while self._is_registered and self._has_more():
             self._read()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(self._error_file, encoding="utf-8", errors="replace") as file:
-                return _words_of(json.load(file)["message"])
-        return self._last_line.decode(errors="replace").strip()
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+            open(self._error_file, encoding="utf-8", errors="replace") as file,
+        ):
+            return _words_of(json.load(file)["message"])
+        line = self._last_line.decode(errors="replace").strip()
+        return _OF_ARGPARSE.sub("", line).strip("=")  # which is below a report of its children
 
     def _has_more(self) -> bool:
         selector = selectors.DefaultSelector()

@@ -1,7 +1,7 @@
 """In each rank: what ends it, or goes wrong in it, without its main thread raising anything.
 
-A crash writes where it was into a file in memory that the keeper reads after it. What another thread raised
-is reported at once, as the main thread may end in any way after that.
+A crash writes where it was into a file in memory that the keeper reads after it. What another
+thread raised is reported at once, as the main thread may end in any way after that.
 
 Loaded by rank.py, in the script's process: it imports nothing of ours, and whatever fails here must
 not be the script's loss.

@@ -1,67 +1,21 @@
-"""Makes JSON of messages, and messages of JSON, by the annotations of their fields. Pure.
+"""Makes JSON of messages, and messages of JSON, by the types of their fields. Pure.
 
     class Stop(NamedTuple):
-        number: Annotated[int, Among(STOPS)]
+        number: int
 
     read(Stop, {"number": 15}) == Stop(15)
 
 A message is a NamedTuple, and so may be what it holds; besides these there are enums, tuples, and
 what JSON has itself. One with a method `short` is written as that list of its first fields; the
-others have their defaults then. What bounds a field stands beside it: a function that returns what
-is kept of the value, or raises ValueError.
+others have their defaults then. Texts are cut, and made printable, where they are shown.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
-
-from launcher.text.words import printable
-
-_LONGEST_LINE = 700  # characters
-
-
-class Among(NamedTuple):
-    """A bound: one of some numbers."""
-
-    allowed: Collection[int]
-
-    def __call__(self, value: int) -> int:
-        """Return the number. Raises ValueError."""
-        if value not in self.allowed:
-            raise ValueError(value)
-        return value
-
-
-class Length(NamedTuple):
-    """A bound: so many values."""
-
-    least: int
-    most: float = math.inf
-
-    def __call__(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the values. Raises ValueError."""
-        if not self.least <= len(values) <= self.most:
-            raise ValueError(len(values))
-        return values
-
-
-def _line(text: str) -> str:
-    return printable(text[:_LONGEST_LINE])[:_LONGEST_LINE]
-
-
-def _seconds(number: float) -> float:
-    if not 0 <= number < math.inf:
-        raise ValueError(number)
-    return number
-
-
-Count = Annotated[int, Among(range(10**6))]  # of attempts, processes, hosts
-Line = Annotated[str, _line]
-Seconds = Annotated[float, _seconds]
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 def written(value: Any) -> Any:
@@ -78,16 +32,11 @@ def written(value: Any) -> Any:
 
 
 def read(kind: Any, value: Any) -> Any:
-    """Return what JSON has for something of a kind: a class, or an annotation.
+    """Return what JSON has for something of a kind: a class, or the type of a field.
 
     Raises ValueError if it is not valid. Fields that are unknown do not matter.
     """
     origin = get_origin(kind)
-    if origin is Annotated:
-        kept = read(kind.__origin__, value)
-        for bound in kind.__metadata__:
-            kept = bound(kept)
-        return kept
     if origin is tuple:
         return _tuple(get_args(kind), _of(list, value))
     if origin is Mapping:
@@ -126,4 +75,4 @@ def _one_of(names: Collection[str], name: str) -> str:
 
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+    return get_type_hints(kind)

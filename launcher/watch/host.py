@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 from launcher.text.words import plural
-from launcher.watch.progress import ENDED, ENDS, StalledRank, bounded, groups_of, seconds
+from launcher.watch.progress import ENDED, ENDS, StalledRank, bounded, groups_of
 from launcher.watch.stacks import (
     AT_EXIT,
     MOST_CALLS,
@@ -120,7 +120,7 @@ class Watch:
             self._returned[pid] = self._returned[pid]._replace(runs_on=kept_by(fields))
         known = StalledRank(one.known.rank, one.known.local_rank, 0)
         if "unchanged" in fields:
-            calls, unchanged = calls_of(fields["calls"]), seconds(fields["unchanged"])
+            calls, unchanged = calls_of(fields["calls"]), float(fields["unchanged"])
             if fields.get("ends"):
                 known = one.known.without_waits(f"{ENDS}{in_place(calls)}")
                 known = known._replace(unchanged=unchanged)

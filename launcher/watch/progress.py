@@ -4,44 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from launcher.text import wire
-from launcher.text.wire import Among, Seconds
 from launcher.text.words import printable
 
 MOST_GROUPS = 64  # of a rank's reply
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 # In characters.
-_LONGEST_NAME, _LONGEST_RANKS, _LONGEST_SECONDS, _LONGEST_RUNS_ON = 100, 2000, 24, 300
+_LONGEST_NAME, _LONGEST_SECONDS = 100, 24
 _MOST_RANKS = 1 << 17
-_ABOVE_NUMBERS = 10**12
 
 Key = tuple[str, int, bool]
-
-
-def _text(text: str, limit: int) -> str:
-    if len(text) > _LONGEST_RANKS:
-        raise ValueError(text)
-    return printable(text)[:limit]
-
-
-def _name(text: str) -> str:
-    return _text(text, _LONGEST_NAME)
-
-
-def _runs_on(text: str) -> str:
-    return _text(text, _LONGEST_RUNS_ON)
-
-
-def _ranks(text: str) -> str:
-    kept = _text(text, _LONGEST_RANKS)
-    members(kept)
-    return kept
-
-
-Number = Annotated[int, Among(range(_ABOVE_NUMBERS))]
-Name = Annotated[str, _name]
 
 
 class Group(NamedTuple):
@@ -54,13 +28,13 @@ class Group(NamedTuple):
     known not to have ended, and the two others are not known.
     """
 
-    ranks: Annotated[str, _ranks]
-    order: Number = 0
-    name: Name = ""
-    last: Number = 0
-    waits: Number = 0
-    op: Name = ""
-    size: Name = ""
+    ranks: str
+    order: int = 0
+    name: str = ""
+    last: int = 0
+    waits: int = 0
+    op: str = ""
+    size: str = ""
     is_counted: bool = False
 
     @property
@@ -84,10 +58,6 @@ class Group(NamedTuple):
         return fields
 
 
-def _first(groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    return groups[:MOST_GROUPS]
-
-
 class StalledRank(NamedTuple):
     """One rank that has made no progress for `unchanged` seconds.
 
@@ -97,13 +67,13 @@ class StalledRank(NamedTuple):
     ended, "" as long as that runs.
     """
 
-    rank: Number
-    local_rank: Number
-    unchanged: Seconds
-    trouble: Name = ""
-    place: Name = ""
-    groups: Annotated[tuple[Group, ...], _first] = ()
-    runs_on: Annotated[str, _runs_on] = ""
+    rank: int
+    local_rank: int
+    unchanged: float
+    trouble: str = ""
+    place: str = ""
+    groups: tuple[Group, ...] = ()
+    runs_on: str = ""
 
     @property
     def waits(self) -> bool:
@@ -151,19 +121,17 @@ def _number(text: str) -> int:
 def groups_of(values: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
     """Return the groups of a reply. Raises one of several errors if they are not valid."""
     defaults = Group._field_defaults  # are not sent
-    return tuple(wire.read(Group, {**defaults, **one}) for one in values[:MOST_GROUPS])
+    groups = []
+    for value in values[:MOST_GROUPS]:
+        group: Group = wire.read(Group, {**defaults, **value})
+        members(group.ranks)  # raises ValueError if they are none
+        name, op, size = map(_name, (group.name, group.op, group.size))
+        groups.append(group._replace(name=name, op=op, size=size))
+    return tuple(groups)
 
 
-def whole(value: Any) -> int:
-    """Return a number. Raises ValueError if it is none."""
-    number: int = wire.read(Number, value)
-    return number
-
-
-def seconds(value: Any) -> float:
-    """Return a time. Raises ValueError if it is none."""
-    time: float = wire.read(Seconds, value)
-    return time
+def _name(text: str) -> str:
+    return printable(text)[:_LONGEST_NAME]
 
 
 def within(ranks: Iterable[StalledRank], world: int) -> tuple[StalledRank, ...]:
@@ -174,12 +142,16 @@ def within(ranks: Iterable[StalledRank], world: int) -> tuple[StalledRank, ...]:
     return tuple(
         one
         for one in ranks
-        if one.rank < world and all(_highest(group.members) < world for group in one.groups)
+        if one.rank < world and all(_are_within(group.ranks, world) for group in one.groups)
     )
 
 
-def _highest(ranks: range | tuple[int, ...]) -> int:
-    return max(ranks[-1:] if isinstance(ranks, range) else ranks, default=0)
+def _are_within(ranks: str, world: int) -> bool:
+    try:
+        numbers = members(ranks)
+    except ValueError:
+        return False
+    return max(numbers[-1:] if isinstance(numbers, range) else numbers, default=0) < world
 
 
 def bounded(ranks: Iterable[StalledRank], limit: int) -> tuple[StalledRank, ...]:

@@ -13,11 +13,9 @@ import math
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from launcher.text.wire import Among, Length
 from launcher.text.words import join_and_count, printable, some_of
-from launcher.watch.progress import whole
 
 GATHER_SECONDS = 3.0  # for all hosts
 MOST_CALLS, _MOST_THREADS, _LONGEST = 60, 30, 300  # of a rank; characters of a name
@@ -27,7 +25,7 @@ _MOST_PLACE = 100  # characters
 AT_EXIT = "in its exit handlers"
 _LIBRARY = re.compile(r"/lib(64)?/python3\.|-packages/|^<frozen ")
 _OURS = re.compile(
-    r"(/launcher/(run|watch)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|nursery|unseen)\.py$"
+    r"(/launcher/(run|watch|warm)|/sm-launch-\d+-[0-9a-f]+)/(rank|in_rank|warm|unseen)\.py$"
 )
 # Signals at which faulthandler writes where a process is, with its words (Modules/faulthandler.c).
 CRASHES: Mapping[int, str] = {
@@ -53,12 +51,7 @@ Calls = tuple[Call, ...]  # the innermost last
 Threads = tuple[tuple[str, Calls], ...]  # by name; "" is the main thread, which is the first
 
 
-def _stack_text(text: str) -> str:
-    return printable(text[:_MOST_TEXT], keep="\n")
-
-
-_Ranks = Annotated[tuple[Annotated[int, Among(range(10**12))], ...], Length(1)]
-Stacks = tuple[tuple[_Ranks, Annotated[str, _stack_text]], ...]  # ranks, and their stacks as text
+Stacks = tuple[tuple[tuple[int, ...], str], ...]  # ranks, and their stacks as text
 
 
 def calls_of(value: Any) -> Calls:
@@ -133,7 +126,7 @@ def kept_by(fields: Mapping[str, Any]) -> str:
         return f'thread "{name[:_MOST_PLACE]}"{in_place(calls)}{more}'
     if fields["child"]:
         name, pid = fields["child"]
-        return f"it is waiting for its child process {_text(name)[:_MOST_PLACE]} (pid {whole(pid)})"
+        return f"it is waiting for its child process {_text(name)[:_MOST_PLACE]} (pid {int(pid)})"
     return f"{AT_EXIT}{in_place(calls_of(fields['at']))}"
 
 
@@ -215,7 +208,7 @@ def shown(state: Gathering, hosts: Collection[str]) -> tuple[str, ...]:
     by_text: dict[str, list[int]] = {}
     for stacks in state.received.values():
         for ranks, text in stacks:
-            by_text.setdefault(text, []).extend(ranks)
+            by_text.setdefault(printable(text[:_MOST_TEXT], keep="\n"), []).extend(ranks)
     order = sorted(by_text.items(), key=lambda one: (-len(one[1]), min(one[1])))
     lines = _fitting([[_title(sorted(ranks)), *text.splitlines()] for text, ranks in order])
     missing = sorted(set(hosts) - set(state.received))

@@ -155,10 +155,8 @@ class Host:
         self.run("python3", "-c", f"{FOUND}\n[one.send_signal({number}) for one in found({to!r})]")
 
     def signal_torchrun(self, number: int) -> None:
-        """Send a signal to torchrun: with a warm start the first fork of its nursery."""
-        script = f"{FOUND}\nforks = sorted(found('nursery.py'), key=psutil.Process.create_time)\n"
-        script += f"[one.send_signal({number}) for one in found('agent.py') or forks[1:2]]"
-        self.run("python3", "-c", script)
+        """Send a signal to torchrun."""
+        self.send(number, to="torch.distributed.run")
 
     def cut_off(self) -> None:
         """Cut the host off its network, without a word; it runs on."""

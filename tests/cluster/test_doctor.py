@@ -48,8 +48,6 @@ PIDS = {
         "ok",
         "the launcher would run under `sm-launch init`",
     ),
-    "launcher": (["sm-launch"], "ok", "the launcher would be PID 1"),
-    "shell": (["sh", "-c", 'sm-launch "$@"; exit $?', "sh"], "warning", "PID 1 is a shell"),
     "aws": (
         ["bash", "-c", AWS, "bash"],
         "warning",

@@ -286,15 +286,14 @@ def test_the_launcher_is_stopped(fault, host):
 @pytest.mark.more
 @ours_alone
 def test_the_folder_for_temporary_files_is_gone_at_a_restart(fault):
-    gone = "import shutil; shutil.rmtree('/opt/ml/input/tmp'); sys.exit(3)"
-    fault.prepare({1: gone}, launcher_max_restarts=1)
+    gone = "import shutil; os.path.exists('/opt/ml/input/tmp') or sys.exit(0)\n"
+    gone += "shutil.rmtree('/opt/ml/input/tmp'); sys.exit(3)"
+    fault.prepare({0: "sys.exit(0)", 1: gone}, launcher_max_restarts=1)
     fault.job["algo-2"].write("input/tmp/x", "")
     fault.job["algo-2"].environment["TMPDIR"] = "/opt/ml/input/tmp"
     fault.start()
     fault.strike()
-    fault.ends(
-        70, "launcher: algo-2: cannot create a folder in /opt/ml/input/tmp (No such file", 12
-    )
+    fault.ends(0, None, 12)
 
 
 @algo_1_too
@@ -339,7 +338,7 @@ OTHER += r"\(1 Float\) of the default group: all ranks must make the same call\.
     ("load", "says", "within"),
     [
         more("time.sleep(600)", IN_LOAD, 19),
-        ("os.read(os.pipe()[0], 1)", IN_LOAD, 19),
+        more("os.read(os.pipe()[0], 1)", IN_LOAD, 19),
         more("import threading as t; lock = t.Lock(); lock.acquire(); lock.acquire()", IN_LOAD, 19),
         more("while True: pass", IN_LOAD, 19),
         (KEEP, KEEPS, 19),
@@ -508,14 +507,12 @@ def test_the_rendezvous_port_is_taken(fault):
 @pytest.mark.more
 @ours_alone
 def test_the_peer_port_is_taken(fault):
-    fault.prepare()
+    fault.prepare(launcher_start_timeout=15)
     take_port(fault.job["algo-1"], 29401)
     fault.job.start()
     fault.happens()
     fault.ends(2, "launcher: algo-1 cannot listen on port 29401 for ", 5, lost=("algo-2",))
-    fault.ends(
-        69, "launcher: the program that listens on port 29401 of algo-1 ", 5, lost=("algo-1",)
-    )
+    fault.ends(69, "algo-1 could not be reached within 15 s (", 15 + 5, lost=("algo-1",))
     for host in fault.job.values():
         assert "choose another with --launcher-peer-port" in host.failure
 

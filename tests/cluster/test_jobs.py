@@ -28,7 +28,7 @@ def assert_met(job, names, count):
         assert f"ranks that met: {count}\n" in job[name].log(stderr=False), job[name].log()
 
 
-@pytest.mark.parametrize("how", [more(TRAIN), more(ALONE), AWS])
+@pytest.mark.parametrize("how", [more(TRAIN), more(ALONE), more(AWS)])
 def test_two_hosts_of_two_ranks_train(job, how, request):
     if how == AWS:
         job.image = request.getfixturevalue("aws_image")

@@ -27,7 +27,7 @@ def test_the_containers_end_is_that_of_the_job(job, host, how):
 
 @pytest.mark.parametrize(
     ("whose", "how", "code"),
-    [("aws_image", AWS, 1), ("own_aws_image", AWS, 3), ("aws_image", CHANNEL, 3)],
+    [("aws_image", AWS, 1), more("own_aws_image", AWS, 3), ("aws_image", CHANNEL, 3)],
 )
 def test_the_end_of_a_container_of_awss(job, host, whose, how, code, request):
     """docs/guide.md: 1 for every failure as it is, the job's own below the launcher's `init`."""
@@ -143,9 +143,8 @@ def test_a_source_folder_with_a_setup_py(job, host):
     assert "it is installed" in host.log()
 
 
-@pytest.mark.parametrize("how", [TRAIN, ALONE])
-def test_a_config_of_no_use_is_told_in_one_line(job, host, how):
-    job.will_run("raise SystemExit('this must not be started')", how)
+def test_a_config_of_no_use_is_told_in_one_line(job, host):
+    job.will_run("raise SystemExit('this must not be started')", TRAIN)
     host.write_config()
     (host.opt_ml / "input" / "config" / "resourceconfig.json").unlink()
     host.start(job.image)

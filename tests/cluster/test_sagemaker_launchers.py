@@ -4,7 +4,7 @@ The toolkit's real runners start the scripts, without our launcher.
 """
 
 import pytest
-from conftest import SYSTEMS, TRAIN_DDP, TRAIN_HYMENOPTERA
+from conftest import SYSTEMS, TRAIN_DDP, TRAIN_HYMENOPTERA, more
 
 from cluster.conftest import add_torchvision
 from cluster.hosts import CONTAINERS
@@ -74,7 +74,7 @@ def test_mpi_collectives_as_the_document_starts_them(job, mpi_image):
     assert {host.failure for host in job.values()} == {None}
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("name", [more("mpi"), more("pytorchddp"), *list(LAUNCHERS)[1::2]])
 def test_train_ddp(job, mpi_image, name):
     job.image = mpi_image
     job.add("algo-1", "algo-2")
@@ -88,6 +88,7 @@ def test_train_ddp(job, mpi_image, name):
     assert not (job["algo-2"].opt_ml / "model" / "model.pt").exists()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["torch_distributed", "pytorchddp"])
 def test_train_hymenoptera(job, mpi_image, client, ants_and_bees, name):
     job.image = mpi_image

@@ -130,7 +130,6 @@ class Job:
             torchrun.hangs = True
             torchrun.hold(fault.amount)
 
-
     def _hang_torchrun(self, fault: Fault, machine: Machine) -> None:
         if machine.torchrun and machine.torchrun.runs:
             self.watch.fault(fault, machine)
@@ -176,7 +175,9 @@ class Job:
             machine.launcher.stand_still(fault.amount)
 
     def _fail_launcher(self, fault: Fault, machine: Machine) -> None:
-        again = any((one.fault.what, one.machine) == (fault.what, machine) for one in self.watch.faults)
+        again = any(
+            (one.fault.what, one.machine) == (fault.what, machine) for one in self.watch.faults
+        )
         if machine.launcher and machine.launcher.runs and not again:
             self.watch.fault(fault, machine)
             machine.launcher.system.raises()

@@ -93,7 +93,7 @@ class Keeper(Process):
     def loses_stub(self) -> None:
         """Say that torchrun has killed the stub, or somebody else."""
         if self.runs and not self.hangs:
-            self._pipe.say({"lost": "process that torchrun has started"})
+            self._pipe.say({"lost": "its process below torchrun"})
 
     # The launcher's commands.
 
@@ -216,5 +216,3 @@ def of(machine: Machine, local_rank: int) -> Keeper | None:
     """Return a keeper of a host that runs."""
     found = [one for one in machine.keepers if one.local_rank == local_rank and one.runs]
     return found[0] if found else None
-
-

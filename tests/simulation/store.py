@@ -77,9 +77,7 @@ class RankStore(Process):
 
     is_helper = True
 
-    def __init__(
-        self, machine: Machine, take: Callable[[Mapping[str, Any] | None], None]
-    ) -> None:
+    def __init__(self, machine: Machine, take: Callable[[Mapping[str, Any] | None], None]) -> None:
         super().__init__(machine, None)
         machine.store = self
         self._take_in, self._has_begun = take, False

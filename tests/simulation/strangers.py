@@ -28,7 +28,10 @@ def says(kind: int, job: Job, host: str) -> tuple[Mapping[str, Any], ...]:
         ({"Hello": 3},),
         ({"GET": "/"}, {"Stop": {"number": 15}}),
         ({"Hello": {"job": "another", "host": host, "fingerprint": fingerprint, "grace": 1.0}},),
-        ({"Hello": {"job": "job", "host": "nobody", "fingerprint": fingerprint, "grace": 1.0}}, {"Done": {}}),
+        (
+            {"Hello": {"job": "job", "host": "nobody", "fingerprint": fingerprint, "grace": 1.0}},
+            {"Done": {}},
+        ),
         ({"End": {"result": {"exit_code": 0, "text": "", "stop_signal": 0}}},),
         (hello,),
         (hello, failed),

@@ -159,7 +159,10 @@ class Watch:
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(ReportedFailure(now, before.attempt, failure))
         if isinstance(message, Failed) and is_open:
-            crosses = (message.attempt, before.attempt) == (0, 1) and not message.failure.may_restart
+            crosses = (message.attempt, before.attempt) == (
+                0,
+                1,
+            ) and not message.failure.may_restart
             if message.attempt == before.attempt or crosses:
                 failed = ReportedFailure(now, before.attempt, message.failure, message.age)
                 self.failures.append(failed)

@@ -1,10 +1,9 @@
 """A job of eight ranks that shares its work in every way, one after another, and always moves.
 
 Ranks are not equally fast, wait late for what they have begun early, and make groups of some of
-them. With `counted`, gloo's counts stand in for NCCL's, for which GPUs are needed.
+them.
 """
 
-import sys
 import time
 
 import torch
@@ -98,22 +97,11 @@ def early_and_late():
         dist.broadcast_object_list([step, None], src=step % size)
 
 
-class OfNccl(dict):
-    """What torch knows of groups' backends: each is NCCL's, as far as the launcher sees."""
-
-    def get(self, group, default=""):
-        return "cuda:nccl"
-
-
 def main():
     dist.init_process_group("gloo")
     hybrid = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
-    if "counted" in sys.argv:
-        module = dist.distributed_c10d
-        module._pg_backend_config = OfNccl(module._pg_backend_config)
-    else:  # gloo's count, unlike NCCL's, is also of sends
-        for sizes in (1, 1, 8), (2, 2, 2):
-            pipeline(init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp", "pp")))
+    for sizes in (1, 1, 8), (2, 2, 2):
+        pipeline(init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp", "pp")))
     shard(sharded)
     shard(lambda model: sharded(model, mesh=hybrid))
     early_and_late()

@@ -1,10 +1,9 @@
-"""Collectives: with torch.distributed under the launcher, and with mpi4py under mpirun."""
+"""Collectives: with torch.distributed, and with mpi4py under mpirun."""
 
-import json
 import re
 
 import pytest
-from conftest import SYSTEMS, ports, slow
+from conftest import SYSTEMS
 
 COLLECTIVES = SYSTEMS / "collectives.py"
 MPI_COLLECTIVES = SYSTEMS / "mpi_collectives.py"
@@ -12,19 +11,12 @@ torch = pytest.mark.torch
 
 
 @torch
-@pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), slow(3, 2)])
-def test_collectives_under_the_launcher(start, hosts, per_host):
-    names = [f"127.0.0.{number}" for number in range(1, hosts + 1)]
-    common = {"SM_HOSTS": json.dumps(names), "TRAINING_JOB_NAME": "job", **ports()}
-    args = ("--train-script", COLLECTIVES, "--launcher-nproc-per-node", per_host)
-    job = [start(*args, host=name, SM_CURRENT_HOST=name, **common) for name in names]
-    for host in job:
-        assert host.wait() == 0, host.log()
-        assert host.leftovers() == []
-    size = hosts * per_host
-    # Ranks of one host may write amid another's line.
-    said = [line for host in job for line in re.findall(r"rank \d.*?right", host.out)]
-    assert sorted(said) == [f"rank {rank} of {size}: every value is right" for rank in range(size)]
+def test_collectives(ranks):
+    done = ranks.run(COLLECTIVES, count=3)
+    assert done.codes == [0, 0, 0], done.err
+    # Ranks may write amid another's line.
+    said = sorted(re.findall(r"rank \d.*?right", done.out))
+    assert said == [f"rank {rank} of 3: every value is right" for rank in range(3)]
 
 
 def test_collectives_with_mpi(mpirun):
@@ -56,14 +48,6 @@ def test_a_wrong_value_is_told(ranks, script):
     assert done.err.count(SAYS) == 1
 
 
-def test_a_wrong_value_is_told_with_mpi(mpirun, script):
-    words = {"folder": str(SYSTEMS), "module": "mpi_collectives", "library": "np"}
-    host = mpirun(3, script(WRONG.format(**words, rank="OMPI_COMM_WORLD_RANK")))
-    assert host.wait() == 1, host.log()  # though rank 2 waits for the broadcast
-    assert host.err.count(SAYS) == 1
-    assert host.leftovers() == []
-
-
 @torch
 def test_one_process_has_nobody_to_talk_to(ranks):
     done = ranks.run(COLLECTIVES)
@@ -80,10 +64,8 @@ def test_one_process_of_mpi_has_nobody_to_talk_to(mpirun):
     assert host.err.startswith(f"{seen}with the mpirun of Open MPI") and "Traceback" not in host.err
 
 
-@pytest.mark.parametrize("error", ["ImportError", slow("RuntimeError")])
-def test_mpirun_without_mpi4py(mpirun, script, tmp_path, error):
-    """It is not installed (ImportError), or cannot load an MPI (RuntimeError)."""
-    script(f"raise {error}('it is not there')", "mpi4py.py")
+def test_mpirun_without_mpi4py(mpirun, script, tmp_path):
+    script("raise RuntimeError('it is not there')", "mpi4py.py")  # as where it can load no MPI
     host = mpirun(3, MPI_COLLECTIVES, PYTHONPATH=str(tmp_path))
     assert host.wait() == 1, host.log()
     line = "mpi_collectives.py needs numpy, mpi4py and Open MPI (it is not there): pip install "

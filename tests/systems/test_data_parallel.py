@@ -2,23 +2,21 @@
 
 import json
 import re
-import signal
 
 import pytest
-from conftest import LAUNCHER, SYSTEMS, ended_by, slow
-from network import KINDS, Network, in_namespaces
+from conftest import LAUNCHER, SYSTEMS
+from network import Network, in_namespaces
 
 pytestmark = pytest.mark.torch
 
 TWO_RANKS = ("--launcher-nproc-per-node", "2")
 
 
-@pytest.mark.parametrize("count", [2, slow(4), slow(0)])
-def test_gradients_averaged_by_hand_give_the_weights_of_ddp(ranks, count):
-    done = ranks.run(SYSTEMS / "average_gradients.py", count=count)
-    assert done.codes == [0] * max(1, count), done.err
+def test_gradients_averaged_by_hand_give_the_weights_of_ddp(ranks):
+    done = ranks.run(SYSTEMS / "average_gradients.py", count=2)
+    assert done.codes == [0, 0], done.err
     seen = re.findall(r"rank (\d) of (\d): loss 0\.\d+, the weights differ by (\S+)", done.out)
-    assert sorted(rank for rank, _, _ in seen) == [str(rank) for rank in range(max(1, count))]
+    assert sorted(rank for rank, _, _ in seen) == ["0", "1"]
     assert all(float(difference) <= 1e-6 for _, _, difference in seen)
 
 
@@ -28,14 +26,6 @@ def test_weights_that_differ_are_an_error(ranks, script):
     assert wrong != text
     done = ranks.run(script(wrong), count=2)
     assert done.codes == [1, 1] and done.err.count("expected 1e-06\n") == 2
-
-
-@pytest.mark.systems
-def test_gradients_are_averaged_on_two_hosts(start_two):
-    for host in start_two("--train-script", SYSTEMS / "average_gradients.py", *TWO_RANKS):
-        assert host.wait() == 0, host.log()
-        assert host.out.count("of 4: loss 0.") == 2
-        assert host.leftovers() == []
 
 
 @pytest.mark.systems
@@ -106,64 +96,10 @@ def test_a_server_and_trainers(ranks):
     )
 
 
-@pytest.mark.systems
-def test_a_server_and_trainers_on_two_hosts(start_two):
-    hosts = start_two("--train-script", SYSTEMS / "parameter_server.py", *TWO_RANKS)
-    for host in hosts:
-        assert host.wait() == 0, host.log()
-        assert host.leftovers() == []
-    assert "300 updates by 3 trainers: loss 0." in hosts[0].out
-
-
-# A trainer of the same script that never ends, or fails, in its tenth step.
-TRAINER = f"""
-import os, sys, time
-sys.path.insert(0, {str(SYSTEMS)!r})
-import parameter_server
-from parameter_server import pull, push, server
-
-batches = parameter_server.a_batch
-steps = 0
-
-def a_batch():
-    global steps
-    steps += 1
-    if steps == 10 and os.environ["RANK"] == "1":
-        if sys.argv[1] == "fail":
-            raise ValueError("loss is nan")
-        print("trains", flush=True)
-        time.sleep(1000)
-    return batches()
-
-parameter_server.a_batch = a_batch
-parameter_server.main()
-"""
-
-
-@pytest.mark.systems
-def test_a_trainer_that_fails_ends_the_server_on_the_other_host(start_two, script):
-    for host in start_two("--train-script", script(TRAINER), "fail"):
-        assert host.wait() == 1, host.log()
-        cause = "127.0.0.2, rank 1 (local rank 0) failed with ValueError: loss is nan\n"
-        assert host.failure.startswith(cause), host.failure
-        assert host.leftovers() == []
-
-
-@pytest.mark.systems
-def test_a_stop_ends_the_server_and_the_trainers(start_two, script):
-    hosts = start_two("--train-script", script(TRAINER), "wait")
-    hosts[1].wait_for("trains", timeout=90)
-    hosts[0].signal(signal.SIGTERM)
-    for host in hosts:
-        assert host.wait() == ended_by(signal.SIGTERM), host.log()
-        assert host.failure is None and host.leftovers() == []
-
-
 @in_namespaces
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_and_trainers_on_networks_of_all_kinds(start, kind):
+def test_a_server_and_trainers_on_a_network_of_ipv6_alone(start):
     names = ("algo-1", "algo-2")
-    with Network(names, kind) as network:
+    with Network(names, "IPv6 alone") as network:
         hosts = [
             start(
                 *("--train-script", SYSTEMS / "parameter_server.py"),

@@ -4,7 +4,7 @@ import importlib
 import signal
 
 import pytest
-from conftest import SYSTEMS, TRAIN_DDP, TRAIN_HYMENOPTERA, free_port
+from conftest import SYSTEMS, TRAIN_DDP, free_port
 
 pytestmark = pytest.mark.torch
 
@@ -20,29 +20,6 @@ def mpirun(mpirun):
         return mpirun(*words, MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", **environment)
 
     return of_its_own
-
-
-def test_train_ddp_learns_the_same_as_under_torchrun(mpirun, ranks):
-    host = mpirun(2, TRAIN_DDP, *SMALL, "--model-dir", "of-mpirun")
-    assert host.wait() == 0, host.log()
-    assert host.out.count("epoch=1 loss=") == host.out.count("saved of-mpirun/model.pt") == 1
-    assert host.leftovers() == []
-    done = ranks.run(TRAIN_DDP, *SMALL, "--model-dir", "of-torchrun", count=2)
-    assert done.codes == [0, 0], done.err
-
-    import torch
-
-    files = ("of-mpirun/model.pt", "of-torchrun/model.pt")
-    ours, theirs = (torch.load(file, weights_only=True) for file in files)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-@pytest.mark.systems
-def test_train_hymenoptera(mpirun, ants_and_bees):
-    words = ("--data", ants_and_bees, "--weights", "none", "--image-size", 64, "--batch-size", 4)
-    host = mpirun(2, TRAIN_HYMENOPTERA, *words, "--epochs", 1, "--model-dir", "model")
-    assert host.wait() == 0, host.log()
-    assert host.out.count("epoch=0 train_loss=") == 1
 
 
 @pytest.mark.systems

@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 import sdk
-from aws import ACCOUNT, REGION, ROLE, Aws
+from aws import REGION, ROLE, Aws
 from cluster.hosts import AWS_START, INIT_OF_A_CHANNEL
 from conftest import REPO, TRAIN_HYMENOPTERA
 from pages import blocks, code
@@ -20,7 +20,6 @@ from pages import blocks, code
 pytestmark = [pytest.mark.systems]
 versions = pytest.mark.parametrize("version", sdk.VERSIONS)
 
-IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/training:1"
 AWS_IMAGE = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-training:2.8-gpu-py312"
 DATA = ("--data", "s3://bucket/hymenoptera_data", "--role", ROLE)
 
@@ -132,29 +131,6 @@ def test_the_reference_job(requested, aws, metrics, version):
 
 
 @versions
-def test_spot_instances(requested, aws, version):
-    checkpoints = "s3://bucket/checkpoints"
-    job = requested(f"spot_{version}.py", *DATA, "--checkpoints", checkpoints)
-    assert job["EnableManagedSpotTraining"] is True
-    limits = job["StoppingCondition"]
-    assert limits["MaxWaitTimeInSeconds"] >= limits["MaxRuntimeInSeconds"] == 4 * 3600
-    assert job["CheckpointConfig"]["S3Uri"] == checkpoints
-    # Where AWS keeps them if no other path is given, and where the script does.
-    assert job["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints") == "/opt/ml/checkpoints"
-    assert job["AlgorithmSpecification"]["TrainingImage"] == AWS_IMAGE
-    channels = inputs(job)
-    if version == "v2":  # its init is in place before the toolkit has unpacked src
-        bucket, _, folder = channels.pop("launcher")[len("s3://") :].partition("/")
-        made = {(each.host.split(".")[0], each.action.split("?")[0]) for each in aws.requests}
-        assert (bucket, f"PUT /{folder}/launcher.py") in made
-        entry_point = job["AlgorithmSpecification"]["ContainerEntrypoint"]
-        assert entry_point == [*INIT_OF_A_CHANNEL, *AWS_START, "train"]
-        guide = (REPO / "docs" / "guide.md").read_text()
-        assert json.dumps(entry_point) in " ".join(guide.split())
-    assert channels == CHANNELS
-
-
-@versions
 def test_a_heterogeneous_cluster(requested, version):
     job = requested(f"groups_{version}.py", *DATA)
     groups = {"gpu": ("ml.g5.xlarge", 2), "cpu": ("ml.c5.2xlarge", 1)}
@@ -167,17 +143,6 @@ def test_a_heterogeneous_cluster(requested, version):
     assert job["Environment"] == {"LAUNCHER_INSTANCE_GROUPS": "gpu"}
     assert job["AlgorithmSpecification"]["TrainingImage"] == AWS_IMAGE
     assert hyperparameters(job) == REFERENCE
-
-
-@versions
-def test_an_own_image(requested, aws, version):
-    job = requested(f"own_image_{version}.py", "--image", IMAGE, *DATA)
-    algorithm = job["AlgorithmSpecification"]
-    assert algorithm["TrainingImage"] == IMAGE
-    assert "ContainerEntrypoint" not in algorithm  # the image's own
-    assert hyperparameters(job) == REFERENCE
-    assert inputs(job) == CHANNELS
-    assert sent_files(aws) == set()
 
 
 ESTIMATORS = [

@@ -61,8 +61,8 @@ def job(ranks):
 
 
 @needs_newer
-@pytest.mark.parametrize(("count", "steps"), [(2, 6), slow(2, 20), slow(4, 20)])
-def test_every_strategy_computes_what_one_process_does(job, count, steps):
+def test_every_strategy_computes_what_one_process_does(job):
+    count, steps = 2, 6
     size = ("--layers", count, "--steps", steps)
     alone = losses(job(*size, "--model-dir", "alone").out)
     assert len(alone) == steps and alone[-1] < alone[0] - 0.01 * steps
@@ -95,12 +95,7 @@ def test_an_optimizer_in_parts_computes_the_same(job):
     ("before", "after"),
     [
         (("fsdp", 4), ("fsdp", 2)),
-        (("fsdp", 2), ("fsdp", 4)),
-        (("fsdp", 4), ("ddp", 0)),
         (("tensor", 4), ("pipeline", 2)),
-        (("pipeline", 4), ("tensor", 2)),
-        (("ddp", 2), ("pipeline", 4)),
-        (("pipeline", 3), ("fsdp", 4)),
     ],
 )
 def test_a_checkpoint_is_for_any_strategy_and_number_of_ranks(job, before, after):
@@ -192,13 +187,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job(job):
 REFUSED = [
     (3, "--parallel tensor", "3 ranks cannot share --heads 4 equally; use one of 1, 2, 4"),
     slow(3, "--parallel ddp", "--batch-size 16 cannot be divided by 3 ranks"),
-    slow(3, "--parallel fsdp", "--batch-size 16 cannot be divided by 3 ranks"),
     slow(2, "--parallel pipeline --batch-size 6", "6 cannot be divided by 4 micro-batches"),
-    slow(2, "--parallel pipeline --layers 1", "--layers 1 and --micro-batches 4: a pipeline of 2"),
     slow(4, "--parallel pipeline --micro-batches 2", "a pipeline of 4 ranks needs 4 or more"),
     slow(0, "--width 30", "--width 30 cannot be divided by --heads 4"),
-    slow(0, "--layers 0", "--layers 0: expected 1 or more"),
-    slow(2, "--parallel fsdp --shard-optimizer true", "use --parallel fsdp"),
     slow(2, "--shard-optimizer true --checkpoint-dir kept", "use --parallel fsdp"),
 ]
 
@@ -212,16 +203,6 @@ def test_what_the_ranks_cannot_share_is_refused_once_and_at_once(job, count, arg
     assert done.err.startswith("train_transformer.py: ") and done.err.count("\n") == 1
     assert says in done.err
     assert not os.path.exists("kept")
-
-
-@needs_newer
-@pytest.mark.systems
-def test_under_torchrun(tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    argv = [*torchrun, SCRIPT, *SMALL, "--parallel", "pipeline", "--model-dir", "model"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert len(losses(done.stdout)) == 20 and done.stdout.endswith("saved model/model.pt\n")
 
 
 OWN = f"""
@@ -289,8 +270,7 @@ print(json.dumps([sys.argv[1:], os.environ["SM_HP_MP_PARAMETERS"]]))
 """
 
 
-@pytest.mark.parametrize("toolkit", [True, slow(False)])
-def test_smp_parameters_reach_the_script_untouched(toolkit, start, script, tmp_path):
+def test_smp_parameters_reach_the_script_untouched(start, script, tmp_path):
     smp = {"partitions": 2, "microbatches": 4, "ddp": True, "pipeline": "interleaved"}
     files = {
         "hyperparameters": {
@@ -312,7 +292,7 @@ def test_smp_parameters_reach_the_script_untouched(toolkit, start, script, tmp_p
     mine = ["--epochs", "3", "--mp_parameters", "ddp=True,microbatches=4,"]
     mine[-1] += "partitions=2,pipeline=interleaved"
     assert args == [*mine, "--train-script", str(tmp_path / "script.py")]
-    host = start(*args, **variables) if toolkit else start(**environ)
+    host = start(*args, **variables)
     assert host.wait() == 0, host.log()
     assert json.loads(host.out) == [mine, variables["SM_HP_MP_PARAMETERS"]]
     assert json.loads(variables["SM_HP_MP_PARAMETERS"]) == smp

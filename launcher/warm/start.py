@@ -1,0 +1,66 @@
+"""The launcher's end of a warm start: the process that forks this host's keepers (warm.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from launcher import PACKAGE
+from launcher.host.child import Helper
+from launcher.host.system import System
+from launcher.job.job import LaunchPlan
+from launcher.job.options import Options
+from launcher.text.words import flag, printable
+
+WARM = os.path.join(PACKAGE, "warm", "warm.py")
+
+
+class Warm:
+    """Imports torch while the hosts join; `environ` has torchrun's stubs find it.
+
+    It ends once it has forked all keepers. If it cannot fork any, a line says why, and they are
+    started cold.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        plan: LaunchPlan,
+        options: Options,
+        environ: Mapping[str, str],
+        run_dir: str,
+    ) -> None:
+        self._system = system
+        self._helper: Helper | None = None
+        path = os.path.join(os.path.abspath(run_dir), "warm")
+        self.environ: Mapping[str, str] = {"LAUNCHER_WARM": path}
+        script = os.path.join(options.folder, options.train_script)
+        folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
+        python = plan.argv[plan.argv.index("--") + 1]
+        argv = (python, "-u", WARM, path, folder, *plan.preload)
+        try:
+            self._helper = system.start_helper(
+                argv, {**environ, **plan.environment}, options.folder, self._take
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self._fail(str(error))
+
+    def _take(self, message: Mapping[str, Any] | None) -> None:
+        if message is None:
+            self._fail("the process that forks the ranks has ended")
+        elif "unfit" in message:
+            self._fail(printable(str(message["unfit"])))
+        elif "done" in message:
+            self.close()
+
+    def _fail(self, why: str) -> None:
+        self._system.log(f"{flag('start')} warm falls back to cold: {why}.")
+        self.environ = {}
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._helper:
+            self._helper.close()

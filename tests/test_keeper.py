@@ -1,0 +1,653 @@
+"""The stub and the keeper of a rank as torchrun starts them, without torchrun or torch."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+from conftest import REPO, has_ended, poll
+
+STUB = str(REPO / "launcher" / "run" / "stub.py")
+RUN = {"attempt": 1, "environ": {}, "grace": 30.0, "ignored": [], "log": "", "prefix": ""}
+SECONDS = 60.0  # for anything to happen
+LONG = 3600.0  # a grace that never ends
+TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+
+
+class Kept:
+    """A stub with its keeper, and the launcher's end of its connection."""
+
+    def __init__(self, process, connection):
+        self.process, self.connection = process, connection
+        connection.settimeout(SECONDS)
+        self.lines = connection.makefile("rb")
+        self.told = []  # all messages
+        self.pid = self.wait("hello")["pid"]  # of the keeper
+
+    def send(self, **message):
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def run(self, **options):
+        """Have the script run; return the pid of its process."""
+        self.send(run={**RUN, **options})
+        return self.wait("runs")["pid"]
+
+    def end(self, number=1, signal=TERM, grace=LONG, **how):
+        self.send(end={"number": number, "signal": signal, "grace": grace, **how})
+
+    def wait(self, name):
+        """Return what the next message of this name says."""
+        while True:
+            line = self.lines.readline()
+            assert line, self.told
+            self.told.append(json.loads(line))
+            if name in self.told[-1]:
+                return self.told[-1][name]
+
+    def close(self):
+        self.lines.close()
+        self.connection.close()
+
+    def leave(self, code=0):
+        """Have both leave; return the stub's exit code."""
+        self.send(leave=code)
+        return self.process.wait(SECONDS)
+
+
+def ignore_warnings():
+    """As torchrun does, by the launcher's will, and all that it starts."""
+    for number in (USR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture
+def start(script, tmp_path):
+    """Start a script's stub: start(text) -> Kept; its output is in the files out and err."""
+    folder = os.environ["TMPDIR"]
+    started = []
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.path.join(folder, "socket"))
+        listener.listen()
+        listener.settimeout(SECONDS)
+
+        def start(text, rank=0, stdout=None, stderr=None, **environ):
+            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+            names |= {"GROUP_RANK": 0, "LAUNCHER_RUN_DIR": folder, "KEPT_IN": folder, **environ}
+            out = stdout or stack.enter_context(open(tmp_path / "out", "ab"))
+            err = stderr or stack.enter_context(open(tmp_path / "err", "ab"))
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", STUB, "script", str(script(text))],
+                env={**os.environ, **{name: str(value) for name, value in names.items()}},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                preexec_fn=ignore_warnings,
+            )
+            started.append(process)
+            connection, _ = listener.accept()
+            started.append(Kept(process, connection))
+            return started[-1]
+
+        yield start
+        for one in processes(folder):
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        for one in started:
+            one.close() if isinstance(one, Kept) else one.wait(SECONDS)
+
+
+def processes(folder):
+    """Return all processes that a stub of this test has started, and that run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_ours = process.environ().get("KEPT_IN") == folder
+            found += [process] * (is_ours and process.status() != psutil.STATUS_ZOMBIE)
+    return found
+
+
+def nothing_is_left():
+    return not processes(os.environ["TMPDIR"])
+
+
+def printed(line, file="out", count=1):
+    """Wait until the scripts have printed a line so often."""
+
+    def is_there():
+        with open(file) as text:
+            return text.read().splitlines().count(line) >= count
+
+    poll(is_there, SECONDS, every=0.02)
+
+
+# Runs, and ends.
+
+
+def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(start):
+    kept = start(
+        "import os, sys\n"
+        "print([os.environ.get(name) for name in ('ATTEMPT', 'GONE', 'STAYS')])\n"
+        "sys.exit(int(os.environ['ATTEMPT']))\n",
+        **{"GONE": "1", "STAYS": "1"},
+    )
+    for attempt in (1, 2):
+        environ = {"ATTEMPT": str(attempt), "GONE": None}
+        pid = kept.run(attempt=attempt, environ=environ)
+        assert os.getpgid(pid) != os.getpgid(kept.process.pid)
+        ended = kept.wait("ended")
+        assert (ended["attempt"], ended["code"], ended["response"]) == (attempt, attempt, "")
+        kept.end(attempt)
+        assert kept.wait("cleared") == {"number": attempt, "survivors": 0}
+        printed(f"['{attempt}', None, '1']")
+    names = [next(iter(one)) for one in kept.told]
+    assert names == ["hello", *["runs", "said", "said", "ended", "cleared"] * 2]
+    assert [one["said"] for one in kept.told if "said" in one][1] == {"hangs_up": True}
+    assert kept.leave(42) == 42
+    poll(nothing_is_left)
+
+
+def test_it_says_which_rank_it_keeps(start):
+    """With --virtual-local-rank LOCAL_RANK is 0 in all."""
+    file = "/run/attempt_0/2/error.json"
+    kept = start("", rank=7, TORCHELASTIC_ERROR_FILE=file, LOCAL_RANK=0, GROUP_RANK=1)
+    hello = kept.told[0]["hello"]
+    assert hello.pop("pid") != kept.process.pid
+    assert hello == {"rank": 7, "local_rank": 2, "world": 1, "nproc": 1, "group_rank": 1}
+
+
+def test_a_python_that_is_not_there(start):
+    kept = start("")
+    kept.run(environ={"PYTHON_EXEC": "/nowhere/python"})
+    assert kept.wait("ended")["code"] == 127
+    printed("launcher: cannot execute /nowhere/python (No such file or directory).", "err")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "response"),
+    [
+        ("signal.signal(TERM, lambda *_: sys.exit(3))", 3, "handles"),
+        ("", -TERM, "default"),
+        ("signal.signal(TERM, signal.SIG_IGN)", -signal.SIGKILL, "ignores"),
+    ],
+)
+def test_what_a_script_does_at_a_signal_and_how_it_ends(start, text, code, response):
+    kept = start(WAITS.format(text))
+    kept.run()
+    printed("waits")
+    kept.end(7, grace=LONG if response != "ignores" else 0.2)
+    ended = kept.wait("ended")
+    assert (ended["code"], ended["response"]) == (code, response)
+    assert kept.wait("cleared") == {"number": 7, "survivors": 0}
+
+
+WAITS = """
+import signal, sys, time
+from signal import SIGTERM as TERM, SIGINT as INT
+{}
+print("waits", flush=True)
+while True:
+    time.sleep(3600)
+"""
+TELLS = """
+signal.signal(TERM, lambda *_: print("term", flush=True))
+signal.signal(INT, lambda *_: print("int", flush=True))
+signal.signal(signal.SIGUSR1, lambda *_: print("alive", flush=True))
+"""
+
+
+def test_the_deadline_can_only_become_later_but_for_an_end_at_once(start):
+    kept = start(WAITS.format(TELLS))
+    kept.run()
+    printed("waits")
+    kept.end(1)
+    kept.end(2, grace=0)
+    kept.send(ask={"signal": USR1})
+    printed("alive")
+    kept.end(3, INT, grace=0, at_once=True)
+    assert kept.wait("ended")["code"] == -signal.SIGKILL
+    assert kept.wait("cleared") == {"number": 3, "survivors": 0}
+
+
+def test_a_script_gets_the_signal_once(start):
+    kept = start(WAITS.format(TELLS))
+    kept.run()
+    printed("waits")
+    kept.end(1, INT, waits=True)
+    printed("int")
+    kept.end(2, TERM, waits=True)
+    kept.send(ask={"signal": USR1})
+    printed("alive")
+    with open("out") as text:
+        assert "term" not in text.read()
+    kept.end(3, at_once=True, grace=0)
+    kept.wait("cleared")
+
+
+def test_what_has_said_why_it_ends_gets_the_signal_of_a_stop_alone(start):
+    kept = start(
+        "import atexit, time\nfrom signal import *\n"
+        "@atexit.register\ndef wait():\n    while True: time.sleep(3600)\n"
+        "signal(SIGUSR1, lambda *_: print('has heard nothing', flush=True))\n"
+        "signal(SIGTERM, lambda *_: print('term', flush=True))\n"
+        "raise ValueError('bad')"
+    )
+    kept.run()
+    while "end" not in kept.wait("said"):
+        pass
+    kept.end(1)
+    kept.send(ask={"signal": USR1})
+    printed("has heard nothing")
+    with open("out") as text:
+        assert "term" not in text.read()
+    kept.end(2, waits=True)
+    printed("term")
+    kept.end(3, at_once=True, grace=0)
+    assert kept.wait("ended")["response"] == "handles"
+
+
+# What a script leaves behind.
+
+DAEMON = """
+import os, signal, sys, time
+is_there, says = os.pipe()
+if os.fork() == 0:
+    how = {how!r}
+    if how != "child":
+        os.setsid()
+    if how == "daemon" and os.fork():
+        os._exit(0)
+    {at_term}
+    os.write(says, b"1")
+    while True:
+        time.sleep(3600)
+os.read(is_there, 1)
+"""
+SAVES = "signal.signal(signal.SIGTERM, lambda *_: [print('saved', flush=True), os._exit(0)])"
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize("how", ["child", "session", "daemon"])
+def test_what_is_left_gets_sigterm_once_the_script_has_ended(start, how):
+    kept = start(DAEMON.format(how=how, at_term=SAVES))
+    kept.run()
+    assert kept.wait("ended")["code"] == 0
+    kept.end()
+    assert len(kept.wait("ending")["pids"]) == 1
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    printed("saved")
+    assert nothing_is_left() is False  # stub and keeper
+    assert kept.leave(1) == 1
+    poll(nothing_is_left)
+
+
+def test_what_is_left_at_a_stop_has_the_grace_too(start):
+    kept = start(DAEMON.format(how="daemon", at_term=SAVES))
+    kept.run()
+    kept.wait("ended")
+    kept.end(1, grace=LONG, waits=True)
+    left = kept.wait("left")
+    assert len(left["pids"]) == 1 and LONG - 60 < left["seconds"] <= LONG
+    assert not [one for one in kept.told if "ending" in one]
+    os.kill(left["pids"][0], TERM)  # it ends by itself
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+
+
+def test_what_is_left_near_a_stops_deadline_gets_sigterm_and_is_killed_at_it(start):
+    kept = start(DAEMON.format(how="daemon", at_term=IGNORES))
+    kept.run()
+    kept.wait("ended")
+    kept.end(1, grace=1, waits=True)
+    assert kept.wait("left")["pids"] == kept.wait("ending")["pids"]
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+
+
+def test_an_attempt_begins_again_with_nothing_of_the_one_before(start):
+    kept = start(DAEMON.format(how="daemon", at_term=IGNORES))
+    kept.run()
+    kept.wait("ended")
+    kept.end(1, grace=0)
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    assert not psutil.Process(kept.pid).children()
+    kept.run(attempt=2)
+    assert kept.wait("ended")["attempt"] == 2
+
+
+GROUP = """
+import os, signal, sys, time
+is_there, says = os.pipe()
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, lambda *_: [print("saved", flush=True), os._exit(0)])
+    os.write(says, b"1")
+    while True:
+        time.sleep(3600)
+os.read(is_there, 1)
+print("waits", flush=True)
+{}
+while True:
+    time.sleep(3600)
+"""
+
+
+def test_a_stop_that_kills_a_script_goes_to_its_group(start):
+    """What it has started may save: a launcher of processes that is a shell script's, say."""
+    kept = start(GROUP.format(""))
+    kept.run()
+    printed("waits")
+    kept.end(waits=True)
+    assert kept.wait("ended")["code"] == -TERM
+    kept.wait("cleared")
+    printed("saved")
+
+
+def test_a_stop_that_a_script_handles_is_its_own(start):
+    kept = start(GROUP.format("signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"))
+    kept.run()
+    printed("waits")
+    kept.end(waits=True)
+    kept.wait("ended")
+    (pid,) = kept.wait("left")["pids"]
+    with open("out") as text:
+        assert "saved" not in text.read()
+    os.kill(pid, TERM)
+    kept.wait("cleared")
+
+
+def test_ctrl_c_goes_to_a_program_that_os_system_waits_for(start):
+    kept = start(
+        "import os\n"
+        "os.system(\"trap 'echo saved; exit' INT; echo waits; while true; do sleep 0.1; done\")"
+    )
+    kept.run()
+    printed("waits")
+    kept.end(1, INT, waits=True)
+    printed("saved")
+    assert kept.wait("ended")["response"] == "ignores"
+    kept.wait("cleared")
+
+
+_PTRACE_SEIZE = 0x4206
+
+
+def test_what_a_debugger_holds_is_given_up(start):
+    kept = start(WAITS.format(""))
+    pid = kept.run()
+    printed("waits")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    if libc.ptrace(_PTRACE_SEIZE, pid, None, None):
+        pytest.skip("this system lets no process trace another")
+    try:
+        kept.end(grace=0)
+        assert kept.wait("cleared") == {"number": 1, "survivors": 1}
+    finally:
+        os.waitpid(pid, 0)  # then its parent can
+    assert kept.leave(1) == 1
+    poll(nothing_is_left)
+
+
+# Ends of others.
+
+
+@pytest.mark.parametrize("at_term", [SAVES, IGNORES])
+def test_a_launcher_that_is_gone_is_the_command_to_end(start, at_term):
+    kept = start(DAEMON.format(how="daemon", at_term=at_term) + WAITS.format(at_term))
+    kept.run(grace=LONG if at_term == SAVES else 0.2)
+    printed("waits")
+    kept.close()
+    assert kept.process.wait(SECONDS) == 1
+    poll(nothing_is_left)
+    if at_term == SAVES:
+        printed("saved", count=2)
+
+
+def test_a_launcher_that_is_gone_before_anything_runs(start):
+    kept = start("")
+    kept.close()
+    assert kept.process.wait(SECONDS) == 1
+    poll(nothing_is_left)
+
+
+def test_a_launcher_that_is_gone_amid_an_end_changes_nothing(start):
+    kept = start(WAITS.format("signal.signal(TERM, signal.SIG_IGN)"))
+    pid = kept.run(grace=0.0)
+    printed("waits")
+    kept.end(grace=LONG, waits=True)
+    kept.close()
+    assert not has_ended(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert kept.process.wait(SECONDS) == 1
+
+
+SAVES_IN_A_FILE = "signal.signal(TERM, lambda *_: [open('saved', 'w'), sys.exit(0)])"
+
+
+@pytest.mark.parametrize("at_term", [SAVES_IN_A_FILE, IGNORES])
+def test_what_a_killed_keeper_leaves_the_stub_ends(start, at_term):
+    """The kernel sends the script SIGTERM; nobody reads what it prints by now."""
+    grace, text = LONG, WAITS.format(at_term)
+    if at_term == IGNORES:
+        grace, text = 0.0, DAEMON.format(how="daemon", at_term=IGNORES) + text
+    kept = start(text, LAUNCHER_STUB_GRACE=grace)
+    kept.run()
+    printed("waits")
+    os.kill(kept.pid, signal.SIGKILL)
+    assert kept.process.wait(SECONDS) == 1
+    assert os.path.exists("saved") is (at_term == SAVES_IN_A_FILE)
+    poll(nothing_is_left)
+
+
+def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start):
+    kept = start(WAITS.format(TELLS))
+    kept.run()
+    printed("waits")
+    kept.process.kill()
+    assert kept.wait("lost") == "the process that torchrun has started for it"
+    kept.end(1, at_once=True, grace=0)
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    kept.leave(0)
+    poll(nothing_is_left)
+
+
+def test_no_signal_but_sigkill_ends_a_stub_or_a_keeper(start):
+    kept = start(WAITS.format(TELLS))
+    kept.run()
+    printed("waits")
+    for number in (TERM, INT, signal.SIGHUP, signal.SIGQUIT, USR1, signal.SIGUSR2, signal.SIGPIPE):
+        for pid in (kept.process.pid, kept.pid):
+            os.kill(pid, number)
+    kept.send(ask={"signal": USR1})
+    printed("alive")
+    kept.end(1, at_once=True, grace=0)
+    kept.wait("cleared")
+    assert kept.leave(7) == 7
+
+
+# What a script says, and does with its descriptors.
+
+SAYS = """
+import contextlib, os, socket, stat
+def is_socket(fd):
+    with contextlib.suppress(OSError):
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+(fd,) = filter(is_socket, map(int, os.listdir("/proc/self/fd")))
+connection = socket.socket(fileno=os.dup(fd))
+with contextlib.suppress(OSError):
+    for _ in range({count}):
+        connection.sendall({data})
+{then}
+os._exit(5)
+"""
+BYTES = {
+    "junk": "b'x' * 100 + b'\\n'",
+    "no line": "b'{' * 5000",
+    "nested": "b'{\"a\":' * 10_000 + b'\\n'",
+    "numbers": "b'{\"end\": 1e999, \"b\": NaN, \"c\": ' + b'9' * 5000 + b'}\\n'",
+    "messages": 'b\'{"thread": "x"}\\n\'',
+    "replies": "b'{\"poll\": 1}\\n'",
+}
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_no_bytes_of_a_script_end_its_keeper(start, kind):
+    count = {"junk": 100_000, "messages": 100_000, "replies": 200_000}.get(kind, 400)
+    kept = start(SAYS.format(count=count, data=BYTES[kind], then=""))
+    kept.run()
+    assert kept.wait("ended")["code"] == 5
+    kept.end()
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+
+
+def test_what_a_launcher_does_not_read_is_bounded_and_the_end_is_not_lost(start):
+    reply = "b'{\"poll\": 1, \"x\": \"' + b'x' * 60_000 + b'\"}\\n'"
+    kept = start(SAYS.format(count=1000, data=reply, then="print('waits', flush=True)"))
+    kept.run()
+    printed("waits")
+    assert psutil.Process(kept.pid).memory_info().rss < 40 << 20
+    assert kept.wait("ended")["code"] == 5
+    assert sum("said" in one for one in kept.told) < 500
+
+
+def test_a_script_that_closes_all_descriptors(start):
+    kept = start("import os\nos.closerange(0, 5000)\nos._exit(5)")
+    kept.run()
+    assert kept.wait("ended")["code"] == 5
+    kept.end()
+    kept.wait("cleared")
+
+
+DECODE = "import os, signal\ndef decode():\n    os.kill(os.getpid(), signal.SIG{})\n{}decode()"
+
+
+def test_a_crash_comes_with_its_place_and_an_abort_with_the_last_words(start):
+    for name, says in (("SEGV", "Segmentation fault"), ("ABRT", "Aborted")):
+        kept = start(DECODE.format(name, "os.write(2, b'no memory\\n')\n"))
+        kept.run()
+        ended = kept.wait("ended")
+        assert ended["code"] == -signal.Signals[f"SIG{name}"]
+        assert f"Fatal Python error: {says}" in ended["crash"]
+        assert 'script.py", line 3 in decode' in ended["crash"]
+        assert ended["tail"] == ("no memory\n" if name == "ABRT" else "")
+
+
+# Output.
+
+TORN = """
+import os, sys
+for number in range(500):
+    print("rank", os.environ["RANK"], number, "x" * 50, "end")
+"""
+
+
+def test_the_lines_of_ranks_that_write_at_the_same_time_are_whole(start):
+    reader, writer = os.pipe()
+    text = []
+
+    def read():
+        with open(reader) as file:
+            text.append(file.read())
+
+    reads = threading.Thread(target=read)
+    reads.start()
+    many = [start(TORN, rank=rank, stdout=writer) for rank in range(8)]
+    os.close(writer)
+    for kept in many:
+        kept.send(run=RUN)
+    for kept in many:
+        kept.wait("ended")
+        assert kept.leave() == 0
+    reads.join(SECONDS)
+    lines = text[0].splitlines()
+    x = "x" * 50
+    expected = {f"rank {rank} {number} {x} end" for rank in range(8) for number in range(500)}
+    assert len(lines) == 4000 and set(lines) == expected
+
+
+def test_a_file_has_every_byte_and_lines_have_their_prefix(start, tmp_path):
+    kept = start("import os\nos.write(1, b'one\\ntwo')\nos.write(2, b' and a half\\n\\0\\xff')")
+    log = tmp_path / "logs" / "rank-0.log"
+    kept.run(log=str(log), prefix="[rank 0] ")
+    kept.wait("ended")
+    assert log.read_bytes() == b"one\ntwo and a half\n\0\xff"
+    expected = b"[rank 0] one\n[rank 0] two and a half\n[rank 0] \0\xff"
+    assert (tmp_path / "out").read_bytes() == expected
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "below a file"])
+def test_a_file_that_cannot_be_written_is_done_without(start, tmp_path, kind):
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    kept = start("print('runs')")
+    kept.run(log=str(tmp_path / ("pipe" if kind == "a pipe" else "file/rank-0.log")))
+    kept.wait("ended")
+    (line,) = [one["log"] for one in kept.told if "log" in one]
+    assert line.startswith(f"cannot write {tmp_path}/") and "continues without it" in line
+    printed("runs")
+
+
+def test_text_without_a_line_end_is_shown_soon_even_if_there_is_always_more(start, tmp_path):
+    kept = start(
+        "import os, time\nos.write(1, b'loading')\n"
+        "while not os.path.exists('shown'): time.sleep(0.05); os.write(1, b'.')"
+    )
+    kept.run()
+    poll(lambda: b"loading." in (tmp_path / "out").read_bytes(), SECONDS)
+    (tmp_path / "shown").touch()
+    assert kept.wait("ended")["code"] == 0
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_a_console_that_nobody_reads_blocks_no_command(start, tmp_path, has_file, kind):
+    reader, writer = socket.socketpair() if kind == "socket" else os.pipe()
+    if kind == "socket":
+        writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    log = str(tmp_path / "rank-0.log") if has_file else ""
+    kept = start(
+        "import os\nfor number in range(5000):\n    os.write(1, b'x' * 999 + b'\\n')\n"
+        "    if number == 99: open('writes', 'w')\nos._exit(3)",
+        stdout=writer,
+        stderr=writer,
+    )
+    kept.run(log=log)
+    if not has_file:
+        poll(lambda: os.path.exists("writes"), SECONDS)
+        kept.end()  # it waits in write(2), or soon will
+    assert kept.wait("ended")["code"] == (3 if has_file else -TERM)
+    (line,) = [one["log"] for one in kept.told if "log" in one]
+    assert "bytes of rank 0's output are not shown here, because the console is slow" in line
+    assert (f"; {log} has them" in line) is has_file
+    if has_file:
+        assert os.path.getsize(log) == 5_000_000
+        kept.end()
+    assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+    for one in (reader, writer):
+        one.close() if kind == "socket" else os.close(one)
+
+
+def test_a_daemon_that_never_stops_printing_keeps_nobody_waiting(start):
+    with open(os.devnull, "wb") as console:
+        prints = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(says, b'1')\n"
+        prints += "    while True: os.write(1, (b'x' * 99 + b'\\n') * 650)"
+        kept = start(DAEMON.format(how="daemon", at_term=prints), stdout=console, stderr=console)
+        kept.run()
+        assert kept.wait("ended")["code"] == 0
+        kept.end(grace=0.5)
+        assert kept.wait("cleared") == {"number": 1, "survivors": 0}
+
+
+def test_a_script_that_prints_100_mb_loses_none_of_it(start, tmp_path):
+    kept = start("import os\nfor _ in range(1600): os.write(1, (b'x' * 63 + b'\\n') * 1024)")
+    kept.run()
+    assert kept.wait("ended")["code"] == 0
+    assert os.path.getsize(tmp_path / "out") == 1600 * 65536
+    os.truncate(tmp_path / "out", 0)
+    cpu = psutil.Process(kept.pid).cpu_times()
+    assert cpu.user + cpu.system < 20  # seconds; about 0.3

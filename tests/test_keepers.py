@@ -1,0 +1,282 @@
+"""What keepers say to the launcher, over real sockets; no torch."""
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+from conftest import poll
+
+from launcher.errors import Disposition, LaunchError
+from launcher.host.run_dir import run_dir
+from launcher.host.signals import Signals
+from launcher.host.system import System
+from launcher.peers.messages import StacksRequest
+from launcher.result.raised import Link
+from launcher.run.events import (
+    EndRanks,
+    KeeperCleared,
+    KeeperJoined,
+    KeeperLost,
+    RankEnded,
+    RankExits,
+    RankRuns,
+    ScriptEnded,
+    ThreadRaised,
+)
+from launcher.run.keepers import Keepers
+from launcher.watch.host import Watch
+from launcher.watch.stacks import Call
+
+SECONDS = 60
+RUNS = {"runs": {"attempt": 1, "pid": 77}}
+JOINED = KeeperJoined(7, 2, 3, 0)
+
+
+@pytest.fixture
+def keepers():
+    with Signals() as signals, System(signals) as system:
+        told = []
+        keepers = Keepers(os.environ["TMPDIR"], system, told.append, Watch(15, 60))
+
+        def act_until(condition):
+            def met():
+                for key, _ in system.selector.select(0):
+                    key.data()
+                return condition()
+
+            poll(met, SECONDS, every=0.01)
+
+        keepers.told, keepers.act_until = told, act_until
+        yield keepers
+        keepers.close()
+
+
+def connect(*messages):
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.path.join(os.environ["TMPDIR"], "socket"))
+    connection.settimeout(SECONDS)
+    connection.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+    return connection
+
+
+def keeper(rank, *messages):
+    hello = {"rank": rank, "local_rank": 2, "world": 8, "nproc": 3, "group_rank": 0, "pid": 1}
+    return connect({"hello": hello}, *messages)
+
+
+def said(**message):
+    return {"said": message}
+
+
+LINK = {"exception": "EOFError", "message": "x", "frames": "", "how": ""}
+ENDED = {"attempt": 1, "code": 3, "response": "", "crash": "", "tail": ""}
+
+
+def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
+    with keeper(
+        7,
+        RUNS,
+        {"log": "a line\n of its own"},
+        said(script_ended=True),
+        said(end={"exit_code": 3, "chain": [LINK], "killed": "it was killed\n"}),
+        said(hangs_up=True),
+        {"ended": {**ENDED, "response": "handles"}},
+        {"left": {"pids": [1, 2], "seconds": 4.6}},
+        {"ending": {"pids": [1]}},
+        {"cleared": {"number": 4, "survivors": 1}},
+    ):
+        keepers.act_until(lambda: len(keepers.told) == 6)
+    assert keepers.told == [
+        JOINED,
+        RankRuns(7, 77),
+        ScriptEnded(7),
+        RankExits(7, 3, (Link(**LINK),), killed="it was killed\\n"),
+        RankEnded(7, 3, Disposition.HANDLES),
+        KeeperCleared(7, 4, 1),
+    ]
+    assert keepers.world == 8
+    text = logged()
+    assert "a line\\n of its own" in text
+    assert "2 processes left running by rank 7; any that remain will be killed in 5 s." in text
+    assert "stopping process 1, which rank 7 left running." in text
+
+
+def test_commands_reach_the_ranks_that_they_are_for(keepers):
+    with keeper(0, RUNS) as first, keeper(7, {"runs": {"attempt": 1, "pid": 78}}) as second:
+        keepers.act_until(lambda: len(keepers.told) == 4)
+        keepers.run((7,), lambda rank: {"attempt": rank})
+        keepers.ask({"poll": 1}, [77])
+        keepers.ask({"stacks": 2})
+        keepers.end(EndRanks(3, 15, 1.0, waits=True))
+        keepers.leave(1)
+        end = {"number": 3, "signal": 15, "grace": 1.0, "waits": True, "at_once": False}
+        rest = [{"end": end}, {"leave": 1}]
+        stacks = {"ask": {"stacks": 2}}
+        for connection, expected in (
+            (first, [{"ask": {"poll": 1}}, stacks, *rest]),
+            (second, [{"run": {"attempt": 7}}, stacks, *rest]),
+        ):
+            data = b""
+            while data.count(b"\n") < len(expected):
+                data += connection.recv(4096)
+            assert list(map(json.loads, data.splitlines())) == expected
+    keepers.act_until(lambda: keepers.are_gone)
+    assert len(keepers.told) == 4  # they leave, as they were told
+
+
+def test_a_keeper_that_is_killed_and_one_whose_stub_is(keepers):
+    with keeper(7, {"lost": "the stub"}):
+        keepers.act_until(lambda: len(keepers.told) == 2)
+        assert keepers.told[1] == KeeperLost(7, "the stub", is_gone=False)
+    keepers.act_until(lambda: len(keepers.told) == 3)
+    assert keepers.told[2] == KeeperLost(7, "its keeper") and keepers.are_gone
+
+
+def test_the_watch_knows_a_rank_by_its_keeper(keepers):
+    with keeper(7, RUNS, said(watch=61), said(script_ended=True)):
+        keepers.act_until(lambda: ScriptEnded(7) in keepers.told)
+        watch = keepers.watch
+        assert (watch._ranks[77].known.rank, watch._ranks[77].known.local_rank) == (7, 2)
+
+
+NONSENSE = [{}, {"hello": {}}, {"hello": {"rank": "x"}}, {"runs": 3}, {"ended": {}}, 3, [1], "abc"]
+NONSENSE += [said(end={}), said(thread=None), {"said": 3}, {"cleared": {"x": 1}}, {"ended": None}]
+
+
+@pytest.mark.parametrize("message", NONSENSE)
+def test_invalid_messages_change_nothing(keepers, message, logged):
+    deep = b"[" * 5000 + b"]" * 5000 + b"\n"
+    with keeper(7, RUNS) as good, connect(message, RUNS) as other:
+        other.sendall(b'{"runs": 1e999}\n\0\n' + deep)
+        good.sendall(b"no JSON\n" + json.dumps(message).encode() + b"\n")
+        good.sendall(json.dumps({"ended": ENDED}).encode() + b"\n")
+        keepers.act_until(lambda: len(keepers.told) == 3)
+        other.close()
+        keepers.act_until(lambda: len(keepers._connections) == 1)
+    assert keepers.told == [JOINED, RankRuns(7, 77), RankEnded(7, 3)]
+    assert "ignoring an invalid message from a rank: b'no JSON'" in logged()
+
+
+def test_many_invalid_messages_are_few_lines_of_the_log(keepers, logged):
+    with keeper(7, *[{"ended": {}}] * 500, RUNS):
+        keepers.act_until(lambda: RankRuns(7, 77) in keepers.told)
+    assert 0 < logged().count("from a rank: b'{\"ended\": {}}'") <= 20
+
+
+def test_a_tmpdir_that_is_too_long_for_the_socket_is_named(tmp_path, logged):
+    folder = tmp_path / ("x" * 60)
+    folder.mkdir()
+    with run_dir({"TMPDIR": str(folder)}) as made:
+        assert made.startswith("/tmp/sm-launch-")
+    assert "TMPDIR is too long for a socket in it (" in logged()
+    refused = pytest.raises(
+        LaunchError, match=r"cannot create a folder in /proc .* at most 60 bytes"
+    )
+    with refused, run_dir({"TMPDIR": "/proc"}):
+        pass
+
+
+# Kills for memory.
+
+GROUP = "the memory cgroup"
+OOM = f"out of memory: {GROUP} recorded an OOM kill (oom_kill)"
+NO_OOM = "no out-of-memory kill was recorded"
+POOL = "A process in the process pool was terminated abruptly"
+
+
+def counts(keepers, kills):
+    """Have the kernel count kills from now on; none was counted before."""
+    keepers._oom_kills = {GROUP: 0}
+    keepers._system.oom_kills = lambda: {GROUP: kills}
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+@pytest.mark.parametrize(
+    ("code", "message", "is_told"),
+    [(1, POOL, True), (1, "loss is nan", False), (247, "", True), (137, "", True), (3, "", False)],
+)
+def test_a_rank_of_which_a_process_was_killed_for_memory(keepers, kills, code, message, is_told):
+    counts(keepers, kills)
+    link = {"exception": "E", "message": message, "frames": "", "how": ""}
+    with keeper(
+        7,
+        RUNS,
+        said(thread="pin", chain=[link]),
+        said(thread="pin", chain=[]),
+        said(end={"exit_code": code, "chain": [link]}),
+    ):
+        keepers.act_until(lambda: len(keepers.told) == 4)
+    oom, chain = OOM if kills and is_told else "", (Link(**link),)
+    of_thread = oom if message else ""
+    assert keepers.told[2:4] == [
+        ThreadRaised(7, "pin", chain, of_thread),
+        RankExits(7, code, chain, oom),
+    ]
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "name"), [(9, "SIGKILL (signal 9)"), (11, "SIGSEGV (signal 11)")]
+)
+def test_a_rank_whose_connection_to_a_process_of_its_own_broke(keepers, kills, number, name):
+    counts(keepers, kills)
+    killed = f"its child process loader (pid 7) was killed by {name}"
+    with keeper(7, RUNS, said(end={"exit_code": 1, "chain": [LINK], "killed": killed})):
+        keepers.act_until(lambda: len(keepers.told) == 3)
+    oom = OOM if kills and number == 9 else ""
+    assert keepers.told[2] == RankExits(7, 1, (Link(**LINK),), oom, killed)
+
+
+@pytest.mark.parametrize(
+    ("code", "with_kill", "without"),
+    [(-9, OOM, NO_OOM), (247, OOM, ""), (137, OOM, ""), (1, "", ""), (-15, "", "")],
+)
+def test_counters_are_read_at_the_end_of_a_rank(keepers, code, with_kill, without):
+    for kills, oom in ((0, without), (1, with_kill)):
+        counts(keepers, kills)
+        keepers.told.clear()
+        with keeper(7, RUNS, {"ended": {**ENDED, "code": code}}):
+            keepers.act_until(lambda: len(keepers.told) == 3)
+        keepers.act_until(lambda: keepers.are_gone)
+        assert keepers.told[2] == RankEnded(7, code, oom=oom)
+
+
+CRASH = """Fatal Python error: Segmentation fault
+
+Stack (most recent call first):
+  File "/t/data.py", line 12 in decode
+"""
+
+
+def test_a_crash_comes_with_its_place_and_time_and_an_abort_with_its_words(keepers):
+    calls = (Call("decode", "/t/data.py", 12),)
+    tail = "terminate called after throwing an instance of 'std::bad_alloc'\n"
+    for code, at, says in ((-11, calls, ""), (-6, (), "std::bad_alloc"), (-15, (), "")):
+        keepers.told.clear()
+        with keeper(7, RUNS, {"ended": {**ENDED, "code": code, "crash": CRASH, "tail": tail}}):
+            keepers.act_until(lambda: len(keepers.told) == 3)
+        event = keepers.told[2]
+        assert event.calls == at and event.at.endswith(" UTC") is (code != -signal.SIGTERM)
+        assert says in event.said and bool(says) is bool(event.said)
+        keepers.act_until(lambda: keepers.are_gone)
+
+
+# Who asks for the stacks.
+
+
+def test_those_who_ask_for_stacks_are_asked_for_once_and_answered_all(keepers):
+    """However many ask, and hang up: other hosts hear of it once."""
+    for _ in range(50):
+        connect(*[{"want_stacks": True}] * 20).close()
+    with connect({"want_stacks": True}):
+        keepers.act_until(lambda: StacksRequest() in keepers.told)
+    keepers.act_until(lambda: not keepers._connections)
+    with connect({"want_stacks": True}) as other:
+        keepers.act_until(lambda: keepers._stacks_requests)
+        assert keepers.told == [StacksRequest()]
+        keepers.reply_stacks({"lines": []})
+        assert other.recv(100) == b'{"lines": []}\n'
+    with connect({"want_stacks": True}):
+        keepers.act_until(lambda: keepers.told.count(StacksRequest()) == 2)
