@@ -46,7 +46,7 @@ from launcher.run.events import (
     Time,
     TorchrunEnded,
 )
-from launcher.run.state import Done, Ending, Joining, Running, Why
+from launcher.run.state import Done, Ending, Joining, Running
 from launcher.text.words import Log
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
@@ -317,9 +317,7 @@ def test_a_rank_that_failed_before_a_stop_came_is_said_here_alone(ends, said):
 def test_what_a_rank_does_at_a_stop_is_said_if_it_fails():
     handles = Disposition.HANDLES
     host = running().at(5.0, STOP, RankEnded(0, 1, response=handles))
-    assert host.lines == [
-        "during the stop: algo-1, rank 0 (local rank 0) ended with exit code 1."
-    ]
+    assert host.lines == ["during the stop: algo-1, rank 0 (local rank 0) ended with exit code 1."]
     assert host.at(6.0, RankEnded(1, 143, response=handles)).lines == []
 
 

@@ -35,7 +35,12 @@ WORDS = {
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not join": (
-        What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, What.LAUNCHER_FAILS, *SLOW, *LOSSES
+        What.HOST_LATE,
+        What.HOST_ABSENT,
+        What.PORT_TAKEN,
+        What.LAUNCHER_FAILS,
+        *SLOW,
+        *LOSSES,
     ),
     "could not be reached": (
         What.HOST_LATE,
