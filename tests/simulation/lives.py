@@ -40,7 +40,7 @@ class Lives:
         elif isinstance(event, events.KeeperCleared):
             self._happens(event.rank, "clears", event.number, event.survivors)
         elif isinstance(event, events.KeeperLost):
-            self._happens(event.rank, "loses", event.what)
+            self._happens(event.rank, "loses", event.is_gone)
         elif isinstance(event, events.TorchrunEnded):
             self._happens("torchrun", "ends", event.returncode)
         elif isinstance(event, events.Signal):
