@@ -570,7 +570,7 @@ def filters_with_torch():
     return filters()
 
 
-@fact("levels and handlers of torch's loggers")
+@fact("levels and handlers of torch's loggers", warm=Other("TORCH_LOGS is not heard, as above"))
 def loggers_with_torch():
     import logging
 
