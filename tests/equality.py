@@ -461,7 +461,7 @@ def asked(option):
     return number.value
 
 
-@fact("the signal at its parent's death", cold=Other("SIGTERM, when the launcher is killed", 15))
+@fact("the signal at its parent's death", cold=Other("SIGTERM, when its keeper is killed", 15))
 def signal_of_death():
     return asked(2)  # PR_GET_PDEATHSIG
 
