@@ -461,7 +461,7 @@ def asked(option):
     return number.value
 
 
-@fact("the signal at its parent's death", cold=Other("SIGTERM, when the launcher is killed", 15))
+@fact("the signal at its parent's death", cold=Other("SIGTERM, when its keeper is killed", 15))
 def signal_of_death():
     return asked(2)  # PR_GET_PDEATHSIG
 
@@ -570,7 +570,7 @@ def filters_with_torch():
     return filters()
 
 
-@fact("levels and handlers of torch's loggers")
+@fact("levels and handlers of torch's loggers", warm=Other("TORCH_LOGS is not heard, as above"))
 def loggers_with_torch():
     import logging
 
