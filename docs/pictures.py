@@ -2,8 +2,6 @@
 
     make docs                   # draws it, with all else that the pages need
     python docs/pictures.py
-
-tests/test_how_it_works.py looks whether the file is this picture.
 """
 
 from __future__ import annotations

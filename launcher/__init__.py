@@ -9,7 +9,7 @@ JSON.
 Where it is decided:
 
 - an option: its row in job/options.py; a default from another option, job/job.py; checks between
-  options, job/torchrun.py, job/prepare.py and job/no_effect.py; its uses have its name
+  options, job/plan.py, job/prepare.py and job/no_effect.py; its uses have its name
 - what a failed rank leads to: run/machine.py takes the event; then run/failing.py, or run/ending.py
   once the end has begun; peers/coordinator.py for all hosts
 - an exit code: errors.py says who chooses it; result/causes.py makes all of them

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.host.child import Child
-from launcher.job import arguments, hyperparameters, toolkit
+from launcher.job import arguments, toolkit
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
+from launcher.job.plan import SAGEMAKER_KILLS_AFTER
 from launcher.job.prepare import prepare
-from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import flag
 
 # How bad a finding is; only the last one changes the exit code.
@@ -101,7 +101,7 @@ def plan_job(argv: Sequence[str], environ: Mapping[str, str]) -> PlannedJob:
         config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
         argv = arguments.without_start_word(argv)
         if not argv and config is None:
-            words = hyperparameters.as_arguments(environ)
+            words = toolkit.as_arguments(environ)
             argv = words if _TARGETS & {word[2:] for word in words} else argv
         names_script = _names_script(argv, config)
         if not names_script:  # arguments of a job that is not this command's

@@ -466,7 +466,7 @@ def pretend_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (folder / "__init__.py").write_text("raise RuntimeError('the launcher imported torch')")
         (folder / "distributed" / "run.py").write_text("")
         (folder / "version.py").write_text(f"__version__ = '{version}'\n")
-        monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+        monkeypatch.setenv("PYTHONPATH", str(folder.parent), prepend=os.pathsep)
         monkeypatch.syspath_prepend(str(folder.parent))
 
     return pretend

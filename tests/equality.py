@@ -244,19 +244,35 @@ def session():
     return os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), terminal
 
 
-@fact("parent", cold=Other("the launcher, not torchrun", ["--train-script"]))
+@fact(
+    "parent",
+    cold=Other("the rank's keeper, a process between torchrun and the script", ["stub.py"]),
+    warm=Other("the rank's keeper, a process between torchrun and the script", ["warm.py"]),
+)
 def parent():
-    ours = "torch.distributed.run", "agent.py", "nursery.py", "--train-script"
+    ours = "torch.distributed.run", "stub.py", "warm.py"
     with open(f"/proc/{os.getppid()}/cmdline") as file:
         return [one for one in short(file.read().split("\0")) if one in ours]
 
 
-@fact("0 to 2 are the same open files")
-def files():
+def is_open_as(numbers):
     import fcntl
 
-    found = [(*os.fstat(number)[:3], fcntl.fcntl(number, fcntl.F_GETFL)) for number in range(3)]
-    return found, [os.isatty(number) for number in range(3)]
+    found = [(*os.fstat(number)[:3], fcntl.fcntl(number, fcntl.F_GETFL)) for number in numbers]
+    return found, [os.isatty(number) for number in numbers]
+
+
+@fact("0 is the same open file; so are 1 and 2 where they are a terminal")
+def files():
+    return is_open_as([0])
+
+
+@fact(
+    "1 and 2 elsewhere: a pipe, a file",
+    cold=Other("pipes of the rank's keeper, which writes whole lines to these"),
+)
+def outputs():
+    return is_open_as([1, 2])
 
 
 @fact("`sys.stdin`, `sys.stdout`, `sys.stderr`: encoding, errors, buffering, names")

@@ -454,7 +454,6 @@ def test_whether_a_script_is_named(pretend_torch, argv, names_script):
         ([], {"SM_HOSTS": "["}, "which is not JSON"),
         ([], {"LOCAL_RANK": "0"}, "another launcher started this one"),
         ([], {"PET_MAX_RESTARTS": "x"}, "PET_MAX_RESTARTS is 'x'; expected a whole number"),
-        ([], {"PET_MONITOR_INTERVAL": "abc"}, "PET_MONITOR_INTERVAL is 'abc'; expected seconds"),
         ([], {"PET_RDZV_BACKEND": "etcd"}, "PET_RDZV_BACKEND is 'etcd'; expected c10d"),
     ],
 )

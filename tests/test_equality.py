@@ -220,9 +220,8 @@ class Jobs:
             )
             self._begin(*words, "--train-script", script, "ends").wait(100)
             log = (self._base / "log").read_text(errors="replace")
-            ended = dict(re.findall(r"RankEnded\(pid=(\d+), exit_code=(-?\d+)", log))
-            pids = [self._read(f"ends-1-{rank}.json")["pid"] for rank in range(len(ways))]
-            codes = [int(ended[str(pid)]) for pid in pids]
+            ended = dict(re.findall(r"RankEnded\(rank=(\d+), exit_code=(-?\d+)", log))
+            codes = [int(ended[str(rank)]) for rank in range(len(ways))]
         for rank, (name, code) in enumerate(zip(ways, codes)):
             texts = [(self._folder / f"ends-{rank}.{one}").read_text() for one in ("out", "err")]
             found[name] = [[code, *(text.replace(str(self._folder), "FOLDER") for text in texts)]]

@@ -13,9 +13,8 @@ from launcher.job import arguments
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
 from launcher.job.options import OPTIONS
-from launcher.job.plan import STUB, at_address, command, make_plan
+from launcher.job.plan import STUB, at_address, command, make_plan, with_own_variables
 from launcher.job.resources import Resources
-from launcher.job.torchrun import with_own_variables
 from launcher.result.causes import of_error
 
 RESOURCES = Resources(

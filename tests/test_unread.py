@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import LAUNCHER, PATIENT, ended_by, poll
+from conftest import LAUNCHER, ended_by, poll
 
 from launcher.peers import coordinator
 from launcher.peers.events import Arrived
@@ -70,7 +70,7 @@ def full_pipe(tmp_path):
 @pytest.mark.torch
 def test_a_stop_reaches_the_ranks_though_nobody_reads_the_log(start, script, full_pipe):
     """Neither the launcher's nor that of the init above it."""
-    command = full_pipe.command("init", *PATIENT)
+    command = full_pipe.command("init", *LAUNCHER)
     host = start("--train-script", script(SAVES), command=command)
     host.wait_for("runs")
     host.signal(signal.SIGTERM)
@@ -160,8 +160,13 @@ def test_a_launcher_that_can_start_no_thread_says_so_all_the_same():
 
 def test_the_verbose_log_shows_no_arguments_of_the_script():
     """They are compared between hosts when one joins, and may be secret."""
-    joins = Arrived(1, "10.0.0.2", Hello("job", "algo-2", {"script's arguments": ["--key", "xyz"]}))
-    states = [SimpleNamespace(phase=coordinator.JobRunning(), number=number) for number in (1, 2)]
+    joins = Arrived(
+        1, "10.0.0.2", Hello("job", "algo-2", {"script's arguments": ["--key", "xyz"]}, 1)
+    )
+    states = [SimpleNamespace(phase=coordinator.Running(), number=number) for number in (1, 2)]
     line = described("hosts", states[0], joins, states[1], (), 1.5)
-    assert " on Arrived(conn=1, address='10.0.0.2', hello=Hello(job='job', host='algo-2', " in line
+    assert (
+        " on Arrived(connection=1, address='10.0.0.2', hello=Hello(job='job', host='algo-2', "
+        in line
+    )
     assert "script's arguments" in line and "xyz" not in line

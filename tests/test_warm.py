@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ def stubs_of(host):
     """Return torchrun's children; [] while there are none, or no torchrun."""
     try:
         return host.stubs
-    except (IndexError, KeyError, psutil.Error):
+    except (StopIteration, KeyError, psutil.Error):
         return []
 
 
@@ -84,10 +85,15 @@ logging.getLogger("own").addHandler(Handler())
 @pytest.mark.torch
 def test_a_module_of_the_scripts_own_folder_may_be_preloaded(start, script, tmp_path):
     (tmp_path / "own.py").write_text(FOLLOWS_STDERR)
-    path = script("import sys; print('own' in sys.modules, 'torch' in sys.modules, flush=True)")
+    folders = str(WARM), str(WARM.parent / "run")
+    files = [path.stem for folder in folders for path in Path(folder).glob("*.py")]
+    path = script(
+        "import sys; print('own' in sys.modules, 'torch' in sys.modules)\n"
+        f"print(sys.modules.keys() & {{*{files}}} or {{*{folders}}}.intersection(sys.path))"
+    )
     words = ["--launcher-start", "warm", "--launcher-preload", "own"]
     host = start("--train-script", path, *words, PYTHONPATH=str(tmp_path))
-    assert host.wait() == 0 and host.out == "True True\n", host.log()
+    assert host.wait() == 0 and host.out == "True True\nset()\n", host.log()
 
 
 CHANGES = """

@@ -9,24 +9,16 @@ reordering would each change somebody's hyperparameters. The command line wins o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable
 
 from launcher.errors import LaunchError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
 START_WORD = "train"
-_SCRIPT, _MODULE = "--train-script", "--train-module"
+_TARGETS = _SCRIPT, _MODULE = "--train-script", "--train-module"
 # What people mean as a switch's value, and what SageMaker makes of None.
 _NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
-
-
-class _CommandLine(NamedTuple):
-    """The arguments, sorted by whose they are; the options' values by field."""
-
-    options: dict[str, Any]
-    targets: dict[str, str]  # by `--train-script` and `--train-module`
-    script_args: list[str]
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -52,17 +44,27 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     Raises LaunchError for an unknown option, a missing or invalid value, if neither a script nor
     a module is named, and if both are.
     """
-    twins, unknown = _from_environment(environ)
-    typed = _from_command_line(argv)
-    _check_targets(typed, unknown)
-    values = {**twins, **typed.options}
-    script_args = typed.script_args
+    values, unknown = _from_environment(environ)
+    targets: dict[str, str] = {}
+    script_args: list[str] = []
+    for typed, name, text in _options_and_words(argv):
+        if not name:
+            script_args.extend(typed)
+        elif name in _TARGETS:
+            if not text:
+                raise LaunchError(
+                    f"{name} is empty; expected the training script or module to run."
+                )
+            targets[name] = text
+        else:
+            values[_field(name)] = _value(_field(name), text, name)
+    _check_targets(targets, script_args, unknown)
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
     return Options(
         **values,
-        train_script=typed.targets.get(_SCRIPT, ""),
-        train_module=typed.targets.get(_MODULE, ""),
+        train_script=targets.get(_SCRIPT, ""),
+        train_module=targets.get(_MODULE, ""),
         script_args=tuple(script_args),
         given=frozenset(values),
         unknown_twins=tuple(unknown),
@@ -95,60 +97,45 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, scripts
 
 
-def _from_command_line(argv: Sequence[str]) -> _CommandLine:
-    line = _CommandLine({}, {}, [])
-    for typed, name, text in _options_and_words(argv):
-        if not name:
-            line.script_args.extend(typed)
-        elif name not in (_SCRIPT, _MODULE):
-            line.options[_field(name)] = _value(_field(name), text, name)
-        elif not text:
-            raise LaunchError(f"{name} is empty; expected the training script or module to run.")
-        else:
-            line.targets[name] = text
-    return line
-
-
 def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, str]]:
     """Yield what was typed, with the option's name and value; without, if it is the script's."""
     rest = list(reversed(argv))
     while rest:
         word = rest.pop()
-        typed = [word]
         name, equals, text = word.partition("=")
-        is_target = name in (_SCRIPT, _MODULE)
-        if not is_target and not _spelled(name).startswith(PREFIX):
-            yield typed, "", ""
+        if name not in _TARGETS and not _spelled(name).startswith(PREFIX):
+            yield [word], "", ""
             continue
-        field = "" if is_target else _field(name)
-        if not equals and field and OPTIONS[field].parse is switch:
-            # SageMaker sends `--flag true`; people type `--flag`.
-            text = "true"
-            if rest and rest[-1].lower() in SWITCHES:
-                text = rest.pop()
-                typed.append(text)
-            elif rest and rest[-1].lower() in _NO_SWITCH:
-                raise LaunchError(
-                    f"{name} is {rest[-1]!r}; expected true or false (if that is an argument "
-                    f"of the script, write {name}=true)."
-                )
-        elif not equals:
-            text = _next(name, rest, is_path=is_target or OPTIONS[field].parse is str)
-            typed.append(text)
-        yield typed, name, text
+        parser = str if name in _TARGETS else OPTIONS[_field(name)].parse
+        if equals:
+            yield [word], name, text
+        else:
+            values = _next(name, rest, parser)
+            yield [word, *values], name, (values or ["true"])[0]
 
 
-def _next(name: str, rest: list[str], *, is_path: bool) -> str:
-    """Take an option's value from the words that are left. Raises LaunchError if there is none."""
+def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]:
+    """Take an option's value from the words that are left; a switch needs none.
+
+    SageMaker sends `--flag true`; people type `--flag`. Raises LaunchError.
+    """
+    following = rest[-1] if rest else ""
+    if parser is switch:
+        if rest and following.lower() in _NO_SWITCH:
+            raise LaunchError(
+                f"{name} is {following!r}; expected true or false (if that is an argument "
+                f"of the script, write {name}=true)."
+            )
+        return [rest.pop()] if following.lower() in SWITCHES else []
     if not rest:
         raise LaunchError(f"{name} needs a value; see --launcher-help.")
-    if is_path and rest[-1].startswith("-"):
-        word = shortened(printable(rest[-1]), 60)
+    if parser is str and following.startswith("-"):
+        word = shortened(printable(following), 60)
         raise LaunchError(
             f"{name} needs a value, but is followed by {word}; expected a path (if the path "
             f"starts like that, write {name}={word})."
         )
-    return rest.pop()
+    return [rest.pop()]
 
 
 def _spelled(name: str) -> str:
@@ -179,17 +166,17 @@ def _value(field: str, text: str, where: str) -> Any:
         raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
 
 
-def _check_targets(typed: _CommandLine, unknown: Sequence[str]) -> None:
+def _check_targets(
+    targets: Mapping[str, str], script_args: Sequence[str], unknown: Sequence[str]
+) -> None:
     """Refuse a command line that does not name exactly one script or module."""
-    if len(typed.targets) == 2:
-        raise LaunchError(
-            f"{_SCRIPT} {typed.targets[_SCRIPT]} and {_MODULE} {typed.targets[_MODULE]} are "
-            "both given; expected only one of them."
-        )
-    if not typed.targets:
-        near = [word for word in typed.script_args if word.startswith(("--train_", "--train-"))]
+    if len(targets) == 2:
+        both = f"{_SCRIPT} {targets[_SCRIPT]} and {_MODULE} {targets[_MODULE]}"
+        raise LaunchError(f"{both} are both given; expected only one of them.")
+    if not targets:
+        near = [word for word in script_args if word.startswith(("--train_", "--train-"))]
         # A script, or a misspelt subcommand.
-        near += [word for word in typed.script_args[:1] if not word.startswith("-")]
+        near += [word for word in script_args[:1] if not word.startswith("-")]
         hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""
         if near:
             hint = f" ({shortened(printable(near[0]), 60)} was taken as an argument of the script)"
@@ -206,10 +193,9 @@ def _as_flags(args: Sequence[str]) -> list[str]:
     """
     out: list[str] = []
     for word in args:
-        if out and out[-1].startswith("-") and word in ("True", "true"):
-            continue
-        if out and out[-1].startswith("-") and word in ("False", "false"):
+        may_be_value = bool(out) and out[-1].startswith("-")
+        if may_be_value and word in ("False", "false"):
             out.pop()
-            continue
-        out.append(word)
+        elif not (may_be_value and word in ("True", "true")):
+            out.append(word)
     return out

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
 import textwrap
 
-from launcher.errors import (
-    EXIT_CANNOT_EXECUTE,
-    EXIT_HOST_LOST,
-    EXIT_HUNG,
-    EXIT_NOT_FOUND,
-    EXIT_SOFTWARE,
-    EXIT_USAGE,
-)
+from launcher import errors
 from launcher.job.options import OPTIONS, Options
 from launcher.text.words import flag
 
@@ -23,44 +15,50 @@ EXIT_CODES = {
     "0": "every rank succeeded",
     "the script's own": "the exit code of the rank that caused the failure; 1 for an exception",
     "128 + n": "the rank that caused the failure was killed by signal n",
-    f"{128 + signal.SIGTERM}, {128 + signal.SIGINT}": (
-        f"the job was stopped by SIGTERM or SIGINT ({128 + signal.SIGHUP}, "
-        f"{128 + signal.SIGQUIT}: SIGHUP, SIGQUIT)"
-    ),
-    f"{EXIT_USAGE}": "the configuration is wrong; no rank was started",
-    f"{EXIT_HOST_LOST}": (
-        "a host never joined or was lost, the rendezvous failed, or torchrun was killed"
-    ),
-    f"{EXIT_SOFTWARE}": "the launcher itself failed; see its log",
-    f"{EXIT_HUNG}": f"there was no progress for {flag('hang_timeout')} seconds",
-    f"{EXIT_CANNOT_EXECUTE}, {EXIT_NOT_FOUND}": "torchrun cannot be executed, or is not installed",
+    "143, 130": "the job was stopped by SIGTERM or SIGINT (129, 131: SIGHUP, SIGQUIT)",
+    f"{errors.EXIT_USAGE}": "the configuration is wrong; no rank was started",
+    f"{errors.EXIT_HOST_LOST}": "a host never joined or was lost, the rendezvous failed, or "
+    "torchrun was killed",
+    f"{errors.EXIT_SOFTWARE}": "the launcher itself failed; see its log",
+    f"{errors.EXIT_HUNG}": f"there was no progress for {flag('hang_timeout')} seconds",
+    f"{errors.EXIT_CANNOT_EXECUTE}, {errors.EXIT_NOT_FOUND}": "torchrun cannot be executed, or "
+    "is not installed",
 }
 
-_BEGINNING = (
-    "usage: sm-launch (--train-script PATH | --train-module NAME) [--launcher-OPTION VALUE ...]",
-    "                 [SCRIPT ARGUMENT ...]",
-    "       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]",
-    "       sm-launch doctor [--json] [JOB ARGUMENT ...]",
-    "       sm-launch stacks",
-    "       sm-launch timeline DIR [-o PAGE] [--text]",
-    "       sm-launch init [COMMAND [ARGUMENT ...]]",
-    "",
-    "Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.",
-    "All arguments that are not listed here are passed to the script, unchanged and in order.",
-    "",
-    "Commands:",
-    "  local     run the job on this machine as if on several hosts (sm-launch local --help)",
-    "  doctor    check this host, and whether a job with these arguments would run",
-    "  stacks    for each job running here, print the Python stacks of all ranks on all hosts",
-    "  timeline  show what each rank of a job did, and when, from its hosts' events.jsonl files",
-    "  init      run as the container's PID 1: start COMMAND (on SageMaker most often `train`) and",
-    "            forward stop signals to the launcher that COMMAND runs; without COMMAND, or if an",
-    "            option comes first, act as the launcher itself",
-    "",
-    "What to run (exactly one of these):",
-    "  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would",
-    "  --train-module NAME  run a module, as `python -m NAME` would",
-)
+_TEXT = """\
+usage: sm-launch (--train-script PATH | --train-module NAME) [--launcher-OPTION VALUE ...]
+                 [SCRIPT ARGUMENT ...]
+       sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]
+       sm-launch doctor [--json] [JOB ARGUMENT ...]
+       sm-launch stacks
+       sm-launch timeline DIR [-o PAGE] [--text]
+       sm-launch init [COMMAND [ARGUMENT ...]]
+
+Run one PyTorch training job on all hosts of a SageMaker cluster with torchrun.
+All arguments that are not listed here are passed to the script, unchanged and in order.
+
+Commands:
+  local     run the job on this machine as if on several hosts (sm-launch local --help)
+  doctor    check this host, and whether a job with these arguments would run
+  stacks    for each job running here, print the Python stacks of all ranks on all hosts
+  timeline  show what each rank of a job did, and when, from its hosts' events.jsonl files
+  init      run as the container's PID 1: start COMMAND (on SageMaker most often `train`) and
+            forward stop signals to the launcher that COMMAND runs; without COMMAND, or if an
+            option comes first, act as the launcher itself
+
+What to run (exactly one of these):
+  --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would
+  --train-module NAME  run a module, as `python -m NAME` would
+{options}
+
+  --launcher-help      show this help (or --help, as the only argument)
+  --version            show the launcher's version (as the only argument)
+
+Every option can also be set by an environment variable: LAUNCHER_GRACE=60 is --launcher-grace 60.
+torchrun's own PET_... variables override what the launcher would choose by itself.
+
+Exit codes:
+{codes}"""
 
 
 def default_of(name: str) -> str:
@@ -73,29 +71,16 @@ def default_of(name: str) -> str:
 
 def help_text() -> str:
     """Return the whole text."""
-    lines = list(_BEGINNING)
-    for group in dict.fromkeys(option.group for option in OPTIONS.values()):
-        lines += ["", group + ":"]
-        for name, option in OPTIONS.items():
-            if option.group == group:
-                default = default_of(name)
-                shown = f" (default: {default})" if option.metavar and default else ""
-                width = _COLUMNS - 6
-                text = textwrap.wrap(f"{option.help}{shown}", width, break_on_hyphens=False)
-                lines.append(f"  {flag(name)} {option.metavar}".rstrip())
-                lines += [f"      {line}" for line in text]
-    lines += [
-        "",
-        "  --launcher-help      show this help (or --help, as the only argument)",
-        "  --version            show the launcher's version (as the only argument)",
-        "",
-        (
-            "Every option can also be set by an environment variable: LAUNCHER_GRACE=60 is "
-            "--launcher-grace 60."
-        ),
-        "torchrun's own PET_... variables override what the launcher would choose by itself.",
-        "",
-        "Exit codes:",
-        *(f"  {code:16}  {meaning}" for code, meaning in EXIT_CODES.items()),
-    ]
-    return "\n".join(lines)
+    lines: list[str] = []
+    group = ""
+    for name, option in OPTIONS.items():  # those of a group stand together
+        if option.group != group:
+            group = option.group
+            lines += ["", f"{group}:"]
+        default = default_of(name)
+        shown = f" (default: {default})" if option.metavar and default else ""
+        lines.append(f"  {flag(name)} {option.metavar}".rstrip())
+        text = textwrap.wrap(f"{option.help}{shown}", _COLUMNS - 6, break_on_hyphens=False)
+        lines += [f"      {line}" for line in text]
+    codes = "\n".join(f"  {code:16}  {meaning}" for code, meaning in EXIT_CODES.items())
+    return _TEXT.format(options="\n".join(lines), codes=codes)

@@ -145,16 +145,14 @@ class Job(NamedTuple):
         if isinstance(self.plan, Exception):
             return ()
         cluster, nproc = self.cluster, self.plan.nproc_per_node
-        ranks = (
-            plural(nproc, "rank")
-            if nproc.isdecimal()
-            else (f"ranks counted by torchrun (--nproc-per-node={nproc})")
-        )
-        devices = plural(cluster.num_gpus, "GPU") if cluster.num_gpus else "CPU"
-        if cluster.mig:
-            devices = plural(cluster.num_gpus, "MIG slice")
-        if cluster.num_neurons and not cluster.num_gpus:
-            devices = plural(cluster.num_neurons, "Neuron core")
+        ranks = plural(nproc, "rank")
+        if not nproc.isdecimal():
+            ranks = f"ranks counted by torchrun (--nproc-per-node={nproc})"
+        if cluster.num_gpus:
+            devices = plural(cluster.num_gpus, "MIG slice" if cluster.mig else "GPU")
+        else:
+            cores = cluster.num_neurons
+            devices = plural(cores, "Neuron core") if cores else "CPU"
         if cluster.gpu_models and cluster.num_gpus:
             devices += f" ({' and '.join(cluster.gpu_models)})"
         lines = [

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from launcher.job.options import COUNTED, OPTIONS, RANKS, Options
-from launcher.job.torchrun import SAGEMAKER_KILLS_AFTER
+from launcher.job.plan import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import PREFIX, flag
 
 _NPROC = "nproc-per-node"

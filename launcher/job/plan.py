@@ -1,31 +1,27 @@
-"""The torchrun command of this host, and the environment it adds. Nothing is started here."""
+"""The torchrun command of this host, and the environment it adds. Nothing is started here.
+
+The comments say what goes wrong without an option, as seen in torchrun's source and in trials.
+`torchrun` and `torch.distributed.run` are the same program. What its PET_ variables say counts in
+place of the launcher's own choice, but not of an option that the user gives.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError
-from launcher.job import torchrun
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
-from launcher.job.options import Options
+from launcher.job.options import COUNTED, OPTIONS, RANKS, Options, names
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
-from launcher.text.words import flag
+from launcher.text.words import flag, short
 
 STUB = os.path.join(PACKAGE, "run", "stub.py")
-
-
-class _Extra(NamedTuple):
-    """What few jobs ask for: see smddp.py and neuron.py."""
-
-    runner: str  # as in LaunchPlan
-    environment: Mapping[str, str]
-    remarks: tuple[str, ...]
-    fingerprint: Mapping[str, Any]
+SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 
 
 def command(plan: LaunchPlan, folder: str = "") -> str:
@@ -64,31 +60,34 @@ def make_plan(
     image without the toolkit, and its PYTHONPATH. Raises LaunchError for settings that contradict
     each other, and for text that cannot be passed to a process.
     """
-    torchrun.refuse_conflicts(options, cluster, environ)
-    nproc = torchrun.nproc_per_node(options, cluster, environ)
-    flags, replaced = torchrun.flags(options, cluster, resources, environ)
-    extra = _extra(options, {**environ, **added})
-    # torchrun replaces ${local_rank} and the like in arguments; "$$" stands for "$".
-    words = (word.replace("$", "$$") for word in (*_target(options), *options.script_args))
+    _refuse_conflicts(options, cluster, environ)
+    nproc = _nproc_per_node(options, cluster, environ)
+    flags, replaced = _flags(options, cluster, resources, environ)
+    runner, compiles = _compiler({**environ, **added})
+    library, for_library, whose = _smddp(options, {**environ, **added})
     for_speed, reasons = tuned(nproc, cluster, resources, environ)
-    why_cold = _why_cold(options, resources, environ, extra.runner)
-    warm = options.start == "warm" and not why_cold
-    others = [*replaced, torchrun.of_slices(nproc, options, cluster), *extra.remarks, why_cold]
+    ranks_python = environ.get("PYTHON_EXEC") or resources.python
+    other = runner or (ranks_python if ranks_python != resources.python else "")
+    warm = options.start == "warm" and not other
+    others = [*replaced, _of_slices(nproc, options, cluster), compiles, whose]
+    if options.start == "warm" and other:
+        others.append(
+            f"{flag('start')} warm falls back to cold: {other} runs torchrun or the ranks."
+        )
+    # torchrun replaces ${local_rank} and the like in arguments; "$$" stands for "$".
+    words = [word.replace("$", "$$") for word in (*_target(options), *options.script_args)]
+    torchrun = (resources.python, "-m", "torch.distributed.run", *flags)
     plan = LaunchPlan(
-        argv=(
-            *filter(None, [extra.runner]),
-            *(resources.python, "-m", "torch.distributed.run", *flags),
-            *(*_keeper(resources.python), *words),
-        ),
-        environment={**added, **for_speed, **extra.environment},
+        argv=(*filter(None, [runner]), *torchrun, *_keeper(resources.python), *words),
+        environment={**added, **for_speed, **for_library},
         nproc_per_node=str(nproc),
         remarks=tuple(filter(None, [*reasons, " ".join(filter(None, others))])),
-        fingerprint={**_fingerprint(options, cluster, resources), **extra.fingerprint},
-        runner=extra.runner,
-        program=_program(options, resources, environ),
+        fingerprint=_fingerprint(options, cluster, resources, runner, library),
+        runner=runner,
+        program=_program(options, resources, ranks_python),
         warm=warm,
         preload=options.preload if warm else (),
-        tees=torchrun.has_files_of_torchruns(options, environ),
+        tees=_has_files_of_torchruns(options, environ),
         master_addr=_master_addr(cluster, resources),
     )
     _check_text(plan)
@@ -102,64 +101,47 @@ def _target(options: Options) -> tuple[str, str]:
     return "script", options.train_script
 
 
-def _fingerprint(options: Options, cluster: Cluster, resources: Resources) -> dict[str, Any]:
+def _fingerprint(
+    options: Options, cluster: Cluster, resources: Resources, runner: str, library: str
+) -> dict[str, Any]:
     return {
         "version of the launcher": __version__,
         "version of torch": ".".join(map(str, resources.torch_version)),
         "rendezvous endpoint": endpoint_at(cluster, options, cluster.hosts[0]),
         "script": " ".join(_target(options)),
         "script's arguments": list(options.script_args),
+        "program that runs torchrun": runner or "none",
+        f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
     }
 
 
-def _program(options: Options, resources: Resources, environ: Mapping[str, str]) -> str:
+def _program(options: Options, resources: Resources, ranks_python: str) -> str:
     """Return what runs; which torch another Python of the ranks' has is not known."""
     python = ".".join(map(str, sys.version_info[:3]))
     what = options.train_script or f"the module {options.train_module}"
     line = f"sm-launch {__version__} with torch {resources.torch} and Python {python} runs {what}"
-    ranks = environ.get("PYTHON_EXEC") or resources.python
-    other = "" if ranks == resources.python else f", and its ranks with PYTHON_EXEC={ranks}"
-    return f"{line}{other}."
+    is_other = ranks_python != resources.python
+    return f"{line}, and its ranks with PYTHON_EXEC={ranks_python}." if is_other else f"{line}."
 
 
-def _extra(options: Options, environ: Mapping[str, str]) -> _Extra:
-    runner, library = "", "none"
-    environment: dict[str, str] = {}
-    remarks = []
-    # Modules that most jobs need not import.
-    if "RUN_NEURON_PARALLEL_COMPILE" in environ:
-        from launcher.job import neuron
+def _compiler(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the program that is to run torchrun, if one is, and what to say of it."""
+    if "RUN_NEURON_PARALLEL_COMPILE" not in environ:
+        return "", ""
+    from launcher.job import neuron  # which most jobs need not import
 
-        runner = neuron.runner(environ)
-        if runner:
-            remarks.append(
-                f"{runner} runs torchrun: the job compiles its graphs and does not train."
-            )
-    if options.smddp_compat:
-        from launcher.job import smddp
-
-        library, environment, remark = smddp.chosen(environ)
-        remarks.append(remark)
-    fingerprint = {
-        "program that runs torchrun": runner or "none",
-        f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
-    }
-    return _Extra(runner, environment, tuple(remarks), fingerprint)
+    runner = neuron.runner(environ)
+    said = f"{runner} runs torchrun: the job compiles its graphs and does not train."
+    return runner, said if runner else ""
 
 
-def _why_cold(
-    options: Options, resources: Resources, environ: Mapping[str, str], runner: str
-) -> str:
-    """Return the line that says why a warm start falls back to cold, "" if it does not."""
-    if options.start != "warm":
-        return ""
-    python = environ.get("PYTHON_EXEC", resources.python)
-    other = runner or (python if python != resources.python else "")
-    return (
-        f"{flag('start')} warm falls back to cold: {other} runs torchrun or the ranks."
-        if other
-        else ""
-    )
+def _smddp(options: Options, environ: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]:
+    """Return whose smdistributed.dataparallel ranks import, its variables, and what to say."""
+    if not options.smddp_compat:
+        return "none", {}, ""
+    from launcher.job import smddp  # which most jobs need not import
+
+    return smddp.chosen(environ)
 
 
 def _master_addr(cluster: Cluster, resources: Resources) -> str:
@@ -170,6 +152,172 @@ def _master_addr(cluster: Cluster, resources: Resources) -> str:
     if resources.torch_version >= (2, 5):
         return ""
     return cluster.address(cluster.hosts[0]) if cluster.nnodes > 1 else "localhost"
+
+
+def _refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Raise LaunchError for settings of torchrun's, or ports, that cannot work with this job."""
+    # Modes that would not run the stub, or would make a job of each host.
+    for variable in ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"):
+        if environ.get(variable, "0") != "0":
+            raise LaunchError(
+                f"{variable} is {environ[variable]!r}; expected it to be unset: use "
+                "--train-script PATH or --train-module NAME."
+            )
+    standalone = any(names(word, "--standalone") for word in options.torchrun_args)
+    if cluster.nnodes > 1 and (standalone or environ.get("PET_STANDALONE", "0") != "0"):
+        raise LaunchError(
+            "torchrun's standalone mode is set on a cluster of several hosts, where each "
+            "would train by itself; remove --standalone, and unset PET_STANDALONE."
+        )
+    # A rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank.
+    backend = environ.get("PET_RDZV_BACKEND") or "c10d"
+    if backend != "c10d" and (backend, cluster.nnodes) != ("static", 1):
+        raise LaunchError(
+            f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or the variable to be unset."
+        )
+    if options.rdzv_port == options.peer_port:
+        raise LaunchError(
+            f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
+            "expected two different ports."
+        )
+    # Of another number of hosts than the job's, torchrun would wait for some, or leave some out.
+    nnodes, count = environ.get("PET_NNODES", ""), f"{cluster.nnodes}"
+    if nnodes not in ("", count, f"{count}:{count}") and "instance_groups" not in options.given:
+        raise LaunchError(
+            f"PET_NNODES is {short(nnodes)}; expected it to be unset, or {count}: SM_HOSTS and "
+            f"{flag('instance_groups')} determine the job's hosts."
+        )
+
+
+def _flags(
+    options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return torchrun's options, and a remark for each that the user's PET_ variable replaces."""
+    first, own = map(cluster.address, (cluster.hosts[0], cluster.current_host))
+    values = [  # each with the field of ours that sets it, or ""
+        ("nproc-per-node", f"{_own_nproc(options, cluster)}", "nproc_per_node"),
+        ("rdzv-backend", "c10d", ""),
+        ("rdzv-endpoint", endpoint_at(cluster, options, first), "rdzv_port"),
+        ("rdzv-id", cluster.job_name, ""),
+        # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
+        ("local-addr", own if cluster.nnodes > 1 else "localhost", ""),
+    ]
+    if options.log_dir and _has_files_of_torchruns(options, environ):
+        values.append(("log-dir", options.log_dir, "log_dir"))
+    if resources.torch_version >= (2, 12):
+        # How long the ranks' keepers have if torchrun ends before the job.
+        values.append(("shutdown-timeout", f"{options.grace}", "grace"))
+    chosen = [f"--nnodes={cluster.nnodes}", f"--rdzv-conf={_rdzv_conf(options, cluster, environ)}"]
+    chosen.append("--max-restarts=0")  # the launchers restart ranks
+    restarts = environ.get("PET_MAX_RESTARTS") or "0"
+    replaced = []
+    if restarts != "0" and "max_restarts" not in options.given:
+        replaced.append(f"PET_MAX_RESTARTS={restarts} is used instead of 0.")
+    for name, value, field in values:
+        # An option on the command line would win over the user's PET_ variable for it.
+        variable = "PET_" + name.upper().replace("-", "_")
+        users = environ.get(variable)
+        if users and field not in options.given:
+            if users != value:
+                replaced.append(f"{variable}={users} is used instead of {value}.")
+        else:
+            chosen.append(f"--{name}={value}")  # in one word: a value may begin with a dash
+    return [*chosen, *options.torchrun_args], replaced
+
+
+def _has_files_of_torchruns(options: Options, environ: Mapping[str, str]) -> bool:
+    """Tell whether the user has torchrun itself write what ranks print, into its log folder."""
+    variables = ("PET_TEE", "PET_REDIRECTS")
+    return any(environ.get(variable, "0") not in ("", "0") for variable in variables) or any(
+        names(word, option)
+        for word in options.torchrun_args
+        for option in ("--tee", "--redirects", "-t", "-r")
+    )
+
+
+def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> str:
+    # Without is_host torchrun guesses from the host's own name, which need not resolve.
+    pairs = [f"is_host={int(cluster.node_rank == 0)}"]
+    typed: list[str] = []  # by the user, as options of ours
+    if cluster.nnodes > 1:
+        # If the first host is late, the others fail on read_timeout; if another one is late, on
+        # join_timeout.
+        longest = max(options.start_timeout, options.restart_timeout or 0)
+        timeouts = [f"{name}_timeout={longest}" for name in ("read", "join")]
+        is_typed = {"start_timeout", "restart_timeout"} & options.given
+        (typed if is_typed else pairs).extend(timeouts)
+        if "host_timeout" in options.given:  # torchrun's own are 3 of 5 s
+            typed += [f"keep_alive_interval={-(-options.host_timeout // 3)}"]
+            typed += ["keep_alive_max_attempt=3"]
+    users = environ.get("PET_RDZV_CONF")
+    if users:
+        pairs.append(users)
+    return ",".join([*pairs, *typed])  # of a key given twice the last counts
+
+
+def _nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> int | str:
+    """Return the number of processes of this host, or torchrun's word for it (gpu, cpu).
+
+    Raises LaunchError for an invalid PET_NPROC_PER_NODE, and for more than the Neuron cores.
+    """
+    text = environ.get("PET_NPROC_PER_NODE", "")
+    where = "PET_NPROC_PER_NODE"
+    if not text or "nproc_per_node" in options.given:
+        nproc, where = _own_nproc(options, cluster), flag("nproc_per_node")
+    elif text in COUNTED:
+        return text
+    else:
+        try:
+            nproc = RANKS(text)
+        except ValueError as error:
+            raise LaunchError(f"{where} is {text!r}; expected {error}, or gpu.") from None
+    if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:
+        from launcher.job import neuron  # only for this error
+
+        raise neuron.too_many(nproc, where, cluster)
+    return nproc
+
+
+def _own_nproc(options: Options, cluster: Cluster) -> int:
+    return options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
+
+
+def _of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
+    """Return what to say of a host whose GPUs are divided into MIG slices, "" if nothing."""
+    shown = "a process can use at most one MIG slice"
+    if isinstance(nproc, int) and nproc > 1 and cluster.mig:
+        return (
+            f"{shown}: each of the {nproc} ranks sees the same one, unless the script sets "
+            "CUDA_VISIBLE_DEVICES before it uses CUDA."
+        )
+    if cluster.mig > 1 and nproc == 1 and options.nproc_per_node is None:
+        return (
+            f"{shown}, so this host has 1 rank: choose its slice with "
+            "CUDA_VISIBLE_DEVICES=MIG-... (see nvidia-smi -L). To start more ranks, use "
+            f"{flag('nproc_per_node')} N and have each of them set CUDA_VISIBLE_DEVICES "
+            "itself."
+        )
+    return ""
+
+
+def with_own_variables(options: Options, environ: Mapping[str, str]) -> Options:
+    """Return the options as they count: what is not given, torchrun's own variables may say.
+
+    Raises LaunchError.
+    """
+    counts: dict[str, Any] = {}
+    for variable, field in (
+        ("PET_MAX_RESTARTS", "max_restarts"),
+        ("PET_SHUTDOWN_TIMEOUT", "grace"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "grace"),
+    ):
+        text = environ.get(variable)
+        if text and field not in {*options.given, *counts}:
+            try:
+                counts[field] = OPTIONS[field].parse(text)
+            except ValueError as error:
+                raise LaunchError(f"{variable} is {short(text)}; expected {error}.") from None
+    return options._replace(**counts)
 
 
 def at_address(
@@ -209,24 +357,19 @@ def at_address(
 
 def _check_text(plan: LaunchPlan) -> None:
     """Refuse text that execve cannot pass on; only hyperparameters.json can hold any."""
-    for text in (*plan.argv, *plan.environment.values()):
-        _encode(text)
+    for text in (*plan.argv, *plan.environment.values(), *plan.environment):
+        try:
+            is_text = b"\0" not in os.fsencode(text)
+        except UnicodeEncodeError:
+            is_text = False
+        if not is_text:
+            raise LaunchError(
+                f"{text[:200]!r} cannot be passed to a process; expected text without NUL "
+                "characters or lone surrogates."
+            )
     for name in plan.environment:
         if "=" in name:
             raise LaunchError(
                 f"{name!r} cannot be the name of an environment variable; "
                 "rename the hyperparameter."
             )
-        _encode(name)
-
-
-def _encode(text: str) -> None:
-    try:
-        if b"\0" not in os.fsencode(text):
-            return
-    except UnicodeEncodeError:
-        pass
-    raise LaunchError(
-        f"{text[:200]!r} cannot be passed to a process; expected text without NUL characters "
-        "or lone surrogates."
-    )

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import LaunchError
 from launcher.host.journal import host_folder
 from launcher.host.signals import Signals
-from launcher.job import arguments, hyperparameters, target, toolkit, torchrun
+from launcher.job import arguments, target, toolkit
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
-from launcher.job.plan import at_address, make_plan
+from launcher.job.plan import at_address, make_plan, with_own_variables
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
 from launcher.text.words import port_is_taken
@@ -31,35 +31,28 @@ def prepare(
     If a stop is among the signals it is not waited for drivers that block: nothing will be started.
     Raises LaunchError if it is not even clear which hosts the job has.
     """
-    _refuse_nesting(environ)
-    try:
-        os.getcwd()
-    except OSError:
-        raise LaunchError(
-            "the current folder has been removed; change to one that exists."
-        ) from None
+    _refuse_surroundings(environ)
     config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
     argv, said = _arguments(config, argv, environ)
-    argv, made, left_out = _from_config(config, argv, environ, signals)
-    chosen = torchrun.with_own_variables(_parsed(argv, environ, said), environ)
-    seen = _with_groups({**made, **environ}, chosen, environ)
-    try:
-        cluster = read_cluster(seen, chosen.instance_groups, signals)
-    except LaunchError as error:
-        if config is None:
-            raise
-        raise LaunchError(f"{error} (The SM_ variables were made from {config.folder}.)") from None
+    made: dict[str, str] = {}
+    left_out: list[str] = []
+    if config:
+        of_files, made, left_out = toolkit.of_files(config, environ, signals)
+        argv = [*of_files, *argv]
+    chosen = _chosen(argv, environ, said)
+    cluster = _cluster(config, {**made, **environ}, chosen, signals)
     if not cluster.takes_part:
         groups = ", ".join(chosen.instance_groups)
         log(f"{cluster.current_host} is in none of the instance groups {groups}; nothing to do.")
         return None
-    home = _home(config, environ)
+    code = toolkit.code_dir(environ)
+    # The code folder if there is no `train` to make the surroundings of it.
+    home = os.path.normpath(code) if config and os.path.isabs(code) else ""
     try:
-        chosen = target.located(chosen, (toolkit.code_dir(environ), chosen.script_dir), home)
-        others = {name: value for name, value in made.items() if name not in environ}
-        added = {**others, **_surroundings(chosen, home, environ)}
-        plan = _planned(chosen, cluster, environ, added)
-        job = Job(cluster, chosen, plan)
+        chosen = target.located(chosen, (code, chosen.script_dir), home)
+        added = {name: value for name, value in made.items() if name not in environ}
+        added.update(_surroundings(chosen, home, environ))
+        job = Job(cluster, chosen, _planned(chosen, cluster, environ, added))
         if job.has_peers and cluster.node_rank == 0:
             _require_port(job.endpoint)
     except Exception as error:  # which the other hosts are told, too
@@ -67,7 +60,7 @@ def prepare(
     # Logged only now, so that an error is the only line.
     for line in (*said, *without_effect(chosen, environ), *left_out):
         log(line)
-    if "SM_HOSTS" not in seen:
+    if config is None and "SM_HOSTS" not in environ:
         log("found neither SM_HOSTS nor SageMaker's config files: running on this host alone.")
     return job
 
@@ -97,74 +90,47 @@ def _arguments(
             "passed to the script (to pass it, put it after another argument)."
         )
     if config is None:
-        if not words and (words := hyperparameters.as_arguments(environ)):
+        if not words and (words := toolkit.as_arguments(environ)):
             said.append("started without arguments: using the hyperparameters (SM_HPS).")
-        said += hyperparameters.not_passed(words, environ)
+        said += toolkit.not_passed(words, environ)
     return words, said
 
 
-def _parsed(argv: Sequence[str], environ: Mapping[str, str], said: Sequence[str]) -> Options:
-    """Return the options. A script that SM_HPS names, and no argument, is said with the error."""
+def _chosen(argv: Sequence[str], environ: Mapping[str, str], said: Sequence[str]) -> Options:
+    """Return the options as they count.
+
+    A script that SM_HPS names, and no argument, is said with the error.
+    """
     try:
-        return arguments.parse(argv, environ)
+        typed = arguments.parse(argv, environ)
     except LaunchError as error:
         near = [line for line in said if "train-script" in line or "train-module" in line]
-        if not near:
-            raise
         raise LaunchError(" ".join([str(error), *near])) from None
+    return with_own_variables(typed, environ)
 
 
-def _from_config(
+def _cluster(
     config: toolkit.TrainingConfig | None,
-    argv: Sequence[str],
-    environ: Mapping[str, str],
+    seen: dict[str, str],
+    chosen: Options,
     signals: Signals | None,
-) -> tuple[Sequence[str], dict[str, str], list[str]]:
-    """Return the arguments and the `SM_*` variables that SageMaker's toolkit would have made.
-
-    And what the log says of those that are left out.
-    """
-    if config is None:
-        return argv, {}, []
+) -> Cluster:
+    if chosen.instance_groups and "SM_INSTANCE_GROUPS_DICT" not in seen:
+        files = toolkit.read_config(seen)  # SDK v3 makes SM_HOSTS, but not these
+        groups = toolkit.instance_groups(files.resource_config) if files else {}
+        seen["SM_INSTANCE_GROUPS_DICT"] = json.dumps(groups)
     try:
-        argv = [*toolkit.to_cmd_args(config.hyperparameters), *argv]
-        made = toolkit.to_env_vars(config, environ, signals)
-        made.update(toolkit.to_other_vars(config, environ))
-    except RecursionError:
-        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
-    left_out = toolkit.too_long(made)
-    if not left_out:
-        return argv, made, []
-    names = ", ".join(left_out)
-    line = (
-        f"left out, because an environment variable must be shorter than 128 KiB: {names}; "
-        "read the SM_HP_NAME variables instead."
-    )
-    return argv, {name: made[name] for name in made if name not in left_out}, [line]
-
-
-def _with_groups(
-    seen: dict[str, str], chosen: Options, environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Add the instance groups if they are asked for: SDK v3 makes SM_HOSTS, but not them."""
-    if not chosen.instance_groups or "SM_INSTANCE_GROUPS_DICT" in seen:
-        return seen
-    files = toolkit.read_config(environ)
-    groups = toolkit.instance_groups(files.resource_config) if files else {}
-    return {**seen, "SM_INSTANCE_GROUPS_DICT": json.dumps(groups)}
-
-
-def _home(config: toolkit.TrainingConfig | None, environ: Mapping[str, str]) -> str:
-    """Return the code folder if there is no `train` to make the surroundings of it, else ""."""
-    code = toolkit.code_dir(environ)
-    return os.path.normpath(code) if config and os.path.isabs(code) else ""
+        return read_cluster(seen, chosen.instance_groups, signals)
+    except LaunchError as error:
+        if config is None:
+            raise
+        raise LaunchError(f"{error} (The SM_ variables were made from {config.folder}.)") from None
 
 
 def _surroundings(chosen: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ranks need to find, and to import, what they would under `train`.
 
-    `home` is _home()'s. Paths that are relative to the current folder become absolute, where the
-    ranks have another one.
+    Paths that are relative to the current folder become absolute, where the ranks have another one.
     """
     path = environ.get("PYTHONPATH", "")
     folders = path.split(os.pathsep) if path else []
@@ -175,7 +141,6 @@ def _surroundings(chosen: Options, home: str, environ: Mapping[str, str]) -> dic
             if environ.get(name):
                 made[name] = os.path.abspath(environ[name])
     if home and _holds_something(home):
-        home = os.path.normpath(home)
         folders = [home, *(folder for folder in folders if folder != home)]
     made["PYTHONPATH"] = os.pathsep.join(folders)
     return {name: value for name, value in made.items() if value != environ.get(name, "")}
@@ -227,10 +192,17 @@ def _require_port(endpoint: str) -> None:
                 raise LaunchError(f"{port_is_taken(endpoint)}.") from None
 
 
-def _refuse_nesting(environ: Mapping[str, str]) -> None:
+def _refuse_surroundings(environ: Mapping[str, str]) -> None:
+    """Refuse to start below another launcher, or in a folder that is no more."""
     for variable in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"):
         if environ.get(variable):
             raise LaunchError(
                 f"{variable} is {environ[variable]!r}: another launcher started this one, once "
                 "per rank; remove distribution= from the estimator."
             )
+    try:
+        os.getcwd()
+    except OSError:
+        raise LaunchError(
+            "the current folder has been removed; change to one that exists."
+        ) from None

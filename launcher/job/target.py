@@ -29,42 +29,47 @@ def located(chosen: Options, folders: Sequence[str], home: str = "") -> Options:
     is the folder where ranks run if what they run is below it, and not found from the current one.
     Raises LaunchError if there is no such script or module, or the script is no Python.
     """
-    here = os.getcwd()
-    is_elsewhere = home and os.path.realpath(home) != os.path.realpath(here)
     if chosen.train_module:
-        name, own = chosen.train_module, [home] if home else []
-        others = ", ".join([*own, "in PYTHONPATH or installed"])
-        problem = _problem(name, [here, *own, *sys.path], others)
-        if problem:
-            raise LaunchError(f"--train-module {name}: {problem}.")
-        if is_elsewhere and _problem(name, [here]) and not _problem(name, own):
-            return chosen._replace(folder=home)
-        return chosen
-    script = chosen.train_script
+        runs_at_home = _check_module(chosen.train_module, home)
+    else:
+        place, runs_at_home = _find_script(chosen.train_script, folders, home)
+        chosen = chosen._replace(train_script=place)
+    is_elsewhere = home and os.path.realpath(home) != os.path.realpath(os.getcwd())
+    return chosen._replace(folder=home) if is_elsewhere and runs_at_home else chosen
+
+
+def _check_module(name: str, home: str) -> bool:
+    """Tell whether a module is found from `home` alone."""
+    here, own = [os.getcwd()], [home] if home else []
+    others = ", ".join([*own, "in PYTHONPATH or installed"])
+    problem = _problem(name, [*here, *own, *sys.path], others)
+    if problem:
+        raise LaunchError(f"--train-module {name}: {problem}.")
+    return bool(home and _problem(name, here) and not _problem(name, own))
+
+
+def _find_script(script: str, folders: Sequence[str], home: str) -> tuple[str, bool]:
+    """Return the script's path, and whether it is below `home`, not the current folder."""
     places = [os.path.abspath(os.path.join(folder, script)) for folder in (".", *folders) if folder]
     places = list(dict.fromkeys(places))
-    for place in places:
-        if os.path.isfile(place) or (os.path.isdir(place) and _has_main([place])):
-            problem = _other_language(place)
-            if problem:
-                raise LaunchError(f"--train-script {script}: {problem}.")
-            # As it was typed, if it is found that way: it becomes the script's sys.argv[0].
-            is_typed = place == places[0]
-            if is_elsewhere and (os.path.isabs(script) or not is_typed):
-                if os.path.commonpath([home, place]) == home:
-                    chosen = chosen._replace(folder=home)
-            return chosen._replace(train_script=script if is_typed else place)
-    folder = next((place for place in places if os.path.isdir(place)), None)
-    if folder:
-        raise LaunchError(
-            f"--train-script {script}: {folder} is a folder without __main__.py; "
-            "expected a Python file, or a folder with __main__.py."
+    place = next((path for path in places if os.path.isfile(path) or _has_main([path])), "")
+    if place:
+        problem = _other_language(place)
+    elif any(map(os.path.isdir, places)):
+        problem = (
+            f"{next(filter(os.path.isdir, places))} is a folder without __main__.py; "
+            "expected a Python file, or a folder with __main__.py"
         )
-    raise LaunchError(
-        f"--train-script {script}: there is neither {' nor '.join(places)}."
-        if len(places) > 1
-        else f"--train-script {script}: there is no such file."
-    )
+    elif len(places) > 1:
+        problem = f"there is neither {' nor '.join(places)}"
+    else:
+        problem = "there is no such file"
+    if problem:
+        raise LaunchError(f"--train-script {script}: {problem}.")
+    # As it was typed, if it is found that way: it becomes the script's sys.argv[0].
+    is_typed = place == places[0]
+    is_below_home = bool(home) and os.path.commonpath([home, place]) == home
+    return script if is_typed else place, is_below_home and (os.path.isabs(script) or not is_typed)
 
 
 def _other_language(path: str) -> str:

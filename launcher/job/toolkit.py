@@ -3,20 +3,24 @@
 All that such an image is given are the files under /opt/ml/input/config. From them this module
 makes the same `SM_*` variables and the same script arguments as sagemaker-training 5.1
 (environment.py, mapping.py), so that a script cannot tell the difference.
+
+Last come hyperparameters that nobody has made arguments of, where something has made SM_HPS of
+them. SDK v3 does not with `command` (aws/sagemaker-python-sdk#5226), nor a shell script that the
+toolkit runs and that leaves "$@" out. What v3 does is read from sagemaker-train 1.27.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import resources
 from launcher.job.cluster import count
-from launcher.text.words import short
+from launcher.text.words import NAMED, join_and_count, printable, short
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).
@@ -146,11 +150,7 @@ def to_env_vars(
     SAGEMAKER_JOB_NAME if the SDK named the job.
     Raises LaunchError if the instance groups of resourceconfig.json are invalid.
     """
-    both = {
-        **_hosts_and_devices(config, environ, signals),
-        **_program(config, environ),
-        **_folders(config),
-    }
+    both = _shared(config, environ, signals)
     framework_params = {
         key: value
         for key, value in config.framework_params.items()
@@ -183,71 +183,68 @@ def to_env_vars(
     return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
 
 
-def to_other_vars(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the toolkit makes by the way, under other names."""
-    region = config.framework_params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION")
-    made = {"CURRENT_HOST": str(config.resource_config["current_host"])}
-    return {**made, "SAGEMAKER_REGION": str(region)} if region else made
+def of_files(
+    config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the arguments and all variables that the toolkit would have made from these files.
 
-
-def too_long(variables: Mapping[str, str]) -> list[str]:
-    """Return which of them the kernel takes no process with, of those that repeat other ones.
-
-    SageMaker allows more than that in hyperparameters.
+    And the line that names those that are left out, if any: the kernel takes no process with them
+    (SageMaker allows longer hyperparameters), and they repeat other ones. Raises LaunchError.
     """
-    return [
+    try:
+        args = to_cmd_args(config.hyperparameters)
+        made = to_env_vars(config, environ, signals)
+    except RecursionError:
+        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
+    made["CURRENT_HOST"] = str(config.resource_config["current_host"])
+    region = config.framework_params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION")
+    if region:
+        made["SAGEMAKER_REGION"] = str(region)
+    left_out = [
         name
         for name in _REPEAT_OTHERS
-        if len(f"{name}={variables.get(name)}".encode("utf-8", "surrogatepass")) >= _LONGEST
+        if len(f"{name}={made[name]}".encode("utf-8", "surrogatepass")) >= _LONGEST
     ]
+    if not left_out:
+        return args, made, []
+    line = (
+        "left out, because an environment variable must be shorter than 128 KiB: "
+        f"{', '.join(left_out)}; read the SM_HP_NAME variables instead."
+    )
+    return args, {name: made[name] for name in made if name not in left_out}, [line]
 
 
-# What has the same name as a variable and in SM_TRAINING_ENV:
-
-
-def _hosts_and_devices(
+def _shared(
     config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
 ) -> dict[str, Any]:
-    resource_config = config.resource_config
+    """Return what has the same name as a variable and in SM_TRAINING_ENV."""
+    resource_config, params = config.resource_config, config.framework_params
     groups = instance_groups(resource_config)
-    current_group = resource_config.get("current_group_name", "homogeneousCluster")
+    group = resource_config.get("current_group_name", "homogeneousCluster")
     instance_type = resource_config.get("current_instance_type", "local")
     gpus = count("SM_NUM_GPUS", environ)
-    distribution_groups = config.framework_params.get("sagemaker_distribution_instance_groups", [])
+    program = params.get("sagemaker_program")
     return {
+        "resource_config": resource_config,
+        "input_data_config": config.input_data_config,
         "hosts": resource_config["hosts"],
         "current_host": resource_config["current_host"],
         "current_instance_type": instance_type,
-        "current_instance_group": current_group,
-        "current_instance_group_hosts": groups.get(str(current_group), {}).get("hosts", []),
+        "current_instance_group": group,
+        "current_instance_group_hosts": groups.get(str(group), {}).get("hosts", []),
         "instance_groups": list(groups),
         "instance_groups_dict": groups,
         "is_hetero": len(groups) > 1,
-        "distribution_instance_groups": distribution_groups,
+        "distribution_instance_groups": params.get("sagemaker_distribution_instance_groups", []),
         "network_interface_name": resource_config.get("network_interface_name", "eth0"),
         "num_cpus": count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
         "num_gpus": len(resources.gpus(environ, signals)) if gpus is None else gpus,
         "num_neurons": resources.count_neuron_cores(str(instance_type), environ, signals),
-    }
-
-
-def _program(config: TrainingConfig, environ: Mapping[str, str]) -> dict[str, Any]:
-    params = config.framework_params
-    program = params.get("sagemaker_program")
-    module_name = str(program)
-    return {
         "user_entry_point": program,
-        "module_name": module_name[:-3] if module_name.endswith(".py") else module_name,
+        "module_name": str(program)[:-3] if str(program).endswith(".py") else str(program),
         "module_dir": params.get("sagemaker_submit_directory", code_dir(environ)),
         "log_level": params.get("sagemaker_container_log_level", 20),
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
-    }
-
-
-def _folders(config: TrainingConfig) -> dict[str, Any]:
-    return {
-        "resource_config": config.resource_config,
-        "input_data_config": config.input_data_config,
         "input_dir": os.path.join(config.base_dir, "input"),
         "input_config_dir": config.folder,
         "model_dir": os.path.join(config.base_dir, "model"),
@@ -276,3 +273,45 @@ def _env_value(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def as_arguments(environ: Mapping[str, str]) -> list[str]:
+    """Return all hyperparameters as the toolkit renders them, or v3: `--key JSON`, in their order.
+
+    Raises LaunchError if SM_HPS is set and is no JSON object.
+    """
+    words = decoded(environ.get("SM_USER_ARGS"))
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return words  # the toolkit's own
+    known = _known(environ)
+    if known is None:
+        raise LaunchError(
+            "SM_HPS is not a JSON object; expected the hyperparameters as a JSON object."
+        )
+    return [word for key, value in known.items() for word in (f"--{key}", _rendered(value))]
+
+
+def not_passed(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the line that names the hyperparameters that are not among the arguments, if any."""
+    typed = set(map(_name, argv))
+    known = [key for key in _known(environ) or {} if not is_platforms_own(key)]
+    lost = [key for key in known if _name(key) not in typed]
+    if not lost:
+        return []
+    names = printable(join_and_count(lost[:NAMED], len(lost[NAMED:])))
+    return [f"these hyperparameters (SM_HPS) are not among the arguments: {names}."]
+
+
+def _known(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    value = decoded(environ.get("SM_HPS") or "{}")
+    return value if isinstance(value, dict) else None
+
+
+def _rendered(value: Any) -> str:
+    value = decoded(value) if isinstance(value, str) else value  # v3 does so once more
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _name(word: str) -> str:
+    """Return the name in `key`, `--key`, `--key=value`, `-k`, and hydra's `key=value`."""
+    return word.partition("=")[0].lstrip("-+").replace("_", "-")

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from launcher.job.job import Cluster
 from launcher.job.resources import Resources
 from launcher.text.words import plural
-
-
-class _Setting(NamedTuple):
-    name: str
-    value: str
-    why: str
 
 
 def tuned(
@@ -23,35 +16,23 @@ def tuned(
 
     `nproc` is the number of processes, or torchrun's word for it.
     """
-    wanted = _of_processes(nproc, resources)
+    wanted: list[tuple[str, str, str]] = []  # each a variable, its value, and why
+    if isinstance(nproc, int):
+        # torchrun would set 1 thread for each process, and torch by itself ignores CPU quotas.
+        cores, threads = resources.cores, max(1, resources.cores // nproc)
+        why = f"{plural(cores, 'usable core')} for {plural(nproc, 'process', 'es')}"
+        wanted.append(("OMP_NUM_THREADS", str(threads), why))
     if cluster.nnodes > 1:
-        wanted += _of_network(cluster, resources)
-    settings = [setting for setting in wanted if setting.name not in environ]
-    if not settings:
-        return {}, []
+        interface = cluster.network_interface_name
+        # SDK v3's local mode names an interface that the container does not have.
+        if interface in resources.interfaces:
+            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+                wanted.append((name, interface, "from resourceconfig.json"))
+        if resources.efa:
+            wanted.append(("FI_PROVIDER", "efa", "this host has an EFA device"))
+        # Containers of one machine have the same of what NCCL tells machines apart by.
+        wanted.append(("NCCL_HOSTID", cluster.current_host, "this host's name"))
+    settings = [setting for setting in wanted if setting[0] not in environ]
     reasons = ", ".join(f"{name}={value} ({why})" for name, value, why in settings)
-    return {name: value for name, value, _ in settings}, [f"environment: {reasons}."]
-
-
-def _of_processes(nproc: int | str, resources: Resources) -> list[_Setting]:
-    if not isinstance(nproc, int):
-        return []
-    # torchrun would set 1 thread for each process, and torch by itself ignores CPU quotas.
-    threads = max(1, resources.cores // nproc)
-    why = f"{plural(resources.cores, 'usable core')} for {plural(nproc, 'process', 'es')}"
-    return [_Setting("OMP_NUM_THREADS", str(threads), why)]
-
-
-def _of_network(cluster: Cluster, resources: Resources) -> list[_Setting]:
-    settings = []
-    interface = cluster.network_interface_name
-    # SDK v3's local mode names an interface that the container does not have.
-    if interface in resources.interfaces:
-        why = "from resourceconfig.json"
-        settings.append(_Setting("NCCL_SOCKET_IFNAME", interface, why))
-        settings.append(_Setting("GLOO_SOCKET_IFNAME", interface, "from resourceconfig.json"))
-    if resources.efa:
-        settings.append(_Setting("FI_PROVIDER", "efa", "this host has an EFA device"))
-    # Containers of one machine have the same of what NCCL tells machines apart by.
-    settings.append(_Setting("NCCL_HOSTID", cluster.current_host, "this host's name"))
-    return settings
+    made = {name: value for name, value, _ in settings}
+    return made, [f"environment: {reasons}."] if settings else []

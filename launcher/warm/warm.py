@@ -47,13 +47,14 @@ import keeper  # type: ignore[import-not-found]
 import rank  # type: ignore[import-not-found]
 
 del sys.path[:2]
-for name in ("handover", "keeper", "output", "rank"):
-    del sys.modules[name]
+for name in {*sys.modules} - BEFORE:
+    if os.path.dirname(getattr(sys.modules[name], "__file__", None) or "") in (RUN, HERE):
+        del sys.modules[name]
 _FINDERS = {"BuiltinImporter", "FrozenImporter", "PathFinder"}  # of Python itself
 # Finders that .pth files install, whatever a sitecustomize does: setuptools' and virtualenv's.
 _OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
 _REQUEST_SECONDS = 20.0  # for a stub that has connected to send all, on a machine that is busy
-_before: dict[str, str] = {}  # the environment, before all imports
+_before = dict(os.environ)  # what is imported later
 
 
 # Whether forks can be as new processes are.
@@ -64,7 +65,6 @@ def why_unfit(folder: str, preload: list[str]) -> str:
     if hooks := _hooks():
         return f"{hooks} changes how Python imports modules"
     known, folder_before, handlers = _descriptors(), os.getcwd(), _handlers()
-    _before.update(os.environ)
     for name in ("torch", "torch.distributed", *preload):
         try:
             importlib.import_module(name)
@@ -83,10 +83,7 @@ def why_unfit(folder: str, preload: list[str]) -> str:
         return problem
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its own at a fork
         return f"an import has started a thread ({threads} are running)"
-    with contextlib.suppress(ChildProcessError):  # there is none
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return "an import has started a process"
-    return ""
+    return "an import has started a process" if keeper.below(os.getpid()) else ""
 
 
 def _hooks() -> str:
@@ -175,15 +172,12 @@ def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, A
         connection.settimeout(_REQUEST_SECONDS)
         try:
             request, descriptors = handover.receive(connection)
-        except (OSError, ValueError):  # the stub is gone
+            if request["policy"] != policy:
+                end(launcher, {"unfit": f"the memory of ranks has the policy {request['policy']}"})
+            pid = os.fork()
+        except (OSError, ValueError):  # the stub is gone; or no process is left, which it says
             connection.close()
             continue
-        if request["policy"] != policy:
-            end(launcher, {"unfit": f"the memory of ranks has the policy {request['policy']}"})
-        try:
-            pid = os.fork()
-        except OSError as error:
-            end(launcher, {"unfit": f"a fork fails ({error.strerror})"})
         if pid == 0:
             listener.close()
             launcher.close()

@@ -13,15 +13,13 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from simulation import mistakes
 from simulation.facts import broken
 from simulation.job import Job
-from simulation.plan import read
-from simulation.planting import MISTAKES, planted
-from simulation.search import report, search
+from simulation.plan import read, written
+from simulation.planting import mistakes, planted
+from simulation.search import report, search, smaller
 
 OF_A_SEED = 1000  # jobs
-FILE = mistakes  # which has registered what it plants
 
 
 def replay(text: str) -> int:
@@ -65,14 +63,16 @@ def many(jobs: int, seed: int, processes: int) -> int:
 
 
 def how_soon(jobs: int) -> int:
-    """Plant each mistake, and print how many jobs it takes to find it, and by which promise."""
+    """Plant each mistake; print how many jobs it takes to find it, and the smallest that shows it."""
     missed = 0
-    for what, plant in MISTAKES.items():
-        with planted(plant):
+    for mistake in mistakes():
+        with planted(mistake):
             found = search(0, jobs)
-        missed += not found
-        by = f"{found.jobs} | {found.broken[0].promise}" if found else "not found |"
-        print(f"| {what} | {by} |", flush=True)
+            missed += not found
+            print(f"{found.jobs if found else 'not found'}: {mistake.what}", flush=True)
+            if found:
+                found = smaller(found)
+                print(f"! {found.broken[0].promise}\n> {written(found.plan)}", flush=True)
     return 1 if missed else 0
 
 

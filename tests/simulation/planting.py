@@ -1,99 +1,78 @@
-"""Ways to plant a mistake into the launcher, for as long as a test runs."""
+"""Plants a mistake of mistakes.txt into the launcher, for as long as a test runs."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import types
 from collections.abc import Iterator
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from launcher.job.job import Job
+from simulation.plan import Plan, read
 
-Plant = Callable[["Planter"], None]
-MISTAKES: dict[str, Plant] = {}
-TABLES = ("EVENTS", "MESSAGES", "COMMANDS")  # of functions, of a state machine
-
-
-def mistake(what: str) -> Callable[[Plant], Plant]:
-    """Name what the function below plants."""
-
-    def register(plant: Plant) -> Plant:
-        MISTAKES[what] = plant
-        return plant
-
-    return register
+HERE = Path(__file__).parent
+REPO = HERE.parents[1]
 
 
-class Planter:
-    """Plants a mistake, and takes it out again."""
+class Mistake(NamedTuple):
+    """What is wrong, and how: in a file `old` becomes `new`; the job that shows it, and by what."""
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        self._stack = stack
-
-    def set(self, where: Any, name: str, value: Any) -> None:
-        """Put something else in the place of a constant, a function, or a builtin of a module.
-
-        The tables of a module that have the function get it as well.
-        """
-        plain = vars(where).get(name)
-        if name in vars(where):
-            self._stack.callback(setattr, where, name, plain)
-        else:
-            self._stack.callback(delattr, where, name)
-        setattr(where, name, value)
-        for table in TABLES:
-            events = getattr(where, table, {})
-            for event in [event for event, function in events.items() if function is plain]:
-                self._stack.callback(events.__setitem__, event, plain)
-                events[event] = value
-        if plain in getattr(where, "PARTS", ()):
-            parts = where.PARTS
-            self._stack.callback(setattr, where, "PARTS", parts)
-            where.PARTS = tuple(value if part is plain else part for part in parts)
-
-    def around(self, where: Any, name: str, change: Callable[..., Any]) -> None:
-        """Have change(plain, *arguments) called in place of a function."""
-        plain = vars(where)[name]
-        self.set(where, name, lambda *given, **named: change(plain, *given, **named))
-
-    def nothing(self, where: Any, name: str) -> None:
-        """Have a function of a state machine do nothing."""
-        self.set(where, name, lambda state, *_, **__: (state, ()))
+    what: str
+    file: str
+    old: str
+    new: str
+    promise: str
+    plan: Plan
 
 
-def with_options(job: Job, **options: Any) -> Job:
-    """Return a job that has other options."""
-    return job._replace(options=job.options._replace(**options))
+def mistakes() -> list[Mistake]:
+    """Return all mistakes."""
+    text = (HERE / "mistakes.txt").read_text(encoding="utf-8")
+    return [_mistake(block.splitlines()) for block in text.split("\n\n") if block[0] != "#"]
 
 
-def in_part(plant: Planter, name: str, change: Callable[..., Any]) -> None:
-    """Have a part of run/ending.py decide by another state, and act on the one that there is."""
-
-    def changed(plain: Any, state: Any, given: Any) -> Any:
-        part = change(plain, state, given)
-        if part is None:
-            return None
-
-        def act(now: float) -> Any:
-            after, actions = part.act(now)
-            return after._replace(job=state.job), actions
-
-        return part._replace(act=act)
-
-    plant.around(ending, name, changed)
+def _mistake(lines: list[str]) -> Mistake:
+    of = {sign: "\n".join(line[2:] for line in lines if line[:2] == f"{sign} ") for sign in "-+!>"}
+    plan = read(of[">"]) if of[">"] else Plan()
+    return Mistake(lines[0], lines[1], of["-"], of["+"], of["!"], plan)
 
 
 @contextlib.contextmanager
-def planted(plant: Plant) -> Iterator[None]:
-    """Plant a mistake, and take it out again."""
+def planted(mistake: Mistake) -> Iterator[None]:
+    """Have functions do what they would do with the mistake in their source."""
+    path = REPO / mistake.file
+    source = path.read_text(encoding="utf-8")
+    assert source.count(mistake.old) == 1, f"{mistake.file} has this not once: {mistake.old}"
+    before = _codes(compile(source, str(path), "exec"))
+    after = _codes(compile(source.replace(mistake.old, mistake.new), str(path), "exec"))
+    name = mistake.file.removeprefix("tests/").removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(name)
+    changed = [found for found, code in after.items() if before.get(found) != code]
+    assert changed, mistake
     with contextlib.ExitStack() as stack:
-        plant(Planter(stack))
+        for names in changed:
+            function = _function(module, names)
+            stack.callback(setattr, function, "__code__", function.__code__)
+            function.__code__ = after[names]
         yield
 
 
-def without(kind: type, actions: Any) -> tuple[Any, ...]:
-    """Return actions but those of a kind, or that tell one of that kind."""
-    return tuple(
-        one
-        for one in actions
-        if not isinstance(one, kind) and not isinstance(getattr(one, "message", None), kind)
-    )
+def _codes(code: types.CodeType) -> dict[tuple[str, ...], types.CodeType]:
+    """Return the codes of a module's functions and methods, by their names."""
+    found = {}
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType) and part.co_name[0] != "<":
+            if part.co_flags & 0x2:  # CO_NEWLOCALS: a function, and no class
+                found[(part.co_name,)] = part
+            else:
+                inner = _codes(part).items()
+                found.update({(part.co_name, *names): one for names, one in inner})
+    return found
+
+
+def _function(module: types.ModuleType, names: tuple[str, ...]) -> Any:
+    found: Any = module
+    for name in names:
+        found = vars(found)[name]
+    return getattr(found, "fget", found)

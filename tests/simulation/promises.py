@@ -98,12 +98,10 @@ def all_say_the_same(watch: Watch) -> Iterator[str]:
         return
     if planned(watch, What.TOO_FEW_FILES) and planned(watch, What.STRANGER):
         return  # who takes the few there are
-    away |= {one.machine for one in has(watch, What.RUNNER_FAILS)}  # after all have left
-    # Nobody tells a launcher that has failed itself, nor one that stops a program after all.
+    if watch.job.plan.runner is not None and has(watch, *OF_TORCHRUN, What.RUNNER_FAILS, *STOPS):
+        return  # after a success each host's program is that host's own
+    # Nobody tells a launcher that has failed itself.
     own = {one.machine for one in has(watch, What.LAUNCHER_FAILS)}
-    if watch.job.plan.runner is not None:
-        own |= {one.machine for one in launchers(watch) if one.stops}
-        own |= {one.machine for one in has(watch, What.RUNNER_KILLED, What.TORCHRUN_KILLED)}
     away |= own
     said: dict[Result, str] = {}
     for launcher in ended(watch):
@@ -385,7 +383,7 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
         if launcher.runs and not has(watch, What.HANGS, *HANGS, *HELD) and not waits:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
-    if watch.job.plan.hosts == 1 or odd or watch.job.plan.runner:
+    if watch.job.plan.hosts == 1 or odd or watch.job.plan.runner is not None:
         return
     slack = 1 + seconds_of(watch, *PAUSES) + 4 * seconds_of(watch, What.DELAY)
     for launcher in ended(watch):
@@ -417,6 +415,6 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
     if launcher.torchrun is None:
         # In that time it tells the others; one that is not heard waits for the start time-out.
         alone = away < math.inf or planned(watch, *SLOW)
-        bound = plan.start_timeout if alone else 5
+        bound = plan.start_timeout if alone else 8
     found = SILENCE if silent else GIVES_UP[1]
     return (away, bound + found) if away <= decided else (decided, bound)

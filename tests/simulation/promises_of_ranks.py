@@ -41,8 +41,8 @@ def hears_once(watch: Watch) -> Iterator[str]:
 
 
 def _has_lost_keeper(rank: Rank) -> bool:
-    """Tell whether its keeper was killed, as its host."""
-    return rank.keeper.exit_code not in (None, 0)
+    """Tell whether its keeper was killed, as its host, or hangs."""
+    return rank.keeper.hangs or rank.keeper.exit_code not in (None, 0)
 
 
 @promise("every rank receives SIGTERM once and has 100 s to save")
@@ -102,7 +102,7 @@ def uploads_go_on(watch: Watch) -> Iterator[str]:
         first = upload.heard[0][0] - since if upload.heard else math.inf
         if _has_lost_keeper(upload.rank):
             continue
-        if 0 < first < grace - min(5, grace / 4) - 0.02:
+        if 0.05 < first < grace - min(5, grace / 4) - 0.02:
             yield f"process {upload.pid} hears {upload.heard}, stopped at {since:.3f} s"
 
 
