@@ -1,7 +1,7 @@
 """Draws the picture of development/how-it-works.md: the phases of both state machines, as SVG.
 
-    make docs                   # draws it, with all else that the pages need
-    python docs/pictures.py
+make docs                   # draws it, with all else that the pages need
+python docs/pictures.py
 """
 
 from __future__ import annotations

@@ -86,20 +86,17 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     A process sees no more than one MIG slice, and beside it no GPU that has none (MIG User Guide,
     "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
     """
-    known = count("SM_NUM_GPUS", environ)
-    if known is None:
-        found = resources.gpus(environ, signals)
-        known = len(found)
-        visible = resources.visible_gpus(known, environ)
-    else:
-        found, visible = [], resources.visible_gpus(known, environ)
-        if known and visible != []:
-            otherwise = "assuming that no GPU is in MIG mode"
-            found = resources.gpus(environ, signals, otherwise=otherwise)
+    told = count("SM_NUM_GPUS", environ)
+    found = resources.gpus(environ, signals) if told is None else []
+    number = len(found) if told is None else told
+    visible = resources.visible_gpus(number, environ)
+    if told and visible != []:
+        otherwise = "assuming that no GPU is in MIG mode"
+        found = resources.gpus(environ, signals, otherwise=otherwise)
     devices, models = resources.devices(found, visible), tuple(resources.models(found, visible))
     if any(device.startswith("MIG-") for device in devices):
         return 1, len(devices), models
-    return known if visible is None else len(visible), 0, models
+    return number if visible is None else len(visible), 0, models
 
 
 def _json(variable: str, environ: Mapping[str, str]) -> Any:

@@ -158,24 +158,25 @@ def devices(found: Sequence[Gpu], visible: Sequence[str] | None) -> list[str]:
         visible = [str(number) for number in range(len(found))]
     chosen: list[str] = []
     for entry in visible:
-        of_entry = _named(entry, found)
-        for gpu in of_entry:
-            chosen += gpu.slices or [gpu.uuid or entry]
-        chosen += [] if of_entry else [entry]
+        gpu = _named(entry, found)
+        chosen += (gpu.slices or [gpu.uuid or entry]) if gpu else [entry]
     return chosen
 
 
 def models(found: Sequence[Gpu], visible: Sequence[str] | None) -> list[str]:
     """Return the names of visible GPUs, each once, as far as they are known."""
-    seen = found if visible is None else [gpu for one in visible for gpu in _named(one, found)]
-    return list(dict.fromkeys(gpu.name for gpu in seen if gpu.name))
+    seen: Sequence[Gpu | None] = found
+    if visible is not None:
+        seen = [_named(entry, found) for entry in visible]
+    return list(dict.fromkeys(gpu.name for gpu in seen if gpu and gpu.name))
 
 
-def _named(entry: str, found: Sequence[Gpu]) -> Sequence[Gpu]:
-    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, if it is among those found."""
+def _named(entry: str, found: Sequence[Gpu]) -> Gpu | None:
+    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, None if it is not found."""
     if entry.isdecimal():
-        return found[int(entry) : int(entry) + 1]
-    return [gpu for gpu in found if gpu.uuid.startswith(entry)][:1]  # CUDA takes the beginning
+        return found[int(entry)] if int(entry) < len(found) else None
+    # CUDA takes the beginning of a UUID.
+    return next((gpu for gpu in found if gpu.uuid.startswith(entry)), None)
 
 
 def count_neuron_cores(

@@ -10,11 +10,11 @@ import importlib.machinery
 import os
 from collections.abc import Mapping
 
+from launcher import PACKAGE
 from launcher.errors import LaunchError
 from launcher.text.words import flag
 
-BESIDE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-OURS = os.path.join(BESIDE, "smddp")
+OURS = os.path.join(os.path.dirname(PACKAGE), "smddp")  # beside launcher/
 _API = "1.0.0"  # the version in the labels of AWS's "PyTorch Guide" to SMDDP v1
 _PARENT = "smdistributed"
 _LIBRARY = f"{_PARENT}.dataparallel"

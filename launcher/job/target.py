@@ -52,7 +52,7 @@ def _find_script(script: str, folders: Sequence[str], home: str) -> tuple[str, b
     """Return the script's path, and whether it is below `home`, not the current folder."""
     places = [os.path.abspath(os.path.join(folder, script)) for folder in (".", *folders) if folder]
     places = list(dict.fromkeys(places))
-    place = next((path for path in places if os.path.isfile(path) or _has_main([path])), "")
+    place = next((path for path in places if _is_program(path)), "")
     if place:
         problem = _other_language(place)
     elif any(map(os.path.isdir, places)):
@@ -70,6 +70,10 @@ def _find_script(script: str, folders: Sequence[str], home: str) -> tuple[str, b
     is_typed = place == places[0]
     is_below_home = bool(home) and os.path.commonpath([home, place]) == home
     return script if is_typed else place, is_below_home and (os.path.isabs(script) or not is_typed)
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) or (os.path.isdir(path) and _has_main([path]))
 
 
 def _other_language(path: str) -> str:

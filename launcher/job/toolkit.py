@@ -92,11 +92,10 @@ def read_config(environ: Mapping[str, str]) -> TrainingConfig | None:
     values = {
         key: decoded(value) for key, value in _read_object(folder, "hyperparameters.json").items()
     }
-    own = {key for key in values if is_platforms_own(key)}
     return TrainingConfig(
         base_dir=base,
-        hyperparameters={key: value for key, value in values.items() if key not in own},
-        framework_params={key: values[key] for key in own},
+        hyperparameters={key: values[key] for key in values if not is_platforms_own(key)},
+        framework_params={key: values[key] for key in values if is_platforms_own(key)},
         resource_config=resource_config,
         input_data_config=_read_object(folder, "inputdataconfig.json"),
     )

@@ -91,7 +91,7 @@ class Fault:
         """Start the job; return when all ranks run."""
         self.job.start()
         for host in self.job.values():
-            host.wait_for(" runs\n", count=self._ranks)
+            host.wait_for(" runs\n", count=self._ranks, timeout=300)
 
     def strike(self) -> None:
         """Tell all ranks to do their part."""

@@ -63,7 +63,7 @@ def many(jobs: int, seed: int, processes: int) -> int:
 
 
 def how_soon(jobs: int) -> int:
-    """Plant each mistake; print how many jobs it takes to find it, and the smallest that shows it."""
+    """Plant each mistake; print how many jobs it takes to find it, and the smallest of those."""
     missed = 0
     for mistake in mistakes():
         with planted(mistake):

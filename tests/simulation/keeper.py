@@ -93,7 +93,7 @@ class Keeper(Process):
     def loses_stub(self) -> None:
         """Say that torchrun has killed the stub, or somebody else."""
         if self.runs and not self.hangs:
-            self._pipe.say({"lost": "process that torchrun has started"})
+            self._pipe.say({"lost": "its process below torchrun"})
 
     # The launcher's commands.
 

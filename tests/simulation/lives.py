@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.run.events import (
-    CloseRequested,
-    RankEnded,
-    RankExits,
-    RankRuns,
-    ScriptEnded,
-    Signal,
-    StartRequested,
-    TorchrunEnded,
-)
+from launcher.run import events
 
 Life = list[tuple[Any, ...]]
 
@@ -26,37 +17,34 @@ Life = list[tuple[Any, ...]]
 class Lives:
     """Takes in what one launcher hears; `of` maps ranks, "torchrun" and "launcher" to lives."""
 
-    def __init__(self, events: Iterable[tuple[Any, str]]) -> None:
+    def __init__(self, heard: Iterable[tuple[Any, str]]) -> None:
         self.of: dict[Any, Life] = {"torchrun": [], "launcher": []}
-        self._ranks: dict[int, int] = {}  # by pid
-        for event, phase in events:
+        for event, phase in heard:
             self._take_in(event)
             phases = self.of["launcher"]
-            # Which of two hosts waits for the other at the end is a matter of milliseconds.
-            if phase not in ("Waiting", "Restarting") and phases[-1:] != [(phase,)]:
+            if phases[-1:] != [(phase,)]:
                 phases.append((phase,))
 
     def _take_in(self, event: Any) -> None:
-        torchrun = self.of["torchrun"]
-        if isinstance(event, RankRuns):
-            self._ranks[event.pid] = event.rank
-            self.of.setdefault(event.rank, []).append(("runs",))
-        elif isinstance(event, RankExits):
+        if isinstance(event, events.KeeperJoined):
+            self._happens(event.rank, "joins", event.local_rank, event.nproc)
+        elif isinstance(event, events.RankRuns):
+            self._happens(event.rank, "runs")
+        elif isinstance(event, events.RankExits):
             chain = [link.exception for link in event.chain]
-            self._happens(event.pid, "says", event.exit_code, *chain)
-        elif isinstance(event, ScriptEnded):
-            self._happens(event.pid, "is through")
-        elif isinstance(event, RankEnded):
-            self._happens(event.pid, "ends", event.exit_code)
-        elif isinstance(event, StartRequested):
-            torchrun.append(("asks to start", len(event.ranks), event.world))
-        elif isinstance(event, CloseRequested):
-            # Whether it has missed a lost host's store by then is a matter of milliseconds, too.
-            torchrun.append(("asks to end", event.number))
-        elif isinstance(event, TorchrunEnded):
-            torchrun.append(("ends", event.returncode))
-        elif isinstance(event, Signal):
-            self.of["launcher"].append(("hears", int(event.number)))
+            self._happens(event.rank, "says", event.exit_code, *chain)
+        elif isinstance(event, events.ScriptEnded):
+            self._happens(event.rank, "is through")
+        elif isinstance(event, events.RankEnded):
+            self._happens(event.rank, "ends", event.exit_code, event.response)
+        elif isinstance(event, events.KeeperCleared):
+            self._happens(event.rank, "clears", event.number, event.survivors)
+        elif isinstance(event, events.KeeperLost):
+            self._happens(event.rank, "loses", event.is_gone)
+        elif isinstance(event, events.TorchrunEnded):
+            self._happens("torchrun", "ends", event.returncode)
+        elif isinstance(event, events.Signal):
+            self._happens("launcher", "hears", int(event.number))
 
-    def _happens(self, pid: int, *what: Any) -> None:
-        self.of.setdefault(self._ranks[pid], []).append(what)
+    def _happens(self, whose: Any, *what: Any) -> None:
+        self.of.setdefault(whose, []).append(what)

@@ -356,7 +356,9 @@ def stacks_are_shown(watch: Watch) -> Iterator[str]:
         at, machine, by = request.time, request.machine, request.time + 4
         again = any(one is machine and at < start < by for start, one, _ in watch.started)
         ends = watch.decided and watch.decided[0] < by
-        ends = ends or any(not one.launcher or one.launcher.ended_at < by for one in (machine, first))
+        ends = ends or any(
+            not one.launcher or one.launcher.ended_at < by for one in (machine, first)
+        )
         away = {machine, first} & lost(watch) or planned(watch, *SLOW) or impostors(watch)
         if request.replied_at > by and not (again or ends or away):
             yield f"{machine.name} is not answered, asked at {at:.3f} s"

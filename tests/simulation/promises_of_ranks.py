@@ -129,7 +129,7 @@ def wrapped_programs_hear(watch: Watch) -> Iterator[str]:
 def ends_without_launcher(watch: Watch) -> Iterator[str]:
     """Of a host's ranks when its launcher was killed: their keepers do."""
     killed = {one.machine: one.time for one in has(watch, What.LAUNCHER_KILLED)}
-    for process in watch.ranks + [*watch.uploads]:
+    for process in (*watch.ranks, *watch.uploads):
         if process.machine not in killed:
             continue
         at = killed[process.machine]

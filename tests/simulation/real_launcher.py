@@ -10,8 +10,6 @@ from typing import Any
 # In place of this folder, which has a launcher.py of its own; the import takes it out again.
 sys.path[0] = str(Path(__file__).parents[1])
 
-from patient_launcher import be_patient  # noqa: E402
-
 from launcher.cli import main  # noqa: E402
 from launcher.run import machine  # noqa: E402
 
@@ -31,7 +29,6 @@ def recorded(plain: Any, file: Any) -> Any:
 if __name__ == "__main__":
     path = sys.argv.pop(1)
     with open(path, "ab") as file:
-        be_patient()
         machine.step = recorded(machine.step, file)
         exit_code = main()
     sys.exit(exit_code)

@@ -114,9 +114,9 @@ THEMES = (
            What.HOST_SLOW, What.KILLED, What.TORCHRUN_HANGS, What.LAUNCHER_FAILS),
           (*STARTING[:3], *TRAINING), (0, 0, 1), (1, 2, 2, 3), runners=(0.0, 5.0, 1000.0)),
     # Keepers that are killed, and stores that ranks do not get.
-    Theme((*KEEPERS, *KEEPERS, What.KEEPER_HANGS, *AT_ONCE, What.STOP, What.CTRL_C, What.TORCHRUN_TOLD,
-           What.LAUNCHER_KILLED, What.LAUNCHER_FAILS), (*STARTING, *TRAINING), (0, 1, 2),
-          (1, *FEW)),
+    Theme((*KEEPERS, *KEEPERS, What.KEEPER_HANGS, *AT_ONCE, What.STOP, What.CTRL_C,
+           What.TORCHRUN_TOLD, What.LAUNCHER_KILLED, What.LAUNCHER_FAILS),
+          (*STARTING, *TRAINING), (0, 1, 2), (1, *FEW)),
     Theme((*AT_ONCE, *STORES, What.STOP, What.CTRL_C, What.LINGERS), (*STARTING, *TRAINING),
           (1, 2), (1, *FEW), amounts=(0.2, 2.0, 20.0, 200.0), first=(STORES, AT_ONCE)),
     # What no signal ends.

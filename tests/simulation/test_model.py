@@ -70,9 +70,10 @@ SCENARIOS = {
     "a stop of one host of two": TWO._replace(
         script=SAVES, faults=(Fault(What.STOP, 3.0, host=1),)
     ),
-    "somebody sends torchrun SIGTERM": TWO._replace(
-        script=SAVES, faults=(Fault(What.TORCHRUN_TOLD, 3.0, host=1),)
+    "what torchrun has started is killed": TWO._replace(
+        script=SAVES, faults=(Fault(What.STUB_KILLED, 3.0, host=1),)
     ),
+    "a keeper is killed": ONE._replace(script=SAVES, faults=(Fault(What.KEEPER_KILLED, 3.0),)),
     "torchrun is killed": TWO._replace(
         script=SAVES, faults=(Fault(What.TORCHRUN_KILLED, 3.0, host=1),)
     ),
@@ -97,16 +98,6 @@ SECOND_OF_THEIR_KIND = (
     "a rank's hook chooses its exit code",
     "Ctrl-C three times",
     "the launcher of another host is killed",
-)
-# Of warm starts, for `make test-systems`.
-WARM = (
-    "a rank raises, and the other one saves",
-    "a rank ends, and both are restarted",
-    "a stop, and ranks that save",
-    "somebody sends torchrun SIGTERM",
-    "torchrun is killed",
-    "the first host's launcher is killed",
-    "the ranks of two hosts are restarted",
 )
 
 
@@ -135,7 +126,7 @@ def real(plan: Plan, start: Any, tmp_path: Path) -> list[tuple[Any, Lives]]:
         "LAUNCHER_MAX_RESTARTS": str(plan.max_restarts),
         "LAUNCHER_GRACE": str(int(plan.grace)),
         "LAUNCHER_FAILURE_GRACE": str(int(plan.failure_grace)),
-        "LAUNCHER_START": "warm" if plan.is_warm else "cold",
+        "LAUNCHER_START": "cold",
         **ports(),
     }
     arguments = ("--train-script", HERE / "real_rank.py", shared, written(plan))
@@ -170,8 +161,10 @@ def happens(fault: Fault, host: Any) -> None:
         host.signal(KILL)
     elif fault.what is What.TORCHRUN_KILLED:
         host.torchrun.kill()
-    elif fault.what is What.TORCHRUN_TOLD:
-        host.torchrun.terminate()
+    elif fault.what is What.STUB_KILLED:
+        host.stubs[fault.local_rank].kill()
+    elif fault.what is What.KEEPER_KILLED:
+        host.keepers[fault.local_rank].kill()
 
 
 def events(file: Any) -> list[tuple[Any, str]]:
@@ -186,19 +179,11 @@ def events(file: Any) -> list[tuple[Any, str]]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("scenario", "is_warm"),
-    [
-        *(
-            slow(name, False) if name in SECOND_OF_THEIR_KIND else (name, False)
-            for name in SCENARIOS
-        ),
-        *(slow(name, True) for name in WARM),
-    ],
+    "scenario",
+    [slow(name) if name in SECOND_OF_THEIR_KIND else name for name in SCENARIOS],
 )
-def test_simulated_jobs_are_as_real_ones(
-    scenario: str, is_warm: bool, start: Any, tmp_path: Path
-) -> None:
-    plan = SCENARIOS[scenario]._replace(is_warm=is_warm)
+def test_simulated_jobs_are_as_real_ones(scenario: str, start: Any, tmp_path: Path) -> None:
+    plan = SCENARIOS[scenario]
     assert min([fault.at for fault in plan.faults if fault.at] or [3.0]) >= TRAINS_FROM
     for (is_real, lives), (is_simulated, model) in zip(
         real(plan, start, tmp_path), simulated(plan)

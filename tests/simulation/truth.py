@@ -35,7 +35,12 @@ WORDS = {
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
     "the device is gone": (What.TORCHRUN_FAILS,),
     "did not join": (
-        What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, What.LAUNCHER_FAILS, *SLOW, *LOSSES
+        What.HOST_LATE,
+        What.HOST_ABSENT,
+        What.PORT_TAKEN,
+        What.LAUNCHER_FAILS,
+        *SLOW,
+        *LOSSES,
     ),
     "could not be reached": (
         What.HOST_LATE,
@@ -52,7 +57,7 @@ def is_true(watch: Watch, result: Result) -> bool:
     """Tell whether the plan broke what a result names."""
     line = result.text.partition("\n")[0]
     rank = re.match(r"(\S+), rank (\d+) ", line)
-    if rank and "so that nobody keeps it" not in line:
+    if rank and "its keeper was killed" not in line and "below torchrun was killed" not in line:
         return _failed(watch, rank.group(1), int(rank.group(2)), line, result.exit_code)
     host = re.split("[:, ]", line)[0]
     if line.startswith("ranks have made no progress for"):
@@ -65,7 +70,7 @@ def is_true(watch: Watch, result: Result) -> bool:
         return planned(watch, *PAUSES) or _was_lost(watch, host)
     if "SignalException" in line:
         return any(one.machine.name == host for one in has(watch, What.TORCHRUN_TOLD))
-    if "its keeper was killed" in line or "that torchrun has started was killed" in line:
+    if "its keeper was killed" in line or "below torchrun was killed" in line:
         killed = has(watch, *KEEPERS, What.TORCHRUN_TOLD)
         return any(one.machine.name == host for one in killed)
     failed = f"{COMPILE} failed" in line or ("torchrun failed" in line and "device" not in line)
