@@ -193,15 +193,18 @@ def program():
 
 @fact(
     "`os.environ`",
-    cold=Other("`LAUNCHER_JOB_MARK` and `LAUNCHER_ATTEMPT`, by which leftover processes are found"),
+    cold=Other("`LAUNCHER_JOB_MARK`, by which a launcher that the script starts knows of this one"),
 )
 def environment():
     return sorted(os.environ)
 
 
-@fact("values of the variables that both have, but for the job's id and port")
+@fact(
+    "values of the variables that both have, but for the job's id and port, and"
+    " TORCHELASTIC_USE_AGENT_STORE: True from the first restart on, with torch 2.4 False otherwise"
+)
 def values():
-    ours = (*OF_ONE_JOB, "LAUNCHER_JOB_MARK", "LAUNCHER_ATTEMPT")
+    ours = (*OF_ONE_JOB, "LAUNCHER_JOB_MARK", "TORCHELASTIC_USE_AGENT_STORE")
     return {name: text for name, text in os.environ.items() if name not in ours}
 
 
