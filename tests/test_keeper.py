@@ -16,6 +16,7 @@ from conftest import REPO, has_ended, poll
 
 STUB = str(REPO / "launcher" / "run" / "stub.py")
 RUN = {"attempt": 1, "environ": {}, "grace": 30.0, "ignored": [], "log": "", "prefix": ""}
+RUN["merges"] = False
 SECONDS = 60.0  # for anything to happen
 LONG = 3600.0  # a grace that never ends
 TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
@@ -449,7 +450,7 @@ def test_a_stub_that_is_killed_is_told_and_its_rank_is_kept(start):
     kept.run()
     printed("waits")
     kept.process.kill()
-    assert kept.wait("lost") == "the process that torchrun has started for it"
+    assert kept.wait("lost") == "its process below torchrun"
     kept.end(1, at_once=True, grace=0)
     assert kept.wait("cleared") == {"number": 1, "survivors": 0}
     kept.leave(0)
@@ -570,14 +571,19 @@ def test_the_lines_of_ranks_that_write_at_the_same_time_are_whole(start):
     assert len(lines) == 4000 and set(lines) == expected
 
 
-def test_a_file_has_every_byte_and_lines_have_their_prefix(start, tmp_path):
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_file_has_every_byte_and_lines_have_their_prefix(start, tmp_path, merges):
     kept = start("import os\nos.write(1, b'one\\ntwo')\nos.write(2, b' and a half\\n\\0\\xff')")
     log = tmp_path / "logs" / "rank-0.log"
-    kept.run(log=str(log), prefix="[rank 0] ")
+    kept.run(log=str(log), prefix="[rank 0] ", merges=merges)
     kept.wait("ended")
     assert log.read_bytes() == b"one\ntwo and a half\n\0\xff"
-    expected = b"[rank 0] one\n[rank 0] two and a half\n[rank 0] \0\xff"
-    assert (tmp_path / "out").read_bytes() == expected
+    texts = (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes()
+    rest = b" and a half\n[rank 0] \0\xff"
+    if merges:
+        assert texts == (b"[rank 0] one\n[rank 0] two" + rest, b"")
+    else:
+        assert texts == (b"[rank 0] one\n[rank 0] two", b"[rank 0]" + b" " + rest)
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "below a file"])
