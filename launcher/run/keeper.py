@@ -75,9 +75,9 @@ class Keeper:
     def __init__(self, start: Start, words: list[str], environ: dict[str, str], stub: int) -> None:
         self._start, self._words, self._environ, self._stub = start, words, environ, stub
         connection = socket.socket(socket.AF_UNIX)
-        folder = os.open(environ.pop("LAUNCHER_RUN_DIR"), os.O_PATH)
-        connection.connect(f"/proc/self/fd/{folder}/socket")  # the folder's name may be too long
-        os.close(folder)
+        run_dir = os.open(environ.pop("LAUNCHER_RUN_DIR"), os.O_PATH)
+        connection.connect(f"/proc/self/fd/{run_dir}/socket")  # the folder's name may be too long
+        os.close(run_dir)
         self._launcher = Link(connection)
         self._torchruns_stderr = environ.pop("LAUNCHER_STDERR", "")
         # Of the attempt.
