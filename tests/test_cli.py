@@ -490,7 +490,7 @@ def test_pythonpath_begins_with_sagemakers_folder_for_code(bare_image, code, mon
     argv = ["--train-script", "tools/tool.py", "--launcher-smddp-compat"]
     plan = planned(argv, **bare_image)
     folders = plan.environment["PYTHONPATH"].split(":")
-    assert folders[:-1] == [code, theirs] and folders[-1].endswith("/smddp")
+    assert folders[:-1] == [code, *theirs.split(":")] and folders[-1].endswith("/smddp")
     assert folder_of(argv, **bare_image) == ""
 
 

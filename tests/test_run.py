@@ -143,6 +143,16 @@ def test_closed_streams_cost_nothing(start, script):
     assert host.wait() == 0 and host.failure is None
 
 
+@pytest.mark.torch
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no safe path before 3.11")
+def test_torchrun_imports_nothing_of_the_current_folder(start, script, tmp_path):
+    script("raise RuntimeError('torchrun has imported it')", "queue.py")
+    path = script("import os; print(os.environ.get('PYTHONSAFEPATH'), os.getcwd())")
+    host = start("--train-script", path)
+    assert host.wait() == 0, host.log()
+    assert host.out == f"None {tmp_path}\n"
+
+
 def test_stdout_and_stdin_are_the_launchers_own(script):
     path = script("import sys; print(sys.stdout.isatty(), sys.stdin.readline().strip())")
     ours, theirs = pty.openpty()

@@ -75,7 +75,9 @@ class Keeper:
     def __init__(self, start: Start, words: list[str], environ: dict[str, str], stub: int) -> None:
         self._start, self._words, self._environ, self._stub = start, words, environ, stub
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(os.path.join(environ.pop("LAUNCHER_RUN_DIR"), "socket"))
+        folder = os.open(environ.pop("LAUNCHER_RUN_DIR"), os.O_PATH)
+        connection.connect(f"/proc/self/fd/{folder}/socket")  # the folder's name may be too long
+        os.close(folder)
         self._launcher = Link(connection)
         self._torchruns_stderr = environ.pop("LAUNCHER_STDERR", "")
         # Of the attempt.
@@ -503,6 +505,7 @@ def main(stub: int) -> NoReturn:
     os.setsid()
     try:
         keeper = Keeper(execute, sys.argv[1:], dict(os.environ), stub)
-    except OSError:  # the launcher is gone
+    except OSError as error:  # the launcher is gone, or this rank's limits are spent
+        os.write(2, f"launcher: a rank cannot reach its launcher ({error}).\n".encode())
         os._exit(1)
     keeper.loop()

@@ -56,6 +56,7 @@ from launcher.watch.host import Watch
 STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 _LAST_SECONDS = 10.0  # more than the grace, for what is left after an error of the launcher itself
+_OF_TORCHRUN = ("TMPDIR", "PYTHONSAFEPATH")  # which scripts have as this process has them
 _LOOK_SECONDS = 0.1  # between two looks at what is left
 Ready = list[tuple[selectors.SelectorKey, int]]
 
@@ -343,6 +344,8 @@ class Supervisor:
         run_dir = os.path.abspath(self._folder)  # a relative TMPDIR is this process's
         # torchrun leaves a log folder behind, which goes with that of the job.
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
+        # `python -m` would have torchrun import a queue.py of the current folder (Python 3.11).
+        environ["PYTHONSAFEPATH"] = "1"
         environ["LAUNCHER_STUB_GRACE"] = f"{job.options.failure_grace}"
         environ |= self._warm.environ if self._warm else {}
         self._plan = plan
@@ -358,7 +361,7 @@ class Supervisor:
         """Return how a rank's script is started; a variable that is None is removed."""
         options = self.state.job.options
         environ: dict[str, str | None] = dict.fromkeys((*INTERNAL, "LAUNCHER_STUB_GRACE"))
-        environ |= {name: self._environ.get(name) for name in (*INTERNAL, "TMPDIR")}
+        environ |= {name: self._environ.get(name) for name in (*INTERNAL, *_OF_TORCHRUN)}
         environ[RUN_DIR], environ[JOB_MARK] = None, os.path.basename(self._folder)
         environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt - 1)
         environ["TORCHELASTIC_MAX_RESTARTS"] = str(options.max_restarts)

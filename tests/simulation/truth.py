@@ -144,6 +144,6 @@ def exit_codes(watch: Watch, one: Happened) -> tuple[int, ...]:
     real = code if code >= 0 else 128 - code
     # What takes its time, or is ended meanwhile, is told with the code that it said.
     slow = one.fault.amount > 2 or bool(one.rank.heard)
-    slow = slow or planned(watch, *SLOW)
+    slow = slow or planned(watch, *SLOW, *OF_TORCHRUN)  # at whose end what ranks have said counts
     said = 3 if one.fault.what is What.EXITS else 1
     return (said, real) if slow else (real,)
