@@ -210,7 +210,7 @@ def test_the_launcher_is_told_that_a_script_has_ended_and_the_script_notices_not
 
 
 DROPS_LATE = """
-import _thread, ctypes, hashlib, os, threading, time
+import _thread, ctypes, hashlib, os, sys, threading, time
 def work(rounds):  # without the interpreter, as in C++
     began = time.thread_time()
     hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
@@ -223,7 +223,9 @@ def run_loop():
     {then}
     os.write(1, b"dropped")
     threading.Event().wait()
-begun, rounds = threading.Event(), int(20_000 * 0.05 / work(20_000))  # 0.05 s, of 1 s
+begun, rounds = threading.Event(), int(20_000 * 0.05 / work(20_000))  # 0.05 s
+watch = next(one for one in sys.meta_path if type(one).__name__ == "Replier")
+watch.find_spec.__globals__["let_torchs_threads_finish"].__defaults__ = (60.0,)  # s, in place of 1
 _thread.start_new_thread(run_loop, ())
 begun.wait()
 time.sleep = time.monotonic = os.listdir = None
