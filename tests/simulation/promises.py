@@ -52,7 +52,7 @@ __all__ = ["broken", "promises_of_ranks"]
 def starts_together(watch: Watch) -> Iterator[str]:
     """And agree; but an impostor counts as the host whose name it has."""
     absent = [machine.name for machine in watch.job.machines if machine.launcher is None]
-    differ = planned(watch, What.DIFFERS, What.CANNOT_START)
+    differ = planned(watch, What.DIFFERS, What.CANNOT_START) and watch.job.plan.hosts > 1
     for at, machine, _ in watch.started:
         if (absent or differ) and not impostors(watch):
             yield f"{machine.name} starts torchrun at {at:.3f} s; absent: {absent}"
@@ -103,7 +103,7 @@ def all_say_the_same(watch: Watch) -> Iterator[str]:
     # Nobody tells a launcher that has failed itself.
     own = {one.machine for one in has(watch, What.LAUNCHER_FAILS)}
     away |= own
-    said: dict[Result, str] = {}
+    said = {watch.decided[1]: "the coordinator"} if watch.decided else {}
     for launcher in ended(watch):
         if launcher.result and launcher.machine not in away and not _is_alone(watch, launcher):
             said.setdefault(launcher.result, launcher.machine.name)
@@ -382,7 +382,9 @@ def ends_in_time(watch: Watch) -> Iterator[str]:
     left = has(watch, What.FORGIVEN, What.LEAVES)
     waits = watch.job.plan.script.at_break is AtBreak.WAITS and left
     for launcher in launchers(watch):
-        if launcher.runs and not has(watch, What.HANGS, *HANGS, *HELD) and not waits:
+        hangs = has(watch, What.HANGS, What.TORCHRUN_HANGS, *HELD)
+        hangs = hangs or (not watch.decided and has(watch, What.KEEPER_HANGS))
+        if launcher.runs and not hangs and not waits:
             yield f"{launcher.machine.name} is {type(launcher.state.phase).__name__}"
     odd = planned(watch, What.PORT_TAKEN, What.STOPS_READING) or impostors(watch)
     if watch.job.plan.hosts == 1 or odd or watch.job.plan.runner is not None:

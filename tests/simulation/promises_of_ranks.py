@@ -134,7 +134,7 @@ def ends_without_launcher(watch: Watch) -> Iterator[str]:
             continue
         at = killed[process.machine]
         by, is_held = at + watch.job.plan.grace + 2, process.held_until > -math.inf
-        lost = planned(watch, *KEEPERS, What.TORCHRUN_TOLD, What.TORCHRUN_KILLED)
+        lost = planned(watch, *KEEPERS, What.KEEPER_HANGS, What.TORCHRUN_TOLD, What.TORCHRUN_KILLED)
         if (process.ended is None or process.ended > by) and not (is_held or lost):
             yield f"process {process.pid} ends at {process.ended}, killed at {at:.3f} s"
 
