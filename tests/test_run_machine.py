@@ -54,6 +54,7 @@ FAILED = Result(1, "algo-2, rank 2 (local rank 0) failed\n")
 FAILURE, STOP, RESTART = End(1, FAILED), End(1, stopped(TERM)), End(1, SUCCESS, "again")
 JOINED = (KeeperJoined(0, 0, 2), KeeperJoined(1, 1, 2))
 RUN = (RankRuns(0, 71), RankRuns(1, 72))
+STARTED = (Start(1, 0), *JOINED, *RUN)
 CLEARED = (KeeperCleared(0, 1, 0), KeeperCleared(1, 1, 0))
 SUCCEED = (RankEnded(0, 0), RankEnded(1, 0))
 ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
@@ -90,7 +91,7 @@ class Host:
 
 def running(**options):
     """Return a host whose two ranks run, with the pids 71 and 72."""
-    host = Host(Start(1, 0), *JOINED, *RUN, **options)
+    host = Host(*STARTED, **options)
     assert machine.due(host.state) == math.inf
     return host
 
@@ -108,49 +109,39 @@ ROWS = [
     ((Start(1, 0),), JOINED[0], Running, [RunRanks]),
     ((Start(1, 0), STOP), JOINED[0], Ending, []),
     ((Start(1, 0), STOP, Leave()), JOINED[0], Ending, [LeaveRanks]),
-    ((Start(1, 0), *JOINED, *RUN), RESTART, Ending, [EndRanks]),
-    ((Start(1, 0), *JOINED, *RUN), SUCCEED[0], Running, [RanksSucceeded(1, 0, (0.0,))]),
-    ((Start(1, 0), *JOINED, *RUN), Signal(TERM), Ending, [Stop(TERM), EndRanks]),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE), CLEARED[0], Ending, []),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE, CLEARED[0]), CLEARED[1], Ending, [Cleared(1, 0)]),
+    (STARTED, RESTART, Ending, [EndRanks]),
+    (STARTED, SUCCEED[0], Running, [RanksSucceeded(1, 0, (0.0,))]),
+    (STARTED, Signal(TERM), Ending, [Stop(TERM), EndRanks]),
+    ((*STARTED, FAILURE), CLEARED[0], Ending, []),
+    ((*STARTED, FAILURE, CLEARED[0]), CLEARED[1], Ending, [Cleared(1, 0)]),
     # Of an end that was replaced, of an attempt that is over, or too late.
-    ((Start(1, 0), *JOINED, *RUN, RESTART, STOP), CLEARED[0], Ending, []),
-    ((Start(1, 0), *JOINED, *RUN), CLEARED[0], Running, []),
-    ((Start(1, 0), *JOINED, *RUN), Leave(), Running, []),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE, Leave()), Leave(), Ending, []),
+    ((*STARTED, RESTART, STOP), CLEARED[0], Ending, []),
+    (STARTED, CLEARED[0], Running, []),
+    (STARTED, Leave(), Running, []),
+    ((*STARTED, FAILURE, Leave()), Leave(), Ending, []),
     # A keeper that clears a local stop clears the coordinator's, which comes after it.
-    ((Start(1, 0), *JOINED, *RUN, Signal(TERM), *CLEARED), STOP, Ending, [Cleared(1, 0)]),
-    ((Start(1, 0), *JOINED, *RUN, STOP), End(2, FAILED), Ending, []),
-    ((Start(1, 0), *JOINED, *RUN, RESTART), End(2, stopped(TERM)), Ending, [EndRanks]),
-    ((Start(1, 0), *JOINED, *RUN, RESTART), Signal(TERM), Ending, [Stop(TERM), EndRanks]),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE), Signal(TERM), Ending, []),
-    ((Start(1, 0), *JOINED, *RUN, RESTART, *CLEARED), Start(2, 30001), Running, [RunRanks]),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE, *CLEARED), Leave(), Ending, [KillTorchrun, LeaveRanks]),
-    ((Start(1, 0), *JOINED, *RUN, End(1, SUCCESS), *CLEARED), Leave(), Ending, [LeaveRanks]),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE), TorchrunEnded(1), Ending, []),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE), KeeperLost(0, "its keeper"), Ending, []),
-    ((Start(1, 0), *JOINED, *RUN, FAILURE, *CLEARED, Leave()), NothingLeft(), Ending, []),
-    (
-        (Start(1, 0), *JOINED, *RUN, FAILURE, *CLEARED, Leave(), TorchrunEnded(-9)),
-        NothingLeft(),
-        Done,
-        [],
-    ),
+    ((*STARTED, Signal(TERM), *CLEARED), STOP, Ending, [Cleared(1, 0)]),
+    ((*STARTED, STOP), End(2, FAILED), Ending, []),
+    ((*STARTED, RESTART), End(2, stopped(TERM)), Ending, [EndRanks]),
+    ((*STARTED, RESTART), Signal(TERM), Ending, [Stop(TERM), EndRanks]),
+    ((*STARTED, FAILURE), Signal(TERM), Ending, []),
+    ((*STARTED, RESTART, *CLEARED), Start(2, 30001), Running, [RunRanks]),
+    ((*STARTED, FAILURE, *CLEARED), Leave(), Ending, [KillTorchrun, LeaveRanks]),
+    ((*STARTED, End(1, SUCCESS), *CLEARED), Leave(), Ending, [LeaveRanks]),
+    ((*STARTED, FAILURE), TorchrunEnded(1), Ending, []),
+    ((*STARTED, FAILURE), KeeperLost(0, "its keeper"), Ending, []),
+    ((*STARTED, FAILURE, *CLEARED, Leave()), NothingLeft(), Ending, []),
+    ((*STARTED, FAILURE, *CLEARED, Leave(), TorchrunEnded(-9)), NothingLeft(), Done, []),
     # Suspended meanwhile: the others have not waited, but ranks have their grace.
-    ((Start(1, 0), *JOINED, *RUN, FAILURE), Leave(), Ending, []),
+    ((*STARTED, FAILURE), Leave(), Ending, []),
     (
-        (Start(1, 0), *JOINED, *RUN, FAILURE, Leave(), CLEARED[0]),
+        (*STARTED, FAILURE, Leave(), CLEARED[0]),
         CLEARED[1],
         Ending,
         [Cleared(1, 0), KillTorchrun, LeaveRanks],
     ),
     ((Signal(INT), Signal(INT)), Signal(INT), Done, []),
-    (
-        (Start(1, 0), *JOINED, *RUN, Signal(INT), Signal(INT)),
-        Signal(INT),
-        Ending,
-        [EndRanks, KillTorchrun],
-    ),
+    ((*STARTED, *[Signal(INT)] * 2), Signal(INT), Ending, [EndRanks, KillTorchrun]),
 ]
 
 

@@ -18,7 +18,7 @@ from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What, read, wr
 from simulation.planting import Mistake, mistakes, planted
 from simulation.search import report, search
 
-JOBS = 250  # of one seed
+JOBS = 350  # of one seed
 SEEDS = range(20)
 
 
