@@ -14,9 +14,13 @@ from conftest import REPO, has_ended, poll, slow, words_of
 WARM = REPO / "launcher" / "warm"
 
 
+def is_warm(process):
+    return any(word.endswith("/launcher/warm/warm.py") for word in words_of(process))
+
+
 def warm_of(host):
     """Return the process that forks the others, and was there before them; None: not yet."""
-    found = [one for one in host.children if str(WARM / "warm.py") in words_of(one)]
+    found = [one for one in host.children if is_warm(one)]
     return min(found, key=lambda one: one.create_time(), default=None)  # pids start again
 
 
