@@ -36,7 +36,10 @@ class Lives:
         elif isinstance(event, events.ScriptEnded):
             self._happens(event.rank, "is through")
         elif isinstance(event, events.RankEnded):
-            self._happens(event.rank, "ends", event.exit_code, event.response)
+            # The job's end may reach a rank's keeper before what the rank says, or after it.
+            has_said = any(what[0] == "says" for what in self.of[event.rank])
+            response = None if has_said else event.response
+            self._happens(event.rank, "ends", event.exit_code, response)
         elif isinstance(event, events.KeeperCleared):
             self._happens(event.rank, "clears", event.number, event.survivors)
         elif isinstance(event, events.KeeperLost):
