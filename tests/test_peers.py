@@ -79,9 +79,8 @@ PHASES = {
     Deciding: {Clearing},
     Clearing: {Clearing, Running, Ended},
     Ended: set(),
-    link.Joining: {link.Joined, link.Alone},
-    link.Joined: {link.Alone, link.Left},
-    link.Alone: {link.Left},
+    link.Joining: {link.Joined, link.Left},
+    link.Joined: {link.Left},
     link.Left: set(),
 }
 
@@ -342,6 +341,8 @@ COUNTED = "loss is nan\nexit code 1; first of 3 failures (not counting ranks tha
 FAILS = (10, SECOND, failed())
 NO_STORE = StoreMade(0, "port 1 is taken")
 NAN_NO_STORE = Result(1, "loss is nan\nno restart: port 1 is taken\n")
+NAN_NO_TORCHRUN = Result(1, "loss is nan\nno restart: torchrun failed\n")
+NAN_SURVIVORS = Result(1, f"loss is nan\nno restart: 2 of {THIRD}'s processes survived SIGKILL\n")
 
 # Name: restarts; the seconds, the host, what it says or why it is lost; when all end, and how.
 ENDS = {
@@ -367,10 +368,10 @@ ENDS = {
     # Restarts that do not come about.
     "a stop, restarting": (1, [FAILS, (20, THIRD, STOP)], 20, STOPPED),
     "a loss, restarting": (1, [FAILS, (20, THIRD, DIED)], 20, lost(THIRD)),
-    "torchrun fails, restarting": (1, [FAILS, (20, THIRD, TORCHRUN)], 20, NAN),
+    "torchrun fails, restarting": (1, [FAILS, (20, THIRD, TORCHRUN)], 20, NAN_NO_TORCHRUN),
     "a launcher fails, restarting": (1, [FAILS, (20, THIRD, OWN)], 20, OWN.failure.result),
     "the first was frozen": (1, [FAILS, (20, THIRD, LOST_FIRST)], 20, LOST_FIRST.failure.result),
-    "survivors": (1, [FAILS, (20, THIRD, SURVIVORS)], 20, NAN),
+    "survivors": (1, [FAILS, (20, THIRD, SURVIVORS)], 20, NAN_SURVIVORS),
     "no store": (1, [(5, "", NO_STORE), FAILS], 10.3, NAN_NO_STORE),
     "no store, a stop": (1, [(5, "", NO_STORE), FAILS, (10.1, THIRD, STOP)], 10.3, NAN_NO_STORE),
     "no store, restarting": (1, [FAILS, (20, "", NO_STORE)], 20, NAN_NO_STORE),
@@ -753,8 +754,9 @@ def test_a_member_tries_again_and_again_until_the_start_time_out(second):
         line = Log("waiting for algo-1 (nothing is listening there).")
         assert second.waits_until(now) == (line,)
     text = "algo-1 could not be reached within 100 s (nothing is listening there)\nexit code 69\n"
-    assert second.waits_until(100) == (Disconnect(), *comes_down(End(0, Result(69, text))))
-    assert second.hears(SECOND, Cleared(0, 0)) == comes_down(Leave())
+    ends = (*comes_down(End(0, Result(69, text))), *comes_down(Leave()))
+    assert second.waits_until(100) == (Disconnect(), *ends)
+    assert second.hears(SECOND, Cleared(0, 0)) == ()
     assert second.step(Connected()) == (Disconnect(),)  # too late
 
 
@@ -775,40 +777,31 @@ def test_a_member_joins_and_follows_the_coordinator():
 
 FAILED_STOP = Failed(1, Failure(Cause.HOST_LOST, 69, lost(FIRST).text))
 ALONE = End(0, lost(FIRST))
-# Name: what the coordinator has said; what this host has; what its run is commanded when the
-# coordinator is lost, and when it has cleared after that, as the End of a number commands.
+# Name: what the coordinator has said; what this host has; the End that its run is commanded when
+# the coordinator is lost, unless it has that of the job. It leaves once it has cleared.
 LOST = {
-    "before the start": ([], [], ALONE, 0),
-    "in an attempt": ([Start(1, 0)], [], ALONE, 0),
-    "in an attempt, stopped": ([Start(1, 0)], [Stop(15)], End(0, STOPPED), 0),
-    "in a restart": ([Start(1, 0), End(1, SUCCESS, "why")], [], ALONE, 0),
-    "in a restart, cleared": ([Start(1, 0), End(1, SUCCESS, "why")], [Cleared(1, 0)], ALONE, 0),
-    "after a restart": ([End(1, SUCCESS, "why"), Start(2, 5)], [Cleared(1, 0)], ALONE, 0),
-    "at the end": ([Start(1, 0), End(1, NAN)], [], None, 1),
-    "at the second end": ([Start(1, 0), End(1, SUCCESS, "why"), End(2, NAN)], [], None, 2),
-    "at the end, an old reply": (
-        [Start(1, 0), End(1, SUCCESS, "why"), End(2, NAN)],
-        [Cleared(1, 0)],
-        None,
-        2,
-    ),
-    "at the end, cleared": ([Start(1, 0), End(1, NAN)], [Cleared(1, 0)], Leave(), None),
-    "after it": ([Start(1, 0), End(1, NAN), Leave()], [Cleared(1, 0)], None, None),
+    "before the start": ([], [], ALONE),
+    "in an attempt": ([Start(1, 0)], [], ALONE),
+    "in an attempt, stopped": ([Start(1, 0)], [Stop(15)], End(0, STOPPED)),
+    "in a restart": ([Start(1, 0), End(1, SUCCESS, "why")], [], ALONE),
+    "in a restart, cleared": ([Start(1, 0), End(1, SUCCESS, "why")], [Cleared(1, 0)], ALONE),
+    "after a restart": ([End(1, SUCCESS, "why"), Start(2, 5)], [Cleared(1, 0)], ALONE),
+    "at the end": ([Start(1, 0), End(1, NAN)], [], None),
+    "at the second end": ([Start(1, 0), End(1, SUCCESS, "why"), End(2, NAN)], [], None),
+    "at the end, cleared": ([Start(1, 0), End(1, NAN)], [Cleared(1, 0)], None),
 }
 
 
-@pytest.mark.parametrize(("said", "own", "command", "number"), LOST.values(), ids=LOST)
-def test_a_member_that_loses_the_coordinator_ends_alone(said, own, command, number):
+@pytest.mark.parametrize(("said", "own", "end"), LOST.values(), ids=LOST)
+def test_a_member_that_loses_the_coordinator_ends_alone(said, own, end):
     second = joined(*said)
     for message in own:
         second.hears(SECOND, message, 2)
-    *more, last = (None, *second.step(Lost(FIRST, DIED), 3))
-    commands = [action for action in (*more, last) if action and action.hosts == (SECOND,)]
-    assert commands == ([] if command is None else list(comes_down(command)))
+    actions = second.step(Lost(FIRST, DIED), 3)
+    commands = tuple(action for action in actions if action.hosts == (SECOND,))
+    assert commands == (*(comes_down(end) if end else ()), *comes_down(Leave()))
     assert second.hears(SECOND, Stop(2), 4) == second.hears(FIRST, Start(9, 0), 4) == ()
-    if number is not None:
-        assert second.hears(SECOND, Cleared(number + 5, 0), 5) == ()
-        assert second.hears(SECOND, Cleared(number, 0), 5) == comes_down(Leave())
+    assert second.step(Lost(FIRST, DIED), 5) == ()
     assert isinstance(second.phase, link.Left) and second.due == math.inf
 
 
@@ -833,7 +826,8 @@ def test_a_member_waits_for_its_coordinator_where_another_program_listens(second
     second.step(Connected(), at)
     assert line not in second.step(Lost(FIRST, DIED), at)
     text = f"algo-1 could not be reached within 100 s ({NO_LAUNCHER})\nexit code 69\n"
-    (_, end) = link.step(second.state, Time(), 100)[1]
+    (_, end, leave) = link.step(second.state, Time(), 100)[1]
+    assert leave.message == Leave()
     assert end.message == End(0, Result(69, text))
     second.step(Connected(), 12)
     assert second.hears(FIRST, Start(1, 0), 12) == ()  # no reply
@@ -853,8 +847,7 @@ def test_a_stop_before_a_member_is_welcome_is_decided_by_itself(second, connecte
     assert link.step(second.state, Time(), 5)[1] == (Disconnect(), *comes_down(Leave()))
     assert second.hears(FIRST, Welcome()) == ()
     assert second.hears(FIRST, End(1, STOPPED)) == comes_down(End(1, STOPPED))
-    assert second.step(Lost(FIRST, DIED))[1:] == ()
-    assert second.hears(SECOND, Cleared(1, 0)) == comes_down(Leave())
+    assert second.step(Lost(FIRST, DIED))[1:] == comes_down(Leave())
 
 
 def test_a_stop_after_a_failure_before_a_member_is_welcome_decides_nothing(second):
@@ -862,7 +855,8 @@ def test_a_stop_after_a_failure_before_a_member_is_welcome_decides_nothing(secon
     for _ in range(2):
         assert second.step(Connected()) == (GREETS, goes_up(CANNOT), goes_up(Stop(15)))
         second.step(Lost(FIRST, DIED))
-    assert second.waits_until(5) == (Disconnect(), *comes_down(End(0, STOPPED)))
+    ends = (*comes_down(End(0, STOPPED)), *comes_down(Leave()))
+    assert second.waits_until(5) == (Disconnect(), *ends)
 
 
 # Messages.

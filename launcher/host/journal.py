@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 NAME = "events.jsonl"
+_END_SECONDS = 1.0  # for the last lines to be written
 
 
 def host_folder(folder: str, host: str) -> str:
@@ -18,25 +21,24 @@ def host_folder(folder: str, host: str) -> str:
 
 
 class Journal:
-    """The file, to which lines are appended, each at once. Its troubles never cost the job."""
+    """The file, to which a thread appends lines, each at once.
+
+    Its troubles never cost the job: the folder may be another machine's, and hang.
+    """
 
     def __init__(self, folder: str, host: str, log: Callable[[str], None]) -> None:
-        self._file, self._log = -1, log
+        self._log = log
         self._path = os.path.join(host_folder(folder, host), NAME)
-        if not folder:
-            return
-        with self._no_errors():
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            # It may be there already, as a pipe that nobody reads: no wait for that.
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-            self._file = os.open(self._path, flags, 0o644)
-            size = os.fstat(self._file).st_size
-            if size and os.pread(self._file, 1, size - 1) != b"\n":
-                self._write(b"\n")  # behind a line that a full disk has cut off
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if folder:
+            with self._no_errors():
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
 
     def note(self, of: Callable[..., Sequence[Any]], *step: Any) -> None:
-        """Write the lines that of(*step) returns (history.Note)."""
-        if self._file < 0:
+        """Have the lines written that of(*step) returns (history.Note)."""
+        if self._thread is None:
             return
         with self._no_errors():
             lines = of(*step)
@@ -45,11 +47,27 @@ class Journal:
                 second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
                 utc = {"utc": f"{second}.{int(now % 1 * 1000):03d}Z"}
                 whole = [json.dumps({**utc, **line.fields}) + "\n" for line in lines]
-                self._write("".join(whole).encode())
+                self._lines.put("".join(whole).encode())
 
-    def _write(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._file, data) :]
+    def _run(self) -> None:
+        with self._no_errors(), self._opened() as file:
+            while data := self._lines.get():
+                while data:
+                    data = data[os.write(file, data) :]
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        # It may be there already, as a pipe that nobody reads: no wait for that.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        file = os.open(self._path, flags, 0o644)
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                os.write(file, b"\n")  # behind a line that a full disk has cut off
+            yield file
+        finally:
+            os.close(file)
 
     @contextlib.contextmanager
     def _no_errors(self) -> Iterator[None]:
@@ -58,11 +76,11 @@ class Journal:
         except Exception as error:  # a full disk, a folder that is read-only, a mistake of ours
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
-            self.close()
+            self._thread = None
 
     def close(self) -> None:
-        """Close it."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            with contextlib.suppress(OSError):
-                os.close(file)
+        """Close it, once all is written; a folder that hangs is not waited for."""
+        thread, self._thread = self._thread, None
+        if thread:
+            self._lines.put(None)
+            thread.join(_END_SECONDS)

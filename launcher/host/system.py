@@ -63,7 +63,7 @@ class System:
         self._button.setblocking(False)
         self.selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
         self._helpers: set[int] = set()
-        self._others: set[int] = set()  # children from before the launcher
+        self._others = processes.children()  # from before the launcher
 
     def __enter__(self) -> System:
         return self
@@ -162,28 +162,30 @@ class System:
         process is killed. Raises LaunchError.
         """
         processes.adopt_orphans()
-        self._others = processes.children() - self._helpers
         with self._as_children_are():
             child: subprocess.Popen[bytes] = processes.start(
                 argv, environ, new_session=True, tied=True, folder=folder, stderr=stderr
             )
         child.returncode = 0  # Popen is not to wait for it: reap() does
+        self._limit_files(child.pid)
         return child.pid
+
+    def _limit_files(self, pid: int) -> None:
+        """Give a child the limit on open files that this process had at its start."""
+        with contextlib.suppress(OSError):  # it has ended
+            resource.prlimit(pid, _OPEN_FILES, self._files)
 
     @contextlib.contextmanager
     def _as_children_are(self) -> Iterator[None]:
-        """Start processes with the limit that this one had, and deaf to a scheduler's warnings.
+        """Start processes deaf to a scheduler's warnings, of which torchrun would die.
 
-        torchrun would die of them; keepers give both back to scripts.
+        Keepers give scripts their dispositions back.
         """
         warnings = (signal.SIGUSR1, signal.SIGUSR2)
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in warnings}
-        soft = resource.getrlimit(_OPEN_FILES)
-        resource.setrlimit(_OPEN_FILES, self._files)
         try:
             yield
         finally:
-            resource.setrlimit(_OPEN_FILES, soft)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -197,6 +199,7 @@ class System:
         """Start a helper of the job's (child.py). Raises OSError or SubprocessError."""
         with self._as_children_are():
             helper = Helper(argv, environ, folder, self.selector, take)
+        self._limit_files(helper.pid)
         self._helpers.add(helper.pid)
         return helper
 

@@ -221,7 +221,9 @@ def host_failed(state: JobState, host: str, message: messages.Failed, now: float
             return state, ()
         # Of a launcher: its own, or that it has lost the coordinator, which stood still (SIGSTOP).
         is_cause = failure.cause in (Cause.OWN, Cause.HOST_LOST)
-        return _end(state, (failure if is_cause else phase.reason).result, now)
+        if not is_cause:
+            failure = causes.no_restart(phase.reason, failure.headline)
+        return _end(state, failure.result, now)
     return _note(state, failure, now, message.age), ()
 
 
@@ -323,7 +325,9 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
         return state, ()
     state = state._replace(watch=judge.host_succeeded(state.watch, host))
     succeeded = phase.succeeded | {host}
-    has_failed = isinstance(phase, Deciding) and phase.failures
+    has_failed = isinstance(phase, Deciding) and (
+        phase.failures or phase.failure.cause is Cause.OWN
+    )
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
         return _end(state, SUCCESS, now)
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
@@ -421,7 +425,8 @@ def host_cleared(state: JobState, host: str, message: messages.Cleared, now: flo
     if message.number != state.number or not isinstance(phase, Clearing):
         return state, ()
     if message.survivors and phase.reason:  # they hold what the next attempt needs: a GPU, a port
-        return _end(state, phase.reason.result, now)
+        why = f"{message.survivors} of {host}'s processes survived SIGKILL"
+        return _end(state, causes.no_restart(phase.reason, why).result, now)
     return _if_cleared(state._replace(phase=phase._replace(cleared=phase.cleared | {host})), now)
 
 

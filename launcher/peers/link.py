@@ -5,12 +5,12 @@
 Until the coordinator has welcomed this host (Joining), it tries again and again to reach it, sends
 with each hello all that it has to report, and acts on a stop by itself; something else that listens
 in the coordinator's place changes none of that. From then on (Joined) reports go up and commands
-down as they come, and only the coordinator decides. If it is lost, this host decides for itself
-(Alone): it ends as the last End has it, or with 69. Its run has been told to leave: Left.
+down as they come, and only the coordinator decides. If it is lost, or was never reached, this host
+ends as the last End has it, or with 69; and it leaves: Left.
 
 What bounds each wait: Joining, the start timeout, or 5 s after a stop; for the reply to a hello,
-10 s. Joined: the channel, which finds a coordinator that is lost (channel.py). Alone: this host's
-ranks, which have their grace. Times are on the clock time.monotonic(), waits in seconds. Pure.
+10 s. Joined: the channel, which finds a coordinator that is lost (channel.py). Times are on the
+clock time.monotonic(), waits in seconds. Pure.
 """
 
 from __future__ import annotations
@@ -48,15 +48,11 @@ class Joined(NamedTuple):
     """The coordinator has welcomed this host."""
 
 
-class Alone(NamedTuple):
-    """The coordinator is lost, or was never reached; this host ends its ranks."""
-
-
 class Left(NamedTuple):
-    """This host's run has been told to leave."""
+    """This host's run has been told to leave: by the coordinator, or since that is lost."""
 
 
-Phase = Union[Joining, Joined, Alone, Left]
+Phase = Union[Joining, Joined, Left]
 
 
 class LinkState(NamedTuple):
@@ -67,9 +63,7 @@ class LinkState(NamedTuple):
     began: float
     attempt: int = 0  # that this host was to start
     stop_signal: int = 0  # that this host was sent
-    number: int = 0  # of the last End
     result: Result | None = None  # of that, if it was no restart
-    cleared: bool = False  # for that
 
 
 LinkStep = tuple[LinkState, tuple[events.Action, ...]]
@@ -168,13 +162,11 @@ def reported(state: LinkState, message: Any, now: float) -> LinkStep:
     """Pass a report of this host's own on."""
     if isinstance(message, messages.Stop):
         state = state._replace(stop_signal=message.number)
-    if isinstance(message, messages.Cleared) and message.number == state.number:
-        state = state._replace(cleared=True)
     if isinstance(state.phase, Joining):
         return _kept(state, state.phase, message, now)
     if isinstance(state.phase, Joined):
         return state, (_report(state, message),)
-    return _if_cleared(state)
+    return state, ()
 
 
 def _kept(state: LinkState, joining: Joining, message: Any, now: float) -> LinkStep:
@@ -223,26 +215,19 @@ def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkSt
 
 
 def _alone(state: LinkState, how: str) -> LinkStep:
-    """End this host without the coordinator, unless it ends already."""
-    state = state._replace(phase=Alone())
-    if state.result:
-        return _if_cleared(state)
-    if state.stop_signal:  # which came first
-        return _end(state, messages.End(0, stopped(state.stop_signal)))
-    return _end(state, messages.End(0, of_lost_host(state.job.coordinator, how).result))
+    """End this host without the coordinator; it leaves once its ranks are ended."""
+    actions: tuple[events.Action, ...] = ()
+    if not state.result:
+        result = of_lost_host(state.job.coordinator, how).result
+        if state.stop_signal:  # which came first
+            result = stopped(state.stop_signal)
+        state, actions = _end(state, messages.End(0, result))
+    return state._replace(phase=Left()), (*actions, _command(state, messages.Leave()))
 
 
 def _end(state: LinkState, end: messages.End) -> LinkStep:
     result = None if end.restart else end.result
-    state = state._replace(number=end.number, result=result, cleared=False)
-    return state, (_command(state, end),)
-
-
-def _if_cleared(state: LinkState) -> LinkStep:
-    """Have this host leave if it is alone and has ended its ranks."""
-    if not isinstance(state.phase, Alone) or not state.cleared:
-        return state, ()
-    return state._replace(phase=Left()), (_command(state, messages.Leave()),)
+    return state._replace(result=result), (_command(state, end),)
 
 
 def _report(state: LinkState, message: messages.Hello | messages.FromMember) -> events.Send:

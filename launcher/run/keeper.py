@@ -9,7 +9,7 @@ gone is the command to end the script, and then to leave with 1. What the script
 through the keeper, which reads it to its end before it says that the process has ended.
 
 A keeper never blocks: its sockets do not, and what a launcher does not read is queued, replies to
-requests within a bound. It needs no torch, no psutil, and nothing of ours but output.py.
+requests within a bound. It needs no torch, no psutil, and nothing of ours but the files beside it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 PROTOCOL = """
     to the launcher                               from the launcher
-    hello: rank, local_rank, world, nproc, pid    run: attempt, environ, grace, ignored, log,
-    runs: attempt, pid                                prefix, merges
-    said: what the script's process says          end: number, signal, grace, waits, at_once
-    wrote: a line of faulthandler's               ask: passed on to the script's process
-    left, ending: pids, seconds                   leave: an exit code
+    hello: rank, local_rank, group_rank,          run: attempt, environ, grace, ignored, log,
+        world, nproc, pid                             prefix, merges
+    runs: attempt, pid                            end: number, signal, grace, waits, at_once
+    said: what the script's process says          ask: passed on to the script's process
+    wrote: a line of faulthandler's               leave: an exit code
+    left: pids, seconds; ending: pids
     ended: attempt, code, response, crash, tail
     cleared: number, survivors
     lost: what was killed
@@ -75,7 +76,8 @@ class Keeper:
     def __init__(self, start: Start, words: list[str], environ: dict[str, str], stub: int) -> None:
         self._start, self._words, self._environ, self._stub = start, words, environ, stub
         connection = socket.socket(socket.AF_UNIX)
-        run_dir = os.open(environ.pop("LAUNCHER_RUN_DIR"), os.O_PATH)
+        self._run_dir = environ.pop("LAUNCHER_RUN_DIR")
+        run_dir = os.open(self._run_dir, os.O_PATH)
         connection.connect(f"/proc/self/fd/{run_dir}/socket")  # the folder's name may be too long
         os.close(run_dir)
         self._launcher = Link(connection)
@@ -194,21 +196,37 @@ class Keeper:
         self._signal, self._response = 0, ""
         self._close()
         self._use(stderr)
+        try:
+            self._script = self._group = self._start_script(start)
+        except OSError as error:  # no process or descriptor is left
+            self._cannot_start(error)
+        else:
+            self._launcher.send({"runs": {"attempt": self._attempt, "pid": self._script}})
+
+    def _start_script(self, start: dict[str, Any]) -> int:
+        """Return the pid of the script's process. Raises OSError."""
         ours, its = socket.socketpair()
         self._says = Link(ours)
         stdout, stderr = self._open_streams(start["prefix"].encode(), start.get("merges", False))
-        self._crash = os.memfd_create("crash")
+        self._crash = _file_in_memory(self._run_dir)
         environ = {**self._environ, **start["environ"]}
         environ = {name: value for name, value in environ.items() if value is not None}
         descriptors = [stdout, stderr, its.detach(), self._crash]
         environ["LAUNCHER_KEEPER"] = f"{descriptors[2]},{self._crash}"
-        self._script = self._group = self._start(
-            self._words, environ, descriptors, start["ignored"]
-        )
-        os.close(descriptors[2])
-        for stream in self._streams:
-            os.close(stream.writer)
-        self._launcher.send({"runs": {"attempt": self._attempt, "pid": self._script}})
+        try:
+            return self._start(self._words, environ, descriptors, start["ignored"])
+        finally:
+            os.close(descriptors[2])
+            for stream in self._streams:
+                os.close(stream.writer)
+
+    def _cannot_start(self, error: OSError) -> None:
+        """Say so, and that the rank has failed."""
+        rank = self._environ["RANK"]
+        line = f"rank {rank} cannot be started ({error.strerror}); raise ulimit -u, or ulimit -n."
+        self._launcher.send({"log": line})
+        ended = {"attempt": self._attempt, "code": 126, "response": "", "crash": "", "tail": ""}
+        self._launcher.send({"ended": ended})
 
     def _use(self, stderr: int) -> None:
         """Have the launcher's stderr in place of torchrun's, unless the user has that elsewhere."""
@@ -245,6 +263,7 @@ class Keeper:
         """Close what was of the attempt before."""
         for stream in self._streams:
             stream.close()
+            stream.console.close()
         self._streams = []
         for descriptor in (self._file, self._crash):
             if descriptor >= 0:
@@ -289,6 +308,8 @@ class Keeper:
             with contextlib.suppress(OSError):
                 if pid != self._script and os.getpgid(pid) == self._group:
                     os.kill(pid, self._signal)
+                    if self._signal == signal.SIGTERM:  # which comes once
+                        self._signalled.add(pid)
 
     def _leave(self, code: int) -> NoReturn:
         """End, and have the stub end with a code."""
@@ -366,13 +387,14 @@ class Keeper:
 
     def _do_what_is_due(self, now: float) -> None:
         """End what the script has left behind; kill all at the deadline, and again."""
-        if not self._script and now < self._deadline:
+        is_due = now >= self._leftovers_at or not self._has_told_left
+        if not self._script and now < self._deadline and is_due:
             self._end_leftovers(now)
         if now < self._kill_at:
             return
         left = below(os.getpid())
         self._stuck_at = min(self._stuck_at, now + _STUCK_SECONDS)
-        self._kill_at = now + _AGAIN_SECONDS
+        self._kill_at, self._leftovers_at = now + _AGAIN_SECONDS, NEVER
         for pid in left:
             send(pid, signal.SIGKILL)
         if now >= self._stuck_at:
@@ -381,7 +403,7 @@ class Keeper:
     def _end_leftovers(self, now: float) -> None:
         """Say what the script has left; send each process of that SIGTERM once it is time."""
         pids = [pid for pid in below(os.getpid()) if pid not in self._signalled]
-        is_time = now >= self._leftovers_at
+        is_time, self._has_told_left = now >= self._leftovers_at, True
         if is_time:
             self._leftovers_at = now + _AGAIN_SECONDS
             self._signalled.update(pids)
@@ -389,8 +411,7 @@ class Keeper:
             self._launcher.send({"ending": {"pids": pids}})
             for pid in pids:
                 send(pid, signal.SIGTERM)
-        elif pids and not self._has_told_left:
-            self._has_told_left = True
+        elif pids:
             self._launcher.send({"left": {"pids": pids, "seconds": self._deadline - now}})
 
     def _clear(self, survivors: int) -> None:
@@ -437,14 +458,21 @@ def below(top: int) -> list[int]:
 def fork(descriptors: list[int], ignored: list[int]) -> int:
     """Fork; the fork is what a child of torchrun's is, by its session, streams and signals.
 
-    A stop that comes to it before that waits until it can be heard.
+    A stop that arrives before then stays blocked until its dispositions are set. Raises OSError.
     """
-    keeper = os.getpid()
+    keeper, pid = os.getpid(), -1
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    pid = os.fork()
-    if pid == 0:
-        _be_child(keeper, descriptors, ignored)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number in STOPS:  # what a stop would do may be looked at at once
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        pid = os.fork()
+    finally:
+        if pid == 0:
+            _be_child(keeper, descriptors, ignored)
+        else:
+            for number in STOPS:  # this drops what came meanwhile
+                signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 
@@ -477,6 +505,16 @@ def execute(
     except OSError as error:
         os.write(2, f"launcher: cannot execute {python} ({error.strerror}).\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _file_in_memory(folder: str) -> int:
+    """Return a descriptor for faulthandler to write to; conda's Python needs a file for that."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("crash")
+    path = os.path.join(folder, f"crash-{os.getpid()}")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.unlink(path)
+    return descriptor
 
 
 def adopt_orphans() -> None:

@@ -123,7 +123,7 @@ def started(state: State, event: Start, now: float) -> Step:
     state = state._replace(
         attempt=event.attempt,
         times=Times(times.began, started=times.started, attempt=now),
-        phase=Running(_starts_by(state, now) if len(again) < state.nproc else math.inf),
+        phase=Running(math.inf if 0 < len(again) == state.nproc else _starts_by(state, now)),
         port=event.port,
         ranks=again,
     )
@@ -307,6 +307,8 @@ def _lines_of_stop(state: State, number: int) -> Actions:
 def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     """Report that nothing of this attempt is left, if that is so, and who is told knows of it."""
     state = state._replace(phase=phase)
+    if phase.why is Why.INTERRUPT and not phase.open:
+        return state, (*before, LeaveRanks(1))
     if phase.open or phase.command == LOCAL or phase.leaves:
         return state, before
     done = (*before, Report(Cleared(phase.command, phase.survivors)))
@@ -322,9 +324,7 @@ def cleared(state: State, event: KeeperCleared, now: float) -> Step:
     survivors = phase.survivors + event.survivors
     phase = phase._replace(open=phase.open - {event.rank}, survivors=survivors)
     lines: Actions = ()
-    if not phase.open and phase.leaves:
-        lines = (LeaveRanks(1),)
-    elif not phase.open:
+    if not (phase.open or phase.leaves):
         state = state._replace(times=state.times._replace(ended=now))
         phase = phase._replace(places_at=math.inf, says_at=math.inf)
         if survivors:

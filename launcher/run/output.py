@@ -27,20 +27,26 @@ class Console:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
+        self._given, self._may_block = descriptor, False
         mode = os.fstat(descriptor).st_mode
         self._socket = socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
         # A pipe takes so much in one piece, whoever else writes to it.
         self._piece = READ if stat.S_ISREG(mode) else select.PIPE_BUF
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            self._may_block = True
             with contextlib.suppress(OSError):  # another user's; nobody reads it
                 # A description of its own: the flag is nobody else's.
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
+                self._may_block = False
 
     def close(self) -> None:
-        """Close its socket."""
+        """Close what is its own."""
         if self._socket:
             self._socket.close()
+        if self.descriptor != self._given:
+            os.close(self.descriptor)
+            self.descriptor = self._given
 
     def write(self, data: bytes = b"") -> None:
         """Write as far as the console takes it, pieces of whole lines; the rest waits."""
@@ -49,6 +55,9 @@ class Console:
             end = len(self.waiting)
             if end > self._piece:
                 end = self.waiting.rfind(b"\n", 0, self._piece) + 1 or self._piece
+            # A pipe that is ready takes such a piece without a wait.
+            if self._may_block and not select.select([], [self.descriptor], [], 0)[1]:
+                return
             try:
                 piece = bytes(self.waiting[:end])
                 if self._socket:
@@ -134,7 +143,8 @@ class Stream:
 
     def finish(self, deadline: float) -> int:
         """Take what is there, within a time; return how many bytes the console did not take."""
-        # What comes after as much as a pipe holds is that of a process which runs on.
+        # Read at most as much as a pipe holds: a process that still runs has written what comes
+        # after that.
         left = fcntl.fcntl(self.reader, _GETPIPE_SZ) if self.reader >= 0 else 0
         while left > 0 and (count := self.read(0.0)):
             left -= count

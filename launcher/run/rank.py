@@ -93,7 +93,10 @@ def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
     if not descriptors:
         return nobody
     says, crash = map(int, descriptors.split(","))
-    keeper = KeeperConnection(says)
+    try:
+        keeper = KeeperConnection(says)
+    except OSError:  # the program that PYTHON_EXEC names has closed it
+        return nobody
     load(beside("unseen.py")).begin(crash, keeper.send, describe, __file__)
     keep_replying = load(watcher).begin(keeper) if watcher else nobody[1]
 

@@ -21,7 +21,8 @@ def main() -> None:
     """Make stores until the launcher is gone."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    del sys.path[0]  # this folder's modules stand in for nobody's
+    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
+        del sys.path[0]  # this folder's modules stand in for nobody's
     launcher = socket.socket(fileno=int(sys.argv[1]))
     stores: list[Any] = []
     for _ in launcher.makefile("rb"):

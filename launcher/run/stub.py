@@ -3,7 +3,7 @@
 `python -I -S stub.py script PATH ARGUMENT ...`, or `module NAME ARGUMENT ...`. It forks the rank's
 keeper (keeper.py) and waits for its exit code: for torchrun a rank runs until the launcher has
 decided how the job ends. So torchrun ends and restarts nothing; and its SIGKILL, 30 s after it has
-begun to end itself, hits a stub. What a keeper leaves behind that was killed, the stub ends.
+begun to end itself, hits a stub. If the keeper is killed, the stub ends what it has left behind.
 
 Python compiles this file for each rank, and keeper.py once: so it is short.
 """

@@ -37,6 +37,7 @@ from launcher.peers.events import MakeStore, StoreMade
 from launcher.peers.messages import (
     AllStacks,
     CollectStacks,
+    Failed,
     HostStacks,
     NoProgressReport,
     StacksRequest,
@@ -228,7 +229,10 @@ class Supervisor:
         result = self.state.result or failure.result
         if result == SUCCESS and self.state.job.runner and self.state.torchrun_runs:
             result = failure.result  # the program was killed
-        self.state = self.state._replace(phase=Done(), result=result)
+        before, report = self.state, events.Report(Failed(self.state.attempt, failure))
+        self.state = before._replace(phase=Done(), result=result)
+        now = self._system.now()
+        self._journal.note(history.of_run, before, None, self.state, (report,), now)
 
     def _own_failure(self, error: Exception) -> Failure:
         return of_launcher(self.state.job.current_host, error)
@@ -432,7 +436,9 @@ class Supervisor:
         if message is None:
             if self._store:
                 self._store.close()
-            message = {"port": 0, "why": "the process that holds the ranks' store has ended"}
+            why = "the process that holds the ranks' store has ended"
+            self._system.log(f"{why}.")
+            message = {"port": 0, "why": why}
         self._channel.happens(StoreMade(int(message["port"]), str(message.get("why") or "")))
 
     # Where ranks are, and how far.

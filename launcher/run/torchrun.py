@@ -22,7 +22,7 @@ from launcher.text import log
 ERROR_FILE = "torchrun.json"
 _FULL_SECONDS = 0.1  # until more of its stderr is taken, where nobody reads ours
 _OF_ARGPARSE = re.compile(r"^\S+: error: ")
-_OF_CHILDREN = ("ChildFailedError", "SignalException")  # of which the launcher knows more
+_OF_CHILDREN = "ChildFailedError"  # of which the launcher knows more
 
 
 class Torchrun:
@@ -85,7 +85,7 @@ class Torchrun:
         if not data:
             self._unregister()
         text = self._rest + data
-        end = text.rfind(b"\n") + 1
+        end = text.rfind(b"\n") + 1 if data else len(text)
         self._rest = text[end:][-(1 << 16) :]
         log.relay(text[:end])
         lines = [line for line in text[:end].splitlines() if line.strip()]
@@ -123,7 +123,7 @@ def _words_of(message: Any) -> str:
     if isinstance(message, str):
         return message
     title = str(message["message"])
-    if title.startswith(_OF_CHILDREN[0]):
+    if title.startswith(_OF_CHILDREN):
         return ""
     links = raised.read([raised.Link("", str(message["extraInfo"]["py_callstack"]))])
     origins = [link.title() for link in links if link.exception and link.title() != title]

@@ -34,9 +34,9 @@ class File:
 
     def __init__(self, descriptor: int) -> None:
         try:
-            # A script may close all descriptors, and nothing can look at a crash whose this one is
-            # by then. What it opens after that has low numbers: this one is another file's only
-            # if the script has closed it and has about as many others as it may.
+            # A script may close all descriptors. If it has closed this one, a crash leaves no
+            # place. Files that it opens later get low numbers, so a high number is unlikely to
+            # become another file's.
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             soft = _LAST if soft == resource.RLIM_INFINITY else min(soft, _LAST)
             if soft < _FEW:

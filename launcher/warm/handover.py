@@ -90,7 +90,7 @@ def memory_policy() -> str:
 
 
 def _kill_listener(connection: socket.socket) -> None:
-    """Kill the process that listens at the other end, or it would go on with this rank later."""
+    """Kill the process at the other end: it cannot fork a keeper for this rank later."""
     with contextlib.suppress(OSError):
         pid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # of struct ucred
         os.kill(pid, signal.SIGKILL)

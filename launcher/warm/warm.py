@@ -170,6 +170,7 @@ def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, A
             os._exit(0)
         connection = listener.accept()[0]
         connection.settimeout(_REQUEST_SECONDS)
+        descriptors: list[int] = []
         try:
             request, descriptors = handover.receive(connection)
             if request["policy"] != policy:
@@ -177,6 +178,8 @@ def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, A
             pid = os.fork()
         except (OSError, ValueError):  # the stub is gone; or no process is left, which it says
             connection.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
             continue
         if pid == 0:
             listener.close()
