@@ -77,6 +77,7 @@ class Journal:
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
             self._thread = None
+            self._lines.put(None)
 
     def close(self) -> None:
         """Close it, once all is written; a folder that hangs is not waited for."""

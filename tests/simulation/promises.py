@@ -259,7 +259,7 @@ def broken_hardware_is_left(watch: Watch) -> Iterator[str]:
                 yield f"attempt {attempt} starts at {at:.3f} s: {one.fault.what.value}"
     for launcher in ended(watch):
         second = launcher.result.text.split("\n")[1:2] if launcher.result else []
-        said = re.match(rf"{NO_RESTART}(\S+), rank", second[0]) if second else None
+        said = re.match(rf"{NO_RESTART}(\S+), rank .* reports ", second[0]) if second else None
         if said and not any(one.machine.name == said[1] for one in broken):
             yield f"{launcher.machine.name} says: {second[0]}"
 
