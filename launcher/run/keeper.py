@@ -293,7 +293,9 @@ class Keeper:
         self._number, self._is_ending, self._waits = number, True, waits
         self._deadline = self._kill_at = deadline
         self._stuck_at = NEVER
-        self._leftovers_at = deadline - min(_LEFTOVERS_SECONDS, grace / 4) if waits else now
+        # Else a moment later: helpers of multiprocessing's end by themselves.
+        before = min(_LEFTOVERS_SECONDS, grace / 4)
+        self._leftovers_at = deadline - before if waits else now + _AGAIN_SECONDS
         self._signalled, self._has_told_left = set(), False
         # What has said why it ends is left to that, but for a stop.
         if self._script and not self._signal and (waits or not self._has_said_end):
@@ -411,7 +413,7 @@ class Keeper:
             self._launcher.send({"ending": {"pids": pids}})
             for pid in pids:
                 send(pid, signal.SIGTERM)
-        elif pids:
+        elif pids and self._waits:
             self._launcher.send({"left": {"pids": pids, "seconds": self._deadline - now}})
 
     def _clear(self, survivors: int) -> None:

@@ -45,7 +45,8 @@ class Lives:
         elif isinstance(event, events.KeeperLost):
             self._happens(event.rank, "loses", event.is_gone)
         elif isinstance(event, events.TorchrunEnded):
-            self._happens("torchrun", "ends", event.returncode)
+            # It may be killed before it has seen that its child has ended.
+            self._happens("torchrun", "ends", event.returncode == 0)
         elif isinstance(event, events.Signal):
             self._happens("launcher", "hears", int(event.number))
 
