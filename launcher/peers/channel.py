@@ -38,7 +38,7 @@ from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 
-# Between two messages that this launcher is alive. While one is not acknowledged the kernel sends no
+# Between two messages that this launcher is alive. Until one is acknowledged the kernel sends no
 # probes, and counts the host timeout from that message: so it finds a cut this much later.
 _ALIVE_SECONDS = 4.0
 # Until a launcher is lost that sends nothing: the first, or the second after the host timeout.
