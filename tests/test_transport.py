@@ -190,7 +190,7 @@ def test_nothing_wakes_a_host_while_a_job_runs(job):
     with selectors.DefaultSelector() as selector:
         for end in job.ends.values():
             selector.register(end.system.selector, selectors.EVENT_READ)
-            assert end.channel.due() > time.monotonic() + 5  # then it says that it is alive
+            assert end.channel.due() > time.monotonic() + 2  # then it says that it is alive
         assert selector.select(1) == []
 
 
@@ -258,7 +258,7 @@ def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
     elif what == "speaks":
         stray.sendall(b"{}\n")
     job.all_join()
-    assert first.channel.due() > time.monotonic() + 5
+    assert first.channel.due() > time.monotonic() + 2
     with contextlib.suppress(ConnectionResetError):
         assert stray.recv(1) == b""
 

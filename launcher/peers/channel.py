@@ -38,7 +38,9 @@ from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 
-_ALIVE_SECONDS = 15.0  # between two messages that this launcher is alive
+# Between two messages that this launcher is alive. Until one is acknowledged the kernel sends no
+# probes, and counts the host timeout from that message: so it finds a cut this much later.
+_ALIVE_SECONDS = 4.0
 # Until a launcher is lost that sends nothing: the first, or the second after the host timeout.
 _SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
 # A loop that is so late was suspended itself, and does not know how long others were silent.

@@ -13,7 +13,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
       of the last End               cleared
     NoProgressReport, of a stall
     StacksRequest                   CollectStacks, the reply is HostStacks; AllStacks
-    Alive, each 15 s                Alive, each 15 s
+    Alive, each 4 s                 Alive, each 4 s
 
 A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
 failure right behind its hello. A connection that ends before `Leave` is a lost host, and so is one

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 # Promises that are held while a job runs; the others are in promises.py.
-QUIET = "With `--launcher-watch 0`, a sign of life each 15 s is all that is sent"
-ALIVE_EVERY = 14.9
+QUIET = "With `--launcher-watch 0`, a sign of life each 4 s is all that is sent"
+ALIVE_EVERY = 3.9
 LEFT = "No process is left behind"
 IN_ORDER = "No message of one attempt arrives in another"
 KNOWN = "No rank is started but while its host runs an attempt"
