@@ -212,7 +212,7 @@ def main() -> None:
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = module
-    if "__mp_main__" in sys.modules:  # multiprocessing was imported before this process was forked
+    if "multiprocessing" in sys.modules:  # it was imported before, and has that name for __main__
         sys.modules["__mp_main__"] = module
     try:
         prepare = script_code if kind == "script" else module_code
