@@ -856,7 +856,7 @@ def test_a_stop_after_a_failure_before_a_member_is_welcome_decides_nothing(secon
         assert second.step(Connected()) == (GREETS, goes_up(CANNOT), goes_up(Stop(15)))
         second.step(Lost(FIRST, DIED))
     ends = (*comes_down(End(0, STOPPED)), *comes_down(Leave()))
-    assert second.waits_until(5) == (Disconnect(), *ends)
+    assert second.waits_until(3) == (Disconnect(), *ends)
 
 
 # Messages.

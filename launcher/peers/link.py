@@ -8,7 +8,7 @@ in the coordinator's place changes none of that. From then on (Joined) reports g
 down as they come, and only the coordinator decides. If it is lost, or was never reached, this host
 ends as the last End has it, or with 69; and it leaves: Left.
 
-What bounds each wait: Joining, the start timeout, or 5 s after a stop; for the reply to a hello,
+What bounds each wait: Joining, the start timeout, or 3 s after a stop; for the reply to a hello,
 10 s. Joined: the channel, which finds a coordinator that is lost (channel.py). Times are on the
 clock time.monotonic(), waits in seconds. Pure.
 """
@@ -28,7 +28,7 @@ from launcher.text.words import Log
 WELCOME_SECONDS = 10.0  # for the coordinator to welcome this host, or refuse it
 # Between two tries to reach the coordinator: at first, and after a while.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
-_STOP_SECONDS = 5.0  # for the coordinator to be told of a stop
+_STOP_SECONDS = 3.0  # for the coordinator to be told of a stop
 
 # Phases.
 
