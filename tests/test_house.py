@@ -93,7 +93,7 @@ OURS = {"launcher", "launcher_tools"}
 # What children import that stands beside them.
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
-MOST_LINES_OF_FOLDERS = {("",): 9010, ("run", "warm"): 3060, ("peers",): 1160}
+MOST_LINES_OF_FOLDERS = {("",): 9020, ("run", "warm"): 3070, ("peers",): 1160}
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 430, 50
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENDMARKER}

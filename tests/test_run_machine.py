@@ -248,7 +248,7 @@ def test_where_ranks_are_is_said_when_they_are_killed():
     host = running().at(5.0, FAILURE, RankEnded(0, 0))
     assert kinds(host.due(13.0).done) == [RequestPlaces]
     host.at(13.5, PlacesReported({1: "load, data.py:88"}))
-    assert host.due(15.0).lines[0] == "rank 1 has not exited; it is in load, data.py:88."
+    assert host.due(14.9).lines[0] == "rank 1 has not exited; it is in load, data.py:88."
 
 
 # When the end of torchrun, or of all, is not waited for any more.

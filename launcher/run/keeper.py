@@ -214,11 +214,18 @@ class Keeper:
         descriptors = [stdout, stderr, its.detach(), self._crash]
         environ["LAUNCHER_KEEPER"] = f"{descriptors[2]},{self._crash}"
         try:
-            return self._start(self._words, environ, descriptors, start["ignored"])
-        finally:
-            os.close(descriptors[2])
-            for stream in self._streams:
-                os.close(stream.writer)
+            pid = self._start(self._words, environ, descriptors, start["ignored"])
+        except OSError:
+            self._hand_over(descriptors[2])
+            raise
+        self._hand_over(descriptors[2])
+        return pid
+
+    def _hand_over(self, its: int) -> None:
+        """Close what is the script's alone."""
+        os.close(its)
+        for stream in self._streams:
+            os.close(stream.writer)
 
     def _cannot_start(self, error: OSError) -> None:
         """Say so, and that the rank has failed."""

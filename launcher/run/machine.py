@@ -71,6 +71,7 @@ from launcher.run.state import (
     INTERRUPTS_WITHIN_SECONDS,
     LAST_INTERRUPT,
     PLACES_SECONDS,
+    SAYS_SECONDS,
     TORCHRUN_SECONDS,
     UNHEARD_SECONDS,
     Done,
@@ -283,7 +284,9 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     is_bounded = bool(state.alive) and why not in (Why.SUCCESS, Why.INTERRUPT)
     if is_bounded:
         places_at = deadline - min(PLACES_SECONDS, grace / 2)
-        ending = ending._replace(places_at=places_at, says_at=deadline)
+        # Before keepers kill what runs, of which nothing would be known then.
+        says_at = deadline - min(SAYS_SECONDS, grace / 4)
+        ending = ending._replace(places_at=places_at, says_at=says_at)
     lines = _lines_of_stop(state, number) if why is Why.STOP else ()
     times = state.times._replace(closes=min(state.times.closes, now))
     state = state._replace(ends=state.ends + 1, times=times, count_at=math.inf)

@@ -18,6 +18,7 @@ from launcher.run.ranks import NONE, Rank, Ranks
 # All in seconds.
 CONFIRM_FAILURE_SECONDS = 2.5  # from what a rank raised to its end: then its failure counts
 PLACES_SECONDS = 2.0  # for ranks to say where they are, before they are killed
+SAYS_SECONDS = 0.1  # before ranks are killed the log says it
 UNHEARD_SECONDS = 5.0  # for a host that cannot start to tell the others why
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
 GONE_SECONDS = 5.0  # for what was killed to be gone

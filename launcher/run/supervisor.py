@@ -394,6 +394,8 @@ class Supervisor:
             self._keepers.end(action)
 
     def _do_leave_ranks(self, action: events.LeaveRanks) -> None:
+        if self._torchrun and not self.state.job.tees:
+            self._torchrun.is_muted = True
         if self._keepers:
             self._keepers.leave(action.exit_code)
 

@@ -41,6 +41,7 @@ class Torchrun:
         self._stderr, stderr = os.pipe()
         os.set_blocking(self._stderr, False)
         self._rest = b""
+        self.is_muted = False  # at the job's end: it says how others of its kind end
         self._is_registered, self.due = False, float("inf")
         status = os.fstat(stderr)
         environ = {
@@ -87,7 +88,8 @@ class Torchrun:
         text = self._rest + data
         end = text.rfind(b"\n") + 1 if data else len(text)
         self._rest = text[end:][-(1 << 16) :]
-        log.relay(text[:end])
+        if not self.is_muted:
+            log.relay(text[:end])
         lines = [line for line in text[:end].splitlines() if line.strip()]
         self._last_line = lines[-1] if lines else self._last_line
 
