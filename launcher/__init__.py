@@ -10,14 +10,13 @@ Where it is decided:
 
 - an option: its row in job/options.py; a default from another option, job/job.py; checks between
   options, job/plan.py, job/prepare.py and job/no_effect.py; its uses have its name
-- what a failed rank leads to: run/machine.py takes the event; then run/failing.py, or run/ending.py
-  once the end has begun; peers/coordinator.py for all hosts
+- what a failed rank leads to: run/ranks.py says which failures count; `_count` in run/machine.py
+  reports them; peers/coordinator.py decides for all hosts
 - an exit code: errors.py says who chooses it; result/causes.py makes all of them
 - the failure file: cli.py writes what the coordinator's result says; after a stop, nothing
-- who hears of a stop: container/init.py as PID 1; `signalled` in run/machine.py; run/ending.py and
-  run/supervisor.py for this host's ranks; peers/coordinator.py for the other hosts
-- what becomes of ranks if the launcher is killed: `_end_with_parent` in run/rank.py, and
-  `AgentConnection` in run/agent.py
+- who hears of a stop: container/init.py as PID 1; `signalled` in run/machine.py; run/keeper.py for
+  each rank of this host; peers/coordinator.py for the other hosts
+- what becomes of ranks if the launcher is killed: `loop` in run/keeper.py
 - that a rank hangs, and what comes of it: watch/__init__.py, watch/judge.py, peers/coordinator.py
 """
 

@@ -172,6 +172,12 @@ def test_a_traceback_has_the_scripts_own_lines(start, script):
     assert re.findall(r'File ".*/(.*)", line', host.err) == ["script.py"] * 2, host.log()
 
 
+def two_ranks_after(script, preload):
+    """Return the words of a warm start of two ranks that imports a module first."""
+    words = ("--launcher-start", "warm", "--launcher-preload", preload)
+    return ("--train-script", script(TELLS), *words, "--launcher-nproc-per-node", "2")
+
+
 WAITS = """
 import os, time
 
@@ -185,9 +191,7 @@ while not os.path.exists("go"):
 def test_it_is_killed_while_it_imports(start, script, tmp_path, number):
     """The stubs that wait for it start their keepers themselves."""
     (tmp_path / "slow.py").write_text(WAITS)
-    words = ("--launcher-start", "warm", "--launcher-preload", "slow")
-    words = ("--train-script", script(TELLS), *words, "--launcher-nproc-per-node", "2")
-    host = start(*words, PYTHONPATH=str(tmp_path))
+    host = start(*two_ranks_after(script, "slow"), PYTHONPATH=str(tmp_path))
     poll(lambda: len(stubs_of(host)) == 2)
     warm_of(host).send_signal(number)
     assert host.wait() == 0 and host.out == "cold\ncold\n", host.log()
@@ -218,9 +222,7 @@ os.register_at_fork(before=count, after_in_parent=hold)
 def test_it_is_killed_as_it_forks(start, script, tmp_path):
     """Its fork does not need it; the other stub starts its keeper itself."""
     (tmp_path / "holds.py").write_text(HOLDS_AFTER_A_KEEPER)
-    words = ("--launcher-start", "warm", "--launcher-preload", "holds")
-    words = ("--train-script", script(TELLS), *words, "--launcher-nproc-per-node", "2")
-    host = start(*words, PYTHONPATH=str(tmp_path))
+    host = start(*two_ranks_after(script, "holds"), PYTHONPATH=str(tmp_path))
     poll(lambda: os.path.exists("forked"))
     host.wait_for("warm\n")
     warm_of(host).kill()
@@ -233,9 +235,7 @@ def test_it_is_killed_as_it_forks(start, script, tmp_path):
 def test_the_launcher_ends_while_it_imports(start, script, tmp_path, number):
     """And stubs wait for it: nothing is left, and nobody is waited for."""
     (tmp_path / "slow.py").write_text(WAITS)
-    words = ("--launcher-start", "warm", "--launcher-preload", "slow")
-    words = ("--train-script", script(TELLS), *words, "--launcher-nproc-per-node", "2")
-    host = start(*words, PYTHONPATH=str(tmp_path))
+    host = start(*two_ranks_after(script, "slow"), PYTHONPATH=str(tmp_path))
     poll(lambda: len(stubs_of(host)) == 2)
     host.signal(number)
     assert host.wait() == 128 + number and "left running" not in host.err, host.log()

@@ -21,9 +21,9 @@ How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 b
 2. run/supervisor.py: `Supervisor._on_signals` notes it; `_take_signals` makes it the event
    `Signal`.
 3. run/machine.py: `signalled` and `_stop` begin the phase `Ending` with `Why.STOP`, if ranks run.
-4. run/ending.py: `_signal_ranks`, a part of `advance`, gives the action `SignalRanks`, once a rank.
-5. run/supervisor.py: `Supervisor._do_signal_ranks` carries it out by `System.send`, which is
-   `send` of host/processes.py.
+4. run/machine.py: `_end` gives the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to
+   the keepers of all ranks.
+5. run/keeper.py: `_end` sends the signal to the rank's script, once.
 
 In step 3 `Report(Stop)` also goes to the coordinator, whose `End` is to other hosts what `Signal`
 is here, unless a failure was known before.

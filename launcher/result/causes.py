@@ -377,11 +377,6 @@ def of_launcher(host: str, error: Exception) -> Failure:
     return of_host(text, EXIT_SOFTWARE)
 
 
-def no_launcher(seen: str) -> Failure:
-    """Return the failure of a host that finds something else where the coordinator should be."""
-    return of_host(f"launcher: {change_port(seen)}", EXIT_HOST_LOST)
-
-
 def change_port(seen: str) -> str:
     """Return what is wrong with the port of the launchers, and what to do about it."""
     return f"{seen}; choose another with {flag('peer_port')}, the same one on every host."

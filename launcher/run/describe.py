@@ -18,7 +18,7 @@ from typing import Any
 
 # Bounds of what is sent, in characters. People see 1,024 of it, but a message may hold another
 # process's whole traceback, and the end of that says most (raised.py reads it). All together stay
-# under the limit of reports.py, 1 MiB, at 6 bytes a character (a control character in JSON).
+# under the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
 _FRAMES, _LINE, _NAME = 3000, 200, 300
 _LINKS = 6  # exceptions of a chain: as many from its begin, from its end, and hidden ones

@@ -375,9 +375,9 @@ class Supervisor:
             environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         if options.watch:
             environ["LAUNCHER_WATCHER"] = IN_RANK
-        log = ""
-        if options.log_dir and not self._environ.get(JOB_MARK):
-            folder = host_folder(os.path.abspath(options.log_dir), self.state.job.current_host)
+        log = history.logs_folder(self._environ, options.log_dir)
+        if log:
+            folder = host_folder(os.path.abspath(log), self.state.job.current_host)
             log = os.path.join(folder, f"attempt-{attempt}", f"rank-{rank}.log")
         return {
             "attempt": attempt,
