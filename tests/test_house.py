@@ -176,6 +176,13 @@ def test_contributing_names_all_modules_of_a_folder(folder):
     assert set(re.findall(r"\w+\.py", part)) == files
 
 
+def test_modules_name_only_modules_that_are_there():
+    folders = "|".join(path.name for path in PACKAGE.iterdir() if path.is_dir())
+    named = re.compile(rf"\b(?:{folders})/\w+\.py\b")
+    names = {name for path in FILES for name in named.findall(path.read_text())}
+    assert names and not [name for name in sorted(names) if not (PACKAGE / name).exists()]
+
+
 def test_no_module_imports_itself_by_way_of_others():
     """Imports in functions count: otherwise they could hide a cycle."""
     graph = {module: {name for name, _ in imports(module) if name in MODULES} for module in MODULES}
