@@ -461,7 +461,7 @@ def test_a_torchrun_that_dies_takes_its_ranks_along_though_no_descriptor_is_left
     launcher = psutil.Process(host.process.pid)
     torchrun = host.torchrun
     last = max(int(fd) for fd in os.listdir(f"/proc/{launcher.pid}/fd"))
-    few = last + 4  # as many as it takes to remove a folder
+    few = last + 9  # so many are kept for the end
     launcher.rlimit(psutil.RLIMIT_NOFILE, (few, few))
     (folder,) = (path for path in os.listdir(host.tmp) if path.startswith("sm-launch-"))
     with contextlib.ExitStack() as ranks:  # many, which wait for a descriptor

@@ -31,6 +31,7 @@ from launcher.host.signals import Signals
 from launcher.text.log import log
 
 _OPEN_FILES = resource.RLIMIT_NOFILE
+_LAST_FILES = 8  # descriptors: /proc is read, folders are removed, a file of this process is loaded
 
 
 class System:
@@ -84,6 +85,10 @@ class System:
         if files > soft:
             resource.setrlimit(_OPEN_FILES, (files, self._files[1]))
         return max(files, soft), used
+
+    def has_room_beside(self, connection: socket.socket) -> bool:
+        """Whether the descriptors are left that the end of a job needs, beside a new connection."""
+        return connection.fileno() < resource.getrlimit(_OPEN_FILES)[0] - _LAST_FILES
 
     def listen(self, host: str, port: int) -> tuple[list[socket.socket], bool]:
         """Listen on the addresses of this host's name; if it has none such, on all of its own.

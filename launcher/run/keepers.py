@@ -115,6 +115,9 @@ class Keepers:
             connection, _ = self._listener.accept()
         except OSError:
             return
+        if not self._system.has_room_beside(connection):
+            connection.close()
+            return
         connection.setblocking(False)
         self._connections[connection] = -1
         act = functools.partial(self._receive, connection, Lines(_LINE_LIMIT))

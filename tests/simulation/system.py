@@ -247,6 +247,10 @@ class System:
         few = self.job.of(self.machine, What.TOO_FEW_FILES)
         return (8 if few else wanted + 8), 8
 
+    def has_room_beside(self, connection: Any) -> bool:
+        """Whether descriptors are left."""
+        return True
+
     def listen(self, host: str, port: int) -> tuple[list[Any], bool]:
         """Listen for the other hosts."""
         if self.now() < self.job.network.taken_until:
