@@ -165,15 +165,10 @@ def test_arrows_lead_downward_only(module):
             raise AssertionError(f"{module}:{line}: there is no {name}")
 
 
-@pytest.mark.parametrize(
-    "folder", ["job", "peers", "result", "run", "warm", "watch", "launcher_tools"]
-)
-def test_contributing_names_all_modules_of_a_folder(folder):
-    page = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (part,) = re.findall(rf"^{folder}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)
-    where = TOOLS if folder == TOOLS.name else PACKAGE / folder
-    files = {path.name for path in where.glob("*.py")} - {"__init__.py"}
-    assert set(re.findall(r"\w+\.py", part)) == files
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_the_first_line_of_a_module_says_what_it_does(path):
+    first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    assert len(first) > 20
 
 
 def test_modules_name_only_modules_that_are_there():
