@@ -162,7 +162,7 @@ test-pages: needs-test-pages $(PYTEST)
 	$(BIN)/pip install --quiet "$(NAME)[pages]"
 	$(PYTEST) tests/browser
 
-# Jobs broken in every way, and how long their hosts took to end (docs/development/faults.md), with the bounds
+# Jobs broken in every way, and how long their hosts took to end (docs/development/hosts.md), with the bounds
 # of seconds that `make test` is not held to; and the other cases that it leaves out. MATRIX_OF=
 # torchrun, toolkit or subprocess shows what becomes of the same jobs without the launcher.
 matrix: needs-matrix $(TORCHRUN) $(PYTEST)
@@ -181,7 +181,7 @@ simulate: $(PYTEST)
 # saves: an hour and a half.
 bench: $(TORCHRUN) $(PYTEST) $(ACCELERATE) $(NVRX)
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/beside.py --picture docs/beside-torchrun.svg
+	$(BIN)/python benchmarks/beside.py
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/training.py

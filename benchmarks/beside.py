@@ -6,7 +6,7 @@
 
 Each round tries all ways once, in an order that moves on by one from round to round, so that a
 machine whose speed drifts favours none; ratios are those of the same round. Prints a table, and
-writes what was found to runs/beside.json (--write) and a picture of the ratios (--picture).
+writes what was found to runs/beside.json (--write).
 
 Needs Linux, root (or user namespaces), iproute2, util-linux, torch, the launcher, and what `make
 bench` installs for the others; a way that is not installed is left out, with a line. The benchmark
@@ -314,7 +314,6 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=40, help="seconds until it is never")
     parser.add_argument("--write", type=Path, default=ways.REPO / "runs" / "beside.json")
     parser.add_argument("--read", type=Path, help="a file that --write wrote: no run")
-    parser.add_argument("--picture", type=Path, help="write the ratios there, as an SVG")
     parser.add_argument("--in-namespaces", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.read:
@@ -333,8 +332,6 @@ def main() -> None:
         )
         asked.write.parent.mkdir(parents=True, exist_ok=True)
         asked.write.write_text(json.dumps(found.to_json(), indent=1) + "\n")
-    if asked.picture:
-        asked.picture.write_text(figures.picture(found), encoding="utf-8")
     print("\n".join((*found.about, "", *figures.table(found))))
 
 

@@ -1,4 +1,4 @@
-"""PURE: what benchmarks/beside.py measured, as a table and as a picture.
+"""PURE: what benchmarks/beside.py measured, as a table.
 
 A value is a number, NEVER for what did not happen within the bound, FAILED for a job that did not
 get that far, or None for what was not tried in that round.
@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union
-from xml.sax.saxutils import escape
 
 NEVER, FAILED = "never", "failed"
 Value = Union[float, str, None]
@@ -139,113 +138,3 @@ def table(found: Found) -> Iterator[str]:
         ]
         bound = f" {figure.cold} / {figure.warm}" if figure.cold else ""
         yield f"| | of torchrun's | {' | '.join(cells)} |{bound} |"
-
-
-# The picture.
-
-WIDTH, LEFT, RIGHT, LINE, GAP, TOP = 960, 300, 880, 13, 12, 96
-# For a light page and for a dark one; ours are blue.
-HUES = {
-    "notebook": ("#8c959f", "#9198a1"),
-    "toolkit": ("#bf8700", "#d29922"),
-    "accelerate": ("#8250df", "#ab7df8"),
-    "ft_launcher 0.4": ("#4ac26b", "#56d364"),
-    "ft_launcher 0.7": ("#1a7f37", "#2ea043"),
-    "sm-launch": ("#54aeff", "#79c0ff"),
-    "sm-launch warm": ("#0550ae", "#1f6feb"),
-}
-
-
-def style(ways: Sequence[str]) -> str:
-    """Return the colours, of which a reader's browser takes those for light or for dark."""
-
-    def colours(text: str, page: str, rule: str, which: int) -> str:
-        hues = [HUES[way][which] for way in ways]
-        one = [
-            f".w{place}{{fill:{hue}}}.l{place}{{stroke:{hue}}}" for place, hue in enumerate(hues)
-        ]
-        return f"text{{fill:{text}}}.page{{fill:{page}}}.rule{{stroke:{rule}}}{''.join(one)}"
-
-    light = colours("#1f2328", "#ffffff", "#d1d9e0", 0)
-    dark = colours("#f0f6fc", "#0d1117", "#3d444d", 1)
-    return f"{light}@media (prefers-color-scheme:dark){{{dark}}}"
-
-
-def picture(found: Found) -> str:
-    """Return an SVG of all ratios to torchrun: bars from 1 to the median, lines for the spread."""
-    ways = [way for way in HUES if way in found.ways]
-    shown = {
-        name: {
-            way: ratios(found, name, way) for way in ways if any(found.values[name].get(way, ()))
-        }
-        for name in found.values
-        if any(found.values[name].get(base) for base in BASES)
-    }
-    all_ratios = [n for lane in shown.values() for one in lane.values() for n in one.numbers]
-    low = max(-6, math.floor(math.log2(min([0.5, *all_ratios]))))
-    high = min(6, math.ceil(math.log2(max([2.0, *all_ratios]))))
-
-    def x(ratio: float) -> float:
-        place = (min(max(math.log2(ratio), low), high) - low) / (high - low)
-        return round(LEFT + place * (RIGHT - LEFT), 1)
-
-    height = (
-        TOP + sum(LINE * len(lane) + GAP for lane in shown.values()) + 16 * len(found.about) + 16
-    )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-        f'height="{height}" font-family="-apple-system, \'Segoe UI\', Helvetica, Arial, '
-        '\'DejaVu Sans\', sans-serif" font-size="13">',
-        "<title>Launchers compared with plain torchrun, as ratios: left of 1 is less</title>",
-        f"<style>{style(ways)}</style>",
-        f'<rect class="page" width="{WIDTH}" height="{height}"/>',
-        '<text x="20" y="28" font-size="16" font-weight="bold">Compared with plain torchrun: '
-        "left of 1 is less time, CPU or memory</text>",
-    ]
-    for place, way in enumerate(ways):
-        at = 20 + place * (WIDTH - 40) / max(1, len(ways))
-        parts.append(f'<rect class="w{place}" x="{at:.0f}" y="44" width="12" height="12"/>')
-        parts.append(f'<text x="{at + 17:.0f}" y="55">{escape(way)}</text>')
-    end = height - 16 * len(found.about) - 16
-    for power in range(low, high + 1):
-        width = 2 if power == 0 else 1
-        tick = f"1/{2**-power}" if power < 0 else f"{2**power}"
-        parts.append(
-            f'<path class="rule" d="M{x(2**power)} {TOP - 12}V{end}" stroke-width="{width}"/>'
-        )
-        parts.append(f'<text x="{x(2**power)}" y="{TOP - 18}" text-anchor="middle">{tick}</text>')
-    y = TOP
-    for name, lane in shown.items():
-        middle = y + LINE * len(lane) / 2 + 4
-        parts.append(f'<text x="20" y="{middle:.0f}">{escape(FIGURES[name].label)}</text>')
-        for way, one in lane.items():
-            parts += bar(one, ways.index(way), x, y)
-            y += LINE
-        y += GAP
-    for line in found.about:
-        parts.append(f'<text x="20" y="{y + 8}" font-size="11">{escape(line)}</text>')
-        y += 16
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def bar(one: Summary, place: int, x: Any, y: float) -> Iterator[str]:
-    """Return one way's bar in its line of the picture, with its number behind it."""
-    middle = y + LINE / 2
-    if not one.numbers:
-        yield f'<text x="{RIGHT + 6}" y="{middle + 4}" font-size="11">{one.other or "-"}</text>'
-        if one.other == NEVER:
-            line = f'd="M{x(1)} {middle}H{RIGHT}" stroke-width="2" stroke-dasharray="2 4"'
-            yield f'<path class="l{place}" {line}/>'
-        return
-    begin, end = sorted((x(1), x(one.median)))
-    width = max(2.0, round(end - begin, 1))
-    yield f'<rect class="w{place}" x="{begin}" y="{y + 1}" width="{width}" height="{LINE - 3}"/>'
-    low, high = x(min(one.numbers)), x(max(one.numbers))
-    if len(one.numbers) > 1:
-        yield f'<path class="rule" d="M{low} {middle}H{high}" stroke-width="2"/>'
-    text = ("under " if one.other == NEVER else "") + number(one.median)
-    if x(one.median) < x(1):
-        at, anchor = min(low, x(one.median)) - 5, "end"
-    else:
-        at, anchor = max(high, x(one.median)) + 5, "start"
-    yield f'<text x="{at}" y="{middle + 4}" font-size="11" text-anchor="{anchor}">{text}</text>'

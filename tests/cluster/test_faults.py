@@ -1,6 +1,6 @@
 """The fault matrix: whatever breaks, wherever, every host ends in time and says the same.
 
-`make matrix` runs all and prints the table of docs/development/faults.md; faults.py has the means.
+`make matrix` runs all and prints the table of docs/development/hosts.md; faults.py has the means.
 `make test-containers` has one case of each kind, to show that real hosts do what was decided: what
 is decided in the others, real processes (test_stops.py, test_two_hosts.py ...) or simulated ones
 show.

@@ -154,7 +154,8 @@ def trained(local, ants_and_bees):
         local.start(name, *arguments(name, image), *data, *hyperparameters)
         assert local.wait() == 0, local.log
         assert local.log.count("has node_rank 1 (nnodes=2) in job") == 1, local.log
-        assert local.log.count(": every rank succeeded") == 2, local.log
+        # docker compose stops to read all logs when the first container has ended.
+        assert ": every rank succeeded" in local.log, local.log
         return local.members("model.tar.gz")
 
     return trained
