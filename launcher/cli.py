@@ -21,7 +21,7 @@ from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
 from launcher.result.causes import SUCCESS, Result, of_error, of_launcher, stopped
-from launcher.result.failure import earlier_failure, note_earlier, write_failure
+from launcher.result.failure import earlier_failure, prepare_failure, write_failure
 from launcher.run import summary, supervisor
 from launcher.run.state import State
 from launcher.text.log import log, show, traceback_of
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         show(f"sm-launch {__version__}")
         return 0
     if not isinstance(run, functools.partial):  # a tool runs beside a job, or after it
-        note_earlier(environ)
+        prepare_failure(environ)
     try:
         if run is _launch:
             require_files()  # or else nothing of what follows can be relied on

@@ -14,7 +14,7 @@ from launcher.result.causes import (
     of_rank,
     of_torchrun,
 )
-from launcher.result.failure import earlier_failure, note_earlier, output_dir, write_failure
+from launcher.result.failure import earlier_failure, output_dir, prepare_failure, write_failure
 from launcher.result.raised import Link, read
 
 TERM, KILL, SEGV, ABRT = -15, -9, -11, -6
@@ -230,14 +230,14 @@ def earlier(tmp_path, monkeypatch):
     path = tmp_path / "failure"
     path.write_text("of the first job")
     environ = {"SM_OUTPUT_DIR": str(tmp_path)}
-    note_earlier(environ)
+    prepare_failure(environ)
     return path, environ
 
 
 def test_a_file_of_an_earlier_run_is_replaced_once(earlier, logged):
     path, environ = earlier
     os.utime(path, (2**31, 2**31))  # a clock that goes wrong
-    note_earlier(environ)
+    prepare_failure(environ)
     assert write_failure("of this job", environ) == str(path)
     assert path.read_text() == "of this job"
     assert logged() == f"launcher: {path} was left by an earlier run; it has been replaced.\n"
@@ -269,6 +269,6 @@ def test_what_is_no_file_is_none_of_an_earlier_run(tmp_path, logged, monkeypatch
     environ = {"SM_OUTPUT_DIR": str(tmp_path)}
     (tmp_path / "elsewhere").write_text("theirs")
     (tmp_path / "failure").symlink_to(tmp_path / "elsewhere")
-    note_earlier(environ)
+    prepare_failure(environ)
     assert write_failure("text", environ) is None
     assert (tmp_path / "elsewhere").read_text() == "theirs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -11,6 +12,11 @@ from launcher.text.log import log
 
 # Which files of an earlier run were there when this launcher started, by their paths.
 _earlier: dict[str, tuple[int, ...]] = {}
+_RESERVE = 8192  # bytes: more than the text
+# The descriptor of an unlinked file, which holds as many on the failure file's volume until that is
+# written: a full volume is a frequent failure. A `failure` before there is one would end the
+# toolkit's uploads.
+_reserve: list[int] = []
 
 
 def output_dir(environ: Mapping[str, str]) -> str:
@@ -32,9 +38,14 @@ def version_of(path: str) -> tuple[int, ...] | None:
     return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
 
 
-def note_earlier(environ: Mapping[str, str]) -> None:
-    """Note the failure file that is there before this run, as in a container that is used again."""
+def prepare_failure(environ: Mapping[str, str]) -> None:
+    """Reserve room for the failure file, and note one that is there before this run."""
     path = _path(environ)
+    with contextlib.suppress(OSError):  # there is no such folder, or it is full already
+        name = f"{path}-reserve-{os.getpid()}"
+        _reserve.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(name)
+        os.posix_fallocate(_reserve[-1], 0, _RESERVE)
     version = version_of(path)
     if version:
         _earlier[path] = version
@@ -53,6 +64,8 @@ def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False)
     """
     path = _path(environ)
     is_earlier = bool(earlier_failure(environ))
+    while _reserve:
+        os.close(_reserve.pop())
     try:
         with open(path, "w" if is_earlier else "x", encoding="utf-8", errors="replace") as file:
             file.write(text)
@@ -62,6 +75,9 @@ def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False)
     except OSError as error:
         if not quiet:
             log(f"warning: cannot write {path} ({error.strerror}).")
+        with contextlib.suppress(OSError):
+            if not os.path.getsize(path):  # it says nothing
+                os.remove(path)
     else:
         if is_earlier:
             log(f"{path} was left by an earlier run; it has been replaced.")
