@@ -102,11 +102,11 @@ def main() -> None:
         ("of that, over the installed one, pair by pair", "ms", more, ""),
         ("one file: its own peak memory", "MiB", [a["peak"] for a in files], "30"),
     ]
-    from launcher.job.resources import torch_version
+    from launcher.job.resources import torch_folder, torch_version
 
     print(
         f"{pairs} pairs, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
-        f"torch {torch_version()}, {time.strftime('%Y-%m-%d')}\n"
+        f"torch {torch_version(torch_folder())}, {time.strftime('%Y-%m-%d')}\n"
     )
     print("| what | unit | min | median | max | bound |")
     print("|---|---|---|---|---|---|")

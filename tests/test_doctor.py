@@ -758,7 +758,7 @@ def test_the_real_torch():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--bogus", "unrecognized arguments: --bogus"),
+        ("--bogus", "'--bogus' is neither an option of this torchrun nor a value"),
         ("--role x --tee 3", ""),
     ],
 )
@@ -768,5 +768,4 @@ def test_torchruns_own_parser_is_asked(script, arguments, says):
     ((level, text),) = found(done)["job"]
     assert level == ("problem" if says else "ok")
     if says:
-        assert text.startswith(f"torchrun would fail: {says}")
-        assert text.endswith(" -> correct --launcher-torchrun-args")
+        assert says in text

@@ -119,14 +119,6 @@ def test_a_twin_in_another_spelling_is_none(variable):
         ("instance-groups", "a,,b"),
         ("bools", "yes"),
         ("torchrun-args", "'unclosed"),
-        ("torchrun-args", "train.py"),
-        ("torchrun-args", "--no-python"),
-        ("torchrun-args", "-m"),
-        ("torchrun-args", "--nproc_per_node=2"),  # has an option of its own
-        # torchrun takes abbreviations
-        ("torchrun-args", "--nproc-per 3"),
-        ("torchrun-args", "--shutdown 5"),
-        ("torchrun-args", "-mr3"),
         ("log-prefix", "maybe"),
     ],
 )
@@ -136,22 +128,6 @@ def test_a_bad_value_is_named_with_what_was_expected(option, bad):
     if bad:
         twin = "LAUNCHER_" + option.upper().replace("-", "_")
         assert f"{twin} is {bad!r}; expected " in refusal(RUN, {twin: bad})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "--role x",
-        "--rdzv_c a=1",
-        "-r3 -t 3",
-        "--log-line x",
-    ],
-)
-def test_other_torchrun_arguments_are_its_own(text):
-    assert parse([*RUN, f"--launcher-torchrun-args={text}"], {}).torchrun_args == tuple(
-        text.split()
-    )
 
 
 def test_errors_in_what_to_run():

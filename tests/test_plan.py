@@ -9,7 +9,7 @@ import pytest
 
 from launcher import __version__
 from launcher.errors import LaunchError
-from launcher.job import arguments
+from launcher.job import arguments, torchrun_args
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
 from launcher.job.options import OPTIONS
@@ -17,12 +17,36 @@ from launcher.job.plan import STUB, at_address, command, make_plan, with_own_var
 from launcher.job.resources import Resources
 from launcher.result.causes import of_error
 
+# As in torch/distributed/run.py, of 2.13.
+PARSER = """
+parser.add_argument("--nnodes", action=env, type=str, default="1:1")
+parser.add_argument("--nproc-per-node", "--nproc_per_node", action=env, type=str, default="1")
+parser.add_argument("--rdzv-backend", "--rdzv_backend", action=env, type=str, default="static")
+parser.add_argument("--rdzv-conf", "--rdzv_conf", action=env, type=str, default="")
+parser.add_argument("--standalone", action=check_env)
+parser.add_argument("--max-restarts", "--max_restarts", action=env, type=int, default=0)
+parser.add_argument("--monitor-interval", "--monitor_interval", action=env, type=float)
+parser.add_argument("--start-method", action=env, type=str, choices=["spawn", "fork"])
+parser.add_argument("--role", action=env, type=str, default="default")
+parser.add_argument("-m", "--module", action=check_env)
+parser.add_argument("--no-python", "--no_python", action=check_env)
+parser.add_argument("--run-path", "--run_path", action=check_env)
+parser.add_argument("--log-dir", "--log_dir", action=env, type=str)
+parser.add_argument("-r", "--redirects", action=env, type=str, default="0")
+parser.add_argument("-t", "--tee", action=env, type=str, default="0")
+parser.add_argument("--log-line-prefix-template", type=str)
+parser.add_argument("--numa-binding", type=str, choices=[mode.value for mode in AffinityMode])
+parser.add_argument("--shutdown-timeout", "--shutdown_timeout", action=env, type=int)
+parser.add_argument("training_script", type=str)
+parser.add_argument("training_script_args", nargs=REMAINDER)
+"""
 RESOURCES = Resources(
     python=sys.executable,
     torch="2.13.0+cpu",
     cores=8,
     interfaces=frozenset({"lo", "eth0"}),
     efa=False,
+    torchrun=PARSER,
 )
 RUN = "torch.distributed.run"
 PYTHON = ".".join(map(str, sys.version_info[:3]))
@@ -483,6 +507,71 @@ def test_more_torchrun_arguments_come_last_and_so_win():
     argv = plan("--launcher-torchrun-args", "--role 'my role' --tee 1").argv
     end = argv.index("--no-python")
     assert argv[end - 4 : end] == ("--role", "my role", "--tee", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        # What torchrun would run in place of the launcher's own file.
+        ("train.py", "'train.py' is neither"),
+        ("--role x other.py", "'other.py' is neither"),
+        ("--role=x '' --tee 3", "'' is neither"),
+        ("--bogus x", "'--bogus' is neither"),
+        ("--role x -- other.py", "'--' is neither"),
+        ("--", "'--' is neither"),
+        ("--role --", "argument --role: expected one argument"),
+        ("--standalone 3", "'3' is neither"),
+        ("-h", "'-h' is neither"),
+        ("--role", "argument --role: expected one argument"),
+        ("--role --tee 3", "argument --role: expected one argument"),
+        ("-r", "expected one argument"),
+        ("--lo x", "ambiguous option: --lo could match --log-dir, "),
+        (
+            "--monitor-interval soon",
+            "argument --monitor-interval/--monitor_interval: invalid float",
+        ),
+        ("--start-method x", "argument --start-method: invalid choice: 'x'"),
+        # What the launcher sets itself.
+        ("--no-python", "--no-python is the launcher's to set: use --train-module"),
+        ("-m", "--module is the launcher's to set"),
+        ("-mr3", "--module is the launcher's to set"),
+        ("--mod", "--module is the launcher's to set"),
+        ("--run_path", "--run-path is the launcher's to set"),
+        ("--nproc_per_node=2", "--nproc-per-node is the launcher's to set: use --launcher-nproc-"),
+        ("--nproc-per 3", "--nproc-per-node is the launcher's to set"),
+        ("--shutdown 5", "--shutdown-timeout"),  # ambiguous to some Pythons
+        ("--shutdown-timeout=5", "--shutdown-timeout is the launcher's to set: use --launcher-gr"),
+        ("--nnodes 1", "--nnodes is the launcher's to set"),
+        ("--max-restarts 3 --log-dir x", "--max-restarts is the launcher's to set"),
+    ],
+)
+def test_torchrun_arguments_that_are_refused(text, says):
+    with pytest.raises(LaunchError) as caught:
+        plan("--launcher-torchrun-args", text)
+    seen = f"--launcher-torchrun-args is {text!r}; expected options of torchrun and their values ("
+    assert str(caught.value).startswith(seen) and says in str(caught.value)
+    assert of_error(caught.value).exit_code == 2
+
+
+@pytest.mark.torch
+def test_the_parser_of_the_installed_torchrun_is_read_from_its_source():
+    from torch.distributed import run
+
+    with open(run.__file__) as file:
+        read = torchrun_args.parser_of(file.read())
+    theirs = run.get_args_parser()._option_string_actions
+    assert {name: action.nargs == 0 for name, action in read._option_string_actions.items()} == {
+        name: action.nargs == 0 for name, action in theirs.items() if action.dest != "help"
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", "--role x", "--rdzv_c a=1", "-r3 -t 3", "--log-line x", "--numa-b node"]
+)
+def test_torchrun_arguments_that_are_its_own(text):
+    argv = plan(f"--launcher-torchrun-args={text}").argv
+    end = argv.index("--no-python")
+    assert argv[end - len(text.split()) : end] == tuple(text.split())
 
 
 @pytest.mark.parametrize(

@@ -191,13 +191,13 @@ def test_the_interface_of_a_host_is_the_one_with_its_address():
 )
 def test_torch_version_is_read_not_imported(pretend_torch, version, seen):
     pretend_torch(version)
-    assert resources.torch_version() == version
+    assert resources.torch_version(resources.torch_folder()) == version
     assert resources.read_resources().torch_version == seen
 
 
 def test_an_unreadable_version_counts_as_the_oldest(pretend_torch, logged):
     pretend_torch("unknown")
-    assert resources.torch_version() == "2.4"
+    assert resources.torch_version(resources.torch_folder()) == "2.4"
     assert "cannot read the version of torch" in logged()
 
 
@@ -205,5 +205,5 @@ def test_torch_without_torchrun(pretend_torch, tmp_path):
     pretend_torch("2.4.0")
     (tmp_path / "site" / "torch" / "distributed" / "run.py").unlink()
     with pytest.raises(LaunchError, match=r"has no torch.distributed.run") as caught:
-        resources.torch_version()
+        resources.torch_folder()
     assert of_error(caught.value).exit_code == 127

@@ -73,14 +73,6 @@ def test_any_arguments_go_through_torchruns_own_parser_unchanged(tmp_path, argum
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        (
-            {"LAUNCHER_TORCHRUN_ARGS": "--help"},
-            "it has started no rank, and ended with exit code 0",
-        ),
-        (
-            {"LAUNCHER_TORCHRUN_ARGS": "--no-such-option"},
-            "unrecognized arguments: --no-such-option",
-        ),
         ({"PET_NODE_RANK": "x"}, "argument --node-rank/--node_rank: invalid int value: 'x'"),
         (
             {"PET_LOG_DIR": "/proc/x"},

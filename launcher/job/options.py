@@ -9,8 +9,6 @@ Every `--launcher-NAME` can also be set by the variable `LAUNCHER_NAME`, for an 
 import math
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
-from launcher.text.words import PREFIX
-
 # Internal variables, not options. For what a job runs (run/): the folder of the launcher's socket,
 # and what tells its processes from others.
 RUN_DIR = "LAUNCHER_RUN_DIR"
@@ -97,35 +95,7 @@ def _torchrun_args(text: str) -> tuple[str, ...]:
         words = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"torchrun arguments quoted as in a shell ({error})") from None
-    if words and not words[0].startswith("-"):
-        raise ValueError("torchrun options, which start with a dash")
-    for word in words:
-        for option, instead in _SET_BY_LAUNCHER.items():
-            if names(word, option):
-                raise ValueError(f"torchrun options other than {option} ({instead})")
     return tuple(words)
-
-
-# torchrun's options that the launcher sets: what is executed, and what has an option here.
-_SET_BY_LAUNCHER = {
-    **dict.fromkeys(("--", "-m", "--module", "--no-python", "--run-path"), "see --train-module"),
-    **{
-        f"--{name}": f"use {PREFIX}{name}" for name in ("nproc-per-node", "max-restarts", "log-dir")
-    },
-    "--shutdown-timeout": f"use {PREFIX}grace",
-    "--nnodes": f"the job uses all hosts, or those of {PREFIX}instance-groups",
-}
-
-
-def names(word: str, option: str) -> bool:
-    """Tell whether torchrun may take a word for this option of its own.
-
-    It takes `_` for `-`, and abbreviations; it refuses an ambiguous one itself.
-    """
-    name = word.partition("=")[0].replace("_", "-")
-    if name[:2] == "--" and name != "--":
-        return option.startswith(name)
-    return name[:2] == option  # "-mr3" is "-m -r 3"
 
 
 class Option(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
-from launcher.job.options import COUNTED, OPTIONS, RANKS, Options, names
+from launcher.job.options import COUNTED, OPTIONS, RANKS, Options
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
 from launcher.text.words import flag, short
@@ -60,9 +60,11 @@ def make_plan(
     image without the toolkit, and its PYTHONPATH. Raises LaunchError for settings that contradict
     each other, and for text that cannot be passed to a process.
     """
-    _refuse_conflicts(options, cluster, environ)
+    users = _settings(options, resources, environ)
+    _refuse_conflicts(options, cluster, users)
     nproc = _nproc_per_node(options, cluster, environ)
-    flags, replaced = _flags(options, cluster, resources, environ)
+    tees = any(users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
+    flags, replaced = _flags(options, cluster, resources, environ, tees=tees)
     runner, compiles = _compiler({**environ, **added})
     library, for_library, whose = _smddp(options, {**environ, **added})
     for_speed, reasons = tuned(nproc, cluster, resources, environ)
@@ -87,7 +89,7 @@ def make_plan(
         program=_program(options, resources, ranks_python),
         warm=warm,
         preload=options.preload if warm else (),
-        tees=_has_files_of_torchruns(options, environ),
+        tees=tees,
         master_addr=_master_addr(cluster, resources),
     )
     _check_text(plan)
@@ -154,23 +156,36 @@ def _master_addr(cluster: Cluster, resources: Resources) -> str:
     return cluster.address(cluster.hosts[0]) if cluster.nnodes > 1 else "localhost"
 
 
-def _refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> None:
+def _settings(options: Options, resources: Resources, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user has torchrun do, by its options' fields. Raises LaunchError."""
+    users = {
+        name[len("PET_") :].lower(): text
+        for name, text in environ.items()
+        if name.startswith("PET_")
+    }
+    if options.torchrun_args:
+        from launcher.job import torchrun_args  # 5 ms of CPU that most jobs need not spend
+
+        users.update(torchrun_args.settings_of(options.torchrun_args, resources.torchrun))
+    return users
+
+
+def _refuse_conflicts(options: Options, cluster: Cluster, users: Mapping[str, str]) -> None:
     """Raise LaunchError for settings of torchrun's, or ports, that cannot work with this job."""
     # Modes that would not run the stub, or would make a job of each host.
-    for variable in ("PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"):
-        if environ.get(variable, "0") != "0":
+    for name in ("module", "no_python", "run_path"):
+        if users.get(name, "0") != "0":
             raise LaunchError(
-                f"{variable} is {environ[variable]!r}; expected it to be unset: use "
+                f"PET_{name.upper()} is {users[name]!r}; expected it to be unset: use "
                 "--train-script PATH or --train-module NAME."
             )
-    standalone = any(names(word, "--standalone") for word in options.torchrun_args)
-    if cluster.nnodes > 1 and (standalone or environ.get("PET_STANDALONE", "0") != "0"):
+    if cluster.nnodes > 1 and users.get("standalone", "0") != "0":
         raise LaunchError(
             "torchrun's standalone mode is set on a cluster of several hosts, where each "
             "would train by itself; remove --standalone, and unset PET_STANDALONE."
         )
     # A rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank.
-    backend = environ.get("PET_RDZV_BACKEND") or "c10d"
+    backend = users.get("rdzv_backend") or "c10d"
     if backend != "c10d" and (backend, cluster.nnodes) != ("static", 1):
         raise LaunchError(
             f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or the variable to be unset."
@@ -181,7 +196,7 @@ def _refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, 
             "expected two different ports."
         )
     # Of another number of hosts than the job's, torchrun would wait for some, or leave some out.
-    nnodes, count = environ.get("PET_NNODES", ""), f"{cluster.nnodes}"
+    nnodes, count = users.get("nnodes", ""), f"{cluster.nnodes}"
     if nnodes not in ("", count, f"{count}:{count}") and "instance_groups" not in options.given:
         raise LaunchError(
             f"PET_NNODES is {short(nnodes)}; expected it to be unset, or {count}: SM_HOSTS and "
@@ -190,7 +205,12 @@ def _refuse_conflicts(options: Options, cluster: Cluster, environ: Mapping[str, 
 
 
 def _flags(
-    options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
+    options: Options,
+    cluster: Cluster,
+    resources: Resources,
+    environ: Mapping[str, str],
+    *,
+    tees: bool,
 ) -> tuple[list[str], list[str]]:
     """Return torchrun's options, and a remark for each that the user's PET_ variable replaces."""
     first, own = map(cluster.address, (cluster.hosts[0], cluster.current_host))
@@ -202,7 +222,7 @@ def _flags(
         # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
         ("local-addr", own if cluster.nnodes > 1 else "localhost", ""),
     ]
-    if options.log_dir and _has_files_of_torchruns(options, environ):
+    if options.log_dir and tees:  # torchrun itself writes what ranks print
         values.append(("log-dir", options.log_dir, "log_dir"))
     if resources.torch_version >= (2, 12):
         # How long the ranks' keepers have if torchrun ends before the job.
@@ -223,16 +243,6 @@ def _flags(
         else:
             chosen.append(f"--{name}={value}")  # in one word: a value may begin with a dash
     return [*chosen, *options.torchrun_args], replaced
-
-
-def _has_files_of_torchruns(options: Options, environ: Mapping[str, str]) -> bool:
-    """Tell whether the user has torchrun itself write what ranks print, into its log folder."""
-    variables = ("PET_TEE", "PET_REDIRECTS")
-    return any(environ.get(variable, "0") not in ("", "0") for variable in variables) or any(
-        names(word, option)
-        for word in options.torchrun_args
-        for option in ("--tee", "--redirects", "-t", "-r")
-    )
 
 
 def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from launcher.text.words import is_loopback
 # Seconds. nvidia-smi has been seen to block on a broken driver; a job that costs money must not.
 _ASK_TIMEOUT = 60
 FEWEST_FILES = 26  # open ones; torchrun and its store: seen to fail with 25 (torch 2.13)
+_TORCHRUN = os.path.join("distributed", "run.py")
 _NONE = "assuming that this host has no such devices"
 
 
@@ -38,6 +39,7 @@ class Resources(NamedTuple):
     cores: int  # physical cores that this process may use
     interfaces: frozenset[str]
     efa: bool
+    torchrun: str = ""  # the source of its torchrun
 
     @property
     def torch_version(self) -> tuple[int, int]:
@@ -51,14 +53,15 @@ def read_resources() -> Resources:
 
     Raises LaunchError if torch or its torchrun (exit code 127) or psutil (2) is not installed.
     """
-    torch = torch_version()
+    folder = torch_folder()
     require_psutil()
     return Resources(
         python=sys.executable,
-        torch=torch,
+        torch=torch_version(folder),
         cores=usable_cores(),
         interfaces=network_interfaces(),
         efa=has_efa(),
+        torchrun=read_text(os.path.join(folder, _TORCHRUN)),
     )
 
 
@@ -72,11 +75,10 @@ def require_files() -> None:
         )
 
 
-def torch_version() -> str:
-    """Return the version of the torch that a child process would import.
+def torch_folder() -> str:
+    """Return the folder of the torch that a child process would import.
 
-    From torch/version.py: importlib.metadata takes 12 ms longer. Raises LaunchError (exit code 127)
-    if there is no torch, or one without torchrun.
+    Raises LaunchError (exit code 127) if there is none, or one without torchrun.
     """
     spec = importlib.machinery.PathFinder.find_spec("torch")
     if spec is None:
@@ -85,7 +87,7 @@ def torch_version() -> str:
         spec = find_spec("torch")
     folders = spec.submodule_search_locations if spec else None
     folder = next(iter(folders), "") if folders else ""
-    if not os.path.isfile(os.path.join(folder, "distributed", "run.py")):
+    if not os.path.isfile(os.path.join(folder, _TORCHRUN)):
         problem = "torch is not installed"
         if folder:
             problem = f"torch in {folder} has no torch.distributed.run"
@@ -93,6 +95,11 @@ def torch_version() -> str:
             f"{problem} for {sys.executable}; install torch 2.4 or later there, "
             "or run the launcher with the Python that has it.",
         )
+    return folder
+
+
+def torch_version(folder: str) -> str:
+    """Return a torch's version, from torch/version.py: importlib.metadata takes 12 ms longer."""
     version = read_text(os.path.join(folder, "version.py"))
     match = re.search(r"__version__ = '(\d+\.\d+[^'\n]*)'", version)
     if not match:

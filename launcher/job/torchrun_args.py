@@ -1,0 +1,81 @@
+"""What --launcher-torchrun-args says, read as torchrun itself reads it.
+
+torchrun takes the first word that is neither an option of its own nor the value of one for the
+script to run. Which options it has depends on its version, and importing it takes a second: so its
+parser is made anew from the text of its source, with argparse, which knows the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from launcher.errors import LaunchError
+from launcher.text.words import flag, short
+
+_TARGET = "--train-module NAME or --train-script PATH"
+# torchrun's options that the launcher sets, and what to use in their place.
+_SET_BY_LAUNCHER = {
+    "module": _TARGET,
+    "no_python": _TARGET,
+    "run_path": _TARGET,
+    "nproc_per_node": flag("nproc_per_node"),
+    "max_restarts": flag("max_restarts"),
+    "log_dir": flag("log_dir"),
+    "shutdown_timeout": flag("grace"),
+    "nnodes": f"{flag('instance_groups')} for fewer hosts than all",
+}
+_TYPES = {"int": int, "float": float}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def settings_of(words: Sequence[str], source: str) -> Mapping[str, str]:
+    """Return the values that some words give torchrun's options, by the options' fields.
+
+    A switch has the value 1. `source` is that of torch/distributed/run.py. Raises LaunchError for
+    what torchrun would refuse, or would run, and for options that the launcher sets.
+    """
+    try:
+        given, others = parser_of(source).parse_known_args(words)
+        if others or "--" in words:
+            word = next((word for word in words if word in others), "--")
+            raise ValueError(f"{short(word)} is neither an option of this torchrun nor a value")
+        for name in vars(given):
+            if name in _SET_BY_LAUNCHER:
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} is the launcher's to set: use {_SET_BY_LAUNCHER[name]}")
+    except ValueError as error:
+        raise LaunchError(
+            f"{flag('torchrun_args')} is {short(shlex.join(words))}; expected options of torchrun "
+            f"and their values ({error})."
+        ) from None
+    return {name: str(value) for name, value in vars(given).items()}
+
+
+def parser_of(source: str) -> _Parser:
+    """Return a parser with the options of torchrun's, without those that argparse adds."""
+    parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            names = [str(word.value) for word in node.args if isinstance(word, ast.Constant)]
+            if names and names[0].startswith("-"):
+                parser.add_argument(*names, **_form({k.arg: k.value for k in node.keywords}))
+    return parser
+
+
+def _form(keywords: Mapping[str | None, ast.expr]) -> dict[str, Any]:
+    """Return how an option is read, from the keywords of its add_argument."""
+    if getattr(keywords.get("action"), "id", "") == "check_env":  # torchrun's own, for switches
+        return {"action": "store_const", "const": "1"}
+    form: dict[str, Any] = {"type": _TYPES.get(getattr(keywords.get("type"), "id", ""), str)}
+    with contextlib.suppress(ValueError, KeyError):  # some choices are computed
+        form["choices"] = ast.literal_eval(keywords["choices"])
+    return form
