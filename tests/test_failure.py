@@ -183,6 +183,7 @@ def test_the_innermost_frames_are_kept():
         (1, "ValueError: bad", 2, "algo-1: torchrun failed: ValueError: bad"),  # its settings
         (1, "RuntimeError: bad", 69, "algo-1: torchrun failed: RuntimeError: bad"),
         (2, "", 2, "algo-1: torchrun failed\nexit code 2, 12 s"),  # it refused its arguments
+        (0, "", 2, "algo-1: torchrun failed: it has started no rank, and ended with exit code 0"),
         (1, "SignalException: Process 7 got signal: 15", 69, "algo-1: torchrun failed: Signal"),
     ],
 )
