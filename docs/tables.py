@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Callable
 
-from launcher.job.help import EXIT_CODES, default_of
+from launcher.job.help import EXIT_CODES, GROUPS, default_of
 from launcher.job.options import OPTIONS
 from launcher.run import history
 from launcher.text.words import flag
@@ -38,16 +38,14 @@ def table(*head: str) -> Iterator[str]:
 
 def options() -> str:
     """Return the tables of the launcher's options, one for each group."""
-    lines = []
-    for group in dict.fromkeys(option.group for option in OPTIONS.values()):
-        lines += [f"**{group}**", "", *table("option", "value", "default", "meaning")]
-        for name, option in OPTIONS.items():
-            if option.group == group:
-                value = code(*option.metavar.split("|")) or code("true", "false")
-                default = code(default_of(name))
-                lines.append(f"| {code(flag(name))} | {value} | {default} | {option.help} |")
-        lines.append("")
-    return "\n".join(lines[:-1])
+    lines: list[str] = []
+    for name, option in OPTIONS.items():
+        if name in GROUPS:
+            lines += ["", f"**{GROUPS[name]}**", ""]
+            lines += table("option", "value", "default", "meaning")
+        value, default = code(*option.metavar.split("|")), code(default_of(name))
+        lines.append(f"| {code(flag(name))} | {value} | {default} | {option.help} |")
+    return "\n".join(lines[1:])
 
 
 def code(*words: str) -> str:

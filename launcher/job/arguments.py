@@ -16,7 +16,9 @@ from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
 START_WORD = "train"
-_TARGETS = _SCRIPT, _MODULE = "--train-script", "--train-module"
+_TARGETS = {"--train-script": "train_script", "--train-module": "train_module"}
+_FIELDS = {flag(field): field for field in OPTIONS}
+_TWINS = {"LAUNCHER_" + field.upper(): field for field in OPTIONS}
 # What people mean as a switch's value, and what SageMaker makes of None.
 _NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
 
@@ -44,45 +46,31 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     Raises LaunchError for an unknown option, a missing or invalid value, if neither a script nor
     a module is named, and if both are.
     """
-    values, unknown = _from_environment(environ)
-    targets: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    unknown: list[str] = []
+    for variable, text in sorted(environ.items()):
+        if variable in _TWINS:
+            if text:
+                values[_TWINS[variable]] = _value(_TWINS[variable], text, variable)
+        elif variable not in INTERNAL and (
+            variable.startswith("LAUNCHER_") or variable.upper().replace("-", "_") in _TWINS
+        ):
+            unknown.append(variable)
     script_args: list[str] = []
-    for typed, name, text in _options_and_words(argv):
-        if not name:
-            script_args.extend(typed)
-        elif name in _TARGETS:
-            if not text:
-                raise LaunchError(
-                    f"{name} is empty; expected the training script or module to run."
-                )
-            targets[name] = text
+    for typed, field, text in _options_and_words(argv):
+        if field:
+            values[field] = _value(field, text, typed[0].partition("=")[0])
         else:
-            values[_field(name)] = _value(_field(name), text, name)
-    _check_targets(targets, script_args, unknown)
+            script_args += typed
+    _check_target(values, script_args, unknown)
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
     return Options(
         **values,
-        train_script=targets.get(_SCRIPT, ""),
-        train_module=targets.get(_MODULE, ""),
         script_args=tuple(script_args),
         given=frozenset(values),
         unknown_twins=tuple(unknown),
     )
-
-
-def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the twins by field, and the variables meant as twins of no option."""
-    twins = {"LAUNCHER_" + name.upper(): name for name in OPTIONS}
-    values: dict[str, Any] = {}
-    unknown = []
-    for variable, text in sorted(environ.items()):
-        if variable in twins and text:
-            values[twins[variable]] = _value(twins[variable], text, variable)
-        elif variable not in (*twins, *INTERNAL):
-            if variable.startswith("LAUNCHER_") or variable.upper().replace("-", "_") in twins:
-                unknown.append(variable)
-    return values, unknown
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -92,26 +80,23 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     ours: list[str] = []
     scripts: list[str] = []
-    for typed, name, _ in _options_and_words(argv):
-        (ours if name else scripts).extend(typed)
+    for typed, field, _ in _options_and_words(argv):
+        (ours if field else scripts).extend(typed)
     return ours, scripts
 
 
 def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, str]]:
-    """Yield what was typed, with the option's name and value; without, if it is the script's."""
+    """Yield what was typed, with the option's field and value; without, if it is the script's."""
     rest = list(reversed(argv))
     while rest:
         word = rest.pop()
         name, equals, text = word.partition("=")
-        if name not in _TARGETS and not _spelled(name).startswith(PREFIX):
-            yield [word], "", ""
-            continue
-        parser = str if name in _TARGETS else OPTIONS[_field(name)].parse
-        if equals:
-            yield [word], name, text
+        field = _TARGETS.get(name) or (_field(name) if _spelled(name).startswith(PREFIX) else "")
+        if not field or equals:
+            yield [word], field, text
         else:
-            values = _next(name, rest, parser)
-            yield [word, *values], name, (values or ["true"])[0]
+            values = _next(name, rest, OPTIONS[field].parse if field in OPTIONS else str)
+            yield [word, *values], field, (values or ["true"])[0]
 
 
 def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]:
@@ -120,13 +105,13 @@ def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]
     SageMaker sends `--flag true`; people type `--flag`. Raises LaunchError.
     """
     following = rest[-1] if rest else ""
-    if parser is switch:
+    if parser is switch and following.lower() not in SWITCHES:
         if rest and following.lower() in _NO_SWITCH:
             raise LaunchError(
                 f"{name} is {following!r}; expected true or false (if that is an argument "
                 f"of the script, write {name}=true)."
             )
-        return [rest.pop()] if following.lower() in SWITCHES else []
+        return []
     if not rest:
         raise LaunchError(f"{name} needs a value; see --launcher-help.")
     if parser is str and following.startswith("-"):
@@ -145,35 +130,36 @@ def _spelled(name: str) -> str:
 
 def _field(name: str) -> str:
     """Return the field of the option called name, as it was typed."""
-    fields = {flag(field): field for field in OPTIONS}
     spelled = _spelled(name)
-    if spelled in fields:
-        return fields[spelled]
+    if spelled in _FIELDS:
+        return _FIELDS[spelled]
     import difflib  # only needed for this error
 
-    known = [option[len(PREFIX) :] for option in fields]
-    word = spelled[len(PREFIX) :]
-    near = [name for name in known if name.startswith(f"{word}-")]
-    near = near or difflib.get_close_matches(word, known, n=1)
-    hint = f" Did you mean {' or '.join(PREFIX + name for name in near)}?" if near else ""
+    near = [option for option in _FIELDS if option.startswith(f"{spelled}-")]
+    near = near or difflib.get_close_matches(spelled, _FIELDS, n=1, cutoff=0.85)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise LaunchError(f"{name} is not a launcher option.{hint} See --launcher-help.")
 
 
 def _value(field: str, text: str, where: str) -> Any:
+    if field not in OPTIONS:
+        return text
     try:
         return OPTIONS[field].parse(text)
     except ValueError as error:
         raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
 
 
-def _check_targets(
-    targets: Mapping[str, str], script_args: Sequence[str], unknown: Sequence[str]
+def _check_target(
+    values: Mapping[str, Any], script_args: Sequence[str], unknown: Sequence[str]
 ) -> None:
     """Refuse a command line that does not name exactly one script or module."""
-    if len(targets) == 2:
-        both = f"{_SCRIPT} {targets[_SCRIPT]} and {_MODULE} {targets[_MODULE]}"
-        raise LaunchError(f"{both} are both given; expected only one of them.")
-    if not targets:
+    named = [f"{option} {values[field]}" for option, field in _TARGETS.items() if field in values]
+    if len(named) == 2:
+        raise LaunchError(f"{' and '.join(named)} are both given; expected only one of them.")
+    if named and named[0].endswith(" "):
+        raise LaunchError(f"{named[0]}is empty; expected the training script or module to run.")
+    if not named:
         near = [word for word in script_args if word.startswith(("--train_", "--train-"))]
         # A script, or a misspelt subcommand.
         near += [word for word in script_args[:1] if not word.startswith("-")]
@@ -181,7 +167,7 @@ def _check_targets(
         if near:
             hint = f" ({shortened(printable(near[0]), 60)} was taken as an argument of the script)"
         raise LaunchError(
-            f"there is nothing to run{hint}: give {_SCRIPT} PATH or {_MODULE} NAME "
+            f"there is nothing to run{hint}: give --train-script PATH or --train-module NAME "
             "(on SageMaker: the hyperparameter train-script); see --launcher-help."
         )
 

@@ -10,6 +10,16 @@ from launcher.job.options import OPTIONS, Options
 from launcher.text.words import flag
 
 _COLUMNS = 100
+# The first option of each group.
+GROUPS = {
+    "nproc_per_node": "Job size",
+    "rdzv_port": "Connecting the hosts",
+    "grace": "Stops and failures",
+    "watch": "Hangs",
+    "bools": "torchrun and the script",
+    "start": "Starting ranks",
+    "log_dir": "Launcher output",
+}
 # docs/options.md shows this table, too.
 EXIT_CODES = {
     "0": "every rank succeeded",
@@ -72,15 +82,13 @@ def default_of(name: str) -> str:
 def help_text() -> str:
     """Return the whole text."""
     lines: list[str] = []
-    group = ""
-    for name, option in OPTIONS.items():  # those of a group stand together
-        if option.group != group:
-            group = option.group
-            lines += ["", f"{group}:"]
+    for name, option in OPTIONS.items():
+        if name in GROUPS:
+            lines += ["", f"{GROUPS[name]}:"]
         default = default_of(name)
-        shown = f" (default: {default})" if option.metavar and default else ""
-        lines.append(f"  {flag(name)} {option.metavar}".rstrip())
-        text = textwrap.wrap(f"{option.help}{shown}", _COLUMNS - 6, break_on_hyphens=False)
-        lines += [f"      {line}" for line in text]
+        meaning = f"{option.help} (default: {default})" if default else option.help
+        lines.append(f"  {flag(name)} {option.metavar}")
+        wrapped = textwrap.wrap(meaning, _COLUMNS - 6, break_on_hyphens=False)
+        lines += [f"      {line}" for line in wrapped]
     codes = "\n".join(f"  {code:16}  {meaning}" for code, meaning in EXIT_CODES.items())
     return _TEXT.format(options="\n".join(lines), codes=codes)

@@ -40,8 +40,7 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 RANKS = whole(1, 1024)  # of one host
-_PORT = whole(1, 65535)
-_SECONDS, _SOME_SECONDS = whole(0, 86400), whole(1, 86400)
+_PORT, _SECONDS, _SOME_SECONDS = whole(1, 65535), whole(0, 86400), whole(1, 86400)
 COUNTED = ("auto", "cpu", "gpu", "xpu")  # what torchrun counts for --nproc-per-node
 
 
@@ -88,7 +87,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _torchrun_args(text: str) -> tuple[str, ...]:
+def _shell_words(text: str) -> tuple[str, ...]:
     import shlex  # 6 ms of CPU that most jobs need not spend
 
     try:
@@ -99,43 +98,79 @@ def _torchrun_args(text: str) -> tuple[str, ...]:
 
 
 class Option(NamedTuple):
-    """One `--launcher-NAME`: how its value is parsed, and what `--help` says about it."""
+    """One `--launcher-NAME`: its value as `--help` shows it, how it is parsed, what it means."""
 
-    group: str
     metavar: str
-    help: str
     parse: Callable[[str], Any]
+    help: str
 
 
 class Options(NamedTuple):
     """The launcher's options, validated; times are in seconds. docs/options.md explains them.
 
-    A field with a parser is a `--launcher-NAME`: a new option is a field here, and a row of _HELP.
+    A new `--launcher-NAME` is a row here, in its group.
     """
 
-    nproc_per_node: Annotated[Optional[int], _or_auto(RANKS)] = None  # None: auto
-    instance_groups: Annotated[tuple[str, ...], _names] = ()  # (): all
-    max_restarts: Annotated[int, whole(0, 1000)] = 0
-    rdzv_port: Annotated[int, _PORT] = 29400
-    peer_port: Annotated[int, _PORT] = 29401
-    start_timeout: Annotated[int, _SOME_SECONDS] = 900
-    restart_timeout: Annotated[Optional[int], _or_auto(_SOME_SECONDS)] = None  # None: start_timeout
-    host_timeout: Annotated[int, whole(5, 3600)] = 14
-    grace: Annotated[int, _SECONDS] = 100
-    failure_grace: Annotated[int, _SECONDS] = 10
-    watch: Annotated[int, _SECONDS] = 15
-    hang_notify: Annotated[int, _SOME_SECONDS] = 60
-    hang_timeout: Annotated[float, _or_never] = math.inf
-    bools: Annotated[str, _one_of("as-is", "flag")] = "as-is"
-    start: Annotated[str, _one_of("cold", "warm")] = "cold"
-    preload: Annotated[tuple[str, ...], _names] = ()
-    torchrun_args: Annotated[tuple[str, ...], _torchrun_args] = ()
-    script_dir: Annotated[str, str] = ""
-    smddp_compat: Annotated[bool, switch] = False
-    log_dir: Annotated[str, str] = ""
-    log_prefix: Annotated[bool, switch] = False
-    verbose: Annotated[bool, switch] = False
-    dry_run: Annotated[bool, switch] = False
+    # fmt: off
+    nproc_per_node: Annotated[Optional[int], Option("auto|N", _or_auto(RANKS),
+        "processes per host; auto: one per GPU, else one per Neuron core, else 1")] = None
+    instance_groups: Annotated[tuple[str, ...], Option("A,B", _names,
+        "instance groups that run the job, in a heterogeneous cluster")] = ()  # (): all
+    max_restarts: Annotated[int, Option("N", whole(0, 1000),
+        "how many times to restart all ranks after a rank fails")] = 0
+
+    rdzv_port: Annotated[int, Option("PORT", _PORT,
+        "port of torchrun's rendezvous (the c10d store) on the first host")] = 29400
+    peer_port: Annotated[int, Option("PORT", _PORT,
+        "port of the launcher channel on the first host")] = 29401
+    start_timeout: Annotated[int, Option("SECONDS", _SOME_SECONDS,
+        "fail the job if not all hosts have joined after this many seconds")] = 900
+    restart_timeout: Annotated[Optional[int], Option("SECONDS", _or_auto(_SOME_SECONDS),
+        "fail the job if hosts have not ended a failed attempt this many seconds after the "
+        "decision to restart; auto: same as --launcher-start-timeout")] = None
+    host_timeout: Annotated[int, Option("SECONDS", whole(5, 3600),
+        "how long a host may be unreachable over the network before it counts as lost")] = 14
+
+    grace: Annotated[int, Option("SECONDS", _SECONDS, "how long ranks, and processes they "
+        "started, have between a stop (SIGTERM) and SIGKILL")] = 100
+    failure_grace: Annotated[int, Option("SECONDS", _SECONDS, "how long ranks, and processes they "
+        "left behind, may take to exit after a failure or before a restart; then SIGKILL")] = 10
+
+    watch: Annotated[int, Option("SECONDS", _SECONDS,
+        "how often to check each rank's progress through its collectives; 0: never")] = 15
+    hang_notify: Annotated[int, Option("SECONDS", _SOME_SECONDS,
+        "after this many seconds without progress, log which rank the others are waiting for, or "
+        "which rank's process is still running though its script has ended")] = 60
+    hang_timeout: Annotated[float, Option("SECONDS", _or_never,
+        "fail the attempt after this many seconds without progress (plus up to two intervals of "
+        "--launcher-watch, and 3 s); set it above your longest evaluation or save; "
+        "0: never")] = math.inf
+
+    bools: Annotated[str, Option("as-is|flag", _one_of("as-is", "flag"),
+        "how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is: unchanged; "
+        "flag: `--amp`, or nothing for false")] = "as-is"
+    torchrun_args: Annotated[tuple[str, ...], Option("ARGS", _shell_words,
+        "additional torchrun arguments, as one shell-quoted string")] = ()
+    script_dir: Annotated[str, Option("DIR", str,
+        "where else to look for the file of --train-script: a folder in the image")] = ""
+    smddp_compat: Annotated[bool, Option("true|false", switch,
+        "provide an open-source smdistributed.dataparallel if AWS's is not installed")] = False
+
+    start: Annotated[str, Option("cold|warm", _one_of("cold", "warm"),
+        "cold: each rank imports torch; warm: ranks are forked from a process on their host that "
+        "has already imported it")] = "cold"
+    preload: Annotated[tuple[str, ...], Option("A,B", _names,
+        "with a warm start: modules to import before forking, besides torch")] = ()
+
+    log_dir: Annotated[str, Option("DIR", str, "keep each rank's output in "
+        "DIR/HOST/attempt-N/rank-R.log, and the events in DIR/HOST/events.jsonl")] = ""
+    log_prefix: Annotated[bool, Option("true|false", switch,
+        "start each line of a rank's output in the job's log with `[rank R] `")] = False
+    verbose: Annotated[bool, Option("true|false", switch,
+        "log every decision, with seconds since the start")] = False
+    dry_run: Annotated[bool, Option("true|false", switch,
+        "print the command and the environment variables added, without starting anything")] = False
+    # fmt: on
 
     # What is not a --launcher-NAME.
     train_script: str = ""
@@ -146,66 +181,8 @@ class Options(NamedTuple):
     folder: str = ""  # where ranks run, "" for the current folder; target.py finds it
 
 
-# For each group its options: the field, its value ("-" for a switch without one), what it means.
-_HELP = """\
-Job size
-  nproc_per_node auto|N processes per host; auto: one per GPU, else one per Neuron core, else 1
-  instance_groups A,B instance groups that run the job, in a heterogeneous cluster
-  max_restarts N how many times to restart all ranks after a rank fails
-Connecting the hosts
-  rdzv_port PORT port of torchrun's rendezvous (the c10d store) on the first host
-  peer_port PORT port of the launcher channel on the first host
-  start_timeout SECONDS fail the job if not all hosts have joined after this many seconds
-  restart_timeout SECONDS fail the job if hosts have not ended a failed attempt this many seconds
-    after the decision to restart; auto: same as --launcher-start-timeout
-  host_timeout SECONDS how long a host may be unreachable over the network before it counts as
-    lost
-Stops and failures
-  grace SECONDS how long ranks, and processes they started, have between a stop (SIGTERM) and
-    SIGKILL
-  failure_grace SECONDS how long ranks, and processes they left behind, may take to exit after a
-    failure or before a restart; then SIGKILL
-Hangs
-  watch SECONDS how often to check each rank's progress through its collectives; 0: never
-  hang_notify SECONDS after this many seconds without progress, log which rank the others are
-    waiting for, or which rank's process is still running though its script has ended
-  hang_timeout SECONDS fail the attempt after this many seconds without progress (plus up to two
-    intervals of --launcher-watch, and 3 s); set it above your longest evaluation or save; 0:
-    never
-torchrun and the script
-  bools as-is|flag how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is:
-    unchanged; flag: `--amp`, or nothing for false
-  torchrun_args ARGS additional torchrun arguments, as one shell-quoted string
-  script_dir DIR where else to look for the file of --train-script: a folder in the image
-  smddp_compat true|false provide an open-source smdistributed.dataparallel if AWS's is not
-    installed
-Starting ranks
-  start cold|warm cold: each rank imports torch; warm: ranks are forked from a process on their
-    host that has already imported it
-  preload A,B with a warm start: modules to import before forking, besides torch
-Launcher output
-  log_dir DIR keep each rank's output in DIR/HOST/attempt-N/rank-R.log, and the events in
-    DIR/HOST/events.jsonl
-  log_prefix true|false start each line of a rank's output in the job's log with `[rank R] `
-  verbose true|false log every decision, with seconds since the start
-  dry_run - print the command and the environment variables added, without starting anything
-"""
-
-
-def _options() -> dict[str, Option]:
-    """Return the options by their fields, in the order of _HELP."""
-    options: dict[str, Option] = {}
-    group = name = ""
-    for line in _HELP.splitlines():
-        if not line.startswith(" "):
-            group = line
-        elif line.startswith("    "):
-            options[name] = options[name]._replace(help=f"{options[name].help} {line.strip()}")
-        else:
-            name, metavar, text = line.split(None, 2)
-            (parse,) = Options.__annotations__[name].__metadata__
-            options[name] = Option(group, metavar.strip("-"), text, parse)
-    return options
-
-
-OPTIONS = _options()
+OPTIONS: dict[str, Option] = {
+    field: annotation.__metadata__[0]
+    for field, annotation in Options.__annotations__.items()
+    if hasattr(annotation, "__metadata__")
+}
