@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
@@ -137,14 +136,14 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
         return stopped(signals.stop())
     with System(signals) as system:
         end = supervisor.run(job, environ, system)
-    return _report(end, environ)
+        return _report(end, environ, system.now())
 
 
-def _report(end: State, environ: Mapping[str, str]) -> Result:
+def _report(end: State, environ: Mapping[str, str], now: float) -> Result:
     """Say how the job ended, for people and for SageMaker, and how long its parts took."""
     result = end.result
     assert result
-    for line in summary.lines(end, time.monotonic()):
+    for line in summary.lines(end, now):
         log(line)
     if result.exit_code and not result.stop_signal:
         write_failure(result.text, environ)

@@ -40,7 +40,6 @@ class System:
     What other modules have as functions, and a simulation in another way, is named here first.
     """
 
-    now = staticmethod(time.monotonic)
     log = staticmethod(log)
     folder = staticmethod(run_dir)
     oom_kills = staticmethod(oom_kills)
@@ -53,7 +52,16 @@ class System:
         """Return the time of day, for people: 12:34:56 UTC."""
         return time.strftime("%H:%M:%S UTC", time.gmtime())
 
+    def now(self) -> float:
+        """Return the time in seconds, without that in which the loop stood still."""
+        return time.monotonic() - self._stood_still
+
+    def stood_still(self, seconds: float) -> None:
+        """Have no time pass for so long: the loop was late."""
+        self._stood_still += seconds
+
     def __init__(self, signals: Signals) -> None:
+        self._stood_still = 0.0
         self.signals = signals
         self.selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._files = resource.getrlimit(_OPEN_FILES)  # what children get

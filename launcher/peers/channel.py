@@ -13,7 +13,8 @@ here. So events queue: all actions of a step are carried out before the next eve
 
 TCP finds a host that is gone, but not a launcher that is suspended, frozen or blocked: its kernel
 still answers. So the loop itself sends `Alive` on each connection, and one on which nothing has
-come for a while is lost.
+come for a while is lost. Before its first message nothing is expected of a coordinator: it may be
+slow to welcome this host.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ from launcher.text.words import Log
 _ALIVE_SECONDS = 4.0
 # Until a launcher is lost that sends nothing: the first, or the second after the host timeout.
 _SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
-# A loop that is so late was suspended itself, and does not know how long others were silent.
-_LATE_SECONDS = 1.0
 
 
 class Channel:
@@ -161,9 +160,6 @@ class Channel:
     def _check_silence(self, now: float) -> None:
         """Send that this launcher runs, and find those that do not."""
         connections = list(self._connections.values())
-        if now > self._check_at + _LATE_SECONDS:
-            for connection in connections:
-                connection.received_at = now
         if now >= self._send_alive_at:
             self._send(list(self._connections), messages.Alive())
             self._send_alive_at = now + _ALIVE_SECONDS
@@ -221,7 +217,7 @@ class Channel:
 
     def _admit(self, connection: Connection, host: str) -> None:
         now = self._system.now()
-        connection.host, connection.received_at = host, now
+        connection.host = host
         self._connections[host] = connection
         self.own_address = connection.own_address
         self._system.selector.register(connection, EVENT_READ, lambda: self._read(connection))
@@ -239,6 +235,7 @@ class Channel:
     def _arrives(
         self, connection: Connection, hello: messages.Hello, more: list[dict[str, Any]]
     ) -> None:
+        connection.received_at = self._system.now()
         self.happens(events.Arrived(connection, connection.address, hello))
         if connection.host:
             self._read_on(connection, more)

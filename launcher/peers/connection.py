@@ -18,15 +18,16 @@ _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 class Connection:
     """One end; `host` is who is at the other, "" while that is not known.
 
-    `closed_by` is why it is closed ("": it is not); `received_at` is when something has come. The
-    connection ends when the other end's kernel has not answered for `timeout` seconds.
+    `closed_by` is why it is closed ("": it is not); `received_at` is when something has come,
+    infinite if nothing has. The connection ends when the other end's kernel has not answered for
+    `timeout` seconds.
     Raises OSError if it is closed already.
     """
 
     def __init__(self, connection: socket.socket, timeout: int) -> None:
         self.host = ""
         self.closed_by = ""
-        self.received_at = -math.inf
+        self.received_at = math.inf
         self._socket = connection
         self._lines = Lines(LINE_LIMIT)
         self._stopped_reading = False  # the other end

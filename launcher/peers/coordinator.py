@@ -31,7 +31,7 @@ whose torchrun and stores they use.
   received the start (host_failed); nor does `Cleared` with the number of an earlier End.
 - No times of two hosts' clocks are compared: hosts report ages.
 
-Times are on the clock time.monotonic(), waits in seconds. Pure.
+Times are on the clock System.now(), waits in seconds. Pure.
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
     state, actions = step(state, event, now)
 
 Until the coordinator has welcomed this host (Joining), it tries again and again to reach it, sends
-with each hello all that it has to report, and acts on a stop by itself; something else that listens
-in the coordinator's place changes none of that. From then on (Joined) reports go up and commands
-down as they come, and only the coordinator decides. If it is lost, or was never reached, this host
-ends as the last End has it, or with 69; and it leaves: Left.
+with each hello all that it has to report, and acts on a stop by itself. It waits for the reply as
+long as the connection lasts: a coordinator that is slow has the hello, and would take a second one
+for another host's. Something else that listens in its place changes none of that. From then on
+(Joined) reports go up and commands down as they come, and only the coordinator decides. If it is
+lost, or was never reached, this host ends as the last End has it, or with 69; and it leaves: Left.
 
-What bounds each wait: Joining, the start timeout, or 3 s after a stop; for the reply to a hello,
-10 s. Joined: the channel, which finds a coordinator that is lost (channel.py). Times are on the
-clock time.monotonic(), waits in seconds. Pure.
+What bounds each wait: Joining, the start timeout, or 3 s after a stop. Joined: the channel, which
+finds a coordinator that is lost (channel.py). Times are on the clock System.now(), waits in
+seconds. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.result.causes import Result, change_port, of_lost_host, stopped
 from launcher.text.words import Log
 
-WELCOME_SECONDS = 10.0  # for the coordinator to welcome this host, or refuse it
 # Between two tries to reach the coordinator: at first, and after a while.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
 _STOP_SECONDS = 3.0  # for the coordinator to be told of a stop
@@ -34,14 +34,13 @@ _STOP_SECONDS = 3.0  # for the coordinator to be told of a stop
 
 
 class Joining(NamedTuple):
-    """This host tries to reach the coordinator; it has sent its hello if there is a `reply_by`."""
+    """This host tries to reach the coordinator; once it `is_connected`, its hello has been sent."""
 
     deadline: float
     log_missing_at: float
     trouble: str = "its name has not been resolved yet"
-    reply_by: float = math.inf
+    is_connected: bool = False
     reports: tuple[messages.FromMember, ...] = ()  # sent with each hello
-    met_another: bool = False  # program in the coordinator's place, as the log says
 
 
 class Joined(NamedTuple):
@@ -80,7 +79,7 @@ def due(state: LinkState) -> float:
     phase = state.phase
     if not isinstance(phase, Joining):
         return math.inf  # only the coordinator's timeouts count
-    return min(phase.log_missing_at, phase.deadline, phase.reply_by)
+    return min(phase.log_missing_at, phase.deadline)
 
 
 def step(state: LinkState, event: Any, now: float) -> LinkStep:
@@ -99,16 +98,12 @@ def step(state: LinkState, event: Any, now: float) -> LinkStep:
 
 
 def unreachable(state: LinkState, event: events.Unreachable, now: float) -> LinkStep:
-    """Try again after a while."""
+    """Connect after a while, which grows from 0.02 s to 1 s."""
     if not isinstance(state.phase, Joining):
         return state, ()
-    return _try_again(state, state.phase._replace(trouble=event.trouble), now)
-
-
-def _try_again(state: LinkState, joining: Joining, now: float) -> LinkStep:
-    """Connect after a while, which grows from 0.02 s to 1 s."""
+    joining = state.phase._replace(trouble=event.trouble, is_connected=False)
     seconds = min(MOST_RETRY_SECONDS, max(RETRY_SECONDS, (now - state.began) / 8))
-    return state._replace(phase=joining._replace(reply_by=math.inf)), (events.Connect(seconds),)
+    return state._replace(phase=joining), (events.Connect(seconds),)
 
 
 def connected(state: LinkState, event: events.Connected, now: float) -> LinkStep:
@@ -117,26 +112,14 @@ def connected(state: LinkState, event: events.Connected, now: float) -> LinkStep
     if not isinstance(phase, Joining):
         return state, (events.Disconnect(),)
     reports = (_report(state, message) for message in (messages.hello(state.job), *phase.reports))
-    trouble = phase.trouble if phase.met_another else "it does not answer"
-    joining = phase._replace(reply_by=now + WELCOME_SECONDS, trouble=trouble)
+    joining = phase._replace(is_connected=True, trouble=_does_not_answer(state))
     return state._replace(phase=joining), tuple(reports)
 
 
-def _another(state: LinkState, joining: Joining, now: float) -> LinkStep:
-    """Try again: what listens in the coordinator's place is another program, or has ended."""
+def _does_not_answer(state: LinkState) -> str:
     port = state.job.options.peer_port
     seen = f"what listens on port {port} there does not answer as this job's launcher"
-    is_new, joining = (
-        not joining.met_another,
-        joining._replace(trouble=change_port(seen).rstrip(".")),
-    )
-    logs = (_waits(state, joining),) if is_new else ()
-    state, actions = _try_again(state, joining._replace(met_another=True), now)
-    return state, (*logs, *actions)
-
-
-def _waits(state: LinkState, joining: Joining) -> Log:
-    return Log(f"waiting for {state.job.coordinator} ({joining.trouble}).")
+    return change_port(seen).rstrip(".")
 
 
 def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
@@ -148,11 +131,8 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
         within = f"within {job.options.start_timeout:g} s ({phase.trouble})"
         state, actions = _alone(state, f"could not be reached {within}")
         return state, (events.Disconnect(), *actions)
-    if now >= phase.reply_by:
-        state, actions = _another(state, phase, now)
-        return state, (events.Disconnect(), *actions)
     state = state._replace(phase=phase._replace(log_missing_at=now + LOG_MISSING_SECONDS))
-    return state, (_waits(state, phase),)
+    return state, (Log(f"waiting for {job.coordinator} ({phase.trouble})."),)
 
 
 # Up and down.
@@ -173,7 +153,7 @@ def _kept(state: LinkState, joining: Joining, message: Any, now: float) -> LinkS
     """Keep a report for each hello. A stop is decided here, unless this host has failed before."""
     if isinstance(message, messages.Cleared):
         return state, ()
-    actions = (_report(state, message),) if joining.reply_by < math.inf else ()
+    actions = (_report(state, message),) if joining.is_connected else ()
     reports, deadline = joining.reports, joining.deadline
     is_stop = isinstance(message, messages.Stop)
     if is_stop:
@@ -203,8 +183,8 @@ def commanded(state: LinkState, message: Any) -> LinkStep:
 
 def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkStep:
     """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
-    if isinstance(state.phase, Joining):
-        return _another(state, state.phase, now)
+    if isinstance(state.phase, Joining):  # another program, or a coordinator without room
+        return unreachable(state, events.Unreachable(state.phase.trouble), now)
     if not isinstance(state.phase, Joined):
         return state, ()
     how = f"was lost: {event.why}"

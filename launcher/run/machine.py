@@ -24,7 +24,7 @@ loss is an End and a Leave; then torchrun, 15 s after a success, and 5 s for wha
 - A stop is never cut short by anything but the third Ctrl-C.
 - No rank runs in Joining and Done, nor beside another attempt's.
 
-Times are on the clock time.monotonic(), waits in seconds.
+Times are on the clock System.now(), waits in seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is known of this host's run: the phase it is in, its torchrun, its ranks. Pure.
 
-Times are on the clock time.monotonic(), infinite if not known; waits in seconds.
+Times are on the clock System.now(), infinite if not known; waits in seconds.
 """
 
 from __future__ import annotations

@@ -58,6 +58,8 @@ STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 _LAST_SECONDS = 10.0  # more than the grace, for what is left after an error of the launcher itself
 _OF_TORCHRUN = ("TMPDIR", "PYTHONSAFEPATH")  # which scripts have as this process has them
+# A loop that is so late was suspended, or blocked: nobody has missed a deadline meanwhile.
+_LATE_SECONDS = 1.0
 _LOOK_SECONDS = 0.1  # between two looks at what is left
 Ready = list[tuple[selectors.SelectorKey, int]]
 
@@ -130,8 +132,15 @@ class Supervisor:
         """
         try:
             self._safely(self._begin)
+            woke = self._system.now()
             while not (self._error or isinstance(self.state.phase, Done)):
-                ready = yield self._timeout()
+                due = max(self._due(), woke)
+                wait = due - self._system.now()
+                ready = yield None if math.isinf(wait) else max(0.0, wait)
+                woke = self._system.now()
+                if woke > due + _LATE_SECONDS:
+                    self._system.stood_still(woke - due)
+                    woke = due
                 # Signals last: what happened before a stop has come before it.
                 for key, _ in sorted(ready, key=lambda one: one[0].data == self._on_signals):
                     if self._system.selector.get_map().get(key.fd) is key:  # else it is closed
@@ -162,14 +171,13 @@ class Supervisor:
         if isinstance(self.state.job.plan, Exception):
             self._cannot_start(self.state.job.plan)
 
-    def _timeout(self) -> float | None:
+    def _due(self) -> float:
         due = min(machine.due(self.state), self._channel.due(), self._watch.due())
         due = min(due, self._torchrun.due if self._torchrun else math.inf)
         phase = self.state.phase
         if isinstance(phase, Ending) and phase.leaves and not self.state.torchrun_runs:
             due = min(due, self._system.now() + _LOOK_SECONDS)
-        seconds = max(0.0, due - self._system.now())
-        return None if math.isinf(seconds) else seconds
+        return due
 
     def _do_what_is_due(self) -> None:
         self._take_signals()

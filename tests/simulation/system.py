@@ -231,10 +231,15 @@ class System:
         self.signals = Signals()
         self.listener: Listener | None = None  # for keepers
         self._reapable: list[tuple[int, int]] = []
+        self._stood_still = 0.0
 
     def now(self) -> float:
-        """Return the time."""
-        return self.job.clock.now
+        """Return the time, without that in which the launcher stood still."""
+        return self.job.clock.now - self._stood_still
+
+    def stood_still(self, seconds: float) -> None:
+        """Have no time pass for so long: the loop was late."""
+        self._stood_still += seconds
 
     def log(self, line: str) -> None:
         """Write a line of the trace."""
@@ -253,7 +258,7 @@ class System:
 
     def listen(self, host: str, port: int) -> tuple[list[Any], bool]:
         """Listen for the other hosts."""
-        if self.now() < self.job.network.taken_until:
+        if self.job.clock.now < self.job.network.taken_until:
             raise OSError(errno.EADDRINUSE, "Address already in use")
         return [self.job.network.listen()], True
 

@@ -86,6 +86,24 @@ def test_a_job_that_once_broke_a_promise_keeps_all(plan: Plan) -> None:
     assert broken(Job(plan).run()) == []
 
 
+@pytest.mark.parametrize("seconds", [20.0, 90.0])
+def test_a_first_host_that_stands_still_while_others_join_starts_the_job(seconds: float) -> None:
+    """However long: nobody has been welcomed yet, and the start timeout bounds it."""
+    late, stops = Fault(What.HOST_LATE, 0.0, 1, amount=1.0), Fault(What.LAUNCHER_STOPS, 0.6)
+    plan = Plan(start_timeout=200.0, faults=(late, stops._replace(amount=seconds)))
+    job = Job(plan)
+    assert broken(job.run()) == []
+    assert [one.launcher and one.launcher.result for one in job.machines] == [Result(0)] * 2
+
+
+def test_hosts_that_stand_still_together_lose_nobody() -> None:
+    """As on a machine that slept: none knows how long the others were silent."""
+    stops = [Fault(What.LAUNCHER_STOPS, 4.0, host, amount=200.0) for host in range(3)]
+    job = Job(Plan(hosts=3, faults=tuple(stops)))
+    assert broken(job.run()) == []
+    assert [one.launcher and one.launcher.result for one in job.machines] == [Result(0)] * 3
+
+
 def test_a_thousand_hosts_end_together() -> None:
     plan = Plan(hosts=1000, nproc=2, faults=(Fault(What.RAISES, 5.0, host=600),))
     job = Job(plan)
