@@ -54,3 +54,7 @@ class CannotExecuteError(LaunchError):
 
 class NotFoundError(LaunchError):
     """What is to be started is not there, or not installed."""
+
+
+class NothingToRunError(LaunchError):
+    """Neither a script nor a module is named, nor anything that may have been meant as one."""

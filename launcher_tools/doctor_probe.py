@@ -1,73 +1,55 @@
-"""In a child process: imports torch and prints what it has, a JSON object a line.
+"""In a child process: imports torch and prints what it has, and what is wrong with it.
 
-Executed as text (`python -c`). It imports nothing of the launcher's. What may hang comes last: a
-line that was printed counts.
+Executed as text (`python -c`), with the number of GPUs; each line is a finding as JSON: its level,
+what was seen, what to do. It imports nothing of the launcher's.
 """
 
 import json
+import re
 import sys
-from typing import Any, NoReturn
 
 
-def say(**found: object) -> None:
-    """Print what was found."""
-    print("\n" + json.dumps(found), flush=True)
+def say(level: str, seen: str, to_do: str = "") -> None:
+    """Print a finding."""
+    print("\n" + json.dumps([level, seen, to_do]), flush=True)
 
 
-class ArgumentsRefused(Exception):
-    """torchrun does not take its arguments."""
-
-
-def refused(words: list[str]) -> str:
-    """Return why torchrun would not take these arguments, "" if it would."""
-    from torch.distributed import run
-
-    def refuse(message: str) -> NoReturn:
-        raise ArgumentsRefused(message)
-
-    parser: Any = run.get_args_parser()
-    parser.error = refuse
-    parser.print_help = lambda *_: None
-    parser.exit = lambda *_: refuse("its arguments ask for its help text, not for a job")
-    try:
-        script = parser.parse_args(words).training_script
-    except ArgumentsRefused as error:
-        return str(error)
-    return "" if script == words[words.index("--") + 1] else f"unrecognized arguments: {script}"
-
-
-def look_at_torch() -> None:
-    """Print the version, then the backends, then what CUDA has."""
+def look_at_torch(gpus: int) -> None:
+    """Print which torch it is, and what keeps ranks from using it."""
     try:
         import torch
+        import torch.distributed as dist
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-        say(missing=missing, problem=f"{type(error).__name__}: {error}")
+        to_do = "reinstall torch in the image; another module of that name may hide it"
+        say("problem", f"torch cannot be imported: {type(error).__name__}: {error}", to_do)
         return
     cuda = getattr(torch.version, "cuda", None) or getattr(torch.version, "hip", None) or ""
-    say(version=str(torch.__version__), cuda=cuda)
-    import torch.distributed as dist
-
+    seen = f"torch {torch.__version__} for {f'CUDA {cuda}' if cuda else 'CPU'}"
     if not dist.is_available():
-        say(distributed=False)
+        to_do = "install a build of torch with torch.distributed"
+        say("problem", f"{seen} has no torch.distributed", to_do)
         return
-    have = {
-        name: getattr(dist, f"is_{name}_available", lambda: False)()
-        for name in ("nccl", "gloo", "mpi")
-    }
-    say(backends=[name for name, there in have.items() if there])
-    if sys.argv[1:]:
-        say(refused=refused(sys.argv[1:]))
-    if have["nccl"]:
-        say(nccl=".".join(map(str, torch.cuda.nccl.version())))
+    known = ("nccl", "gloo", "mpi")
+    backends = [name for name in known if getattr(dist, f"is_{name}_available", bool)()]
+    nccl = f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if "nccl" in backends else ""
+    say("ok", f"{seen}{nccl}; backends: {', '.join(backends) or 'none'}")
+    if [*map(int, re.findall(r"\d+", torch.__version__)[:2])] < [2, 4]:
+        say("warning", seen, "install torch 2.4 or later, with which the launcher is tested")
+    if not gpus:
+        return
     if not cuda:
+        to_do = "install a CUDA build of torch in the image"
+        say("problem", f"torch {torch.__version__} is a CPU build, but this host has GPUs", to_do)
         return
+    if not nccl:
+        to_do = "install a build of torch with NCCL, or have the script use another backend"
+        say("warning", f"{seen} has no nccl backend, but this host has GPUs", to_do)
     try:
-        say(devices=torch.cuda.device_count())
         torch.cuda.init()
     except Exception as error:
-        say(cuda_problem=str(error))
+        to_do = "use a newer driver (or instance), or a build of torch for an older CUDA"
+        say("problem", f"{seen} cannot use any GPU ({error})", to_do)
 
 
 if __name__ == "__main__":
-    look_at_torch()
+    look_at_torch(int(sys.argv[1]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, NothingToRunError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
@@ -166,7 +166,8 @@ def _check_target(
         hint = f" ({printable(unknown[0])} is not a launcher option)" if unknown else ""
         if near:
             hint = f" ({shortened(printable(near[0]), 60)} was taken as an argument of the script)"
-        raise LaunchError(
+        kind = LaunchError if near else NothingToRunError
+        raise kind(
             f"there is nothing to run{hint}: give --train-script PATH or --train-module NAME "
             "(on SageMaker: the hyperparameter train-script); see --launcher-help."
         )

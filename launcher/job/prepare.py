@@ -105,7 +105,7 @@ def _chosen(argv: Sequence[str], environ: Mapping[str, str], said: Sequence[str]
         typed = arguments.parse(argv, environ)
     except LaunchError as error:
         near = [line for line in said if "train-script" in line or "train-module" in line]
-        raise LaunchError(" ".join([str(error), *near])) from None
+        raise type(error)(" ".join([str(error), *near])) from None
     return with_own_variables(typed, environ)
 
 
