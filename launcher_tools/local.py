@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import resources
-from launcher.job.options import EVENTS_DIR, HOST_ADDRESSES
+from launcher.job.options import BARS, EVENTS_DIR, HOST_ADDRESSES
 from launcher.result.causes import SUCCESS, Result, exit_code_of, of_error, stopped
 from launcher.text.log import log, show
 from launcher.text.words import join_and_count, plural, printable, short, signal_name
@@ -61,17 +61,19 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
     local_setup.fill(run_dir, chosen.hosts, chosen.channels, {**named, **passed}, interface)
     # Names sort as these addresses do, by which torchrun sorts the hosts.
     addresses = {host: share.address for host, share in zip(chosen.hosts, shares)}
+    output = Output(environ)
+    bars = "".join(str(fd) for fd in sorted(output.terminals))
     hosts = []
     for number, (host, share) in enumerate(zip(chosen.hosts, shares), 1):
         base_dir = os.path.join(run_dir, host)
         variables = local_setup.environment(environ, base_dir, job_name, share, ports)
         variables[HOST_ADDRESSES] = json.dumps(addresses)
-        variables[EVENTS_DIR] = os.path.abspath(run_dir)
+        variables |= {EVENTS_DIR: os.path.abspath(run_dir), BARS: bars}
         hosts.append(Host(number, share.cpus, base_dir, variables))
     words = [*chosen.launcher_words, *(chosen.script_args if refused else ())]
     if chosen.doctor:
         words.insert(0, "doctor")
-    with Printer(Output(environ), signals) as printer:
+    with Printer(output, signals) as printer:
         for line in [
             *_beginning(chosen, shares, run_dir),
             *_what_is_passed(chosen.script_args, passed, refused),

@@ -29,7 +29,7 @@ from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
-from launcher_tools.local_output import LinesOfFile, Output, OutputLines
+from launcher_tools.local_output import Output, OutputLines
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 # A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
@@ -224,74 +224,11 @@ def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
         ([b"\r" + b"%06d" % n for n in range(20000)], [], [b"019999"]),
     ],
 )
-@pytest.mark.parametrize("kind", [OutputLines, LinesOfFile])
-def test_lines_and_bars(kind, pieces, lines, rest):
-    stream = kind()
+def test_lines_and_bars(pieces, lines, rest):
+    stream = OutputLines()
     assert [line for piece in pieces for line in stream.feed(piece)] == lines
     assert stream.end() == rest
     assert stream.bar == b""
-
-
-# Bytes, what is read 20 ms later; seconds that pass; a list: what has been printed by then.
-BARS_IN_A_FILE = {
-    "at once, and after 5 s": (
-        [b"\r1/9", [b"1/9"], b"\r2/9", 4, [], b"\r3/9", 2, [b"3/9"], 9, [], b"\n", []]
-    ),
-    "its last state": [b"\r1/9", [b"1/9"], b"\r9/9", [], b"\n", [b"9/9"]],
-    "a log line of another process": [b"\r1/9", [b"1/9"], b"loss 3\n", [b"loss 3"], 6, []],
-    "the launcher's own line": (
-        [b"\r1/9", [b"1/9"], b"\r2/9launcher: rank 0\n", [b"2/9", b"launcher: rank 0"]]
-    ),
-    "behind one of tqdm's": (
-        [b"\r9%|# | 1/9 [00:01<00:08, 1.0s/it]", [b"9%|# | 1/9 [00:01<00:08, 1.0s/it]"]]  # noqa: RUF005
-        + [b"\r9it [00:02, 1it/s] loss 3\n", [b"9it [00:02, 1it/s] ", b"loss 3"]]
-    ),
-    "cleared": [b"\r1/9", [b"1/9"], b"\r   \r", 6, [], b"loss 3\n", [b"loss 3"]],
-    "half a character": ([b"\r1|\xe2\x96", [b"1|"], b"\x88", 6, ["1|\u2588".encode()], b"\n", []]),
-    "wider than what may wait": (
-        [b"\r" + b"x" * 70000, [b"x" * 65535], b"y\n", [b"x" * 4465 + b"y"]]
-    ),
-    "below another, with lines": (
-        [b"\ra\n\rb\x1b[A", [b"b"], b"\n\r    \r\x1b[A\r    \rloss 3\n\ra\n", [b"loss 3"]]  # noqa: RUF005
-        + [
-            b"\rb\x1b[A\n\r        \x1b[Aloss 4\n",
-            [b"loss 4"],
-            b"\n",
-            [],
-            b"\rc\nlauncher: d\n",
-            [b"c", b"launcher: d"],
-        ]
-    ),
-    "ended, and the one below cleared": (
-        [b"\ra\n\rb\x1b[A", [b"b"], b"\ra 3/3\n", b"\r     \n\r     ", 5, [b"a 3/3"]]  # noqa: RUF005
-        + [b"\ra| 3/3 [00:01<00:00, 1it/s]\n", [], 5, [b"a| 3/3 [00:01<00:00, 1it/s]"]]
-    ),
-}
-
-
-@pytest.mark.parametrize("steps", BARS_IN_A_FILE.values(), ids=BARS_IN_A_FILE)
-def test_a_bar_in_a_file(steps):
-    """Each of its states is a line, at most one in 5 s, and nothing is glued to one."""
-    stream, now, lines = LinesOfFile(), 100.0, []
-    for step in steps:
-        if isinstance(step, bytes):
-            now += 0.02
-            lines += stream.feed(step, now)
-        elif isinstance(step, list):
-            lines += stream.poll(now)
-            assert lines == step
-            lines = []
-        else:
-            now += step
-
-
-def test_the_last_state_of_a_bar_that_nothing_ends():
-    stream = LinesOfFile()
-    stream.feed(b"\r1/9", 0)
-    assert stream.poll(0) == [b"1/9"] and stream.end() == []  # it has been printed
-    stream.feed(b"\r2/9", 1)
-    assert stream.feed(b"a\nb", 2) == [b"a"]
-    assert stream.end() == [b"2/9", b"b"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What ranks print: on the console in whole lines; with --launcher-log-dir in files, too."""
 
+import importlib
 import os
 import re
 import signal
@@ -8,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, completed, ended_by, poll, slow
+from conftest import LAUNCHER, REPO, completed, ended_by, poll, slow
 
 from launcher.result.last_words import last_words
-from launcher.run import output
+
+with pytest.MonkeyPatch.context() as patch:  # as a keeper imports it
+    patch.syspath_prepend(str(REPO / "launcher" / "run"))
+    output = importlib.import_module("output")
 
 # Streams, alone.
 
@@ -45,6 +49,61 @@ def test_what_a_full_console_does_not_take_is_counted():
     text = b"one of many lines\n" * 7000
     shown, left_out = show(text, reads=False)
     assert len(shown) + left_out == len(text) and left_out > 0 and text.startswith(shown)
+
+
+# Bytes; seconds that pass; a list: the lines that were shown by then, the last without its end.
+RICH = b"\r\x1b[2K\x1b[1A\x1b[2K"
+BARS = {
+    "after 5 s": [b"\r1/9", 1, ["1/9"], b"\r2/9", 4, [], b"\r3/9", 2, ["3/9"], 9, [], b"\n", []],
+    "its last state": [b"\r1/9", 1, ["1/9"], b"\r8/9\r9/9", 1, [], b"\n", ["9/9"]],
+    "its last state, which nothing ends": [b"\r1/9", 1, b"\r9/9", 1, ["1/9"], "end", ["9/9"]],
+    "a short one": [b"\r1/9", b"\r9/9\n", ["9/9"], 9, []],
+    "return at the end": [b"1/9\r", 1, ["1/9"], b"2/9\r", 1, [], b"loss\n", ["loss"], 5, ["2/9"]],
+    "behind other text": [b"epoch: ", 1, b"\repoch: 1/9", 1, ["epoch: ", "epoch: 1/9"]],
+    "in colour": [b"\r\x1b[32m \x1b[0m", 9, [], b"\r\x1b[32m1\x1b[0m", 1, ["\x1b[32m1\x1b[0m"]],
+    "a line of a print": [b"\r1/9", 1, b"\r2/9", 1, b"loss 3\n", ["1/9", "loss 3"], 9, ["2/9"]],
+    "lines between": [b"\r1/9", 1, b"a\n\r2/9", 1, b"a\n\r9/9", 1, b"\n", ["1/9", "a", "a", "9/9"]],
+    "cleared": [b"\r1/9", 1, ["1/9"], b"\r   \r", 6, [], b"loss 3\n\nx\n", ["loss 3", "", "x"]],
+    "lines that end with \\r\\n": [b"a\r\n\r\nb\r", b"\n\rc\r\n\rd", ["a\r", "\r", "b", "c"]],
+    "one below the other": [
+        *(b"\rA 0/9", b"\n", b"\rB 0/9", b"\x1b[A", 1, ["A 0/9", "B 0/9"]),
+        *(b"\rA 1/9\n\rB 1/9\x1b[A", 3, [], 3, ["A 1/9", "B 1/9"]),
+        *(b"\r    \n\r    \x1b[A\rlog\n\rA 2/9\n\rB 2/9\x1b[A", ["log"]),
+        *(b"\rA 3/9\n\rB 9/9\nthe end", "end", ["A 3/9", "B 9/9", "the end"]),
+    ],
+    "as rich writes them": [
+        *(b"A 0\nB 0", 1, ["A 0", "B 0"], RICH + b"A 1\nB 1", 1, ["", "A 1", "B 1"]),
+        *(RICH + b"A 2\nB 2", 1, [], RICH + b"log\nA 3\nB 3", 1, ["log"]),
+        *(b"\n", "end", ["A 3", "B 3"]),
+    ],
+    "wider than may wait": [b"\r", b"x" * 60_000, b"x" * 6000, ["x" * 66_000]],
+}
+
+
+@pytest.mark.parametrize("steps", BARS.values(), ids=BARS)
+def test_a_bar_on_a_console_that_is_no_terminal(tmp_path, steps):
+    """Of its states one each 5 s is a line, and the last one; other lines are whole at once."""
+    with open(tmp_path / "console", "wb") as console:
+        stream, now, seen = output.Stream(output.Console(console.fileno()), -1, b""), 100.0, 0
+        for step in steps:
+            if isinstance(step, bytes):
+                now += 0.02
+                os.write(stream.writer, step)
+                while stream.read(now):
+                    pass
+            elif step == "end":
+                stream.finish(time.monotonic())
+            elif isinstance(step, list):
+                text = (tmp_path / "console").read_bytes().decode()
+                assert text[seen:].removesuffix("\n").split("\n") == (step or [""])
+                seen = len(text)
+            else:
+                for _ in range(round(step / 0.1)):
+                    now += 0.1
+                    if now >= stream.due:
+                        stream.show_due(now)
+        for descriptor in (stream.reader, stream.writer):
+            os.close(descriptor)
 
 
 # The reason, by the last lines.

@@ -19,7 +19,9 @@ INIT = "LAUNCHER_INIT"
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
 # And the folder DIR of each host's DIR/HOST/events.jsonl, whatever --launcher-log-dir names.
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
-INTERNAL = (RUN_DIR, JOB_MARK, INIT, HOST_ADDRESSES, EVENTS_DIR)
+# And those of the descriptors 1 and 2 that are a terminal: it shows progress bars itself.
+BARS = "LAUNCHER_BARS"
+INTERNAL = (RUN_DIR, JOB_MARK, INIT, HOST_ADDRESSES, EVENTS_DIR, BARS)
 SWITCHES = {"true": True, "false": False}
 
 

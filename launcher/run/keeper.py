@@ -47,7 +47,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PROTOCOL = """
     to the launcher                               from the launcher
     hello: rank, local_rank, group_rank,          run: attempt, environ, grace, ignored, log,
-        world, nproc, pid                             prefix, merges
+        world, nproc, pid                             output: shows, prefix, merges, bars
     runs: attempt, pid                            end: number, signal, grace, waits, at_once
     said: what the script's process says          ask: passed on to the script's process
     wrote: a line of faulthandler's               leave: an exit code
@@ -127,7 +127,7 @@ class Keeper:
                 if stream.reader in ready:
                     stream.read(now)
                 if now >= stream.due:
-                    stream.show_rest()
+                    stream.show_due(now)
                 stream.console.write()
             if self._says and self._says.socket.fileno() in ready:
                 self._relay()
@@ -207,7 +207,7 @@ class Keeper:
         """Return the pid of the script's process. Raises OSError."""
         ours, its = socket.socketpair()
         self._says = Link(ours)
-        stdout, stderr = self._open_streams(start["prefix"].encode(), start.get("merges", False))
+        stdout, stderr = self._open_streams(**start["output"])
         self._crash = _file_in_memory(self._run_dir)
         environ = {**self._environ, **start["environ"]}
         environ = {name: value for name, value in environ.items() if value is not None}
@@ -243,10 +243,13 @@ class Keeper:
                 os.dup2(stderr, 2)
             os.close(stderr)
 
-    def _open_streams(self, prefix: bytes, merges: bool) -> tuple[int, int]:
+    def _open_streams(
+        self, *, shows: bool, prefix: str, merges: bool, bars: str
+    ) -> tuple[int, int]:
         """Return the script's stdout and stderr: pipes that we read, or a terminal.
 
-        `merges`: both are stdout.
+        `shows`: the console has them. `merges`: both are stdout. `bars`: the numbers of those whose
+        progress bars are shown as they are, as a terminal's are.
         """
         if self._log:
             try:
@@ -256,14 +259,17 @@ class Keeper:
                 self._launcher.send({"log": f"{why}; the job continues without it."})
         writers: list[int] = []
         for number in (1, 2):
+            is_terminal = os.isatty(number)
             is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
-            if os.isatty(number) and self._file < 0:
+            if is_terminal and shows and self._file < 0:
                 writers.append(number)
             elif writers and is_same:  # the order of what is written to both stays
                 writers.append(writers[0])
             else:
-                self._streams.append(Stream(Console(number), self._file, prefix))
-                writers.append(self._streams[-1].writer)
+                stream = Stream(Console(number), self._file, prefix.encode())
+                stream.shows, stream.has_bars = shows, is_terminal or str(number) in bars
+                self._streams.append(stream)
+                writers.append(stream.writer)
         return writers[0], writers[1]
 
     def _close(self) -> None:

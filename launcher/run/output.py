@@ -14,7 +14,8 @@ import socket
 import stat
 import time
 
-NEVER = float("inf")
+from bars import NEVER, Bars, writes_over  # type: ignore[import-not-found]  # beside this file
+
 PARTIAL_SECONDS = 0.2  # until text without a line end is shown
 READ = 1 << 16  # bytes at a time
 # Bytes that may wait for a console. Where the rank has a file, it never waits for the console.
@@ -86,15 +87,21 @@ class Console:
 
 
 class Stream:
-    """A pipe that is the script's stdout, stderr, or both; every byte goes to the file, too."""
+    """A pipe that is the script's stdout, stderr, or both; every byte goes to the file, too.
+
+    Progress bars reach a console that `has_bars` as they are, else as lines (bars.py).
+    """
+
+    shows, has_bars = True, False
 
     def __init__(self, console: Console, file: int, prefix: bytes) -> None:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
         self.console, self._file, self._prefix = console, file, prefix
-        self.due = NEVER  # when text without a line end is shown
         self.tail = b""  # the end of all
         self._rest, self._is_in_line = b"", False
+        self._rest_due = NEVER  # when text without a line end is shown
+        self._bars = Bars()
 
     @property
     def is_read(self) -> bool:
@@ -115,23 +122,48 @@ class Stream:
         if self._file >= 0:
             with contextlib.suppress(OSError):  # a full disk
                 os.write(self._file, data)
-        text = self._rest + data
-        end = text.rfind(b"\n") + 1
-        self._rest = text[end:]
-        self._show(text[:end])
-        begun = NEVER if end else self.due  # the line that is shown then
-        self.due = min(begun, now + PARTIAL_SECONDS) if self._rest else NEVER
-        if len(self._rest) > _WAITING:
-            self.show_rest()
+        self._take(self._rest + data, now)
         return len(data)
 
-    def show_rest(self) -> None:
-        """Show text that has no line end."""
-        text, self._rest, self.due = self._rest, b"", NEVER
+    def _take(self, text: bytes, now: float) -> None:
+        """Take text that was not shown yet."""
+        end = text.rfind(b"\n") + 1
+        if not self.has_bars and (not self._bars.is_over or writes_over(text)):
+            end = len(text)
+            self._show_lines(self._bars.feed(text, now))
+        else:
+            self._show(text[:end])
+        self._rest = text[end:]
+        begun = NEVER if end else self._rest_due  # the line that is shown then
+        self._rest_due = min(begun, now + PARTIAL_SECONDS) if self._rest else NEVER
+        if len(self._rest) > _WAITING:
+            self._show_rest()
+
+    @property
+    def due(self) -> float:
+        """When something is to be shown, whether or not more comes."""
+        due: float = min(self._rest_due, self._bars.due)
+        return due
+
+    def show_due(self, now: float) -> None:
+        """Show text that has no line end, and how far bars are, if it is time."""
+        if now >= self._rest_due:
+            if self._rest.endswith(b"\r"):  # and no line end after that
+                self._take(self._rest + b"\r", now)
+            else:
+                self._show_rest()
+        if now >= self._bars.due:
+            self._show_lines(self._bars.states(now))
+
+    def _show_rest(self) -> None:
+        text, self._rest, self._rest_due = self._rest, b"", NEVER
         self._show(text)
 
+    def _show_lines(self, lines: bytes) -> None:
+        self._show((b"\n" if lines and self._is_in_line else b"") + lines)
+
     def _show(self, text: bytes) -> None:
-        if not text:
+        if not (text and self.shows):
             return
         if self._prefix:
             begin = b"" if self._is_in_line else self._prefix
@@ -151,7 +183,8 @@ class Stream:
             if not self.is_read:
                 self.console.drain(deadline)
                 self.console.leave_out(0)
-        self.show_rest()
+        self._show_rest()
+        self._show_lines(self._bars.states(0.0))
         self.console.drain(deadline)
         self.console.leave_out(0)
         count, self.console.left_out = self.console.left_out, 0

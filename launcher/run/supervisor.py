@@ -30,7 +30,7 @@ from launcher.host.journal import Journal, host_folder
 from launcher.host.signals import left_alone
 from launcher.host.system import System
 from launcher.job.job import Job, LaunchPlan
-from launcher.job.options import INTERNAL, JOB_MARK, RUN_DIR
+from launcher.job.options import BARS, INTERNAL, JOB_MARK, RUN_DIR
 from launcher.job.prepare import reached_at
 from launcher.peers.channel import Channel
 from launcher.peers.events import MakeStore, StoreMade
@@ -383,7 +383,7 @@ class Supervisor:
             environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         if options.watch:
             environ["LAUNCHER_WATCHER"] = IN_RANK
-        log = history.logs_folder(self._environ, options.log_dir)
+        log, tees = history.logs_folder(self._environ, options.log_dir), self.state.job.tees
         if log:
             folder = host_folder(os.path.abspath(log), self.state.job.current_host)
             log = os.path.join(folder, f"attempt-{attempt}", f"rank-{rank}.log")
@@ -393,8 +393,12 @@ class Supervisor:
             "grace": options.grace,
             "ignored": self._system.ignored,
             "log": log,
-            "prefix": f"[rank {rank}] " if options.log_prefix else "",
-            "merges": bool(log) and not self.state.job.tees,  # what torchrun redirects stays so
+            "output": {
+                "shows": True,
+                "prefix": f"[rank {rank}] " if options.log_prefix else "",
+                "merges": bool(log) and not tees,  # what torchrun redirects stays so
+                "bars": "12" if tees else self._environ.get(BARS, ""),
+            },
         }
 
     def _do_end_ranks(self, action: events.EndRanks) -> None:
