@@ -16,6 +16,7 @@ from launcher.peers import coordinator, events
 from launcher.peers.messages import NoProgressReport
 from launcher.run import history
 from launcher.run.history import EVENTS, FIELDS, Note
+from launcher.text.words import Log
 from launcher.watch.progress import Group, StalledRank
 
 
@@ -123,8 +124,8 @@ def test_a_stall_its_end_and_a_hang():
         nonlocal state
         for event in (*more, events.Time()):
             before = state
-            state, _ = coordinator.step(before, event, now)
-            noted.extend(history.of_hosts(before, event, state, "algo-1", now, 10.0))
+            state, actions = coordinator.step(before, event, now)
+            noted.extend(history.of_hosts(before, event, state, actions, "algo-1", now, 10.0))
 
     def report(host, *ranks):
         return events.Received(host, NoProgressReport(1, ranks, 0))
@@ -250,3 +251,12 @@ def test_without_a_folder_nothing_is_written(tmp_path):
 )
 def test_where_they_are_written(environ, log_dir, folder):
     assert history.folder(environ, log_dir) == folder
+
+
+def test_stacks_that_the_log_shows_are_noted():
+    state, _ = coordinator.begin(job_of("algo-1", ("algo-1",), peer_port=29401, watch=1), 0.0)
+    lines = ("2 ranks (0-1):", "  main thread:", '    File "train.py", line 3, in <module>')
+    logged = tuple(map(Log, lines))
+    (noted,) = history.of_hosts(state, None, state, logged, "algo-1", 70.0, 10.0)
+    assert (noted.event, noted.seconds, noted.text) == ("stacks", 60.0, "\n".join(lines))
+    assert history.of_hosts(state, None, state, logged[:1], "algo-1", 70.0, 10.0) == []

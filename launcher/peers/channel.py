@@ -5,7 +5,7 @@
 
 What happens is given to the coordinator's state machine, or a member's; what they decide is done
 here, but for what they command this host's own run: that is done by command(message). Whoever
-notes what is decided has decided(before, event, after, now).
+notes what is decided has decided(before, event, after, actions, now).
 
 *The order of things.* A command may have this host's run report at once, and a report is an event
 here. So events queue: all actions of a step are carried out before the next event is taken in
@@ -54,7 +54,7 @@ class Channel:
         job: Job,
         system: System,
         command: Callable[[Any], None],
-        decided: Callable[[Any, Any, Any, float], None],
+        decided: Callable[[Any, Any, Any, Any, float], None],
     ) -> None:
         self._job, self._system, self._command, self._decided = job, system, command, decided
         self._coordinates = job.coordinator == job.current_host
@@ -139,7 +139,7 @@ class Channel:
         before, now = self.state, self._system.now()
         actions: tuple[Action, ...]
         self.state, actions = self._machine.step(before, event, now)
-        self._decided(before, event, self.state, now)
+        self._decided(before, event, self.state, actions, now)
         if self._job.options.verbose:
             line = described("hosts", before, event, self.state, actions, now - self._began)
             if line:

@@ -20,11 +20,12 @@ from launcher.run import machine
 from launcher.run.events import Actions, KeeperJoined, RankRuns, Report
 from launcher.run.ranks import Rank
 from launcher.run.state import Done, Ending, Joining, State, Why
-from launcher.text.words import shortened, signal_name
+from launcher.text.words import Log, shortened, signal_name
 from launcher.watch import judge, sentences
 from launcher.watch.waits import Absent
 
 _LONGEST_CAUSE = 600  # characters
+_STACK = "  main thread:"  # a line of the log that stacks alone have
 
 # The events, and what the page says of them (docs/tables.py).
 EVENTS: Mapping[str, str] = {
@@ -38,6 +39,7 @@ EVENTS: Mapping[str, str] = {
     "were waiting for",
     "stalled": "the log reports that `ranks` have made no progress since `since`; `rank`, if "
     "known, is the one that they are waiting for",
+    "stacks": "where all ranks were at a stall, as the log has it: `text`",
     "continued": "`ranks` that had stalled are making progress again, since `since`",
     "restart": "this attempt's ranks are being ended for a restart, because of `cause`",
     "stop": "the job is being stopped by `cause`, a signal: ranks have their grace to save",
@@ -62,6 +64,7 @@ class Note(NamedTuple):
     ranks: Sequence[int] = ()
     since: float | None = None
     job: str = ""
+    text: str = ""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -85,6 +88,7 @@ FIELDS: Mapping[str, str] = {
     "ranks": "several ranks; absent if there are none",
     "since": "when it began, as `seconds`; absent if that is now",
     "job": "the job's name; only in `began`",
+    "text": "several lines: of `failed` the traceback, of `stacks` the stacks; absent if none",
 }
 
 
@@ -124,8 +128,9 @@ def of_run(before: State, event: Any, after: State, actions: Actions, now: float
 
 def _failed(note: Note, failure: Failure) -> Note:
     rank = failure.rank if failure.rank >= 0 else None
-    code = failure.exit_code
-    return note._replace(event="failed", rank=rank, cause=_line(failure.text), exit_code=code)
+    cause, _, text = failure.text.partition("\n")
+    made = note._replace(event="failed", rank=rank, cause=_line(cause), text=text.strip("\n"))
+    return made._replace(exit_code=failure.exit_code)
 
 
 def _line(text: str) -> str:
@@ -188,7 +193,7 @@ def _why(state: State) -> Why | None:
 
 
 def of_hosts(
-    before: Any, event: Any, after: Any, host: str, now: float, began: float
+    before: Any, event: Any, after: Any, actions: Actions, host: str, now: float, began: float
 ) -> list[Note]:
     """Return what a step of the coordinator decides: stalls as the log has them, lost hosts."""
     if not isinstance(after, of_peers.JobState):
@@ -197,6 +202,9 @@ def of_hosts(
     notes: list[Note] = []
     if isinstance(event, Lost) and not isinstance(before.phase, of_peers.Ended):
         notes.append(note._replace(event="lost", host=event.host, cause=event.why))
+    lines = [action.line for action in actions if isinstance(action, Log)]
+    if _STACK in lines:
+        notes.append(note._replace(event="stacks", text="\n".join(lines)))
     if after.attempt != before.attempt or after.watch is before.watch:
         return notes
     were, are = _waiting(before.watch), _waiting(after.watch)

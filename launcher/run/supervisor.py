@@ -308,9 +308,11 @@ class Supervisor:
                 self._system.log(line)
         return actions
 
-    def _note_hosts(self, before: Any, event: Any, after: Any, now: float) -> None:
+    def _note_hosts(
+        self, before: Any, event: Any, after: Any, actions: events.Actions, now: float
+    ) -> None:
         host, began = self.state.job.current_host, self.state.times.began
-        self._journal.note(history.of_hosts, before, event, after, host, now, began)
+        self._journal.note(history.of_hosts, before, event, after, actions, host, now, began)
 
     def _on_signals(self) -> None:
         numbers = self._system.signals.take()
