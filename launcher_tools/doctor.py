@@ -144,10 +144,10 @@ def _of_job(job: Job, logged: Sequence[str], *, has_script: bool) -> list[Report
         return [ReportLine("job", PROBLEM, str(job.plan).rstrip("."))]
     report = [
         ReportLine("settings", WARNING if line.startswith("warning: ") else OK, line.rstrip("."))
-        for line in (*logged, *job.plan.remarks)
+        for line in (*logged, *filter(None, [job.plan.reasons]), *job.plan.remarks)
     ]
     alone = "" if has_script else "no script was given, so only this host was checked; "
-    return [*report, ReportLine("job", OK, alone + " ".join(job.summary()).rstrip("."))]
+    return [*report, ReportLine("job", OK, alone + job.summary())]
 
 
 def _torch(job: Job, environ: Mapping[str, str]) -> Answer:

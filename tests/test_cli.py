@@ -325,9 +325,10 @@ def test_a_current_folder_that_is_gone(tmp_path, monkeypatch):
 def test_no_cluster_at_all_is_reported_in_one_line():
     done = launch(*DRY)
     assert done.returncode == 0
-    assert done.stderr.splitlines()[0] == (
-        "launcher: found neither SM_HOSTS nor SageMaker's config files: running on this host alone."
+    assert done.stderr.startswith(
+        "launcher: localhost is alone (found neither SM_HOSTS nor SageMaker's config files): "
     )
+    assert done.stderr.count("\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -509,7 +510,6 @@ def test_relative_paths_are_those_of_the_launchers_folder(bare_image, code, tmp_
     assert plan.environment["PYTHONPATH"].startswith(f"{code}:{tmp_path}/src:")
     assert plan.environment["PET_LOG_DIR"] == f"{tmp_path}/x"
     assert plan.environment["TMPDIR"] == f"{tmp_path}/t"
-    assert "--log-dir=logs" in planned([*argv[2:], *DRY], **bare_image, **relative).argv
 
 
 def test_the_printed_command_goes_where_the_job_would(bare_image, code):

@@ -508,7 +508,7 @@ def test_a_host_alone(fake_torch, start):
     assert "torch 2.8.0 for CPU" in host.out and "no script was given" in host.out
     assert "warning  settings   warning: LAUNCHER_GRCE is not a launcher option" in host.out
     # What a job would log is in the report alone.
-    assert "ok       settings   found neither SM_HOSTS nor SageMaker's config files" in host.out
+    assert "(found neither SM_HOSTS nor SageMaker's config files): 1 rank on CPU\n" in host.out
     assert re.search(r"^A job would run; \d warnings?\.$", host.out, re.MULTILINE)
 
 

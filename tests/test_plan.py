@@ -13,7 +13,7 @@ from launcher.job import arguments, torchrun_args
 from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job
 from launcher.job.options import OPTIONS
-from launcher.job.plan import STUB, at_address, command, make_plan, with_own_variables
+from launcher.job.plan import STUB, at_address, command, make_plan
 from launcher.job.resources import Resources
 from launcher.result.causes import of_error
 
@@ -55,8 +55,7 @@ TWO = ONE._replace(hosts=("algo-1", "algo-2"), current_host="algo-2")
 
 
 def options(*argv, environ=None):
-    chosen = arguments.parse(["--train-script", "t.py", *argv], environ or {})
-    return with_own_variables(chosen, environ or {})
+    return arguments.parse(["--train-script", "t.py", *argv], environ or {})
 
 
 def plan(*argv, cluster=TWO, resources=RESOURCES, environ=None, added=None):
@@ -94,46 +93,61 @@ def test_several_hosts():
     tail = made.argv[made.argv.index("--no-python") + 1 :]
     keeper = (sys.executable, "-I", "-S", STUB)
     assert tail == ("--", *keeper, "script", "t.py", "--epochs", "3")
-    assert job("--epochs", "3").lines()[:3] == (
-        f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py.",
-        "algo-2 has node_rank 1 (nnodes=2) in job job: 1 rank on CPU.",
-        "algo-1, algo-2: rendezvous at algo-1:29400, launcher channel on port 29401.",
+
+
+def test_a_healthy_start_is_two_lines_of_a_host():
+    seen = f"with torch 2.13.0+cpu, Python {PYTHON} and sm-launch {__version__}."
+    threads = "OMP_NUM_THREADS=4 (8 usable cores for 2 processes)"
+    two = ("--launcher-nproc-per-node", "2")
+    assert job(*two, cluster=TWO._replace(network_interface_name="")).lines() == (
+        f"algo-2 has node_rank 1 (nnodes=2) in job job: 2 ranks on CPU run t.py {seen}",
+        "algo-1, algo-2: rendezvous at algo-1:29400, launcher channel on port 29401; "
+        f"environment: {threads}, NCCL_HOSTID=algo-2 (this host's name).",
+    )
+    assert job(*two, cluster=ONE).lines() == (
+        f"algo-1 has node_rank 0 (nnodes=1) in job job: 2 ranks on CPU run t.py {seen}",
+        f"environment: {threads}.",
+    )
+    alone = read_cluster({"SM_NUM_GPUS": "1", "SM_NUM_NEURONS": "0"})
+    why = "found neither SM_HOSTS nor SageMaker's config files"
+    assert job(cluster=alone, environ={"OMP_NUM_THREADS": "1"}).lines() == (
+        f"localhost is alone ({why}): 1 rank on 1 GPU runs t.py {seen}",
     )
 
 
 def test_what_another_python_runs_the_ranks_with_is_said_as_far_as_it_is_known():
-    begin = f"sm-launch {__version__} with torch 2.13.0+cpu and Python {PYTHON} runs t.py"
+    begin, end = f"t.py with torch 2.13.0+cpu, Python {PYTHON}", f" and sm-launch {__version__}"
     other = plan(environ={"PYTHON_EXEC": "/opt/python"}).program
-    assert other == f"{begin}, and its ranks with PYTHON_EXEC=/opt/python."
+    assert other == f"{begin} (ranks: PYTHON_EXEC=/opt/python){end}"
     for same in ("", sys.executable):
-        assert plan(environ={"PYTHON_EXEC": same}).program == f"{begin}."
+        assert plan(environ={"PYTHON_EXEC": same}).program == f"{begin}{end}"
     of_a_module = options()._replace(train_script="", train_module="pkg.train")
     made = make_plan(of_a_module, ONE, RESOURCES, {}, added={})
-    assert made.program.endswith(" runs the module pkg.train.")
+    assert made.program.startswith("the module pkg.train with torch ")
 
 
 @pytest.mark.parametrize(
     ("cluster", "environ", "says"),
     [
-        (TWO._replace(num_gpus=8), {}, "8 ranks on 8 GPUs."),
-        (TWO._replace(num_gpus=8, gpu_models=("NVIDIA A10G",)), {}, "on 8 GPUs (NVIDIA A10G)."),
-        (TWO._replace(num_gpus=2, gpu_models=("Tesla T4", "H")), {}, "2 GPUs (Tesla T4 and H)."),
-        (TWO._replace(gpu_models=("NVIDIA A10G",)), {}, "1 rank on CPU."),  # all are hidden
+        (TWO._replace(num_gpus=8), {}, "8 ranks on 8 GPUs run t.py "),
+        (TWO._replace(num_gpus=8, gpu_models=("NVIDIA A10G",)), {}, "on 8 GPUs (NVIDIA A10G) run"),
+        (TWO._replace(num_gpus=2, gpu_models=("Tesla T4", "H")), {}, "2 GPUs (Tesla T4 and H) run"),
+        (TWO._replace(gpu_models=("NVIDIA A10G",)), {}, "1 rank on CPU runs"),  # all are hidden
         (TWO._replace(num_gpus=8, num_neurons=2), {"PET_NPROC_PER_NODE": "4"}, "4 ranks on 8 GPUs"),
-        (TWO._replace(num_neurons=2), {}, "2 ranks on 2 Neuron cores."),
+        (TWO._replace(num_neurons=2), {}, "2 ranks on 2 Neuron cores run"),
         (
             TWO._replace(num_gpus=1),
             {"PET_NPROC_PER_NODE": "gpu"},
-            "ranks counted by torchrun (--nproc-per-node=gpu) on 1 GPU.",
+            "ranks counted by torchrun (--nproc-per-node=gpu) on 1 GPU run",
         ),
     ],
 )
 def test_the_log_names_a_hosts_ranks_and_devices(cluster, environ, says):
-    assert says in job(cluster=cluster, environ=environ).lines()[1]
+    assert says in job(cluster=cluster, environ=environ).lines()[0]
 
 
-def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
-    """With all that can be set, and the line that comes when the hosts have met."""
+def test_the_log_has_three_lines_of_the_plan_at_most(tmp_path):
+    """With all that can be set."""
     (tmp_path / "neuron_parallel_compile").write_text("#!/bin/sh\n")
     (tmp_path / "neuron_parallel_compile").chmod(0o755)
     environ = {
@@ -142,16 +156,9 @@ def test_the_log_has_six_lines_of_the_plan_at_most(tmp_path):
         "PET_MAX_RESTARTS": "1",
         "PET_NPROC_PER_NODE": "3",
     }
-    of = job("--launcher-smddp-compat", environ=environ)
-    made = at_address(of.plan, of, "10.0.0.2", "eth7", has_name=True)
-    last = of._replace(plan=made).lines()
-    assert len(last) == 6
-    assert "PET_MAX_RESTARTS=1" in last[4] and "neuron_parallel_compile runs" in last[4]
-    assert "using the launcher's own, an open-source implementation" in last[4]
-    assert (
-        last[5]
-        == "algo-2 can be reached from the other hosts at 10.0.0.2: GLOO_SOCKET_IFNAME=eth7."
-    )
+    _, _, last = job("--launcher-smddp-compat", environ=environ).lines()
+    assert "PET_MAX_RESTARTS=1" in last and "neuron_parallel_compile runs" in last
+    assert "using the launcher's own, an open-source implementation" in last
 
 
 def test_the_first_host_keeps_the_store():
@@ -202,8 +209,7 @@ def test_processes_of_a_host_with_mig_slices(mig, argv, environ, nproc, says):
     lines = [line for line in made.remarks if "at most one MIG slice" in line]
     assert made.nproc_per_node == nproc
     assert len(lines) == bool(says) and all(says in line for line in lines)
-    (_, first, *_) = Job(cluster, options(*argv, environ=environ), made).lines()
-    assert first.endswith(" on 1 MIG slice.")
+    assert " on 1 MIG slice run" in Job(cluster, options(*argv, environ=environ), made).lines()[0]
 
 
 @pytest.mark.parametrize(
@@ -405,7 +411,7 @@ def test_environment_for_speed():
         "FI_PROVIDER": "efa",
         "NCCL_HOSTID": "algo-2",
     }
-    assert sum("environment: " in line for line in made.remarks) == 1
+    assert made.reasons.startswith("environment: ") and made.remarks == ()
 
 
 def test_nothing_that_the_user_set_is_overwritten():
@@ -484,21 +490,23 @@ def test_hosts_that_are_named_by_ipv6_addresses():
 def test_a_summary_of_many_hosts_is_short():
     hosts = tuple(sorted(f"algo-{number}" for number in range(1, 1001)))
     lines = job(cluster=TWO._replace(hosts=hosts)).lines()
-    assert "algo-103, algo-104 and 992 more: rendezvous at" in lines[2]
+    assert "algo-103, algo-104 and 992 more: rendezvous at" in lines[1]
 
 
 @pytest.mark.parametrize(
     ("given", "environ", "expected"),
     [
         ("", {}, None),
-        ("--role x --tee=3", {}, "logs"),
-        ("-r 3", {}, "logs"),
-        ("", {"PET_REDIRECTS": "1"}, "logs"),
+        ("--role x --tee=3", {}, "/logs"),
+        ("-r 3", {}, "/logs"),
+        ("", {"PET_REDIRECTS": "1"}, "/logs"),
         ("", {"PET_TEE": "0"}, None),
     ],
 )
 def test_torchrun_has_the_log_folder_for_what_it_is_to_copy_itself(given, environ, expected):
-    made = plan(*("--launcher-log-dir", "logs", "--launcher-torchrun-args", given), environ=environ)
+    made = plan(
+        *("--launcher-log-dir", "/logs", "--launcher-torchrun-args", given), environ=environ
+    )
     words = [word for word in made.argv[: made.argv.index("--")] if "=" in word]
     assert dict(word.split("=", 1) for word in words).get("--log-dir") == expected
 

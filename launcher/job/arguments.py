@@ -13,11 +13,16 @@ from typing import Any, Callable
 
 from launcher.errors import LaunchError, NothingToRunError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
-from launcher.text.words import PREFIX, flag, printable, shortened
+from launcher.text.words import PREFIX, flag, printable, short, shortened
 
-START_WORD = "train"
 _TARGETS = {"--train-script": "train_script", "--train-module": "train_module"}
 _FIELDS = {flag(field): field for field in OPTIONS}
+# torchrun's own variables for options of ours, which win over them: the first that is set.
+_OF_TORCHRUN = {
+    "PET_MAX_RESTARTS": "max_restarts",
+    "PET_SHUTDOWN_TIMEOUT": "grace",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "grace",
+}
 _TWINS = {"LAUNCHER_" + field.upper(): field for field in OPTIONS}
 # What people mean as a switch's value, and what SageMaker makes of None.
 _NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
@@ -33,11 +38,6 @@ def wants_help(argv: Sequence[str]) -> bool:
 def wants_version(argv: Sequence[str]) -> bool:
     """Tell whether these arguments ask the launcher, not the script, for its version."""
     return list(argv) == ["--version"]
-
-
-def without_start_word(argv: Sequence[str]) -> list[str]:
-    """Return the arguments without the word with which SageMaker starts an image."""
-    return list(argv[1:] if list(argv[:1]) == [START_WORD] else argv)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -65,8 +65,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     _check_target(values, script_args, unknown)
     if values.get("bools") == "flag":
         script_args = _as_flags(script_args)
+    torchruns: dict[str, Any] = {}
+    for variable, field in _OF_TORCHRUN.items():
+        if environ.get(variable) and field not in {*values, *torchruns}:
+            torchruns[field] = _value(field, environ[variable], variable)
     return Options(
         **values,
+        **torchruns,
         script_args=tuple(script_args),
         given=frozenset(values),
         unknown_twins=tuple(unknown),
@@ -147,7 +152,7 @@ def _value(field: str, text: str, where: str) -> Any:
     try:
         return OPTIONS[field].parse(text)
     except ValueError as error:
-        raise LaunchError(f"{where} is {text!r}; expected {error}.") from None
+        raise LaunchError(f"{where} is {short(text)}; expected {error}.") from None
 
 
 def _check_target(

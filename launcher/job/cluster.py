@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
-from launcher.job import resources
+from launcher.job import resources, toolkit
 from launcher.job.job import Cluster
 from launcher.job.options import HOST_ADDRESSES
 from launcher.text.words import short
@@ -50,7 +50,7 @@ def read_cluster(
     if instance_groups:
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
     gpus, mig, models = _gpus(environ, signals)
-    neurons = count("SM_NUM_NEURONS", environ)
+    neurons = resources.count("SM_NUM_NEURONS", environ)
     if neurons is None:
         neurons = resources.count_neuron_cores(instance_type, environ, signals)
     return Cluster(
@@ -63,6 +63,7 @@ def read_cluster(
         addresses=_addresses(environ),
         mig=mig,
         gpu_models=models,
+        is_described="SM_HOSTS" in environ,
     )
 
 
@@ -86,7 +87,7 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     A process sees no more than one MIG slice, and beside it no GPU that has none (MIG User Guide,
     "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
     """
-    told = count("SM_NUM_GPUS", environ)
+    told = resources.count("SM_NUM_GPUS", environ)
     found = resources.gpus(environ, signals) if told is None else []
     number = len(found) if told is None else told
     visible = resources.visible_gpus(number, environ)
@@ -153,7 +154,11 @@ def _hosts_of_groups(
 ) -> tuple[str, ...]:
     """Return the hosts of the named instance groups of a heterogeneous cluster."""
     variable = "SM_INSTANCE_GROUPS_DICT"
-    groups = _json(variable, environ) if environ.get(variable) else {}
+    if environ.get(variable):
+        groups = _json(variable, environ)
+    else:  # SDK v3 makes SM_HOSTS, but not these
+        files = toolkit.read_config(environ)
+        groups = toolkit.instance_groups(files.resource_config) if files else {}
     if not isinstance(groups, dict):
         raise LaunchError(f"{variable} is {short(groups)}; expected a JSON object of groups.")
     chosen: list[str] = []
@@ -173,13 +178,3 @@ def _hosts_of_groups(
             "hosts from that list."
         )
     return tuple(host for host in hosts if host in chosen)
-
-
-def count(variable: str, environ: Mapping[str, str]) -> int | None:
-    """Return a number of devices; None if the variable is not set, or empty (unknown)."""
-    text = environ.get(variable, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise LaunchError(f"{variable} is {text!r}; expected a whole number of devices, 0 or more.")
-    return int(text)

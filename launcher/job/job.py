@@ -22,6 +22,7 @@ class Cluster(NamedTuple):
     # GPUs and MIG slices, if there are any slices: of all these CUDA shows a process one slice.
     mig: int = 0
     gpu_models: tuple[str, ...] = ()  # each once, as far as they are known
+    is_described: bool = True  # by SageMaker; else this host is alone
 
     @property
     def nnodes(self) -> int:
@@ -53,14 +54,15 @@ class LaunchPlan(NamedTuple):
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     nproc_per_node: str
-    remarks: tuple[str, ...]  # lines for the log: what was set, and why
+    remarks: tuple[str, ...] = ()  # lines for the log: what is not as the user may expect
+    reasons: str = ""  # the variables that were set for speed, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     warm: bool = False  # whether ranks are forked from a process that has imported torch
     preload: tuple[str, ...] = ()  # what that process imports besides
     tees: bool = False  # torchrun itself copies what ranks write
     master_addr: str = ""  # what ranks get as MASTER_ADDR; "": what torchrun gives them
-    program: str = ""  # the line that says which versions run which script
+    program: str = ""  # what runs, and with which versions
 
 
 def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
@@ -134,17 +136,24 @@ class Job(NamedTuple):
         return self.plan.fingerprint if isinstance(self.plan, LaunchPlan) else {}
 
     def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan, a few lines."""
+        """Return what the log says of the plan: two lines, and what is not as expected."""
         if isinstance(self.plan, Exception):
             return ()
-        program = filter(None, [self.plan.program])
-        return (*program, *self.summary(), *self.plan.remarks)
+        runs = "runs" if self.plan.nproc_per_node == "1" else "run"
+        first = f"{self.summary()} {runs} {self.plan.program}."
+        others = "; ".join(filter(None, [self._others(), self.plan.reasons]))
+        return (first, *([f"{others}."] if others else []), *self.plan.remarks)
 
-    def summary(self) -> tuple[str, ...]:
-        """Return the lines that say who takes part: this host, its ranks, the other hosts."""
+    def summary(self) -> str:
+        """Return who this host is, and how many ranks it has on what."""
         if isinstance(self.plan, Exception):
-            return ()
+            return ""
         cluster, nproc = self.cluster, self.plan.nproc_per_node
+        who = f"{cluster.current_host} has node_rank {cluster.node_rank} (nnodes={cluster.nnodes})"
+        who += f" in job {cluster.job_name}"
+        if not cluster.is_described:
+            why = "found neither SM_HOSTS nor SageMaker's config files"
+            who = f"{cluster.current_host} is alone ({why})"
         ranks = plural(nproc, "rank")
         if not nproc.isdecimal():
             ranks = f"ranks counted by torchrun (--nproc-per-node={nproc})"
@@ -155,15 +164,13 @@ class Job(NamedTuple):
             devices = plural(cores, "Neuron core") if cores else "CPU"
         if cluster.gpu_models and cluster.num_gpus:
             devices += f" ({' and '.join(cluster.gpu_models)})"
-        lines = [
-            f"{cluster.current_host} has node_rank {cluster.node_rank} (nnodes={cluster.nnodes}) "
-            f"in job {cluster.job_name}: {ranks} on {devices}."
-        ]
-        if cluster.nnodes > 1:
-            named = some_of(cluster.hosts)
-            hosts = join_and_count(named, cluster.nnodes - len(named))
-            port = self.options.peer_port
-            lines.append(
-                f"{hosts}: rendezvous at {self.endpoint}, launcher channel on port {port}."
-            )
-        return tuple(lines)
+        return f"{who}: {ranks} on {devices}"
+
+    def _others(self) -> str:
+        """Return who the other hosts are, and where all meet; "" for a host that is alone."""
+        cluster = self.cluster
+        if cluster.nnodes == 1:
+            return ""
+        named = some_of(cluster.hosts)
+        hosts, port = join_and_count(named, cluster.nnodes - len(named)), self.options.peer_port
+        return f"{hosts}: rendezvous at {self.endpoint}, launcher channel on port {port}"

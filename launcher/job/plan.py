@@ -7,6 +7,7 @@ place of the launcher's own choice, but not of an option that the user gives.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
-from launcher.job.options import COUNTED, OPTIONS, RANKS, Options
+from launcher.job.options import COUNTED, RANKS, Options
 from launcher.job.resources import Resources
 from launcher.job.tuning import tuned
 from launcher.text.words import flag, short
@@ -83,7 +84,8 @@ def make_plan(
         argv=(*filter(None, [runner]), *torchrun, *_keeper(resources.python), *words),
         environment={**added, **for_speed, **for_library},
         nproc_per_node=str(nproc),
-        remarks=tuple(filter(None, [*reasons, " ".join(filter(None, others))])),
+        remarks=tuple(filter(None, [" ".join(filter(None, others))])),
+        reasons=reasons,
         fingerprint=_fingerprint(options, cluster, resources, runner, library),
         runner=runner,
         program=_program(options, resources, ranks_python),
@@ -118,12 +120,12 @@ def _fingerprint(
 
 
 def _program(options: Options, resources: Resources, ranks_python: str) -> str:
-    """Return what runs; which torch another Python of the ranks' has is not known."""
-    python = ".".join(map(str, sys.version_info[:3]))
+    """Return what runs with which versions; of another Python of the ranks' they are not known."""
     what = options.train_script or f"the module {options.train_module}"
-    line = f"sm-launch {__version__} with torch {resources.torch} and Python {python} runs {what}"
-    is_other = ranks_python != resources.python
-    return f"{line}, and its ranks with PYTHON_EXEC={ranks_python}." if is_other else f"{line}."
+    python = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
+    if ranks_python != resources.python:
+        python += f" (ranks: PYTHON_EXEC={ranks_python})"
+    return f"{what} with torch {resources.torch}, {python} and sm-launch {__version__}"
 
 
 def _compiler(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -133,8 +135,8 @@ def _compiler(environ: Mapping[str, str]) -> tuple[str, str]:
     from launcher.job import neuron  # which most jobs need not import
 
     runner = neuron.runner(environ)
-    said = f"{runner} runs torchrun: the job compiles its graphs and does not train."
-    return runner, said if runner else ""
+    remark = f"{runner} runs torchrun: the job compiles its graphs and does not train."
+    return runner, remark if runner else ""
 
 
 def _smddp(options: Options, environ: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]:
@@ -190,6 +192,11 @@ def _refuse_conflicts(options: Options, cluster: Cluster, users: Mapping[str, st
         raise LaunchError(
             f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or the variable to be unset."
         )
+    if options.hang_timeout < math.inf and not options.watch:
+        raise LaunchError(
+            f"{flag('hang_timeout')} needs the progress checks that {flag('watch')} 0 turns off; "
+            "remove one of the two."
+        )
     if options.rdzv_port == options.peer_port:
         raise LaunchError(
             f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
@@ -223,7 +230,7 @@ def _flags(
         ("local-addr", own if cluster.nnodes > 1 else "localhost", ""),
     ]
     if options.log_dir and tees:  # torchrun itself writes what ranks print
-        values.append(("log-dir", options.log_dir, "log_dir"))
+        values.append(("log-dir", os.path.abspath(options.log_dir), "log_dir"))
     if resources.torch_version >= (2, 12):
         # How long the ranks' keepers have if torchrun ends before the job.
         values.append(("shutdown-timeout", f"{options.grace}", "grace"))
@@ -308,26 +315,6 @@ def _of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
             "itself."
         )
     return ""
-
-
-def with_own_variables(options: Options, environ: Mapping[str, str]) -> Options:
-    """Return the options as they count: what is not given, torchrun's own variables may say.
-
-    Raises LaunchError.
-    """
-    counts: dict[str, Any] = {}
-    for variable, field in (
-        ("PET_MAX_RESTARTS", "max_restarts"),
-        ("PET_SHUTDOWN_TIMEOUT", "grace"),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "grace"),
-    ):
-        text = environ.get(variable)
-        if text and field not in {*options.given, *counts}:
-            try:
-                counts[field] = OPTIONS[field].parse(text)
-            except ValueError as error:
-                raise LaunchError(f"{variable} is {short(text)}; expected {error}.") from None
-    return options._replace(**counts)
 
 
 def at_address(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ from launcher.job.cluster import read_cluster
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.no_effect import without_effect
 from launcher.job.options import Options
-from launcher.job.plan import at_address, make_plan, with_own_variables
+from launcher.job.plan import at_address, make_plan
 from launcher.job.resources import interface_of, read_resources
 from launcher.text.log import log
 from launcher.text.words import port_is_taken
@@ -32,36 +30,28 @@ def prepare(
     Raises LaunchError if it is not even clear which hosts the job has.
     """
     _refuse_surroundings(environ)
-    config = None if "SM_HOSTS" in environ else toolkit.read_config(environ)
-    argv, said = _arguments(config, argv, environ)
-    made: dict[str, str] = {}
-    left_out: list[str] = []
-    if config:
-        of_files, made, left_out = toolkit.of_files(config, environ, signals)
-        argv = [*of_files, *argv]
-    chosen = _chosen(argv, environ, said)
-    cluster = _cluster(config, {**made, **environ}, chosen, signals)
+    given = toolkit.read_input(argv, environ, signals)
+    options = _options(given, environ)
+    cluster = _cluster(given, options, environ, signals)
     if not cluster.takes_part:
-        groups = ", ".join(chosen.instance_groups)
+        groups = ", ".join(options.instance_groups)
         log(f"{cluster.current_host} is in none of the instance groups {groups}; nothing to do.")
         return None
-    code = toolkit.code_dir(environ)
-    # The code folder if there is no `train` to make the surroundings of it.
-    home = os.path.normpath(code) if config and os.path.isabs(code) else ""
     try:
-        chosen = target.located(chosen, (code, chosen.script_dir), home)
-        added = {name: value for name, value in made.items() if name not in environ}
-        added.update(_surroundings(chosen, home, environ))
-        job = Job(cluster, chosen, _planned(chosen, cluster, environ, added))
+        folders = (toolkit.code_dir(environ), options.script_dir)
+        options = target.located(options, folders, given.home)
+        if options.log_dir and not options.dry_run:
+            _require_folder(host_folder(options.log_dir, cluster.current_host), options.log_dir)
+        added = {**given.variables, **_surroundings(options, given.home, environ)}
+        plan = make_plan(options, cluster, read_resources(), environ, added=added)
+        job = Job(cluster, options, plan)
         if job.has_peers and cluster.node_rank == 0:
             _require_port(job.endpoint)
     except Exception as error:  # which the other hosts are told, too
-        return Job(cluster, chosen, error)
+        return Job(cluster, options, error)
     # Logged only now, so that an error is the only line.
-    for line in (*said, *without_effect(chosen, environ), *left_out):
+    for line in (*given.lines, *without_effect(options, environ)):
         log(line)
-    if config is None and "SM_HOSTS" not in environ:
-        log("found neither SM_HOSTS nor SageMaker's config files: running on this host alone.")
     return job
 
 
@@ -71,63 +61,36 @@ def reached_at(
     """Have torchrun and gloo use the address that the other hosts have found this one at."""
     interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
     made = at_address(plan, job, address, interface, has_name=own_name_resolves)
-    for line in made.remarks[len(plan.remarks) :]:
-        log(line)
+    if job.options.verbose:
+        for line in made.remarks[len(plan.remarks) :]:
+            log(line)
     return made
 
 
-def _arguments(
-    config: toolkit.TrainingConfig | None, argv: Sequence[str], environ: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
-    """Return the arguments that count, hyperparameters of files apart, and what the log says of it.
-
-    SageMaker starts an image with the word `train`; the script is a hyperparameter.
-    """
-    words, said = arguments.without_start_word(argv), []
-    if words and len(words) < len(argv):
-        said.append(
-            f"the first argument, {argv[0]}, is how SageMaker starts an image, so it is not "
-            "passed to the script (to pass it, put it after another argument)."
-        )
-    if config is None:
-        if not words and (words := toolkit.as_arguments(environ)):
-            said.append("started without arguments: using the hyperparameters (SM_HPS).")
-        said += toolkit.not_passed(words, environ)
-    return words, said
-
-
-def _chosen(argv: Sequence[str], environ: Mapping[str, str], said: Sequence[str]) -> Options:
-    """Return the options as they count.
+def _options(given: toolkit.JobInput, environ: Mapping[str, str]) -> Options:
+    """Return the options.
 
     A script that SM_HPS names, and no argument, is said with the error.
     """
     try:
-        typed = arguments.parse(argv, environ)
+        return arguments.parse(given.words, environ)
     except LaunchError as error:
-        near = [line for line in said if "train-script" in line or "train-module" in line]
+        near = [line for line in given.lines if "train-script" in line or "train-module" in line]
         raise type(error)(" ".join([str(error), *near])) from None
-    return with_own_variables(typed, environ)
 
 
 def _cluster(
-    config: toolkit.TrainingConfig | None,
-    seen: dict[str, str],
-    chosen: Options,
-    signals: Signals | None,
+    given: toolkit.JobInput, options: Options, environ: Mapping[str, str], signals: Signals | None
 ) -> Cluster:
-    if chosen.instance_groups and "SM_INSTANCE_GROUPS_DICT" not in seen:
-        files = toolkit.read_config(seen)  # SDK v3 makes SM_HOSTS, but not these
-        groups = toolkit.instance_groups(files.resource_config) if files else {}
-        seen["SM_INSTANCE_GROUPS_DICT"] = json.dumps(groups)
     try:
-        return read_cluster(seen, chosen.instance_groups, signals)
+        return read_cluster({**given.variables, **environ}, options.instance_groups, signals)
     except LaunchError as error:
-        if config is None:
+        if not given.folder:
             raise
-        raise LaunchError(f"{error} (The SM_ variables were made from {config.folder}.)") from None
+        raise LaunchError(f"{error} (The SM_ variables were made from {given.folder}.)") from None
 
 
-def _surroundings(chosen: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:
+def _surroundings(options: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ranks need to find, and to import, what they would under `train`.
 
     Paths that are relative to the current folder become absolute, where the ranks have another one.
@@ -135,7 +98,7 @@ def _surroundings(chosen: Options, home: str, environ: Mapping[str, str]) -> dic
     path = environ.get("PYTHONPATH", "")
     folders = path.split(os.pathsep) if path else []
     made = {}
-    if chosen.folder:
+    if options.folder:
         folders = list(map(os.path.abspath, folders))
         for name in ("TMPDIR", "PET_LOG_DIR"):
             if environ.get(name):
@@ -151,21 +114,6 @@ def _holds_something(folder: str) -> bool:
         return bool(os.listdir(folder))
     except OSError:
         return False
-
-
-def _planned(
-    chosen: Options, cluster: Cluster, environ: Mapping[str, str], added: Mapping[str, str]
-) -> LaunchPlan:
-    if chosen.hang_timeout < math.inf and not chosen.watch:
-        raise LaunchError(
-            "--launcher-hang-timeout needs the progress checks that --launcher-watch 0 turns "
-            "off; remove one of the two."
-        )
-    if chosen.log_dir and not chosen.dry_run:
-        _require_folder(host_folder(chosen.log_dir, cluster.current_host), chosen.log_dir)
-    if chosen.log_dir and chosen.folder:
-        chosen = chosen._replace(log_dir=os.path.abspath(chosen.log_dir))
-    return make_plan(chosen, cluster, read_resources(), environ, added=added)
 
 
 def _require_folder(path: str, log_dir: str) -> None:

@@ -186,6 +186,16 @@ def _named(entry: str, found: Sequence[Gpu]) -> Gpu | None:
     return next((gpu for gpu in found if gpu.uuid.startswith(entry)), None)
 
 
+def count(variable: str, environ: Mapping[str, str]) -> int | None:
+    """Return a number of devices; None if the variable is not set, or empty (unknown)."""
+    text = environ.get(variable, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise LaunchError(f"{variable} is {text!r}; expected a whole number of devices, 0 or more.")
+    return int(text)
+
+
 def count_neuron_cores(
     instance_type: str, environ: Mapping[str, str], signals: Signals | None = None
 ) -> int:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import resources
-from launcher.job.cluster import count
 from launcher.text.words import NAMED, join_and_count, printable, short
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
@@ -36,7 +35,9 @@ _CONSUMED_KEYS = (
     "sagemaker_job_name",
     "sagemaker_s3_output",
 )
+_SHORTER = {"hyperparameters": "hps", "additional_framework_parameters": "framework_params"}
 _REPEAT_OTHERS = ("SM_HPS", "SM_TRAINING_ENV", "SM_USER_ARGS")
+START_WORD = "train"  # with which SageMaker starts an image
 _LONGEST = 128 * 1024  # bytes of one string of an environment, with its NUL (execve(2))
 
 
@@ -58,6 +59,41 @@ class TrainingConfig(NamedTuple):
     def output_dir(self) -> str:
         """The folder of the failure file."""
         return os.path.join(self.base_dir, "output")
+
+
+class JobInput(NamedTuple):
+    """What SageMaker says of the job, in whichever way it does."""
+
+    words: Sequence[str]  # the arguments, hyperparameters first
+    variables: Mapping[str, str] = {}  # which the toolkit's `train` would have added
+    lines: Sequence[str] = ()  # for the log
+    folder: str = ""  # of the config files that this was read from
+    home: str = ""  # the folder for code, where `train` would have put it and run
+
+
+def read_input(
+    argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
+) -> JobInput:
+    """Return what the arguments, the environment and SageMaker's files say of the job.
+
+    The files count where neither the toolkit nor SDK v3 has made variables of them. Raises
+    LaunchError.
+    """
+    words, lines = list(argv), []
+    if words[:1] == [START_WORD]:
+        words.pop(0)
+        if words:
+            lines.append(
+                f"the first argument, {START_WORD}, is how SageMaker starts an image, so it is not "
+                "passed to the script (to pass it, put it after another argument)."
+            )
+    config = None if "SM_HOSTS" in environ else read_config(environ)
+    if config:
+        found = _of_files(config, words, environ, signals)
+        return found._replace(lines=[*lines, *found.lines])
+    if not words and (words := as_arguments(environ)):
+        lines.append("started without arguments: using the hyperparameters (SM_HPS).")
+    return JobInput(words, lines=[*lines, *not_passed(words, environ)])
 
 
 def base_dir(environ: Mapping[str, str]) -> str:
@@ -149,31 +185,22 @@ def to_env_vars(
     SAGEMAKER_JOB_NAME if the SDK named the job.
     Raises LaunchError if the instance groups of resourceconfig.json are invalid.
     """
-    both = _shared(config, environ, signals)
-    framework_params = {
-        key: value
-        for key, value in config.framework_params.items()
-        if key.startswith(_OWN_PREFIX) and key not in _CONSUMED_KEYS
-    }
-    data = os.path.join(config.base_dir, "input", "data")
-    channels = {name: os.path.join(data, name) for name in config.input_data_config}
-    topology = config.resource_config.get("topology", [])
-    training_env = {
-        **both,
-        "hyperparameters": config.hyperparameters,
-        "additional_framework_parameters": framework_params,
-        "channel_input_dirs": channels,
-        "topology": topology,
-        "job_name": environ.get("TRAINING_JOB_NAME"),
-    }
+    everything = _training_env(config, environ, signals)
+    channels = everything["channel_input_dirs"]
+    in_that_alone = [
+        "channel_input_dirs",
+        "job_name",
+        *([] if everything["topology"] else ["topology"]),
+    ]
     variables = {
-        **both,
-        "hps": config.hyperparameters,
-        "framework_params": framework_params,
+        **{
+            _SHORTER.get(name, name): value
+            for name, value in everything.items()
+            if name not in in_that_alone
+        },
         "channels": sorted(channels),
         "user_args": to_cmd_args(config.hyperparameters),
-        "training_env": training_env,
-        **({"topology": topology} if topology else {}),
+        "training_env": everything,
         **{f"channel_{name}": path for name, path in channels.items()},
         **{f"hp_{key}": value for key, value in config.hyperparameters.items()},
     }
@@ -182,50 +209,29 @@ def to_env_vars(
     return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
 
 
-def of_files(
-    config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
-) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the arguments and all variables that the toolkit would have made from these files.
-
-    And the line that names those that are left out, if any: the kernel takes no process with them
-    (SageMaker allows longer hyperparameters), and they repeat other ones. Raises LaunchError.
-    """
-    try:
-        args = to_cmd_args(config.hyperparameters)
-        made = to_env_vars(config, environ, signals)
-    except RecursionError:
-        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
-    made["CURRENT_HOST"] = str(config.resource_config["current_host"])
-    region = config.framework_params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION")
-    if region:
-        made["SAGEMAKER_REGION"] = str(region)
-    left_out = [
-        name
-        for name in _REPEAT_OTHERS
-        if len(f"{name}={made[name]}".encode("utf-8", "surrogatepass")) >= _LONGEST
-    ]
-    if not left_out:
-        return args, made, []
-    line = (
-        "left out, because an environment variable must be shorter than 128 KiB: "
-        f"{', '.join(left_out)}; read the SM_HP_NAME variables instead."
-    )
-    return args, {name: made[name] for name in made if name not in left_out}, [line]
-
-
-def _shared(
+def _training_env(
     config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
 ) -> dict[str, Any]:
-    """Return what has the same name as a variable and in SM_TRAINING_ENV."""
+    """Return what is in SM_TRAINING_ENV, most of it under the name of a variable."""
     resource_config, params = config.resource_config, config.framework_params
     groups = instance_groups(resource_config)
     group = resource_config.get("current_group_name", "homogeneousCluster")
     instance_type = resource_config.get("current_instance_type", "local")
-    gpus = count("SM_NUM_GPUS", environ)
+    gpus = resources.count("SM_NUM_GPUS", environ)
     program = params.get("sagemaker_program")
+    data = os.path.join(config.base_dir, "input", "data")
     return {
         "resource_config": resource_config,
         "input_data_config": config.input_data_config,
+        "channel_input_dirs": {name: os.path.join(data, name) for name in config.input_data_config},
+        "hyperparameters": config.hyperparameters,
+        "additional_framework_parameters": {
+            key: value
+            for key, value in params.items()
+            if key.startswith(_OWN_PREFIX) and key not in _CONSUMED_KEYS
+        },
+        "topology": resource_config.get("topology", []),
+        "job_name": environ.get("TRAINING_JOB_NAME"),
         "hosts": resource_config["hosts"],
         "current_host": resource_config["current_host"],
         "current_instance_type": instance_type,
@@ -236,7 +242,7 @@ def _shared(
         "is_hetero": len(groups) > 1,
         "distribution_instance_groups": params.get("sagemaker_distribution_instance_groups", []),
         "network_interface_name": resource_config.get("network_interface_name", "eth0"),
-        "num_cpus": count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
+        "num_cpus": resources.count("SM_NUM_CPUS", environ) or os.cpu_count() or 1,
         "num_gpus": len(resources.gpus(environ, signals)) if gpus is None else gpus,
         "num_neurons": resources.count_neuron_cores(str(instance_type), environ, signals),
         "user_entry_point": program,
@@ -274,6 +280,43 @@ def _env_value(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def _of_files(
+    config: TrainingConfig,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    signals: Signals | None,
+) -> JobInput:
+    """Return what the toolkit would have made from these files.
+
+    Without the variables that the kernel takes no process with (SageMaker allows longer
+    hyperparameters), which repeat other ones: a line names them. Raises LaunchError.
+    """
+    try:
+        args = to_cmd_args(config.hyperparameters)
+        made = to_env_vars(config, environ, signals)
+    except RecursionError:
+        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
+    made["CURRENT_HOST"] = str(config.resource_config["current_host"])
+    region = config.framework_params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION")
+    if region:
+        made["SAGEMAKER_REGION"] = str(region)
+    lines = []
+    too_long = [
+        name
+        for name in _REPEAT_OTHERS
+        if len(f"{name}={made[name]}".encode("utf-8", "surrogatepass")) >= _LONGEST
+    ]
+    if too_long:
+        lines.append(
+            "left out, because an environment variable must be shorter than 128 KiB: "
+            f"{', '.join(too_long)}; read the SM_HP_NAME variables instead."
+        )
+    made = {name: made[name] for name in made if name not in {*too_long, *environ}}
+    code = code_dir(environ)
+    home = os.path.normpath(code) if os.path.isabs(code) else ""
+    return JobInput([*args, *words], made, lines, config.folder, home)
+
+
 def as_arguments(environ: Mapping[str, str]) -> list[str]:
     """Return all hyperparameters as the toolkit renders them, or v3: `--key JSON`, in their order.
 
@@ -282,26 +325,28 @@ def as_arguments(environ: Mapping[str, str]) -> list[str]:
     words = decoded(environ.get("SM_USER_ARGS"))
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         return words  # the toolkit's own
-    known = _known(environ)
-    if known is None:
+    hyperparameters = _hyperparameters(environ)
+    if hyperparameters is None:
         raise LaunchError(
             "SM_HPS is not a JSON object; expected the hyperparameters as a JSON object."
         )
-    return [word for key, value in known.items() for word in (f"--{key}", _rendered(value))]
+    return [
+        word for key, value in hyperparameters.items() for word in (f"--{key}", _rendered(value))
+    ]
 
 
 def not_passed(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the line that names the hyperparameters that are not among the arguments, if any."""
     typed = set(map(_name, argv))
-    known = [key for key in _known(environ) or {} if not is_platforms_own(key)]
-    lost = [key for key in known if _name(key) not in typed]
+    keys = [key for key in _hyperparameters(environ) or {} if not is_platforms_own(key)]
+    lost = [key for key in keys if _name(key) not in typed]
     if not lost:
         return []
     names = printable(join_and_count(lost[:NAMED], len(lost[NAMED:])))
     return [f"these hyperparameters (SM_HPS) are not among the arguments: {names}."]
 
 
-def _known(environ: Mapping[str, str]) -> dict[str, Any] | None:
+def _hyperparameters(environ: Mapping[str, str]) -> dict[str, Any] | None:
     value = decoded(environ.get("SM_HPS") or "{}")
     return value if isinstance(value, dict) else None
 

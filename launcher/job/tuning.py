@@ -11,8 +11,8 @@ from launcher.text.words import plural
 
 def tuned(
     nproc: int | str, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the variables to add, and the line for the log that says why (no line if none).
+) -> tuple[dict[str, str], str]:
+    """Return the variables to add, and what the log says of them ("" if there are none).
 
     `nproc` is the number of processes, or torchrun's word for it.
     """
@@ -35,4 +35,4 @@ def tuned(
     settings = [setting for setting in wanted if setting[0] not in environ]
     reasons = ", ".join(f"{name}={value} ({why})" for name, value, why in settings)
     made = {name: value for name, value, _ in settings}
-    return made, [f"environment: {reasons}."] if settings else []
+    return made, f"environment: {reasons}" if settings else ""

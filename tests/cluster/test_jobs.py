@@ -131,7 +131,7 @@ def test_the_first_host_comes_late(job):
 @pytest.mark.parametrize("name_resolves", [more(True), False])
 def test_an_interface_that_does_not_exist(job, name_resolves):
     job.add("algo-1", "algo-2")
-    job.will_run(ALL_REDUCE, ALONE)
+    job.will_run(ALL_REDUCE, ALONE, launcher_verbose=True)
     for host in job.values():
         host.resource_config["network_interface_name"] = "ethwe"
         if not name_resolves:
