@@ -251,6 +251,15 @@ def test_where_ranks_are_is_said_when_they_are_killed():
     assert host.due(14.9).lines[0] == "rank 1 has not exited; it is in load, data.py:88."
 
 
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 0])
+def test_a_kill_is_said_though_its_rank_has_ended_by_then(code):
+    """On a busy host; but not of a rank that ended by itself in time."""
+    host = running().at(5.0, RAISED).at(8.0, Time(), FAILURE, RankEnded(1, 0))
+    host.at(18.1, RankEnded(0, code))
+    is_killed = code < 0
+    assert sum("(--launcher-failure-grace sets" in line for line in host.lines) == is_killed
+
+
 # When the end of torchrun, or of all, is not waited for any more.
 @pytest.mark.parametrize(
     ("end", "waits", "then"), [(End(1, SUCCESS), 15.0, [KillTorchrun]), (FAILURE, 15.0, None)]

@@ -384,6 +384,11 @@ def rank_runs(state: State, event: RankRuns, now: float) -> Step:
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note what is known of a rank; its failure may count, or its success complete this host's."""
+    if isinstance(event, RankEnded) and event.exit_code == -signal.SIGKILL:
+        state, said = _say_why_killed(state, now)  # on a busy host its end comes before the time
+        if said:
+            state, actions = rank_reports(state, event, now)
+            return state, (*said, *actions)
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
     rank = state.ranks.get(event.rank)
@@ -557,8 +562,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if now >= phase.places_at:
         return state._replace(phase=phase._replace(places_at=math.inf)), (RequestPlaces(),)
     if now >= phase.says_at:
-        state = state._replace(phase=phase._replace(says_at=math.inf))
-        return state, tuple(map(Log, _why_killed(state, phase)))
+        return _say_why_killed(state, now)
     if now >= phase.torchrun_by and not phase.leaves:
         return left(state, Leave(), now)  # a keeper hangs
     if now >= phase.torchrun_by:
@@ -572,7 +576,16 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     return state, ()
 
 
-def _why_killed(state: State, phase: Ending) -> list[str]:
+def _say_why_killed(state: State, now: float) -> Step:
+    """Log why ranks are killed, once, if they are by now."""
+    phase = state.phase
+    if not isinstance(phase, Ending) or now < phase.says_at:
+        return state, ()
+    state = state._replace(phase=phase._replace(says_at=math.inf))
+    return state, tuple(map(Log, _why_killed(state)))
+
+
+def _why_killed(state: State) -> list[str]:
     """Return why ranks are killed."""
     where = [rank for rank in state.alive if rank.place][:NAMED]
     lines = [f"rank {rank.rank} has not exited; it is in {rank.place}." for rank in where]
