@@ -37,8 +37,6 @@ OPTIONS = {name: value for name, value in os.environ.items() if name.startswith(
 LAUNCHER = [sys.executable, "-m", "launcher"]
 RANK = str(REPO / "launcher" / "run" / "rank.py")  # runs the script of one rank
 
-PATIENT = LAUNCHER
-
 TORCH = (0, 0)  # major, minor: the fast tests need none
 with contextlib.suppress(metadata.PackageNotFoundError):
     TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
@@ -258,9 +256,11 @@ class Host:
 
     @property
     def stubs(self) -> list[psutil.Process]:
-        """torchrun's children, in the order of their ranks."""
-        children = self.torchrun.children()
-        return sorted(children, key=lambda one: int(one.environ()["RANK"]))
+        """torchrun's children, in the order of their ranks; none while one is being started."""
+        with contextlib.suppress(StopIteration, KeyError, psutil.Error):
+            children = self.torchrun.children()
+            return sorted(children, key=lambda one: int(one.environ()["RANK"]))
+        return []
 
     @property
     def keepers(self) -> list[psutil.Process]:

@@ -15,7 +15,7 @@ from unittest import mock
 
 import psutil
 import pytest
-from conftest import LAUNCHER, REPO, ended_by
+from conftest import LAUNCHER, REPO, ended_by, poll
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -422,13 +422,14 @@ def test_ranks_that_ignore_a_stop_are_killed_when_the_grace_is_over(start, scrip
 
 def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start, script):
     # From before the handlers are there to after the ranks run.
-    # SIGINT last: of one that comes while Python itself starts, Python makes exit code 1.
     moments = ((0.0, "TERM"), (0.1, "HUP"), (0.6, "TERM"), (1.1, "HUP"), (1.6, "INT"))
     for delay, name in moments:
         host = start("--train-script", script("import time; time.sleep(100)"), *TWO_RANKS)
         with pytest.raises(subprocess.TimeoutExpired):
             host.process.wait(delay)
         number = signal.Signals[f"SIG{name}"]
+        if name == "INT":  # of one that comes while Python itself starts, Python makes exit code 1
+            poll(lambda host=host: "launcher: " in host.err)
         host.signal(number)
         assert host.wait() == ended_by(number), host.log()
         assert host.failure is None

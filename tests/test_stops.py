@@ -160,8 +160,7 @@ time.sleep(1000)
 def test_ranks_that_start_in_the_moment_of_a_stop_hear_it(start, script):
     options = ("--launcher-nproc-per-node", "8", "--launcher-grace", "40")
     host = start("--train-script", script(MANY), *options)
-    torchrun = poll(lambda: host.children, every=0.01)[0]
-    poll(lambda: len(torchrun.children()) >= 3, every=0.001)
+    poll(lambda: len(host.stubs) >= 3, every=0.001)
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert "left running" not in host.err and "killing it" not in host.err, host.log()
@@ -250,9 +249,7 @@ signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
 os.write(1, b"runs\\n")
 while not heard:
     time.sleep(0.01)
-end = time.monotonic() + 6.5  # longer than an idle torchrun has
-while time.monotonic() < end:
-    time.sleep(0.01)
+time.sleep(0.5)  # it saves
 os.write(1, b"saved after %d\\n" % len(heard))
 """
 
@@ -278,7 +275,7 @@ for number in (signal.SIGTERM, signal.SIGINT):
 os.write(1, b"runs\\n")  # at once: ranks share the file
 while not heard:
     time.sleep(0.01)
-time.sleep(6.5)  # longer than an idle torchrun has
+time.sleep(0.5)  # it saves
 os.write(1, b"saved after %d\\n" % len(heard))
 """
 

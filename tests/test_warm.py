@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import REPO, has_ended, poll, slow, words_of
 
@@ -22,14 +21,6 @@ def warm_of(host):
     """Return the process that forks the others, and was there before them; None: not yet."""
     found = [one for one in host.children if is_warm(one)]
     return min(found, key=lambda one: one.create_time(), default=None)  # pids start again
-
-
-def stubs_of(host):
-    """Return torchrun's children; [] while there are none, or no torchrun."""
-    try:
-        return host.stubs
-    except (StopIteration, KeyError, psutil.Error):
-        return []
 
 
 TELLS = """
@@ -192,7 +183,7 @@ def test_it_is_killed_while_it_imports(start, script, tmp_path, number):
     """The stubs that wait for it start their keepers themselves."""
     (tmp_path / "slow.py").write_text(WAITS)
     host = start(*two_ranks_after(script, "slow"), PYTHONPATH=str(tmp_path))
-    poll(lambda: len(stubs_of(host)) == 2)
+    poll(lambda: len(host.stubs) == 2)
     warm_of(host).send_signal(number)
     assert host.wait() == 0 and host.out == "cold\ncold\n", host.log()
     line = "falls back to cold: the process that forks the ranks has ended.\n"
@@ -236,7 +227,7 @@ def test_the_launcher_ends_while_it_imports(start, script, tmp_path, number):
     """And stubs wait for it: nothing is left, and nobody is waited for."""
     (tmp_path / "slow.py").write_text(WAITS)
     host = start(*two_ranks_after(script, "slow"), PYTHONPATH=str(tmp_path))
-    poll(lambda: len(stubs_of(host)) == 2)
+    poll(lambda: len(host.stubs) == 2)
     host.signal(number)
     assert host.wait() == 128 + number and "left running" not in host.err, host.log()
     poll(lambda: not host.processes(), timeout=60)

@@ -153,9 +153,9 @@ def trained(local, ants_and_bees):
         data = ("--data", str(ants_and_bees))
         local.start(name, *arguments(name, image), *data, *hyperparameters)
         assert local.wait() == 0, local.log
-        assert local.log.count("has node_rank 1 (nnodes=2) in job") == 1, local.log
-        # docker compose stops to read all logs when the first container has ended.
-        assert ": every rank succeeded" in local.log, local.log
+        log = local.hosts_log()
+        assert log.count("has node_rank 1 (nnodes=2) in job") == 1, log
+        assert log.count(": every rank succeeded") == 2, log
         return local.members("model.tar.gz")
 
     return trained
@@ -199,7 +199,7 @@ def test_a_failure(local, image, ants_and_bees, script, version, plan, code, say
     files = {Path(name).name: text for name, text in local.members("output.tar.gz").items()}
     first = files["failure"].decode().splitlines()[0]
     assert first.startswith("algo-2") and first.endswith(f"rank 1 (local rank 0) {says}")
-    assert local.log.count(f"launcher: {first}") == 2, local.log  # each host says it
+    assert local.hosts_log().count(f"launcher: {first}") == 2, local.log  # each host says it
 
 
 @pytest.fixture
