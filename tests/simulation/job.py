@@ -111,17 +111,20 @@ class Job:
     def _happens(self, fault: Fault) -> None:
         machine = self.machines[fault.host % len(self.machines)]
         self.watch.note(f"FAULT: {fault.what.value}", machine.name)
-        _FAULTS.get(fault.what, Job._to_rank)(self, fault, machine)
+        if fault.what not in _TO_A_PROCESS:
+            _FAULTS.get(fault.what, Job._to_rank)(self, fault, machine)
+            return
+        whose, act = _TO_A_PROCESS[fault.what]
+        process = _process(whose, machine, fault)
+        if process and process.runs:
+            self.watch.fault(fault, machine)
+            act(process, fault)
 
     def _to_rank(self, fault: Fault, machine: Machine) -> None:
         for process in list(machine.processes.values()):
             if isinstance(process, Rank) and process.local_rank == fault.local_rank:
-                process.fail(fault)
-
-    def _hold_rank(self, fault: Fault, machine: Machine) -> None:
-        for process in list(machine.processes.values()):
-            if isinstance(process, Rank) and process.local_rank == fault.local_rank:
-                process.get_stuck(fault)
+                is_held = fault.what in (What.STUCK, What.LEFT_STUCK)
+                process.get_stuck(fault) if is_held else process.fail(fault)
 
     def _hold_torchrun(self, fault: Fault, machine: Machine) -> None:
         torchrun = machine.torchrun
@@ -130,55 +133,13 @@ class Job:
             torchrun.hangs = True
             torchrun.hold(fault.amount)
 
-    def _hang_torchrun(self, fault: Fault, machine: Machine) -> None:
-        if machine.torchrun and machine.torchrun.runs:
-            self.watch.fault(fault, machine)
-            machine.torchrun.hangs = True
-
-    def _kill(self, fault: Fault, machine: Machine) -> None:
-        keeper = keeper_of(machine, fault.local_rank)
-        process = {
-            What.TORCHRUN_KILLED: machine.torchrun,
-            What.RUNNER_KILLED: machine.runner,
-            What.STORE_KILLED: machine.store,
-            What.KEEPER_KILLED: keeper,
-            What.STUB_KILLED: keeper and keeper.parent,
-        }[fault.what]
-        if process and process.runs:
-            self.watch.fault(fault, machine)
-            process.signal(signal.SIGKILL)
-
-    def _hang_keeper(self, fault: Fault, machine: Machine) -> None:
-        keeper = keeper_of(machine, fault.local_rank)
-        if keeper:
-            self.watch.fault(fault, machine)
-            keeper.hangs = True
-
-    def _tell_torchrun(self, fault: Fault, machine: Machine) -> None:
-        torchrun = machine.torchrun
-        if torchrun and torchrun.runs:
-            self.watch.fault(fault, machine)
-            torchrun.signal(signal.SIGTERM)
-
-    def _kill_launcher(self, fault: Fault, machine: Machine) -> None:
-        if machine.launcher and machine.launcher.runs:
-            self.watch.fault(fault, machine)
-            machine.launcher.die()
-
     def _pause_launcher(self, fault: Fault, machine: Machine) -> None:
         if machine.launcher:
             machine.launcher.stand_still(fault.amount)
 
-    def _stop_launcher(self, fault: Fault, machine: Machine) -> None:
-        if machine.launcher and machine.launcher.runs:
-            self.watch.fault(fault, machine)
-            machine.launcher.stand_still(fault.amount)
-
     def _fail_launcher(self, fault: Fault, machine: Machine) -> None:
-        again = any(
-            (one.fault.what, one.machine) == (fault.what, machine) for one in self.watch.faults
-        )
-        if machine.launcher and machine.launcher.runs and not again:
+        failed = {one.machine for one in self.watch.faults if one.fault.what is fault.what}
+        if machine.launcher and machine.launcher.runs and machine not in failed:
             self.watch.fault(fault, machine)
             machine.launcher.system.raises()
 
@@ -207,12 +168,10 @@ class Job:
             self.network.break_(end, fault.what)
 
     def _stop(self, fault: Fault, machine: Machine) -> None:
-        every = fault.what is What.STOP_ALL
         interrupt = fault.what in (What.CTRL_C, What.CTRL_C_THRICE)
         number = signal.SIGINT if interrupt else signal.SIGTERM
-        times = 3 if fault.what is What.CTRL_C_THRICE else 1
-        for one in self.machines if every else [machine]:
-            for again in range(times):
+        for one in self.machines if fault.what is What.STOP_ALL else [machine]:
+            for again in range(3 if fault.what is What.CTRL_C_THRICE else 1):
                 self.clock.after(0.3 * again, self._signal_launcher, one, number, fault)
 
     def _signal_launcher(self, machine: Machine, number: int, fault: Fault) -> None:
@@ -233,31 +192,43 @@ class Job:
 
 
 _FAULTS: dict[What, Callable[[Job, Fault, Machine], Any]] = {
-    What.STUCK: Job._hold_rank,
-    What.LEFT_STUCK: Job._hold_rank,
     What.TORCHRUN_STUCK: Job._hold_torchrun,
-    What.TORCHRUN_KILLED: Job._kill,
-    What.TORCHRUN_HANGS: Job._hang_torchrun,
-    What.TORCHRUN_TOLD: Job._tell_torchrun,
-    What.STORE_KILLED: Job._kill,
-    What.KEEPER_KILLED: Job._kill,
-    What.STUB_KILLED: Job._kill,
-    What.KEEPER_HANGS: Job._hang_keeper,
-    What.RUNNER_KILLED: Job._kill,
-    What.LAUNCHER_KILLED: Job._kill_launcher,
     What.LAUNCHER_PAUSES: Job._pause_launcher,
-    What.LAUNCHER_STOPS: Job._stop_launcher,
     What.LAUNCHER_FAILS: Job._fail_launcher,
-    What.HOST_KILLED: Job._kill_host,
-    What.HOST_VANISHES: Job._kill_host,
+    **dict.fromkeys((What.HOST_KILLED, What.HOST_VANISHES), Job._kill_host),
     What.CUT: Job._cut,
-    What.RESET: Job._break_connection,
-    What.HALF_OPEN: Job._break_connection,
-    What.STOPS_READING: Job._break_connection,
-    What.STOP: Job._stop,
-    What.STOP_ALL: Job._stop,
-    What.CTRL_C: Job._stop,
-    What.CTRL_C_THRICE: Job._stop,
+    **dict.fromkeys((What.RESET, What.HALF_OPEN, What.STOPS_READING), Job._break_connection),
+    **dict.fromkeys((What.STOP, What.STOP_ALL, What.CTRL_C, What.CTRL_C_THRICE), Job._stop),
     What.STACKS: Job._ask_for_stacks,
     What.STRANGER: Job._connect_stranger,
 }
+
+
+def _kill(process: Process, _: Fault) -> None:
+    process.signal(signal.SIGKILL)
+
+
+def _hang(process: Any, _: Fault) -> None:
+    process.hangs = True
+
+
+# What happens to one process of a host, if that runs.
+_TO_A_PROCESS: dict[What, tuple[str, Callable[[Any, Fault], None]]] = {
+    What.TORCHRUN_KILLED: ("torchrun", _kill),
+    What.TORCHRUN_HANGS: ("torchrun", _hang),
+    What.TORCHRUN_TOLD: ("torchrun", lambda torchrun, _: torchrun.signal(signal.SIGTERM)),
+    What.RUNNER_KILLED: ("runner", _kill),
+    What.STORE_KILLED: ("store", _kill),
+    What.KEEPER_KILLED: ("keeper", _kill),
+    What.KEEPER_HANGS: ("keeper", _hang),
+    What.STUB_KILLED: ("stub", _kill),
+    What.LAUNCHER_KILLED: ("launcher", lambda launcher, _: launcher.die()),
+    What.LAUNCHER_STOPS: ("launcher", lambda launcher, fault: launcher.stand_still(fault.amount)),
+}
+
+
+def _process(whose: str, machine: Machine, fault: Fault) -> Any:
+    if whose in ("keeper", "stub"):
+        keeper = keeper_of(machine, fault.local_rank)
+        return keeper.parent if keeper and whose == "stub" else keeper
+    return getattr(machine, whose)

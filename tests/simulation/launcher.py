@@ -17,7 +17,7 @@ from launcher.run.supervisor import Supervisor
 from simulation.machine import Machine, Process
 from simulation.plan import What
 from simulation.system import System
-from simulation.torchrun import Started
+from simulation.torchrun import start
 
 if TYPE_CHECKING:
     from simulation.job import Job
@@ -74,7 +74,7 @@ class Launcher:
         if cannot:
             plan = LaunchError("--train-script: there is none")
         of_host: Any = job_of(job, machine.name, plan), {}, self.system
-        self.supervisor = Supervisor(*of_host, start_torchrun=Started)  # type: ignore[arg-type]
+        self.supervisor = Supervisor(*of_host, start_torchrun=start)  # type: ignore[arg-type]
         self._turns = self.supervisor.turns()
 
     @property

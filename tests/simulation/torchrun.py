@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from launcher.errors import NotFoundError
@@ -39,10 +38,27 @@ class Doing(enum.Enum):
     BARRIER = "barrier"  # all its stubs have ended with 0; it waits for the other hosts'
 
 
-class Torchrun(Process):
+class Program(Process):
+    """What the launcher starts, as launcher/run/torchrun.py has it: `error` has its own words."""
+
+    due = float("inf")
+    error = ""
+
+    def words(self) -> str:
+        """Return why it has ended, in its own words."""
+        return self.error
+
+    def tick(self) -> None:
+        """Nothing is ever due."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Torchrun(Program):
     """One host's torchrun.
 
-    Attributes: `error`, its own words; `hangs`, it does nothing any more; `is_stuck`, it waits for
+    Attributes: `hangs`, it does nothing any more; `is_stuck`, it waits for
     a store that does not answer, and is as deaf; `group_rank`, `slowness` of its stubs.
     """
 
@@ -52,7 +68,6 @@ class Torchrun(Process):
         machine.torchrun = self
         self.meeting = meeting
         self.doing = Doing.BOOTING
-        self.error = ""
         self.hangs = self.is_stuck = False
         self.group_rank = 0
         self.stubs: list[Stub] = []
@@ -178,7 +193,7 @@ class Work(Process):
         self.clock.after(seconds, self.end, 0)
 
 
-class Runner(Process):
+class Runner(Program):
     """A program that runs torchrun, and works when that has succeeded."""
 
     is_tied = True
@@ -186,7 +201,6 @@ class Runner(Process):
     def __init__(self, machine: Machine, meeting: Meeting) -> None:
         super().__init__(machine, None)
         machine.runner = self
-        self.error = ""
         self._work: Work | None = None
         self.soon(RUNNER_BOOT, Torchrun, machine, meeting)
 
@@ -204,32 +218,12 @@ class Runner(Process):
             self.soon(POLL, self.end, FAILS_WITH if fault else 0)
 
 
-class Started:
-    """What launcher/run/torchrun.py is to the loop."""
-
-    due = float("inf")
-
-    def __init__(
-        self,
-        system: System,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        folder: str,
-        run_dir: str,
-    ) -> None:
-        machine, job = system.machine, system.job
-        if job.of(machine, What.NO_TORCHRUN):
-            raise NotFoundError("cannot execute python: no such file.")
-        kind: Any = Torchrun if job.plan.runner is None else Runner
-        self._process = machine.launcher.torchrun = kind(machine, job.meeting)  # type: ignore[union-attr]
-        self.pid = self._process.pid
-
-    def words(self) -> str:
-        """Return why it has ended, in its own words."""
-        return str(self._process.error)
-
-    def tick(self) -> None:
-        """Nothing is ever due."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
+def start(system: System, *_: Any) -> Torchrun | Runner:
+    """Start a host's torchrun, or what runs it, in place of launcher/run/torchrun.py's."""
+    machine, job = system.machine, system.job
+    assert machine.launcher
+    if job.of(machine, What.NO_TORCHRUN):
+        raise NotFoundError("cannot execute python: no such file.")
+    kind = Torchrun if job.plan.runner is None else Runner
+    machine.launcher.torchrun = process = kind(machine, job.meeting)
+    return process
