@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.job import Job
 from simulation.strategies import drawn
-from timelines import HOSTILE, large, line, write
+from timelines import HOSTILE, large, line, wait_until_begun, write
 
 from launcher.errors import LaunchError
 from launcher.run import history
@@ -151,9 +151,10 @@ def test_bars_add_up_of_simulated_jobs(tmp_path, monkeypatch):
     for number in range(60):
         folder = tmp_path / str(number)
         monkeypatch.setattr(history, "folder", lambda *_, at=folder: str(at))
-        Job(drawn(by)).run()
-        if folder.exists():
-            assert adds_up(tool.read(str(folder)))
+        job = Job(drawn(by))
+        job.run()
+        wait_until_begun(job, folder)
+        assert not folder.exists() or adds_up(tool.read(str(folder)))
 
 
 # What files may be.
