@@ -387,8 +387,8 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     if isinstance(event, RankEnded) and event.exit_code == -signal.SIGKILL:
         state, said = _say_why_killed(state, now)  # on a busy host its end comes before the time
         if said:
-            state, actions = rank_reports(state, event, now)
-            return state, (*said, *actions)
+            state, more = rank_reports(state, event, now)
+            return state, (*said, *more)
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
     rank = state.ranks.get(event.rank)
