@@ -197,6 +197,39 @@ def test_each_attempt_has_its_files_and_the_console_a_copy(start, script, way):
     assert host.leftovers() == []
 
 
+ALL_PRINT = """
+import os, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("rank", rank, attempt)
+open(f"printed-{rank}-{attempt}", "w").close()
+while not all(os.path.exists(f"printed-{one}-{attempt}") for one in "012"):
+    time.sleep(0.01)
+if rank == "1":
+    raise ValueError("loss is nan")
+time.sleep(600)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--launcher-log-ranks", "0,2-2", "--launcher-max-restarts", "1"),
+        ("--launcher-torchrun-args", "--local-ranks-filter 0,2"),
+    ],
+)
+def test_a_rank_that_the_console_has_not_has_its_file_and_is_the_reason(start, script, words):
+    host = host_with(start, script(ALL_PRINT), *words, nproc=3)
+    assert host.wait() == 1, host.log()
+    attempts = range(2 if "--launcher-max-restarts" in words else 1)
+    shown = sorted(f"rank {rank} {attempt}" for attempt in attempts for rank in (0, 2))
+    assert sorted(host.out.splitlines()) == shown
+    assert "Traceback" not in host.err and 'raise ValueError("loss is nan")' in host.failure
+    for attempt in attempts:
+        text = log_of(1, attempt + 1).read_text()
+        assert text.startswith(f"rank 1 {attempt}\nTraceback ") and text.endswith("loss is nan\n")
+
+
 APPENDS = "import sys; print('of job', sys.argv[1])"
 
 

@@ -120,6 +120,10 @@ def test_a_twin_in_another_spelling_is_none(variable):
         ("bools", "yes"),
         ("torchrun-args", "'unclosed"),
         ("log-prefix", "maybe"),
+        *(
+            ("log-ranks", text)
+            for text in ("", "-1", "3-1", "0,", "1-2-3", "a", "0-", "1e3", "0..3")
+        ),
     ],
 )
 def test_a_bad_value_is_named_with_what_was_expected(option, bad):

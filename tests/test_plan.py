@@ -376,6 +376,15 @@ def test_a_variable_that_the_launcher_takes(variable, text):
     plan(cluster=ONE, environ={variable: text})
 
 
+def test_a_log_has_only_ranks_that_the_job_has():
+    two_each = ("--launcher-nproc-per-node", "2", "--launcher-log-ranks")
+    for ranks in ("all", "3", "0, 2-3"):
+        assert plan(*two_each, ranks)
+    with pytest.raises(LaunchError, match="log-ranks names rank 4; expected ranks from 0 to 3"):
+        plan(*two_each, "0,2-4")
+    assert plan("--launcher-log-ranks", "4")  # other hosts may have more GPUs
+
+
 def test_several_hosts_do_not_meet_by_a_static_rendezvous():
     with pytest.raises(LaunchError, match="PET_RDZV_BACKEND is 'static'; expected c10d"):
         plan(environ={"PET_RDZV_BACKEND": "static"})

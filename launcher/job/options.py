@@ -78,6 +78,21 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _ranks(text: str) -> tuple[range, ...]:
+    """Return ranges of the job's ranks, () for all."""
+    parse = whole(0, 999_999)
+    if text == "all":
+        return ()
+    try:
+        lists = [list(map(parse, ends.split("-", 1))) for ends in text.replace(" ", "").split(",")]
+        ranges = [range(ends[0], ends[-1] + 1) for ends in lists]
+    except ValueError:
+        ranges = []
+    if not ranges or not all(ranges):
+        raise ValueError("all, or ranks separated by commas, such as 0 or 0,8-15")
+    return tuple(ranges)
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     """Return a parser of one of some words."""
 
@@ -168,6 +183,8 @@ class Options(NamedTuple):
         "DIR/HOST/attempt-N/rank-R.log, and the events in DIR/HOST/events.jsonl")] = ""
     log_prefix: Annotated[bool, Option("true|false", switch,
         "start each line of a rank's output in the job's log with `[rank R] `")] = False
+    log_ranks: Annotated[tuple[range, ...], Option("all|R,R-R", _ranks,
+        "ranks of the job whose output its log shows (default: all); files have all ranks'")] = ()  # (): all
     verbose: Annotated[bool, Option("true|false", switch,
         "log every decision, with seconds since the start")] = False
     dry_run: Annotated[bool, Option("true|false", switch,

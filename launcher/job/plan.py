@@ -64,6 +64,7 @@ def make_plan(
     users = _settings(options, resources, environ)
     _refuse_conflicts(options, cluster, users)
     nproc = _nproc_per_node(options, cluster, environ)
+    _refuse_ranks(options, cluster, nproc)
     tees = any(users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
     flags, replaced = _flags(options, cluster, resources, environ, tees=tees)
     runner, compiles = _compiler({**environ, **added})
@@ -209,6 +210,15 @@ def _refuse_conflicts(options: Options, cluster: Cluster, users: Mapping[str, st
             f"PET_NNODES is {short(nnodes)}; expected it to be unset, or {count}: SM_HOSTS and "
             f"{flag('instance_groups')} determine the job's hosts."
         )
+
+
+def _refuse_ranks(options: Options, cluster: Cluster, nproc: int | str) -> None:
+    """Raise LaunchError for ranks that the job does not have, where all hosts have as many."""
+    is_alike = cluster.nnodes == 1 or "nproc_per_node" in options.given
+    last = max((ranks[-1] for ranks in options.log_ranks), default=-1)
+    if isinstance(nproc, int) and is_alike and last >= nproc * cluster.nnodes:
+        ranks = f"ranks from 0 to {nproc * cluster.nnodes - 1}"
+        raise LaunchError(f"{flag('log_ranks')} names rank {last}; expected {ranks}.")
 
 
 def _flags(

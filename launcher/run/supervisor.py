@@ -389,6 +389,7 @@ class Supervisor:
         if log:
             folder = host_folder(os.path.abspath(log), self.state.job.current_host)
             log = os.path.join(folder, f"attempt-{attempt}", f"rank-{rank}.log")
+        ranks = options.log_ranks
         return {
             "attempt": attempt,
             "environ": environ,
@@ -396,7 +397,7 @@ class Supervisor:
             "ignored": self._system.ignored,
             "log": log,
             "output": {
-                "shows": True,
+                "shows": not ranks or any(rank in some for some in ranks),
                 "prefix": f"[rank {rank}] " if options.log_prefix else "",
                 "merges": bool(log) and not tees,  # what torchrun redirects stays so
                 "bars": "12" if tees else self._environ.get(BARS, ""),
