@@ -210,22 +210,6 @@ def test_a_job_from_a_folder_that_is_read_only(start, script, one_file, tmp_path
     assert sorted(os.listdir(source)) == ["launcher.py", "script.py"]
 
 
-@pytest.mark.torch
-def test_a_crash_has_its_place(start, script, one_file):
-    path = script(
-        "import os, signal\ndef decode():\n  os.kill(os.getpid(), signal.SIGBUS)\ndecode()"
-    )
-    host = start("--train-script", path, command=[sys.executable, one_file])
-    assert host.wait() == 135, host.log()
-    head, _, *frames = host.failure.splitlines()
-    assert head.endswith(" was killed by SIGBUS (signal 7) in decode, script.py:3")
-    assert frames[1:] == [
-        f'  File "{path}", line 4, in <module>',
-        f'  File "{path}", line 3, in decode',
-    ]
-    assert host.leftovers() == []
-
-
 FAILS_ONCE = """
 import os, sys
 print("torch" in sys.modules, flush=True)

@@ -25,7 +25,7 @@ from equality import ROWS, STARTS
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     # One process of `make test` runs the jobs, that of the tests with `sm-launch stacks`: it asks
     # all jobs on this machine (tests/test_hangs.py).
     pytest.mark.xdist_group("stacks"),

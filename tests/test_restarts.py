@@ -91,39 +91,6 @@ def test_ranks_that_do_not_end_are_killed_and_the_log_says_when_a_failure_repeat
     assert len(jobs) == 3 and len(set(jobs)) == 1, host.log()
 
 
-# In one attempt a rank exits with 3, or raises what CUDA would say; in the next it succeeds.
-FAILS = """
-import os, sys, time
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("attempt", attempt, flush=True)
-if attempt == "0" and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-    {fails}
-if attempt == "0":
-    time.sleep(600)
-"""
-NO_RESTART = "no restart: {}; SageMaker checks and replaces the hosts of a failed job"
-
-
-def test_a_rank_whose_gpu_broke_is_not_restarted(start, script):
-    """By its own words, whoever passes them on."""
-    error = "CUDA error: uncorrectable ECC error encountered"
-    fails = f"""
-    try:
-        raise RuntimeError("{error}")
-    except RuntimeError as error:
-        raise ValueError("no batch") from error
-"""
-    host = start(
-        "--train-script", script(FAILS.format(fails=fails)), "--launcher-max-restarts", "3"
-    )
-    assert host.wait() == 1, host.log()
-    lines = host.failure.splitlines()
-    rank = "localhost, rank 0 (local rank 0)"
-    assert lines[0] == f"{rank} failed with ValueError: no batch (from RuntimeError: {error})"
-    assert lines[1] == NO_RESTART.format(f"{rank} reports an uncorrectable ECC error")
-    assert lines[2].startswith("exit code 1, ") and host.out.count("attempt") == 1
-
-
 WAITS = """
 import os, signal, sys, time
 host, attempt = os.environ["SM_CURRENT_HOST"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -178,21 +145,3 @@ def test_what_has_happened_while_a_launcher_was_stopped_comes_before_what_is_due
         assert not ready(selector, 0.5)
         file.write(b"x")
         assert ready(selector, 0.5)
-
-
-WARM = """
-import os, sys, time
-
-print("loaded" if "torch" in sys.modules else "not loaded", flush=True)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
-    raise ValueError("loss is nan")
-"""
-
-
-def test_warm_ranks_have_torch_at_their_first_line_in_each_attempt(start_two, script):
-    """On several hosts; on one it is a row of tests/equality.py."""
-    options = ("--launcher-start", "warm", "--launcher-max-restarts", "1")
-    for host in start_two("--train-script", script(WARM), *options):
-        assert host.wait() == 0, host.log()
-        assert "cold" not in host.err and "not loaded" not in host.out, host.log()
-        assert host.out.count("loaded") == 2 and host.leftovers() == []

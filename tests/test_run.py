@@ -274,32 +274,6 @@ def test_the_rank_that_breaks_a_collective_is_named_not_its_echo(start, script):
         assert host.leftovers() == []
 
 
-LEAVES = """
-import sys, time, torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-for step in range(9):
-    if step == 2 and dist.get_rank() == 1:
-        dist.destroy_process_group()
-        time.sleep(0.3)
-        sys.exit()
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.2)
-"""
-
-
-# By when the launcher reads of it: on a busy machine the exception may come first.
-LEFT = r"(had ended with exit code 0, [\d.]+ s earlier|ended with exit code 0, [\d.]+ s later)"
-
-
-def test_a_rank_that_leaves_the_others_whose_collective_breaks_is_named(start, script):
-    host = start("--train-script", script(LEAVES), *TWO_RANKS)
-    assert host.wait() == 1, host.log()
-    line = host.failure.splitlines()[0]
-    assert line.startswith("localhost, rank 0 (local rank 0) failed with RuntimeError: "), line
-    assert re.search(f"; localhost, rank 1 {LEFT}$", line), host.log()
-
-
 ALONE = """
 import os, sys, time
 if os.environ["RANK"] == "0":
@@ -331,33 +305,6 @@ def test_a_failure_after_the_script_has_ended_says_so(start, script):
     says = r"localhost, rank 1 \(local rank 1\) was killed by SIGSEGV \(signal 11\) in string_at, "
     says += r"__init__\.py:\d+ after its script had ended"
     assert re.fullmatch(says, host.failure.splitlines()[0]), host.failure
-
-
-SLOW_TO_END = """
-import atexit, os, signal, sys, time
-def save(*_):
-    time.sleep(2)
-    print("saved", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-if os.environ["RANK"] == "0":
-    open("armed", "w").close()
-    time.sleep(100)
-while not os.path.exists("armed"):
-    time.sleep(0.01)
-atexit.register(lambda: (time.sleep(3), print("uploaded", flush=True)))
-raise ValueError("first")
-"""
-
-
-def test_a_failed_rank_that_is_slow_to_end_leaves_the_others_their_time(start, script):
-    # torchrun tells the siblings only when the failed process is gone.
-    options = (*TWO_RANKS, "--launcher-failure-grace", "20")
-    host = start("--train-script", script(SLOW_TO_END), *options)
-    assert host.wait() == 1, host.log()
-    assert "uploaded" in host.out and "saved" in host.out, host.log()
-    assert host.failure.startswith("localhost, rank 1 (local rank 1) failed with ValueError: first")
-    assert host.leftovers() == []
 
 
 # How a job is stopped
@@ -407,16 +354,6 @@ def test_a_third_interrupt_within_2_s_kills_at_once(start, script):
     assert host.wait(60) == ended_by(signal.SIGINT), host.log()
     assert "third SIGINT within 2 s: killing the job at once." in host.err
     assert "saved" not in host.out
-    assert host.leftovers() == []
-
-
-def test_ranks_that_ignore_a_stop_are_killed_when_the_grace_is_over(start, script):
-    host = start("--train-script", script(COUNT), "100", "0", *TWO_RANKS, "--launcher-grace", "1")
-    host.wait_for("ready", 2)
-    host.signal(signal.SIGTERM)
-    assert host.wait() == ended_by(signal.SIGTERM), host.log()
-    assert "saved" not in host.out
-    assert host.failure is None
     assert host.leftovers() == []
 
 

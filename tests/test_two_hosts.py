@@ -146,21 +146,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("lost", [0, more(1)])
-def test_a_launcher_that_is_killed_is_a_host_that_is_lost(start_two, script, lost):
-    """Its ranks get SIGTERM and their grace to save, and nothing of it stays."""
-    hosts = start_two("--train-script", script(SAVES))
-    for host in hosts:
-        host.wait_for("runs")
-    hosts[lost].signal(signal.SIGKILL)
-    left = hosts[1 - lost]
-    assert left.wait(60) == 69, left.log()
-    assert left.failure.startswith(f"{hosts[lost].name} was lost: its launcher died\n")
-    assert left.leftovers() == []
-    poll(lambda: not hosts[lost].processes())
-    assert hosts[lost].printed().count("saved") == 1
-
-
 ENDED = r"launcher: {}: every rank succeeded; \S+ s in total: "
 ENDED += r"joining \S+ s, starting \S+ s, training \S+ s(, ending \S+ s)?\."
 
@@ -188,21 +173,6 @@ def test_hosts_that_succeed_leave_together(start_two, script):
         assert "TCPStore" not in host.err and "failed to shutdown" not in host.err, host.log()
         last = host.err.splitlines()[-1]
         assert re.fullmatch(ENDED.format(host.name), last), last
-
-
-def test_a_frozen_host_that_has_succeeded_and_is_killed_is_not_waited_for(start_two, script):
-    """Nor does a stop change the result that all ranks of both hosts have succeeded."""
-    first, second = start_two("--train-script", script(HOLDS_ON))
-    second.wait_for("waits")
-    (keeper,) = second.keepers
-    second.torchrun.suspend()
-    open("go", "w").close()
-    poll(lambda: not keeper.is_running())
-    for host in (first, second):
-        host.signal(signal.SIGTERM)
-    for process in second.processes():
-        process.kill()
-    assert first.wait() == 0, first.log()
 
 
 def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_two, script):

@@ -1,7 +1,6 @@
 """Jobs from start to end: who takes part, under which number, whatever the hosts are like."""
 
 import os
-import time
 
 import pytest
 from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, more
@@ -104,30 +103,6 @@ def test_two_hosts_tell_ants_from_bees(job_with_torchvision, ants_and_bees):
     assert {host.failure for host in job.values()} == {None}
 
 
-@pytest.mark.more
-def test_hosts_whose_own_names_do_not_resolve(job):
-    job.add("algo-1", "algo-2")
-    job.will_run(ALL_REDUCE, ALONE)
-    for host in job.values():
-        host.lose_its_name()
-    job.start()
-    assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
-    assert_met(job, job, 2)
-
-
-@pytest.mark.more
-def test_the_first_host_comes_late(job):
-    job.add("algo-1", "algo-2")
-    job.will_run(ALL_REDUCE, ALONE)
-    job.start("algo-2")
-    job["algo-2"].wait_for("algo-2 has node_rank 1 (nnodes=2)")
-    time.sleep(5)
-    assert job["algo-2"].running(), job.logs()
-    job.start()
-    assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
-    assert_met(job, job, 2)
-
-
 @pytest.mark.parametrize("name_resolves", [more(True), False])
 def test_an_interface_that_does_not_exist(job, name_resolves):
     job.add("algo-1", "algo-2")
@@ -142,25 +117,3 @@ def test_an_interface_that_does_not_exist(job, name_resolves):
     assert "algo-1 can be reached from the other hosts at " in job["algo-1"].log()
     assert ": GLOO_SOCKET_IFNAME=eth0." in job["algo-1"].log()
     assert "IFNAME=ethwe" not in job["algo-1"].log()
-
-
-GROUPS = {"small": ["algo-1"], "big": ["algo-2", "algo-3"]}
-
-
-@pytest.mark.more
-def test_all_groups_of_a_heterogeneous_cluster(job):
-    job.add("algo-1", "algo-2", "algo-3", groups=GROUPS)
-    job.will_run(ALL_REDUCE, TRAIN)
-    job.start()
-    assert set(job.wait().values()) == {0}, job.logs()
-    assert_met(job, job, 3)
-
-
-@pytest.mark.more
-def test_one_group_of_a_heterogeneous_cluster(job):
-    job.add("algo-1", "algo-2", "algo-3", groups=GROUPS)
-    job.will_run(ALL_REDUCE, TRAIN, launcher_instance_groups="big")
-    job.start()
-    assert set(job.wait().values()) == {0}, job.logs()
-    assert_met(job, GROUPS["big"], 2)
-    assert "algo-1 is in none of the instance groups big; nothing to do" in job["algo-1"].log()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sdk
 from aws import Aws
-from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, poll
+from conftest import TRAIN_DDP, TRAIN_HYMENOPTERA, more, poll
 
 from cluster import engine
 from cluster.hosts import CONTAINERS
@@ -168,9 +168,9 @@ def test_launcher_and_script_in_awss_image(local, trained, aws_image, version):
     assert "model.pt" in trained(f"hymenoptera_{version}.py", aws_image, *DDP)
 
 
-@versions
+@pytest.mark.parametrize("version", [more("v2"), "v3"])
 def test_an_own_image(trained, image, version):
-    """The script is one of the image's own."""
+    """The script is one of the image's own; of v2 the test of a stop has another."""
     assert "model.pt" in trained(f"own_image_{version}.py", image, *DDP)
 
 
@@ -186,7 +186,7 @@ time.sleep(600)
     ("version", "plan", "code", "says"),
     [
         ("v2", "raise ValueError('loss is nan')", 1, "failed with ValueError: loss is nan"),
-        ("v3", "sys.exit(3)", 3, "ended with exit code 3"),
+        more("v3", "sys.exit(3)", 3, "ended with exit code 3"),
     ],
 )
 def test_a_failure(local, image, ants_and_bees, script, version, plan, code, says):
@@ -242,6 +242,7 @@ def test_a_stop_of_v3_in_awss_image(local, stopped, torchvision, aws_image):
     assert "stopped by SIGTERM; saved /opt/ml/checkpoints/" in local.hosts_log()
 
 
+@pytest.mark.more
 def test_a_stop_of_v3_with_an_entry_script_reaches_no_rank(local, stopped, image):
     """As docs/guide.md says: who needs a stop to be heard gives a command."""
     sdk.make_source(local.folder)
