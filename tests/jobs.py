@@ -23,5 +23,5 @@ def job_of(
     plan: LaunchPlan | Exception = ValueError("this host cannot start")
     if fingerprint != {}:
         agree = fingerprint or {"script": "script train.py"}
-        plan = LaunchPlan(("torchrun",), {}, "2", (), agree, runner)
+        plan = LaunchPlan(("torchrun",), {}, "2", fingerprint=agree, runner=runner)
     return Job(cluster, Options(**options), plan)

@@ -69,8 +69,7 @@ class Launcher:
         argv = ("python", "--", "python", "stub.py")
         agree = other if differs else FINGERPRINT
         plan: LaunchPlan | LaunchError
-        plan = LaunchPlan(argv, {}, "1", (), agree)
-        plan = plan._replace(runner=runner)
+        plan = LaunchPlan(argv, {}, "1", fingerprint=agree, runner=runner)
         if cannot:
             plan = LaunchError("--train-script: there is none")
         of_host: Any = job_of(job, machine.name, plan), {}, self.system
