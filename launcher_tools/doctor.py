@@ -92,7 +92,7 @@ def _report(
     """Return the job and all that is found, in the order of the report; less after a stop."""
     job, has_script = planned(argv, environ, signals)
     if job is None:
-        return Job(_NOTHING, Options(), LaunchPlan((), {}, "", ())), [
+        return Job(_NOTHING, Options(), LaunchPlan((), {}, "")), [
             ReportLine("job", OK, line) for line in logged
         ]
     deadline = time.monotonic() + SECONDS
@@ -144,7 +144,7 @@ def _of_job(job: Job, logged: Sequence[str], *, has_script: bool) -> list[Report
         return [ReportLine("job", PROBLEM, str(job.plan).rstrip("."))]
     report = [
         ReportLine("settings", WARNING if line.startswith("warning: ") else OK, line.rstrip("."))
-        for line in (*logged, *filter(None, [job.plan.reasons]), *job.plan.remarks)
+        for line in (*logged, *filter(None, [job.plan.reasons, job.plan.remark]))
     ]
     alone = "" if has_script else "no script was given, so only this host was checked; "
     return [*report, ReportLine("job", OK, alone + job.summary())]

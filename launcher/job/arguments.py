@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from launcher.errors import LaunchError, NothingToRunError
-from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, switch
-from launcher.text.words import PREFIX, flag, printable, short, shortened
+from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, checked, switch
+from launcher.text.words import PREFIX, flag, printable, shortened
 
 _TARGETS = {"--train-script": "train_script", "--train-module": "train_module"}
 _FIELDS = {flag(field): field for field in OPTIONS}
@@ -51,7 +51,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     for variable, text in sorted(environ.items()):
         if variable in _TWINS:
             if text:
-                values[_TWINS[variable]] = _value(_TWINS[variable], text, variable)
+                field = _TWINS[variable]
+                values[field] = checked(variable, text, OPTIONS[field].parse)
         elif variable not in INTERNAL and (
             variable.startswith("LAUNCHER_") or variable.upper().replace("-", "_") in _TWINS
         ):
@@ -59,7 +60,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     script_args: list[str] = []
     for typed, field, text in _options_and_words(argv):
         if field:
-            values[field] = _value(field, text, typed[0].partition("=")[0])
+            parser = OPTIONS[field].parse if field in OPTIONS else str
+            values[field] = checked(typed[0].partition("=")[0], text, parser)
         else:
             script_args += typed
     _check_target(values, script_args, unknown)
@@ -68,7 +70,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     torchruns: dict[str, Any] = {}
     for variable, field in _OF_TORCHRUN.items():
         if environ.get(variable) and field not in {*values, *torchruns}:
-            torchruns[field] = _value(field, environ[variable], variable)
+            torchruns[field] = checked(variable, environ[variable], OPTIONS[field].parse)
     return Options(
         **values,
         **torchruns,
@@ -144,15 +146,6 @@ def _field(name: str) -> str:
     near = near or difflib.get_close_matches(spelled, _FIELDS, n=1, cutoff=0.85)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise LaunchError(f"{name} is not a launcher option.{hint} See --launcher-help.")
-
-
-def _value(field: str, text: str, where: str) -> Any:
-    if field not in OPTIONS:
-        return text
-    try:
-        return OPTIONS[field].parse(text)
-    except ValueError as error:
-        raise LaunchError(f"{where} is {short(text)}; expected {error}.") from None
 
 
 def _check_target(

@@ -54,12 +54,11 @@ class LaunchPlan(NamedTuple):
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     nproc_per_node: str
-    remarks: tuple[str, ...] = ()  # lines for the log: what is not as the user may expect
+    remark: str = ""  # a line for the log: what is not as the user may expect
     reasons: str = ""  # the variables that were set for speed, and why
     fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     warm: bool = False  # whether ranks are forked from a process that has imported torch
-    preload: tuple[str, ...] = ()  # what that process imports besides
     tees: bool = False  # torchrun itself copies what ranks write
     master_addr: str = ""  # what ranks get as MASTER_ADDR; "": what torchrun gives them
     program: str = ""  # what runs, and with which versions
@@ -142,7 +141,7 @@ class Job(NamedTuple):
         runs = "runs" if self.plan.nproc_per_node == "1" else "run"
         first = f"{self.summary()} {runs} {self.plan.program}."
         others = "; ".join(filter(None, [self._others(), self.plan.reasons]))
-        return (first, *([f"{others}."] if others else []), *self.plan.remarks)
+        return tuple(filter(None, [first, others and f"{others}.", self.plan.remark]))
 
     def summary(self) -> str:
         """Return who this host is, and how many ranks it has on what."""

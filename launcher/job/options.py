@@ -9,6 +9,9 @@ Every `--launcher-NAME` can also be set by the variable `LAUNCHER_NAME`, for an 
 import math
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
+from launcher.errors import LaunchError
+from launcher.text.words import short
+
 # Internal variables, not options. For what a job runs (run/): the folder of the launcher's socket,
 # and what tells its processes from others.
 RUN_DIR = "LAUNCHER_RUN_DIR"
@@ -39,6 +42,14 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
         raise ValueError(f"a whole number from {minimum} to {maximum}")
 
     return parse
+
+
+def checked(where: str, text: str, parse: Callable[[str], Any]) -> Any:
+    """Return what a text stands for. Raises LaunchError, with where it was said."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise LaunchError(f"{where} is {short(text)}; expected {error}.") from None
 
 
 RANKS = whole(1, 1024)  # of one host
@@ -184,7 +195,7 @@ class Options(NamedTuple):
     log_prefix: Annotated[bool, Option("true|false", switch,
         "start each line of a rank's output in the job's log with `[rank R] `")] = False
     log_ranks: Annotated[tuple[range, ...], Option("all|R,R-R", _ranks,
-        "ranks of the job whose output its log shows (default: all); files have all ranks'")] = ()  # (): all
+        "ranks of the job whose output its log shows (default: all); files have all ranks'")] = ()
     verbose: Annotated[bool, Option("true|false", switch,
         "log every decision, with seconds since the start")] = False
     dry_run: Annotated[bool, Option("true|false", switch,

@@ -11,15 +11,13 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
-from launcher.job.options import COUNTED, RANKS, Options
+from launcher.job.options import COUNTED, RANKS, Options, checked
 from launcher.job.resources import Resources
-from launcher.job.tuning import tuned
-from launcher.text.words import flag, short
+from launcher.text.words import flag, plural, short
 
 STUB = os.path.join(PACKAGE, "run", "stub.py")
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
@@ -61,39 +59,35 @@ def make_plan(
     image without the toolkit, and its PYTHONPATH. Raises LaunchError for settings that contradict
     each other, and for text that cannot be passed to a process.
     """
-    users = _settings(options, resources, environ)
-    _refuse_conflicts(options, cluster, users)
-    nproc = _nproc_per_node(options, cluster, environ)
-    _refuse_ranks(options, cluster, nproc)
-    tees = any(users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
-    flags, replaced = _flags(options, cluster, resources, environ, tees=tees)
-    runner, compiles = _compiler({**environ, **added})
-    library, for_library, whose = _smddp(options, {**environ, **added})
-    for_speed, reasons = tuned(nproc, cluster, resources, environ)
-    ranks_python = environ.get("PYTHON_EXEC") or resources.python
-    other = runner or (ranks_python if ranks_python != resources.python else "")
-    warm = options.start == "warm" and not other
-    others = [*replaced, _of_slices(nproc, options, cluster), compiles, whose]
-    if options.start == "warm" and other:
-        others.append(
-            f"{flag('start')} warm falls back to cold: {other} runs torchrun or the ranks."
-        )
+    planning = _Planning(options, cluster, resources, {**environ, **added})
+    planning.refuse_conflicts()
+    nproc = planning.nproc_per_node()
+    runner = planning.runner()
+    library, for_library = planning.smddp()
+    for_speed, reasons = planning.tuned(nproc)
     # torchrun replaces ${local_rank} and the like in arguments; "$$" stands for "$".
     words = [word.replace("$", "$$") for word in (*_target(options), *options.script_args)]
-    torchrun = (resources.python, "-m", "torch.distributed.run", *flags)
+    torchrun = (resources.python, "-m", "torch.distributed.run", *planning.flags())
     plan = LaunchPlan(
         argv=(*filter(None, [runner]), *torchrun, *_keeper(resources.python), *words),
         environment={**added, **for_speed, **for_library},
         nproc_per_node=str(nproc),
-        remarks=tuple(filter(None, [" ".join(filter(None, others))])),
+        program=planning.program(),
         reasons=reasons,
-        fingerprint=_fingerprint(options, cluster, resources, runner, library),
+        warm=planning.is_warm(runner),
+        remark=" ".join(planning.remarks),
+        fingerprint={
+            "version of the launcher": __version__,
+            "version of torch": ".".join(map(str, resources.torch_version)),
+            "rendezvous endpoint": endpoint_at(cluster, options, cluster.hosts[0]),
+            "script": " ".join(_target(options)),
+            "script's arguments": list(options.script_args),
+            "program that runs torchrun": runner or "none",
+            f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
+        },
         runner=runner,
-        program=_program(options, resources, ranks_python),
-        warm=warm,
-        preload=options.preload if warm else (),
-        tees=tees,
-        master_addr=_master_addr(cluster, resources),
+        tees=planning.tees,
+        master_addr=planning.master_addr(),
     )
     _check_text(plan)
     return plan
@@ -106,225 +100,244 @@ def _target(options: Options) -> tuple[str, str]:
     return "script", options.train_script
 
 
-def _fingerprint(
-    options: Options, cluster: Cluster, resources: Resources, runner: str, library: str
-) -> dict[str, Any]:
-    return {
-        "version of the launcher": __version__,
-        "version of torch": ".".join(map(str, resources.torch_version)),
-        "rendezvous endpoint": endpoint_at(cluster, options, cluster.hosts[0]),
-        "script": " ".join(_target(options)),
-        "script's arguments": list(options.script_args),
-        "program that runs torchrun": runner or "none",
-        f"smdistributed.dataparallel ({flag('smddp_compat')})": library,
-    }
+class _Planning:
+    """The parts of a plan, which depend on the same facts. `remarks` are what the log says of it.
 
-
-def _program(options: Options, resources: Resources, ranks_python: str) -> str:
-    """Return what runs with which versions; of another Python of the ranks' they are not known."""
-    what = options.train_script or f"the module {options.train_module}"
-    python = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
-    if ranks_python != resources.python:
-        python += f" (ranks: PYTHON_EXEC={ranks_python})"
-    return f"{what} with torch {resources.torch}, {python} and sm-launch {__version__}"
-
-
-def _compiler(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the program that is to run torchrun, if one is, and what to say of it."""
-    if "RUN_NEURON_PARALLEL_COMPILE" not in environ:
-        return "", ""
-    from launcher.job import neuron  # which most jobs need not import
-
-    runner = neuron.runner(environ)
-    remark = f"{runner} runs torchrun: the job compiles its graphs and does not train."
-    return runner, remark if runner else ""
-
-
-def _smddp(options: Options, environ: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]:
-    """Return whose smdistributed.dataparallel ranks import, its variables, and what to say."""
-    if not options.smddp_compat:
-        return "none", {}, ""
-    from launcher.job import smddp  # which most jobs need not import
-
-    return smddp.chosen(environ)
-
-
-def _master_addr(cluster: Cluster, resources: Resources) -> str:
-    """Return the MASTER_ADDR that ranks get in place of torchrun's, "" if torchrun's is right.
-
-    Torch 2.4 makes it of what the first host calls itself (getfqdn), which need not resolve.
+    `users` is what the user has torchrun do, by the fields of its options.
     """
-    if resources.torch_version >= (2, 5):
-        return ""
-    return cluster.address(cluster.hosts[0]) if cluster.nnodes > 1 else "localhost"
 
+    def __init__(
+        self, options: Options, cluster: Cluster, resources: Resources, environ: Mapping[str, str]
+    ) -> None:
+        self.options, self.cluster, self.resources = options, cluster, resources
+        self.environ = environ
+        self.remarks: list[str] = []
+        self.users = {
+            name[len("PET_") :].lower(): text
+            for name, text in environ.items()
+            if name.startswith("PET_")
+        }
+        if options.torchrun_args:
+            from launcher.job import torchrun_args  # 5 ms of CPU that most jobs need not spend
 
-def _settings(options: Options, resources: Resources, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user has torchrun do, by its options' fields. Raises LaunchError."""
-    users = {
-        name[len("PET_") :].lower(): text
-        for name, text in environ.items()
-        if name.startswith("PET_")
-    }
-    if options.torchrun_args:
-        from launcher.job import torchrun_args  # 5 ms of CPU that most jobs need not spend
+            self.users |= torchrun_args.settings_of(options.torchrun_args, resources.torchrun)
+        # torchrun itself writes what ranks print.
+        self.tees = any(self.users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
+        self._ranks_python = environ.get("PYTHON_EXEC") or resources.python
 
-        users.update(torchrun_args.settings_of(options.torchrun_args, resources.torchrun))
-    return users
-
-
-def _refuse_conflicts(options: Options, cluster: Cluster, users: Mapping[str, str]) -> None:
-    """Raise LaunchError for settings of torchrun's, or ports, that cannot work with this job."""
-    # Modes that would not run the stub, or would make a job of each host.
-    for name in ("module", "no_python", "run_path"):
-        if users.get(name, "0") != "0":
+    def refuse_conflicts(self) -> None:
+        """Raise LaunchError for settings that cannot work with this job."""
+        options, users, nnodes = self.options, self.users, self.cluster.nnodes
+        # Modes that would not run the stub, or would make a job of each host.
+        for name in ("module", "no_python", "run_path"):
+            if users.get(name, "0") != "0":
+                raise LaunchError(
+                    f"PET_{name.upper()} is {users[name]!r}; expected it to be unset: use "
+                    "--train-script PATH or --train-module NAME."
+                )
+        if nnodes > 1 and users.get("standalone", "0") != "0":
             raise LaunchError(
-                f"PET_{name.upper()} is {users[name]!r}; expected it to be unset: use "
-                "--train-script PATH or --train-module NAME."
+                "torchrun's standalone mode is set on a cluster of several hosts, where each "
+                "would train by itself; remove --standalone, and unset PET_STANDALONE."
             )
-    if cluster.nnodes > 1 and users.get("standalone", "0") != "0":
-        raise LaunchError(
-            "torchrun's standalone mode is set on a cluster of several hosts, where each "
-            "would train by itself; remove --standalone, and unset PET_STANDALONE."
-        )
-    # A rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank.
-    backend = users.get("rdzv_backend") or "c10d"
-    if backend != "c10d" and (backend, cluster.nnodes) != ("static", 1):
-        raise LaunchError(
-            f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or the variable to be unset."
-        )
-    if options.hang_timeout < math.inf and not options.watch:
-        raise LaunchError(
-            f"{flag('hang_timeout')} needs the progress checks that {flag('watch')} 0 turns off; "
-            "remove one of the two."
-        )
-    if options.rdzv_port == options.peer_port:
-        raise LaunchError(
-            f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
-            "expected two different ports."
-        )
-    # Of another number of hosts than the job's, torchrun would wait for some, or leave some out.
-    nnodes, count = users.get("nnodes", ""), f"{cluster.nnodes}"
-    if nnodes not in ("", count, f"{count}:{count}") and "instance_groups" not in options.given:
-        raise LaunchError(
-            f"PET_NNODES is {short(nnodes)}; expected it to be unset, or {count}: SM_HOSTS and "
-            f"{flag('instance_groups')} determine the job's hosts."
-        )
+        # A rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank.
+        backend = users.get("rdzv_backend") or "c10d"
+        if backend != "c10d" and (backend, nnodes) != ("static", 1):
+            raise LaunchError(
+                f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or the variable to be unset."
+            )
+        # Of another number of hosts torchrun would wait for some, or leave some out.
+        number = users.get("nnodes", "")
+        if number not in ("", f"{nnodes}", f"{nnodes}:{nnodes}"):
+            if "instance_groups" not in options.given:
+                raise LaunchError(
+                    f"PET_NNODES is {short(number)}; expected it to be unset, or {nnodes}: "
+                    f"SM_HOSTS and {flag('instance_groups')} determine the job's hosts."
+                )
+        if options.hang_timeout < math.inf and not options.watch:
+            raise LaunchError(
+                f"{flag('hang_timeout')} needs the progress checks that {flag('watch')} 0 turns "
+                "off; remove one of the two."
+            )
+        if options.rdzv_port == options.peer_port:
+            raise LaunchError(
+                f"{flag('rdzv_port')} and {flag('peer_port')} are both {options.rdzv_port}; "
+                "expected two different ports."
+            )
 
+    def nproc_per_node(self) -> int | str:
+        """Return the number of processes of this host, or torchrun's word for it (gpu, cpu).
 
-def _refuse_ranks(options: Options, cluster: Cluster, nproc: int | str) -> None:
-    """Raise LaunchError for ranks that the job does not have, where all hosts have as many."""
-    is_alike = cluster.nnodes == 1 or "nproc_per_node" in options.given
-    last = max((ranks[-1] for ranks in options.log_ranks), default=-1)
-    if isinstance(nproc, int) and is_alike and last >= nproc * cluster.nnodes:
-        ranks = f"ranks from 0 to {nproc * cluster.nnodes - 1}"
-        raise LaunchError(f"{flag('log_ranks')} names rank {last}; expected {ranks}.")
-
-
-def _flags(
-    options: Options,
-    cluster: Cluster,
-    resources: Resources,
-    environ: Mapping[str, str],
-    *,
-    tees: bool,
-) -> tuple[list[str], list[str]]:
-    """Return torchrun's options, and a remark for each that the user's PET_ variable replaces."""
-    first, own = map(cluster.address, (cluster.hosts[0], cluster.current_host))
-    values = [  # each with the field of ours that sets it, or ""
-        ("nproc-per-node", f"{_own_nproc(options, cluster)}", "nproc_per_node"),
-        ("rdzv-backend", "c10d", ""),
-        ("rdzv-endpoint", endpoint_at(cluster, options, first), "rdzv_port"),
-        ("rdzv-id", cluster.job_name, ""),
-        # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
-        ("local-addr", own if cluster.nnodes > 1 else "localhost", ""),
-    ]
-    if options.log_dir and tees:  # torchrun itself writes what ranks print
-        values.append(("log-dir", os.path.abspath(options.log_dir), "log_dir"))
-    if resources.torch_version >= (2, 12):
-        # How long the ranks' keepers have if torchrun ends before the job.
-        values.append(("shutdown-timeout", f"{options.grace}", "grace"))
-    chosen = [f"--nnodes={cluster.nnodes}", f"--rdzv-conf={_rdzv_conf(options, cluster, environ)}"]
-    chosen.append("--max-restarts=0")  # the launchers restart ranks
-    restarts = environ.get("PET_MAX_RESTARTS") or "0"
-    replaced = []
-    if restarts != "0" and "max_restarts" not in options.given:
-        replaced.append(f"PET_MAX_RESTARTS={restarts} is used instead of 0.")
-    for name, value, field in values:
-        # An option on the command line would win over the user's PET_ variable for it.
-        variable = "PET_" + name.upper().replace("-", "_")
-        users = environ.get(variable)
-        if users and field not in options.given:
-            if users != value:
-                replaced.append(f"{variable}={users} is used instead of {value}.")
+        Raises LaunchError for an invalid PET_NPROC_PER_NODE, for more than the Neuron cores, and
+        for ranks to be shown that the job does not have.
+        """
+        cluster, where, text = self.cluster, "PET_NPROC_PER_NODE", self.users.get("nproc_per_node")
+        if not text or "nproc_per_node" in self.options.given:
+            nproc, where = self._derived_nproc(), flag("nproc_per_node")
+        elif text in COUNTED:
+            return text
         else:
-            chosen.append(f"--{name}={value}")  # in one word: a value may begin with a dash
-    return [*chosen, *options.torchrun_args], replaced
+            nproc = checked(where, text, RANKS)
+        if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:
+            from launcher.job import neuron  # only for this error
 
+            raise neuron.too_many(nproc, where, cluster)
+        is_alike = cluster.nnodes == 1 or "nproc_per_node" in self.options.given
+        last = max((ranks[-1] for ranks in self.options.log_ranks), default=-1)
+        if is_alike and last >= nproc * cluster.nnodes:  # else hosts may have more
+            ranks = f"ranks from 0 to {nproc * cluster.nnodes - 1}"
+            raise LaunchError(f"{flag('log_ranks')} names rank {last}; expected {ranks}.")
+        slices = "a process can use at most one MIG slice"
+        if nproc > 1 and cluster.mig:
+            self.remarks.append(
+                f"{slices}: each of the {nproc} ranks sees the same one, unless the script sets "
+                "CUDA_VISIBLE_DEVICES before it uses CUDA."
+            )
+        elif cluster.mig > 1 and self.options.nproc_per_node is None:
+            self.remarks.append(
+                f"{slices}, so this host has 1 rank: choose its slice with "
+                "CUDA_VISIBLE_DEVICES=MIG-... (see nvidia-smi -L). To start more ranks, use "
+                f"{flag('nproc_per_node')} N and have each of them set CUDA_VISIBLE_DEVICES itself."
+            )
+        return nproc
 
-def _rdzv_conf(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> str:
-    # Without is_host torchrun guesses from the host's own name, which need not resolve.
-    pairs = [f"is_host={int(cluster.node_rank == 0)}"]
-    typed: list[str] = []  # by the user, as options of ours
-    if cluster.nnodes > 1:
-        # If the first host is late, the others fail on read_timeout; if another one is late, on
-        # join_timeout.
-        longest = max(options.start_timeout, options.restart_timeout or 0)
-        timeouts = [f"{name}_timeout={longest}" for name in ("read", "join")]
-        is_typed = {"start_timeout", "restart_timeout"} & options.given
-        (typed if is_typed else pairs).extend(timeouts)
-        if "host_timeout" in options.given:  # torchrun's own are 3 of 5 s
-            typed += [f"keep_alive_interval={-(-options.host_timeout // 3)}"]
-            typed += ["keep_alive_max_attempt=3"]
-    users = environ.get("PET_RDZV_CONF")
-    if users:
-        pairs.append(users)
-    return ",".join([*pairs, *typed])  # of a key given twice the last counts
+    def _derived_nproc(self) -> int:
+        cluster = self.cluster
+        return self.options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
 
+    def flags(self) -> list[str]:
+        """Return torchrun's options. An option would win over the user's PET_ variable for it."""
+        options, cluster = self.options, self.cluster
+        first, own = map(cluster.address, (cluster.hosts[0], cluster.current_host))
+        values = [  # each with the field of ours that sets it, or ""
+            ("nproc-per-node", f"{self._derived_nproc()}", "nproc_per_node"),
+            ("rdzv-backend", "c10d", ""),
+            ("rdzv-endpoint", endpoint_at(cluster, options, first), "rdzv_port"),
+            ("rdzv-id", cluster.job_name, ""),
+            # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
+            ("local-addr", own if cluster.nnodes > 1 else "localhost", ""),
+        ]
+        if options.log_dir and self.tees:
+            values.append(("log-dir", os.path.abspath(options.log_dir), "log_dir"))
+        if self.resources.torch_version >= (2, 12):
+            # How long the ranks' keepers have if torchrun ends before the job.
+            values.append(("shutdown-timeout", f"{options.grace}", "grace"))
+        self._is_users("max-restarts", "0", "max_restarts")  # by the launchers, not by torchrun
+        flags = [f"--nnodes={cluster.nnodes}", "--max-restarts=0"]
+        flags.append(f"--rdzv-conf={self._rdzv_conf()}")
+        for name, value, field in values:
+            if not self._is_users(name, value, field):
+                flags.append(f"--{name}={value}")  # in one word: a value may begin with a dash
+        return [*flags, *options.torchrun_args]
 
-def _nproc_per_node(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> int | str:
-    """Return the number of processes of this host, or torchrun's word for it (gpu, cpu).
+    def _is_users(self, name: str, value: str, field: str) -> bool:
+        """Tell whether the user's PET_ variable counts, and not what the launcher would choose."""
+        variable = "PET_" + name.upper().replace("-", "_")
+        users = self.environ.get(variable)
+        if not users or field in self.options.given:
+            return False
+        if users != value:
+            self.remarks.append(f"{variable}={users} is used instead of {value}.")
+        return True
 
-    Raises LaunchError for an invalid PET_NPROC_PER_NODE, and for more than the Neuron cores.
-    """
-    text = environ.get("PET_NPROC_PER_NODE", "")
-    where = "PET_NPROC_PER_NODE"
-    if not text or "nproc_per_node" in options.given:
-        nproc, where = _own_nproc(options, cluster), flag("nproc_per_node")
-    elif text in COUNTED:
-        return text
-    else:
-        try:
-            nproc = RANKS(text)
-        except ValueError as error:
-            raise LaunchError(f"{where} is {text!r}; expected {error}, or gpu.") from None
-    if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:
-        from launcher.job import neuron  # only for this error
+    def _rdzv_conf(self) -> str:
+        options, cluster = self.options, self.cluster
+        # Without is_host torchrun guesses from the host's own name, which need not resolve.
+        pairs = [f"is_host={int(cluster.node_rank == 0)}"]
+        typed: list[str] = []  # by the user, as options of ours
+        if cluster.nnodes > 1:
+            # If the first host is late, the others fail on read_timeout; if another one is late,
+            # on join_timeout.
+            longest = max(options.start_timeout, options.restart_timeout or 0)
+            is_typed = {"start_timeout", "restart_timeout"} & options.given
+            (typed if is_typed else pairs).append(f"read_timeout={longest},join_timeout={longest}")
+            if "host_timeout" in options.given:  # torchrun's own are 3 of 5 s
+                seconds = -(-options.host_timeout // 3)
+                typed.append(f"keep_alive_interval={seconds},keep_alive_max_attempt=3")
+        users = self.environ.get("PET_RDZV_CONF")
+        # Of a key given twice the last counts.
+        return ",".join([*pairs, *([users] if users else []), *typed])
 
-        raise neuron.too_many(nproc, where, cluster)
-    return nproc
+    def tuned(self, nproc: int | str) -> tuple[dict[str, str], str]:
+        """Return the variables that make ranks fast, and what the log says of them, if any.
 
+        Nothing that the user set is overwritten.
+        """
+        cluster, resources = self.cluster, self.resources
+        wanted: list[tuple[str, str, str]] = []  # each a variable, its value, and why
+        if isinstance(nproc, int):
+            # torchrun would set 1 thread for each process, and torch by itself ignores CPU quotas.
+            cores, threads = resources.cores, max(1, resources.cores // nproc)
+            why = f"{plural(cores, 'usable core')} for {plural(nproc, 'process', 'es')}"
+            wanted.append(("OMP_NUM_THREADS", f"{threads}", why))
+        if cluster.nnodes > 1:
+            interface = cluster.network_interface_name
+            # SDK v3's local mode names an interface that the container does not have.
+            if interface in resources.interfaces:
+                for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+                    wanted.append((name, interface, "from resourceconfig.json"))
+            if resources.efa:
+                wanted.append(("FI_PROVIDER", "efa", "this host has an EFA device"))
+            # Containers of one machine have the same of what NCCL tells machines apart by.
+            wanted.append(("NCCL_HOSTID", cluster.current_host, "this host's name"))
+        settings = [setting for setting in wanted if setting[0] not in self.environ]
+        reasons = ", ".join(f"{name}={value} ({why})" for name, value, why in settings)
+        made = {name: value for name, value, _ in settings}
+        return made, f"environment: {reasons}" if settings else ""
 
-def _own_nproc(options: Options, cluster: Cluster) -> int:
-    return options.nproc_per_node or cluster.num_gpus or cluster.num_neurons or 1
+    def runner(self) -> str:
+        """Return the program that is to run torchrun, "" if none is."""
+        if "RUN_NEURON_PARALLEL_COMPILE" not in self.environ:
+            return ""
+        from launcher.job import neuron  # which most jobs need not import
 
+        runner = neuron.runner(self.environ)
+        if runner:
+            self.remarks.append(
+                f"{runner} runs torchrun: the job compiles its graphs and does not train."
+            )
+        return runner
 
-def _of_slices(nproc: int | str, options: Options, cluster: Cluster) -> str:
-    """Return what to say of a host whose GPUs are divided into MIG slices, "" if nothing."""
-    shown = "a process can use at most one MIG slice"
-    if isinstance(nproc, int) and nproc > 1 and cluster.mig:
-        return (
-            f"{shown}: each of the {nproc} ranks sees the same one, unless the script sets "
-            "CUDA_VISIBLE_DEVICES before it uses CUDA."
-        )
-    if cluster.mig > 1 and nproc == 1 and options.nproc_per_node is None:
-        return (
-            f"{shown}, so this host has 1 rank: choose its slice with "
-            "CUDA_VISIBLE_DEVICES=MIG-... (see nvidia-smi -L). To start more ranks, use "
-            f"{flag('nproc_per_node')} N and have each of them set CUDA_VISIBLE_DEVICES "
-            "itself."
-        )
-    return ""
+    def smddp(self) -> tuple[str, Mapping[str, str]]:
+        """Return whose smdistributed.dataparallel ranks import, and its variables."""
+        if not self.options.smddp_compat:
+            return "none", {}
+        from launcher.job import smddp  # which most jobs need not import
+
+        library, variables, remark = smddp.chosen(self.environ)
+        self.remarks.append(remark)
+        return library, variables
+
+    def is_warm(self, runner: str) -> bool:
+        """Tell whether ranks are forked from a process that has imported torch."""
+        if self.options.start != "warm":
+            return False
+        python = self._ranks_python
+        other = runner or (python if python != self.resources.python else "")
+        if other:
+            self.remarks.append(
+                f"{flag('start')} warm falls back to cold: {other} runs torchrun or the ranks."
+            )
+        return not other
+
+    def program(self) -> str:
+        """Return what runs with which versions. PYTHON_EXEC may have others."""
+        options, resources = self.options, self.resources
+        what = options.train_script or f"the module {options.train_module}"
+        python = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
+        if self._ranks_python != resources.python:
+            python += f" (ranks: PYTHON_EXEC={self._ranks_python})"
+        return f"{what} with torch {resources.torch}, {python} and sm-launch {__version__}"
+
+    def master_addr(self) -> str:
+        """Return the MASTER_ADDR that ranks get in place of torchrun's, "" if torchrun's is right.
+
+        Torch 2.4 makes it of what the first host calls itself (getfqdn), which need not resolve.
+        """
+        if self.resources.torch_version >= (2, 5):
+            return ""
+        cluster = self.cluster
+        return cluster.address(cluster.hosts[0]) if cluster.nnodes > 1 else "localhost"
 
 
 def at_address(
@@ -332,34 +345,23 @@ def at_address(
 ) -> LaunchPlan:
     """Return the plan of a host that the others reach at an address.
 
-    gloo has to use the interface with that address: by itself it takes the one that the host's own
-    name resolves to, which may be the loopback. `has_name` is false if a host's own name does
-    not resolve: then torchrun on the first host uses the address for its store and for itself.
-    (It sorts hosts by what they call themselves: an address comes before all names, and so the
-    first host stays the first.)
+    gloo has to use the interface with that address ("": it is chosen already): by itself it takes
+    the one that the host's own name resolves to, which may be the loopback. `has_name` is false if
+    a host's own name does not resolve: then torchrun on the first host uses the address for its
+    store and for itself. (It sorts hosts by what they call themselves: an address comes before all
+    names, and so the first host stays the first.)
     """
-    cluster = job.cluster
-    added = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-    replaced: dict[str, str] = {}  # words of torchrun's command
-    if cluster.node_rank == 0 and not has_name:
-        endpoint = host_and_port(address, job.options.rdzv_port)
-        replaced[f"--rdzv-endpoint={job.endpoint}"] = f"--rdzv-endpoint={endpoint}"
-        own = cluster.address(cluster.current_host)
-        replaced[f"--local-addr={own}"] = f"--local-addr={address}"
-        plan = plan._replace(master_addr=plan.master_addr and address)
-    reasons = [f"{name}={value}" for name, value in added.items()]
-    reasons += [replaced[word] for word in plan.argv if word in replaced]
-    if not reasons:
+    if interface:
+        plan = plan._replace(environment={**plan.environment, "GLOO_SOCKET_IFNAME": interface})
+    if has_name or job.cluster.node_rank:
         return plan
-    remark = (
-        f"{cluster.current_host} can be reached from the other hosts at {address}: "
-        f"{', '.join(reasons)}."
-    )
-    return plan._replace(
-        argv=tuple(replaced.get(word, word) for word in plan.argv),
-        environment={**plan.environment, **added},
-        remarks=(*plan.remarks, remark),
-    )
+    endpoint = host_and_port(address, job.options.rdzv_port)
+    words = {
+        f"--rdzv-endpoint={job.endpoint}": f"--rdzv-endpoint={endpoint}",
+        f"--local-addr={job.cluster.address(job.current_host)}": f"--local-addr={address}",
+    }
+    argv = tuple(words.get(word, word) for word in plan.argv)
+    return plan._replace(argv=argv, master_addr=plan.master_addr and address)
 
 
 def _check_text(plan: LaunchPlan) -> None:

@@ -60,11 +60,10 @@ def reached_at(
 ) -> LaunchPlan:
     """Have torchrun and gloo use the address that the other hosts have found this one at."""
     interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
-    made = at_address(plan, job, address, interface, has_name=own_name_resolves)
     if job.options.verbose:
-        for line in made.remarks[len(plan.remarks) :]:
-            log(line)
-    return made
+        uses = f": GLOO_SOCKET_IFNAME={interface}" if interface else ""
+        log(f"{job.current_host} can be reached from the other hosts at {address}{uses}.")
+    return at_address(plan, job, address, interface, has_name=own_name_resolves)
 
 
 def _options(given: toolkit.JobInput, environ: Mapping[str, str]) -> Options:

@@ -21,6 +21,7 @@ from launcher.host.cgroups import read_text
 from launcher.host.network import look_up
 from launcher.host.processes import require_psutil
 from launcher.host.signals import Signals
+from launcher.job.options import checked, whole
 from launcher.text.log import log
 from launcher.text.words import is_loopback
 
@@ -188,12 +189,8 @@ def _named(entry: str, found: Sequence[Gpu]) -> Gpu | None:
 
 def count(variable: str, environ: Mapping[str, str]) -> int | None:
     """Return a number of devices; None if the variable is not set, or empty (unknown)."""
-    text = environ.get(variable, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise LaunchError(f"{variable} is {text!r}; expected a whole number of devices, 0 or more.")
-    return int(text)
+    text = environ.get(variable)
+    return checked(variable, text, whole(0, 99999)) if text else None
 
 
 def count_neuron_cores(

@@ -39,7 +39,7 @@ class Warm:
         script = os.path.join(options.folder, options.train_script)
         folder = os.path.dirname(os.path.realpath(script)) if options.train_script else ""
         python = plan.argv[plan.argv.index("--") + 1]
-        argv = (python, "-u", WARM, path, folder, *plan.preload)
+        argv = (python, "-u", WARM, path, folder, *options.preload)
         try:
             self._helper = system.start_helper(
                 argv, {**environ, **plan.environment}, options.folder, self._take
