@@ -100,11 +100,11 @@ def all_say_the_same(watch: Watch) -> Iterator[str]:
         return
     if planned(watch, What.TOO_FEW_FILES) and planned(watch, What.STRANGER):
         return  # who takes the few there are
-    if watch.job.plan.runner is not None and has(watch, *OF_TORCHRUN, What.RUNNER_FAILS, *STOPS):
+    own = (*OF_TORCHRUN, What.RUNNER_FAILS, What.LAUNCHER_FAILS, *LOSSES, *STOPS)
+    if watch.job.plan.runner is not None and has(watch, *own):
         return  # after a success each host's program is that host's own
     # Nobody tells a launcher that has failed itself.
-    own = {one.machine for one in has(watch, What.LAUNCHER_FAILS)}
-    away |= own
+    away |= {one.machine for one in has(watch, What.LAUNCHER_FAILS)}
     said = {watch.decided[1]: "the coordinator"} if watch.decided else {}
     for launcher in ended(watch):
         if launcher.result and launcher.machine not in away and not _is_alone(watch, launcher):

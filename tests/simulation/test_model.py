@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ports, slow
+from conftest import more, ports
 
 from simulation.job import Job
 from simulation.lives import Lives
@@ -90,7 +90,7 @@ SCENARIOS = {
         script=SUCCEEDS, faults=(Fault(What.HOST_SLOW, host=1, amount=3.0),)
     ),
 }
-# For `make test-systems`: ten and two are enough for `make test`.
+# For `make matrix`.
 SECOND_OF_THEIR_KIND = (
     "all succeed",
     "a rank exits, and the other one has to be killed",
@@ -180,7 +180,7 @@ def events(file: Any) -> list[tuple[Any, str]]:
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "scenario",
-    [slow(name) if name in SECOND_OF_THEIR_KIND else name for name in SCENARIOS],
+    [more(name) if name in SECOND_OF_THEIR_KIND else name for name in SCENARIOS],
 )
 def test_simulated_jobs_are_as_real_ones(scenario: str, start: Any, tmp_path: Path) -> None:
     plan = SCENARIOS[scenario]

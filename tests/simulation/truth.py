@@ -23,6 +23,7 @@ from simulation.facts import (
 from simulation.plan import What
 from simulation.watch import Happened, Watch
 
+LATE = (What.HOST_LATE, What.HOST_ABSENT, What.PORT_TAKEN, What.LAUNCHER_FAILS, *SLOW, *LOSSES)
 # What a message names, and what the plan has then.
 WORDS = {
     "differ in": (What.DIFFERS,),
@@ -34,22 +35,7 @@ WORDS = {
     "cannot create a folder": (What.NO_FOLDER,),
     "the launcher itself failed": (What.LAUNCHER_FAILS,),
     "the device is gone": (What.TORCHRUN_FAILS,),
-    "did not join": (
-        What.HOST_LATE,
-        What.HOST_ABSENT,
-        What.PORT_TAKEN,
-        What.LAUNCHER_FAILS,
-        *SLOW,
-        *LOSSES,
-    ),
-    "could not be reached": (
-        What.HOST_LATE,
-        What.HOST_ABSENT,
-        What.PORT_TAKEN,
-        What.LAUNCHER_FAILS,
-        *SLOW,
-        *LOSSES,
-    ),
+    **dict.fromkeys(("did not join", "could not be reached"), LATE),
 }
 
 
