@@ -112,8 +112,8 @@ def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str
     numbers, the second host's would not begin at 0.
     """
     found = resources.gpus(environ, signals)
-    devices = resources.devices(found, resources.visible_gpus(len(found), environ))
-    return [uuid for uuid in devices if uuid]
+    visible = resources.visible_gpus(found, len(found), environ)
+    return [device for gpu in visible for device in gpu.devices]
 
 
 # Files, folders, variables

@@ -354,7 +354,6 @@ VARIABLES = [
         "PET_RUN_PATH",
         "OMP_NUM_THREADS",
     ),
-    "LAUNCHER_HOST_ADDRESSES",
 ]
 
 

@@ -35,11 +35,18 @@ def test_gpus_are_counted_with_nvidia_smi(driver):
 
 @pytest.mark.parametrize(
     ("visible", "seen"),
-    [(None, ["A", "B"]), (["1"], ["B"]), (["2", "GPU-0"], ["A"]), (["MIG-x", "7"], []), ([], [])],
+    [
+        (None, ["A", "B", "A", ""]),
+        ("1", ["B"]),
+        ("2,GPU-0", ["A", "A"]),
+        ("MIG-x,3,7,0", ["", ""]),
+        ("", []),
+    ],
 )
 def test_models_are_those_of_visible_gpus(visible, seen):
     found = [resources.Gpu(f"GPU-{n}", name=name) for n, name in enumerate(("A", "B", "A", ""))]
-    assert resources.models(found, visible) == seen
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [gpu.name for gpu in resources.visible_gpus(found, 4, environ)] == seen
 
 
 def test_the_slices_of_a_gpu_in_mig_mode_are_no_gpus(driver):

@@ -84,6 +84,10 @@ def test_arguments_and_variables_are_the_toolkits(base, resources):
     assert toolkit.to_cmd_args(config.hyperparameters) == args
     ours = toolkit.to_env_vars(config, environ)
     assert ours.pop("SAGEMAKER_JOB_NAME") == job_name == "job-7"
+    assert (ours.pop("CURRENT_HOST"), ours.pop("SAGEMAKER_REGION")) == (
+        resources["current_host"],
+        "us-east-1",
+    )
     ours_env, real_env = (json.loads(v.pop("SM_TRAINING_ENV")) for v in (ours, variables))
     assert ours == variables
     # What only the toolkit's own distributions use is left out.

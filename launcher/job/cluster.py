@@ -60,25 +60,11 @@ def read_cluster(
         num_gpus=gpus,
         num_neurons=neurons,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
-        addresses=_addresses(environ),
+        addresses=json.loads(environ.get(HOST_ADDRESSES) or "{}"),
         mig=mig,
         gpu_models=models,
         is_described="SM_HOSTS" in environ,
     )
-
-
-def _addresses(environ: Mapping[str, str]) -> Mapping[str, str]:
-    text = environ.get(HOST_ADDRESSES) or "{}"
-    try:
-        addresses = json.loads(text)
-    except (ValueError, RecursionError):
-        addresses = None
-    if not isinstance(addresses, dict) or not all(isinstance(a, str) for a in addresses.values()):
-        raise LaunchError(
-            f"{HOST_ADDRESSES} is {short(text)}; expected a JSON object of hosts' addresses, "
-            "or the variable to be unset."
-        )
-    return addresses
 
 
 def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int, tuple[str, ...]]:
@@ -87,17 +73,21 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     A process sees no more than one MIG slice, and beside it no GPU that has none (MIG User Guide,
     "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
     """
-    told = resources.count("SM_NUM_GPUS", environ)
-    found = resources.gpus(environ, signals) if told is None else []
-    number = len(found) if told is None else told
-    visible = resources.visible_gpus(number, environ)
-    if told and visible != []:
+    number = resources.count("SM_NUM_GPUS", environ)
+    if number is None:
+        found = resources.gpus(environ, signals)
+        number = len(found)
+    elif number and resources.visible_gpus((), number, environ):
         otherwise = "assuming that no GPU is in MIG mode"
         found = resources.gpus(environ, signals, otherwise=otherwise)
-    devices, models = resources.devices(found, visible), tuple(resources.models(found, visible))
+    else:
+        found = []
+    visible = resources.visible_gpus(found, number, environ)
+    models = tuple(dict.fromkeys(gpu.name for gpu in visible if gpu.name))
+    devices = [device for gpu in visible for device in gpu.devices]
     if any(device.startswith("MIG-") for device in devices):
         return 1, len(devices), models
-    return number if visible is None else len(visible), 0, models
+    return len(visible), 0, models
 
 
 def _json(variable: str, environ: Mapping[str, str]) -> Any:

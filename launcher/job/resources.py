@@ -115,6 +115,11 @@ class Gpu(NamedTuple):
     slices: tuple[str, ...] = ()  # their UUIDs
     name: str = ""  # of its model
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The UUIDs of its slices, else its own."""
+        return self.slices or (self.uuid,)
+
 
 def gpus(
     environ: Mapping[str, str],
@@ -139,52 +144,28 @@ def gpus(
     return found
 
 
-def visible_gpus(count: int, environ: Mapping[str, str]) -> list[str] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA reads, None if it leaves all GPUs.
+def visible_gpus(found: Sequence[Gpu], number: int, environ: Mapping[str, str]) -> list[Gpu]:
+    """Return those of a number of GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    It ignores entries after the first invalid one (programming guide, "Environment Variables").
+    Of one that is not among those found nothing is known but the entry that names it. CUDA ignores
+    entries after the first invalid one (programming guide, "Environment Variables").
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not count:
-        return None
-    seen = []
-    for entry in map(str.strip, visible.split(",")):
-        is_index = entry.isdecimal() and len(entry) < 6 and int(entry) < count
-        if not is_index and not entry.startswith(("GPU-", "MIG-")):
+    all_gpus = [*found, *[Gpu("")] * (number - len(found))][:number]
+    all_gpus = [gpu if gpu.uuid else gpu._replace(uuid=f"{n}") for n, gpu in enumerate(all_gpus)]
+    entries = environ.get("CUDA_VISIBLE_DEVICES")
+    if entries is None:
+        return all_gpus
+    visible: list[Gpu] = []
+    for entry in map(str.strip, entries.split(",")):
+        if entry.isdecimal() and len(entry) < 6 and int(entry) < number:
+            visible.append(all_gpus[int(entry)])
+        elif number and entry.startswith(("GPU-", "MIG-")):
+            # CUDA takes the beginning of a UUID.
+            matches = (gpu for gpu in found if gpu.uuid.startswith(entry))
+            visible.append(next(matches, Gpu(entry)))
+        else:
             break
-        seen.append(entry)
-    return seen
-
-
-def devices(found: Sequence[Gpu], visible: Sequence[str] | None) -> list[str]:
-    """Return the UUIDs of visible GPUs, in their order, and of the slices of those that have any.
-
-    `visible` is what CUDA_VISIBLE_DEVICES leaves, None for all. What is not among those found is
-    returned as it stands there.
-    """
-    if visible is None:
-        visible = [str(number) for number in range(len(found))]
-    chosen: list[str] = []
-    for entry in visible:
-        gpu = _named(entry, found)
-        chosen += (gpu.slices or [gpu.uuid or entry]) if gpu else [entry]
-    return chosen
-
-
-def models(found: Sequence[Gpu], visible: Sequence[str] | None) -> list[str]:
-    """Return the names of visible GPUs, each once, as far as they are known."""
-    seen: Sequence[Gpu | None] = found
-    if visible is not None:
-        seen = [_named(entry, found) for entry in visible]
-    return list(dict.fromkeys(gpu.name for gpu in seen if gpu and gpu.name))
-
-
-def _named(entry: str, found: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, None if it is not found."""
-    if entry.isdecimal():
-        return found[int(entry)] if int(entry) < len(found) else None
-    # CUDA takes the beginning of a UUID.
-    return next((gpu for gpu in found if gpu.uuid.startswith(entry)), None)
+    return visible
 
 
 def count(variable: str, environ: Mapping[str, str]) -> int | None:

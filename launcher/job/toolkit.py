@@ -11,6 +11,7 @@ toolkit runs and that leaves "$@" out. What v3 does is read from sagemaker-train
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -55,11 +56,6 @@ class TrainingConfig(NamedTuple):
         """The folder of the three files."""
         return os.path.join(self.base_dir, "input", "config")
 
-    @property
-    def output_dir(self) -> str:
-        """The folder of the failure file."""
-        return os.path.join(self.base_dir, "output")
-
 
 class JobInput(NamedTuple):
     """What SageMaker says of the job, in whichever way it does."""
@@ -88,12 +84,28 @@ def read_input(
                 "passed to the script (to pass it, put it after another argument)."
             )
     config = None if "SM_HOSTS" in environ else read_config(environ)
-    if config:
-        found = _of_files(config, words, environ, signals)
-        return found._replace(lines=[*lines, *found.lines])
-    if not words and (words := as_arguments(environ)):
-        lines.append("started without arguments: using the hyperparameters (SM_HPS).")
-    return JobInput(words, lines=[*lines, *not_passed(words, environ)])
+    if config is None:
+        if not words and (words := as_arguments(environ)):
+            lines.append("started without arguments: using the hyperparameters (SM_HPS).")
+        return JobInput(words, lines=[*lines, *not_passed(words, environ)])
+    try:
+        words = [*to_cmd_args(config.hyperparameters), *words]
+        made = to_env_vars(config, environ, signals)
+    except RecursionError:
+        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
+    # SageMaker allows longer hyperparameters than the kernel takes in a variable.
+    too_long = [
+        name
+        for name in _REPEAT_OTHERS
+        if len(f"{name}={made[name]}".encode("utf-8", "surrogatepass")) >= _LONGEST
+    ]
+    if too_long:
+        lines.append(
+            "left out, because an environment variable must be shorter than 128 KiB: "
+            f"{', '.join(too_long)}; read the SM_HP_NAME variables instead."
+        )
+    made = {name: text for name, text in made.items() if name not in {*too_long, *environ}}
+    return JobInput(words, made, lines, config.folder, os.path.abspath(code_dir(environ)))
 
 
 def base_dir(environ: Mapping[str, str]) -> str:
@@ -182,31 +194,28 @@ def to_env_vars(
     """Return the variables that the toolkit would have made from these files.
 
     `SM_*` as its Environment names them, except those that only its own distributions use, and
-    SAGEMAKER_JOB_NAME if the SDK named the job.
-    Raises LaunchError if the instance groups of resourceconfig.json are invalid.
+    those without that prefix. Raises LaunchError if the instance groups of resourceconfig.json are
+    invalid.
     """
-    everything = _training_env(config, environ, signals)
+    everything, params = _training_env(config, environ, signals), config.framework_params
     channels = everything["channel_input_dirs"]
-    in_that_alone = [
-        "channel_input_dirs",
-        "job_name",
-        *([] if everything["topology"] else ["topology"]),
-    ]
+    without = ["channel_input_dirs", "job_name", *([] if everything["topology"] else ["topology"])]
     variables = {
-        **{
-            _SHORTER.get(name, name): value
-            for name, value in everything.items()
-            if name not in in_that_alone
-        },
-        "channels": sorted(channels),
-        "user_args": to_cmd_args(config.hyperparameters),
-        "training_env": everything,
-        **{f"channel_{name}": path for name, path in channels.items()},
-        **{f"hp_{key}": value for key, value in config.hyperparameters.items()},
+        _SHORTER.get(key, key): everything[key] for key in everything if key not in without
     }
-    made = {f"SM_{name.upper()}": _env_value(value) for name, value in variables.items()}
-    job_name = config.framework_params.get("sagemaker_job_name")
-    return {**made, "SAGEMAKER_JOB_NAME": str(job_name)} if job_name else made
+    variables |= {"channels": sorted(channels), "training_env": everything}
+    variables["user_args"] = to_cmd_args(config.hyperparameters)
+    variables |= {f"channel_{name}": path for name, path in channels.items()}
+    variables |= {f"hp_{key}": value for key, value in config.hyperparameters.items()}
+    others = {
+        "CURRENT_HOST": everything["current_host"],
+        "SAGEMAKER_JOB_NAME": params.get("sagemaker_job_name"),
+        "SAGEMAKER_REGION": params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION"),
+    }
+    return {
+        **{f"SM_{name.upper()}": _env_value(value) for name, value in variables.items()},
+        **{name: str(value) for name, value in others.items() if value},
+    }
 
 
 def _training_env(
@@ -219,11 +228,13 @@ def _training_env(
     instance_type = resource_config.get("current_instance_type", "local")
     gpus = resources.count("SM_NUM_GPUS", environ)
     program = params.get("sagemaker_program")
-    data = os.path.join(config.base_dir, "input", "data")
+    path = functools.partial(os.path.join, config.base_dir)
     return {
         "resource_config": resource_config,
         "input_data_config": config.input_data_config,
-        "channel_input_dirs": {name: os.path.join(data, name) for name in config.input_data_config},
+        "channel_input_dirs": {
+            name: path("input", "data", name) for name in config.input_data_config
+        },
         "hyperparameters": config.hyperparameters,
         "additional_framework_parameters": {
             key: value
@@ -250,12 +261,12 @@ def _training_env(
         "module_dir": params.get("sagemaker_submit_directory", code_dir(environ)),
         "log_level": params.get("sagemaker_container_log_level", 20),
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
-        "input_dir": os.path.join(config.base_dir, "input"),
+        "input_dir": path("input"),
         "input_config_dir": config.folder,
-        "model_dir": os.path.join(config.base_dir, "model"),
-        "output_dir": config.output_dir,
-        "output_data_dir": os.path.join(config.output_dir, "data"),
-        "output_intermediate_dir": os.path.join(config.output_dir, "intermediate"),
+        "model_dir": path("model"),
+        "output_dir": path("output"),
+        "output_data_dir": path("output", "data"),
+        "output_intermediate_dir": path("output", "intermediate"),
     }
 
 
@@ -278,43 +289,6 @@ def _env_value(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _of_files(
-    config: TrainingConfig,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    signals: Signals | None,
-) -> JobInput:
-    """Return what the toolkit would have made from these files.
-
-    Without the variables that the kernel takes no process with (SageMaker allows longer
-    hyperparameters), which repeat other ones: a line names them. Raises LaunchError.
-    """
-    try:
-        args = to_cmd_args(config.hyperparameters)
-        made = to_env_vars(config, environ, signals)
-    except RecursionError:
-        raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
-    made["CURRENT_HOST"] = str(config.resource_config["current_host"])
-    region = config.framework_params.get("sagemaker_region") or environ.get("AWS_DEFAULT_REGION")
-    if region:
-        made["SAGEMAKER_REGION"] = str(region)
-    lines = []
-    too_long = [
-        name
-        for name in _REPEAT_OTHERS
-        if len(f"{name}={made[name]}".encode("utf-8", "surrogatepass")) >= _LONGEST
-    ]
-    if too_long:
-        lines.append(
-            "left out, because an environment variable must be shorter than 128 KiB: "
-            f"{', '.join(too_long)}; read the SM_HP_NAME variables instead."
-        )
-    made = {name: made[name] for name in made if name not in {*too_long, *environ}}
-    code = code_dir(environ)
-    home = os.path.normpath(code) if os.path.isabs(code) else ""
-    return JobInput([*args, *words], made, lines, config.folder, home)
 
 
 def as_arguments(environ: Mapping[str, str]) -> list[str]:
