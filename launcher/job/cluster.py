@@ -50,15 +50,12 @@ def read_cluster(
     if instance_groups:
         hosts = _hosts_of_groups(hosts, instance_groups, environ)
     gpus, mig, models = _gpus(environ, signals)
-    neurons = resources.count("SM_NUM_NEURONS", environ)
-    if neurons is None:
-        neurons = resources.count_neuron_cores(instance_type, environ, signals)
     return Cluster(
         hosts=tuple(sorted(hosts)),
         current_host=current_host,
         job_name=job_name,
         num_gpus=gpus,
-        num_neurons=neurons,
+        num_neurons=resources.count_neuron_cores(instance_type, environ, signals),
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME", ""),
         addresses=json.loads(environ.get(HOST_ADDRESSES) or "{}"),
         mig=mig,

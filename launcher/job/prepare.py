@@ -102,17 +102,10 @@ def _surroundings(options: Options, home: str, environ: Mapping[str, str]) -> di
         for name in ("TMPDIR", "PET_LOG_DIR"):
             if environ.get(name):
                 made[name] = os.path.abspath(environ[name])
-    if home and _holds_something(home):
+    if home and os.path.isdir(home):
         folders = [home, *(folder for folder in folders if folder != home)]
     made["PYTHONPATH"] = os.pathsep.join(folders)
     return {name: value for name, value in made.items() if value != environ.get(name, "")}
-
-
-def _holds_something(folder: str) -> bool:
-    try:
-        return bool(os.listdir(folder))
-    except OSError:
-        return False
 
 
 def _require_folder(path: str, log_dir: str) -> None:

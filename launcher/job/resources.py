@@ -177,10 +177,13 @@ def count(variable: str, environ: Mapping[str, str]) -> int | None:
 def count_neuron_cores(
     instance_type: str, environ: Mapping[str, str], signals: Signals | None = None
 ) -> int:
-    """Return the Neuron cores of this host as the toolkit counts them, with `neuron-ls -j`.
+    """Return the Neuron cores of this host as the toolkit counts them: SM_NUM_NEURONS, neuron-ls.
 
     A stop among the signals ends the wait, as in `gpus`.
     """
+    number = count("SM_NUM_NEURONS", environ)
+    if number is not None:
+        return number
     if "trn2.48xlarge" in instance_type:
         return 64  # neuron-ls lists 128 physical cores there; a process uses them in pairs
     answer = _ask("neuron-ls", "-j", environ, signals, _NONE)

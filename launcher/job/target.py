@@ -21,7 +21,7 @@ _BEGINS_WITH_A_STRING = re.compile(r"""(\s*(#.*)?\n)*['"](?!\$)""")
 _SHELLS = (".sh", ".bash", ".zsh", ".ksh")
 
 
-def located(chosen: Options, folders: Sequence[str], home: str = "") -> Options:
+def located(options: Options, folders: Sequence[str], home: str = "") -> Options:
     """Return the options with the script's path as it was found; check that a module can be run.
 
     A script is looked for in the current folder, then in those given. It may be whatever
@@ -29,47 +29,45 @@ def located(chosen: Options, folders: Sequence[str], home: str = "") -> Options:
     is the folder where ranks run if what they run is below it, and not found from the current one.
     Raises LaunchError if there is no such script or module, or the script is no Python.
     """
-    if chosen.train_module:
-        runs_at_home = _check_module(chosen.train_module, home)
+    here = os.getcwd()
+    if options.train_module:
+        module, homes = options.train_module, [home] if home else []
+        others = ", ".join([*homes, "in PYTHONPATH or installed"])
+        problem = _problem(module, [here, *homes, *sys.path], others)
+        if problem:
+            raise LaunchError(f"--train-module {module}: {problem}.")
+        is_at_home = bool(homes and _problem(module, [here]) and not _problem(module, homes))
     else:
-        place, runs_at_home = _find_script(chosen.train_script, folders, home)
-        chosen = chosen._replace(train_script=place)
-    is_elsewhere = home and os.path.realpath(home) != os.path.realpath(os.getcwd())
-    return chosen._replace(folder=home) if is_elsewhere and runs_at_home else chosen
+        script = options.train_script
+        place = _find_script(script, folders)
+        is_typed = place == os.path.abspath(script)
+        if not is_typed:  # else it becomes the script's sys.argv[0] as it was typed
+            options = options._replace(train_script=place)
+        is_below = bool(home) and os.path.commonpath([home, place]) == home
+        is_at_home = is_below and (os.path.isabs(script) or not is_typed)
+    if is_at_home and os.path.realpath(home) != os.path.realpath(here):
+        options = options._replace(folder=home)
+    return options
 
 
-def _check_module(name: str, home: str) -> bool:
-    """Tell whether a module is found from `home` alone."""
-    here, own = [os.getcwd()], [home] if home else []
-    others = ", ".join([*own, "in PYTHONPATH or installed"])
-    problem = _problem(name, [*here, *own, *sys.path], others)
-    if problem:
-        raise LaunchError(f"--train-module {name}: {problem}.")
-    return bool(home and _problem(name, here) and not _problem(name, own))
-
-
-def _find_script(script: str, folders: Sequence[str], home: str) -> tuple[str, bool]:
-    """Return the script's path, and whether it is below `home`, not the current folder."""
+def _find_script(script: str, folders: Sequence[str]) -> str:
+    """Return the first place where there is a script of this name. Raises LaunchError."""
     places = [os.path.abspath(os.path.join(folder, script)) for folder in (".", *folders) if folder]
     places = list(dict.fromkeys(places))
     place = next((path for path in places if _is_program(path)), "")
+    folder = next(filter(os.path.isdir, places), "")
     if place:
         problem = _other_language(place)
-    elif any(map(os.path.isdir, places)):
-        problem = (
-            f"{next(filter(os.path.isdir, places))} is a folder without __main__.py; "
-            "expected a Python file, or a folder with __main__.py"
-        )
+    elif folder:
+        problem = f"{folder} is a folder without __main__.py; expected a Python file, or a folder "
+        problem += "with __main__.py"
     elif len(places) > 1:
         problem = f"there is neither {' nor '.join(places)}"
     else:
         problem = "there is no such file"
     if problem:
         raise LaunchError(f"--train-script {script}: {problem}.")
-    # As it was typed, if it is found that way: it becomes the script's sys.argv[0].
-    is_typed = place == places[0]
-    is_below_home = bool(home) and os.path.commonpath([home, place]) == home
-    return script if is_typed else place, is_below_home and (os.path.isabs(script) or not is_typed)
+    return place
 
 
 def _is_program(path: str) -> bool:
