@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from launcher import PACKAGE, __version__
-from launcher.container.presence import InitClient
+from launcher.container.presence import registered
 from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.host.system import System
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     except LaunchError as error:
         return _cannot_run(error, environ).exit_code
     # From here on a stop is noted, even before there is anything to stop.
-    with Signals() as signals, InitClient({} if is_beside else environ) as presence:
+    with Signals() as signals, registered({} if is_beside else environ) as report:
         try:
             result = run(argv, environ, signals)
         except LaunchError as error:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             result = _has_failed(error, environ)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
-        presence.report(result)
+        report(result)
         return result.exit_code
 
 

@@ -58,3 +58,11 @@ class NotFoundError(LaunchError):
 
 class NothingToRunError(LaunchError):
     """Neither a script nor a module is named, nor anything that may have been meant as one."""
+
+
+class CommandFailedError(LaunchError):
+    """The command below an init has failed, with this exit code, and no launcher knows why."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

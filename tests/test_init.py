@@ -12,12 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCHER, ended_by, poll, words_of
+from conftest import LAUNCHER, ended_by, poll, ports, words_of
 
-from launcher.container import init as pid1
-from launcher.container.init import Receiver
-from launcher.container.presence import InitClient, is_trusted
+from launcher.container.presence import KILLED, is_trusted, registered
 from launcher.result.causes import Result, of_container, stopped
+from launcher_tools import doctor_checks
 
 STOPPED = 143
 NOBODY = 65534  # a uid of no other process here
@@ -26,19 +25,21 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 STAND_IN = f"""
 import os, select, signal, sys, time
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})
-from launcher.container.presence import InitClient
+from launcher.container.presence import registered
 from launcher.result.causes import Result
 from launcher.host.signals import Signals
 if "RUNS_AS" in os.environ:
     os.setuid(int(os.environ["RUNS_AS"]))
-with Signals() as signals, InitClient(os.environ) as presence:
+with Signals() as signals, registered(os.environ) as report:
     print("a launcher is here", flush=True)
     if len(sys.argv) < 2:
         select.select([signals], [], [])
         os.write(1, b"heard %d\\n" % signals.take()[0])  # in one piece, beside others' lines
         time.sleep(0.5)  # time to save
+    if "killed" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
     code = int(sys.argv[1]) if len(sys.argv) > 1 else 143
-    presence.report(Result(code, "", 15 * ("stopped" in sys.argv or len(sys.argv) < 2)))
+    report(Result(code, "", 15 * ("stopped" in sys.argv or len(sys.argv) < 2)))
 sys.exit(code)
 """
 
@@ -84,11 +85,92 @@ def train(script, tmp_path):
     return write
 
 
-@pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -KILL $$", 137)])
-def test_the_exit_code_is_the_commands(init, command, code):
+NEVER = "and never started a launcher; see this host's log"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [
+        ("exit 7", 7, f"sh -c exit 7 ended with exit code 7 {NEVER}"),
+        ("kill -KILL $$", 137, f"sh -c kill -KILL $$ was killed by SIGKILL (signal 9) {NEVER}"),
+        (
+            "set -e; false; echo on",
+            1,
+            f"sh -c set -e; false; echo on ended with exit code 1 {NEVER}",
+        ),
+        (
+            "exec no-such-program",
+            127,
+            "sh -c exec no-such-program ended with exit code 127 " + NEVER,
+        ),
+    ],
+)
+def test_the_end_of_a_command_that_starts_no_launcher(init, command, code, reason):
     host = init(command)
     assert host.wait() == code, host.log()
+    assert host.failure == f"launcher: {reason}\n" and host.err.endswith(host.failure)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "line"),
+    [
+        (
+            "{} 3 | cat",
+            3,
+            "the last launcher ended with exit code 3 and sh with 0: this container ",
+        ),
+        ("{} 0; {} 3; true", 3, "the last launcher ended with exit code 3"),
+        ("{} 3 || {} 0", 0, ""),
+        ("{} 3; exit 5", 5, ""),
+        ("{} 0; exit 5", 5, " ended with exit code 5 after its launcher had succeeded; see this "),
+        ("{} killed | cat", 137, " ended with exit code 0 and its launcher was killed; see this "),
+    ],
+)
+def test_the_end_of_a_command_that_starts_launchers(init, stand_in, command, code, line):
+    """Of those the last one counts, and a reason is given where no launcher has given one."""
+    host = init(command.replace("{}", stand_in))
+    assert host.wait() == code, host.log()
+    assert line in host.err and bool(line) == bool(host.err), host.err
+    assert bool(host.failure) == (" ended with " in line and "last" not in line)
+
+
+def test_the_commands_own_exit_code_is_kept_where_that_is_wanted(init, stand_in):
+    host = init(f"{stand_in} 3 || true", LAUNCHER_KEEP_EXIT_CODE="1")
+    assert host.wait() == 0, host.log()
     assert host.err == ""
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "exit 7"), ("no-such-command",)])
+@pytest.mark.parametrize("hyperparameters", [{}, {"train-module": "package.train", "epochs": 3}])
+def test_the_first_host_learns_that_no_launcher_will_come(
+    start, init, script, base_dir, pretend_torch, command, hyperparameters
+):
+    pretend_torch("2.13.0")
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    common = {"TRAINING_JOB_NAME": "j", **ports()}
+    first = start(
+        *("--train-script", script("")),
+        **{"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": hosts[0], "SM_NUM_GPUS": "0"},
+        **common,
+    )
+    poll(lambda: "rendezvous at" in first.err)
+    config = base_dir / "input" / "config"
+    cluster = {"current_host": hosts[1], "hosts": hosts}
+    (config / "resourceconfig.json").write_text(json.dumps(cluster))
+    (config / "hyperparameters.json").write_text(json.dumps(hyperparameters))
+    second = init(*command, SAGEMAKER_BASE_DIR=str(base_dir), **common)
+    code = 7 if len(command) > 1 else 127
+    assert [second.wait(60), first.wait(60)] == [code, code], first.log() + second.log()
+    why = second.failure.partition("launcher: ")[2]
+    assert why and first.failure == f"launcher: {hosts[1]}: {why}"
+
+
+def test_a_first_host_without_a_launcher_is_not_waited_for_long(init, base_dir):
+    cluster = {"current_host": "127.0.0.2", "hosts": ["127.0.0.1", "127.0.0.2"]}
+    (base_dir / "input" / "config" / "resourceconfig.json").write_text(json.dumps(cluster))
+    host = init("exit 7", SAGEMAKER_BASE_DIR=str(base_dir), **ports())
+    assert host.wait(60) == 7, host.log()
+    assert "never started a launcher" in host.failure and host.err.count("\n") == 1
 
 
 def test_arguments_and_environment_reach_the_command_unchanged(init):
@@ -150,35 +232,6 @@ def test_an_invalid_config_is_reported_before_train_runs(init, train, base_dir):
     assert "hyperparameters.json holds []; expected a JSON object." in host.err
 
 
-TRAIN = ("sh", "/usr/bin/train")
-
-
-@pytest.mark.parametrize(
-    ("command", "running", "reported", "finishing", "receiver"),
-    [
-        (["sh"], True, False, False, Receiver.LAUNCHERS),
-        (TRAIN, True, False, False, Receiver.LAUNCHERS),
-        (TRAIN, True, True, True, Receiver.LAUNCHERS),
-        (["sh"], False, False, False, Receiver.COMMAND),  # no launcher yet
-        (TRAIN, False, False, False, Receiver.COMMAND),
-        (["sh"], False, True, False, Receiver.COMMAND),  # what a script does after the job
-        (TRAIN, False, True, False, Receiver.NOBODY),  # the toolkit's upload
-        (TRAIN, False, True, True, Receiver.COMMAND),  # a second stop while it finishes
-    ],
-)
-def test_who_gets_a_stop(command, running, reported, finishing, receiver):
-    to = pid1.receiver(command, running=running, reported=reported, finishing=finishing)
-    assert to == receiver
-
-
-@pytest.mark.parametrize(
-    ("command", "stop", "number"),
-    [(["sh"], 2, 2), (["sh"], 15, 15), (TRAIN, 2, 15), (TRAIN, 15, 15), (TRAIN, 1, 15)],
-)
-def test_the_signal_that_ends_the_command(command, stop, number):
-    assert pid1.signal_for(command, stop) == number
-
-
 @pytest.mark.parametrize(
     ("returncode", "said", "stop", "ending"),
     [
@@ -191,7 +244,9 @@ def test_the_signal_that_ends_the_command(command, stop, number):
         (7, None, 15, Result(7)),
         # the toolkit makes 1 of any failure
         (1, Result(3), 0, Result(3)),
-        (0, Result(3), 0, Result(0)),
+        (0, Result(3), 0, Result(3)),  # `| tee`
+        (1, KILLED, 0, KILLED),
+        (5, Result(3), 0, Result(5)),
         (1, Result(0), 0, Result(1)),  # the toolkit itself failed, after the job
         # stops: of this host, and of another one
         (1, stopped(15), 15, stopped(15)),
@@ -303,12 +358,15 @@ def test_a_stop_while_train_only_finishes_is_not_passed_on(init, train, stand_in
 
 
 def test_a_stop_is_passed_on_to_a_train_that_does_not_finish(init, train, stand_in, base_dir):
-    command = train(f"{stand_in} 0; echo more to do; exec sleep 60")
+    deaf = "trap '' INT; "  # as the toolkit is: it gets SIGTERM
+    command = train(f"{deaf}{stand_in} 0; echo more to do; exec sleep 600")
     # As in an image that has more in front of `train`.
     host = init("sh", "-c", 'exec "$0"', command, SAGEMAKER_BASE_DIR=str(base_dir))
     host.wait_for("more to do")
-    host.signal(signal.SIGTERM)
-    assert host.wait() == STOPPED, host.log()
+    host.signal(signal.SIGINT)
+    poll(lambda: "train has 10 s to finish" in host.err)
+    host.signal(signal.SIGINT)  # which need not be waited for 10 s
+    assert host.wait() == ended_by(signal.SIGINT), host.log()
 
 
 TOOLKITS = 'ExecuteUserScriptError:\nExitCode {}\nErrorMessage ""\nCommand "..."'
@@ -339,6 +397,7 @@ def test_a_stop_leaves_no_failure_file_of_the_toolkits(
 
 
 def test_garbage_on_its_socket_changes_nothing(init):
+    """Nor does `sm-launch doctor`, which sees whether somebody listens there."""
     host = init("echo $LAUNCHER_INIT; while [ ! -e go-on ]; do sleep 0.1; done; exit 1")
     name = poll(lambda: host.out.strip())
     connections = [socket.socket(socket.AF_UNIX) for _ in range(50)]
@@ -347,6 +406,7 @@ def test_garbage_on_its_socket_changes_nothing(init):
         connection.sendall(os.urandom(1000))
     for connection in connections:
         connection.close()
+    assert list(doctor_checks.stop(None, {"LAUNCHER_INIT": name}))
     open("go-on", "w").close()
     assert host.wait() == 1, host.log()
 
@@ -380,7 +440,7 @@ def test_another_users_message_is_ignored(init, as_another_user):
         as_another_user(name, b"7 stopped")
     open("go-on", "w").close()
     assert host.wait(60) == 1, host.log()  # while they are still connected
-    assert host.err.count("\n") == 1
+    assert host.err.count("refused") == 1
     assert re.search(r"refused process \d+ of uid 65534, .* expected root, uid 0, or ", host.err)
 
 
@@ -394,50 +454,30 @@ def test_a_command_that_becomes_another_user(init, stand_in):
     assert "heard 15" in host.out and "refused" not in host.err
 
 
-RANK = f"""
-    if os.fork() == 0:
-        os.setuid({NOBODY})
-        InitClient(os.environ).report(Result(7))
-        os._exit(0)
-    os.wait()
-"""
-
-
-@needs_root
-def test_a_rank_that_becomes_another_user_is_not_taken_for_a_launcher(init, script):
-    launcher = STAND_IN.replace("    code =", f"{RANK}    code =")
-    host = init(f"{sys.executable} {script(launcher, 'stand_in.py')} 3; exit 1")
-    assert host.wait(60) == 3, host.log()
-    assert f"of uid {NOBODY}, which is not a launcher" in host.err
-
-
 @pytest.mark.parametrize(
-    ("pid", "uid", "command", "launchers", "trusted"),
+    ("pid", "uid", "trusted"),
     [
-        ("grandchild", 0, 0, (), True),
-        ("grandchild", "own", 0, (), True),
-        ("grandchild", 12345, "child", (), True),
-        ("grandchild", 12345, "self", (), True),
-        ("grandchild", 12345, "self", ("child",), False),
-        ("grandchild", 12345, 0, (), False),
-        ("self", 12345, "child", (), False),
-        (0, 0, "self", (), False),
-        (0, "own", "self", (), False),
+        ("grandchild", 0, True),
+        ("parent", "own", True),
+        ("grandchild", 12345, True),  # su, sudo; gosu takes the command's own place
+        ("self", 12345, True),
+        ("parent", 12345, False),
+        (0, 0, False),  # in another container, on the same network
+        (0, 12345, False),
     ],
 )
-def test_who_is_taken_for_a_launcher(start, pid, uid, command, launchers, trusted):
-    """No process here has uid 12345: only its place below the command counts."""
+def test_who_is_taken_for_a_launcher(start, pid, uid, trusted):
+    """No process here has uid 12345: only its place below this one counts."""
     shell = start(command=["sh", "-c", "sleep 100 & echo $!; wait"])
     shell.wait_for("\n")
-    pids = {"self": os.getpid(), "child": shell.process.pid, "grandchild": int(shell.out), 0: 0}
-    uid = os.geteuid() if uid == "own" else uid
-    assert is_trusted(pids[pid], uid, pids[command], [pids[name] for name in launchers]) is trusted
+    pids = {"parent": os.getppid(), "self": os.getpid(), "grandchild": int(shell.out), 0: 0}
+    assert is_trusted(pids[pid], os.geteuid() if uid == "own" else uid) is trusted
 
 
-@pytest.mark.parametrize("tool", ["doctor", "stacks"])
+@pytest.mark.parametrize("tool", ["doctor --launcher-no-such", "stacks --no-such"])
 def test_a_tool_beside_the_job_says_nothing_for_the_container(init, tool):
     """Nor is it a launcher that a stop is left to."""
-    command = f"{sys.executable} -m launcher {tool} --no-such-option"
+    command = f"{sys.executable} -m launcher {tool}"
     host = init(f"{command}; echo ended with $?; exit 1")
     assert host.wait() == 1, host.log()
     assert "ended with 2" in host.out, host.log()
@@ -455,8 +495,8 @@ def test_an_init_that_stands_still_holds_up_no_launcher(logged):
                 one.setblocking(False)
                 one.connect(name)
         before = time.monotonic()
-        with InitClient({"LAUNCHER_INIT": name[1:].decode()}) as client:
-            client.report(Result(3))
+        with registered({"LAUNCHER_INIT": name[1:].decode()}) as report:
+            report(Result(3))
         assert 1 < time.monotonic() - before < 60
     assert "has not answered for 2 s: it will not forward stops to this launcher" in logged()
 

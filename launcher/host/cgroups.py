@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _EVENTS = ("events", "oom_control")  # of a memory cgroup, v2 and v1
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -64,3 +64,11 @@ def oom_kills(root: str = "") -> dict[str, int]:
         if match := _OOM_KILL.search(read_text(path)):
             return {where: int(match[1])}
     return {}
+
+
+def new_oom_kill(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Return that an out-of-memory kill was recorded between two looks, "" if none was."""
+    for where, count in now.items():
+        if count > before.get(where, count):
+            return f"out of memory: {where} recorded an OOM kill (oom_kill)"
+    return ""

@@ -18,13 +18,15 @@ RUN_DIR = "LAUNCHER_RUN_DIR"
 JOB_MARK = "LAUNCHER_JOB_MARK"
 # For launchers below an init (presence.py): its socket.
 INIT = "LAUNCHER_INIT"
+# For the init: its command's exit code is the container's, whatever the launcher's is.
+KEEP_EXIT_CODE = "LAUNCHER_KEEP_EXIT_CODE"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
 # And the folder DIR of each host's DIR/HOST/events.jsonl, whatever --launcher-log-dir names.
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
 # And those of the descriptors 1 and 2 that are a terminal: it shows progress bars itself.
 BARS = "LAUNCHER_BARS"
-INTERNAL = (RUN_DIR, JOB_MARK, INIT, HOST_ADDRESSES, EVENTS_DIR, BARS)
+INTERNAL = (RUN_DIR, JOB_MARK, INIT, KEEP_EXIT_CODE, HOST_ADDRESSES, EVENTS_DIR, BARS)
 SWITCHES = {"true": True, "false": False}
 
 

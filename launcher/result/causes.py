@@ -21,6 +21,7 @@ from launcher.errors import (
     EXIT_SOFTWARE,
     EXIT_USAGE,
     CannotExecuteError,
+    CommandFailedError,
     LaunchError,
     NotFoundError,
 )
@@ -194,19 +195,27 @@ def stopped(number: int) -> Result:
 
 
 def of_container(
-    returncode: int, reported: Result | None, stop_signal: int, *, hides_failure: bool = False
+    returncode: int,
+    reported: Result | None,
+    stop_signal: int,
+    *,
+    hides_failure: bool = False,
+    keeps_code: bool = False,
 ) -> Result:
     """Return how a container ends whose command has ended, below an init.
 
     `returncode` is the command's, negative for a signal; `reported` is the last launcher's result;
-    `hides_failure`: the command is the toolkit's, which has not said that the job succeeded.
+    `hides_failure`: the command is the toolkit's, which has not said that the job succeeded;
+    `keeps_code`: the command's code counts, whatever the launcher's was.
     """
     code = exit_code_of(returncode)
     reported = reported or SUCCESS
     if code == 0 and hides_failure and not stop_signal:
         code = 1
-    # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too.
-    if reported.exit_code and (code == 1 or (code == 0 and stop_signal)):
+    # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too;
+    # a shell script may end with that of `| tee`. A stop that came to another host is no failure.
+    is_hidden = code == 1 or (code == 0 and (stop_signal or not reported.stop_signal))
+    if reported.exit_code and is_hidden and not keeps_code:
         code = reported.exit_code
     elif code == exit_code_of(-signal.SIGTERM) and stop_signal:
         code = exit_code_of(-stop_signal)  # the toolkit's `train` gets SIGTERM for any stop
@@ -364,6 +373,8 @@ def of_error(error: LaunchError, host: str = "", *, attempt: int = 0) -> Failure
         exit_code = EXIT_NOT_FOUND
     elif isinstance(error, CannotExecuteError):
         exit_code = EXIT_CANNOT_EXECUTE
+    elif isinstance(error, CommandFailedError):
+        exit_code = error.exit_code
     return of_host(f"launcher: {host}: {error}" if host else f"launcher: {error}", exit_code)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Disposition
+from launcher.host.cgroups import new_oom_kill
 from launcher.host.system import System
 from launcher.peers.messages import StacksRequest
 from launcher.result.last_words import last_words
@@ -260,7 +261,4 @@ class Keepers:
 
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""
-        for where, count in self._system.oom_kills().items():
-            if count > self._oom_kills.get(where, count):
-                return f"out of memory: {where} recorded an OOM kill (oom_kill)"
-        return ""
+        return new_oom_kill(self._oom_kills, self._system.oom_kills())
