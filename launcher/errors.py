@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 
-from launcher.text.words import printable
+from launcher.text.words import printable, short
 
 # What stops a job.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -46,6 +46,13 @@ class LaunchError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
+
+
+class UnexpectedError(LaunchError):
+    """A setting has a value that it cannot have."""
+
+    def __init__(self, where: str, value: object, expected: str) -> None:
+        super().__init__(f"{where} is {short(value)}; expected {expected}.")
 
 
 class CannotExecuteError(LaunchError):

@@ -116,7 +116,7 @@ def test_no_module_of_ours_is_named_as_one_of_pythons():
 @pytest.mark.parametrize(
     ("environ", "args", "says"),
     [
-        ({"SM_HOSTS": "x"}, DRY, "SM_HOSTS is 'x', which is not JSON"),
+        ({"SM_HOSTS": "x"}, DRY, "SM_HOSTS is 'x'; expected a JSON list of different"),
         ({}, ["--train-script", "a\nb\x1b.py"], "--train-script a\\nb\\x1b.py: there is"),
     ],
     ids=["which hosts there are", "what they run"],

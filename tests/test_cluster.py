@@ -60,7 +60,7 @@ def test_hosts_are_sorted_as_strings_whatever_order_they_come_in():
 )
 def test_unusable_hosts(hosts):
     message = refusal({**TWO, "SM_HOSTS": hosts})
-    assert message.startswith("SM_HOSTS is ") and "expected a list" in message
+    assert message.startswith("SM_HOSTS is ") and "expected a JSON list" in message
 
 
 def test_the_current_host_must_be_one_of_them():
@@ -188,7 +188,11 @@ def test_instance_groups():
     ("environ", "groups", "says"),
     [
         (GROUPS, ["gpu"], "names 'gpu', but this cluster's instance groups are [\"data\", "),
-        ({**GROUPS, "SM_INSTANCE_GROUPS_DICT": "x"}, ["train"], "which is not JSON"),
+        (
+            {**GROUPS, "SM_INSTANCE_GROUPS_DICT": "x"},
+            ["train"],
+            "is 'x'; expected a JSON object of groups",
+        ),
         ({**GROUPS, "SM_INSTANCE_GROUPS_DICT": "[]"}, ["train"], "expected a JSON object"),
         ({**GROUPS, "SM_INSTANCE_GROUPS_DICT": '{"train": 1}'}, ["train"], "the hosts of group"),
         (

@@ -154,5 +154,5 @@ def test_resourceconfig_without_hosts(base, resources, says):
 @pytest.mark.parametrize("groups", [1, ["a"], [{"hosts": []}], {"a": 1}, [[1]]])
 def test_unusable_instance_groups(base, groups):
     environ = {"SAGEMAKER_BASE_DIR": base(resources={**RESOURCES, "instance_groups": groups})}
-    with pytest.raises(LaunchError, match=r"resourceconfig\.json has instance_groups"):
+    with pytest.raises(LaunchError, match=r"^instance_groups of resourceconfig\.json is "):
         toolkit.to_env_vars(toolkit.read_config(environ), environ)

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from launcher.errors import LaunchError, NothingToRunError
+from launcher.errors import LaunchError, NothingToRunError, UnexpectedError
 from launcher.job.options import INTERNAL, OPTIONS, SWITCHES, Options, checked, switch
 from launcher.text.words import PREFIX, flag, printable, shortened
 
 _TARGETS = {"--train-script": "train_script", "--train-module": "train_module"}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(_TARGETS.values(), str),
+    **{field: option.parse for field, option in OPTIONS.items()},
+}
 _FIELDS = {flag(field): field for field in OPTIONS}
 # torchrun's own variables for options of ours, which win over them: the first that is set.
 _OF_TORCHRUN = {
@@ -52,7 +56,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         if variable in _TWINS:
             if text:
                 field = _TWINS[variable]
-                values[field] = checked(variable, text, OPTIONS[field].parse)
+                values[field] = checked(variable, text, _PARSERS[field])
         elif variable not in INTERNAL and (
             variable.startswith("LAUNCHER_") or variable.upper().replace("-", "_") in _TWINS
         ):
@@ -60,8 +64,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     script_args: list[str] = []
     for typed, field, text in _options_and_words(argv):
         if field:
-            parser = OPTIONS[field].parse if field in OPTIONS else str
-            values[field] = checked(typed[0].partition("=")[0], text, parser)
+            values[field] = checked(typed[0].partition("=")[0], text, _PARSERS[field])
         else:
             script_args += typed
     _check_target(values, script_args, unknown)
@@ -70,7 +73,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     torchruns: dict[str, Any] = {}
     for variable, field in _OF_TORCHRUN.items():
         if environ.get(variable) and field not in {*values, *torchruns}:
-            torchruns[field] = checked(variable, environ[variable], OPTIONS[field].parse)
+            torchruns[field] = checked(variable, environ[variable], _PARSERS[field])
     return Options(
         **values,
         **torchruns,
@@ -102,7 +105,7 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
         if not field or equals:
             yield [word], field, text
         else:
-            values = _next(name, rest, OPTIONS[field].parse if field in OPTIONS else str)
+            values = _next(name, rest, _PARSERS[field])
             yield [word, *values], field, (values or ["true"])[0]
 
 
@@ -114,10 +117,8 @@ def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]
     following = rest[-1] if rest else ""
     if parser is switch and following.lower() not in SWITCHES:
         if rest and following.lower() in _NO_SWITCH:
-            raise LaunchError(
-                f"{name} is {following!r}; expected true or false (if that is an argument "
-                f"of the script, write {name}=true)."
-            )
+            unless = f"if that is an argument of the script, write {name}=true"
+            raise UnexpectedError(name, following, f"true or false ({unless})")
         return []
     if not rest:
         raise LaunchError(f"{name} needs a value; see --launcher-help.")

@@ -13,12 +13,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, UnexpectedError
 from launcher.host.signals import Signals
 from launcher.job import resources, toolkit
 from launcher.job.job import Cluster
 from launcher.job.options import HOST_ADDRESSES
-from launcher.text.words import short
 
 ALONE = "localhost"
 
@@ -34,7 +33,7 @@ def read_cluster(
     Raises LaunchError, which names the variable, if the description is invalid.
     """
     if "SM_HOSTS" in environ:
-        hosts = _hosts(_json("SM_HOSTS", environ), "SM_HOSTS")
+        hosts = _hosts(toolkit.decoded(environ["SM_HOSTS"]), "SM_HOSTS")
         current_host = environ.get("SM_CURRENT_HOST", "")
         if current_host not in hosts:
             seen = f"is {current_host!r}" if "SM_CURRENT_HOST" in environ else "is not set"
@@ -87,25 +86,13 @@ def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int
     return len(visible), 0, models
 
 
-def _json(variable: str, environ: Mapping[str, str]) -> Any:
-    try:
-        return json.loads(environ[variable])
-    except (ValueError, RecursionError):
-        raise LaunchError(
-            f"{variable} is {short(environ[variable])}, which is not JSON; "
-            'expected a list of host names such as ["algo-1", "algo-2"].'
-        ) from None
-
-
 def _hosts(value: Any, where: str) -> tuple[str, ...]:
     """Check a list of host names."""
     if isinstance(value, list) and value and all(_is_host(host) for host in value):
         if len(set(value)) == len(value):
             return tuple(value)
-    raise LaunchError(
-        f"{where} is {short(value)}; "
-        'expected a list of different host names such as ["algo-1", "algo-2"].'
-    )
+    expected = 'a JSON list of different host names such as ["algo-1", "algo-2"]'
+    raise UnexpectedError(where, value, expected)
 
 
 def _listed(hosts: Sequence[str]) -> str:
@@ -128,9 +115,7 @@ def _job_name(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
         name = environ.get(variable, "")
         if name and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
             # torchrun makes folders with that name.
-            raise LaunchError(
-                f"{variable} is {short(name)}; expected letters, digits, '-', '_' and '.'."
-            )
+            raise UnexpectedError(variable, name, "letters, digits, '-', '_' and '.'")
         if name:
             return name
     return f"job-{zlib.crc32(json.dumps(sorted(hosts)).encode()):08x}"
@@ -142,12 +127,12 @@ def _hosts_of_groups(
     """Return the hosts of the named instance groups of a heterogeneous cluster."""
     variable = "SM_INSTANCE_GROUPS_DICT"
     if environ.get(variable):
-        groups = _json(variable, environ)
+        groups = toolkit.decoded(environ[variable])
     else:  # SDK v3 makes SM_HOSTS, but not these
         files = toolkit.read_config(environ)
         groups = toolkit.instance_groups(files.resource_config) if files else {}
     if not isinstance(groups, dict):
-        raise LaunchError(f"{variable} is {short(groups)}; expected a JSON object of groups.")
+        raise UnexpectedError(variable, groups, "a JSON object of groups")
     chosen: list[str] = []
     for name in names:
         if name not in groups:

@@ -9,8 +9,7 @@ Every `--launcher-NAME` can also be set by the variable `LAUNCHER_NAME`, for an 
 import math
 from typing import Annotated, Any, Callable, NamedTuple, Optional
 
-from launcher.errors import LaunchError
-from launcher.text.words import short
+from launcher.errors import UnexpectedError
 
 # Internal variables, not options. For what a job runs (run/): the folder of the launcher's socket,
 # and what tells its processes from others.
@@ -51,7 +50,7 @@ def checked(where: str, text: str, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(text)
     except ValueError as error:
-        raise LaunchError(f"{where} is {short(text)}; expected {error}.") from None
+        raise UnexpectedError(where, text, str(error)) from None
 
 
 RANKS = whole(1, 1024)  # of one host

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping
 
 from launcher import PACKAGE, __version__
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, UnexpectedError
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
 from launcher.job.options import COUNTED, RANKS, Options, checked
 from launcher.job.resources import Resources
-from launcher.text.words import flag, plural, short
+from launcher.text.words import flag, plural
 
 STUB = os.path.join(PACKAGE, "run", "stub.py")
 SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
@@ -131,10 +131,8 @@ class _Planning:
         # Modes that would not run the stub, or would make a job of each host.
         for name in ("module", "no_python", "run_path"):
             if users.get(name, "0") != "0":
-                raise LaunchError(
-                    f"PET_{name.upper()} is {users[name]!r}; expected it to be unset: use "
-                    "--train-script PATH or --train-module NAME."
-                )
+                expected = "it to be unset: use --train-script PATH or --train-module NAME"
+                raise UnexpectedError(f"PET_{name.upper()}", users[name], expected)
         if nnodes > 1 and users.get("standalone", "0") != "0":
             raise LaunchError(
                 "torchrun's standalone mode is set on a cluster of several hosts, where each "
@@ -143,17 +141,14 @@ class _Planning:
         # A rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank.
         backend = users.get("rdzv_backend") or "c10d"
         if backend != "c10d" and (backend, nnodes) != ("static", 1):
-            raise LaunchError(
-                f"PET_RDZV_BACKEND is {short(backend)}; expected c10d, or the variable to be unset."
-            )
+            expected = "c10d, or the variable to be unset"
+            raise UnexpectedError("PET_RDZV_BACKEND", backend, expected)
         # Of another number of hosts torchrun would wait for some, or leave some out.
         number = users.get("nnodes", "")
         if number not in ("", f"{nnodes}", f"{nnodes}:{nnodes}"):
             if "instance_groups" not in options.given:
-                raise LaunchError(
-                    f"PET_NNODES is {short(number)}; expected it to be unset, or {nnodes}: "
-                    f"SM_HOSTS and {flag('instance_groups')} determine the job's hosts."
-                )
+                why = f"SM_HOSTS and {flag('instance_groups')} determine the job's hosts"
+                raise UnexpectedError("PET_NNODES", number, f"it to be unset, or {nnodes}: {why}")
         if options.hang_timeout < math.inf and not options.watch:
             raise LaunchError(
                 f"{flag('hang_timeout')} needs the progress checks that {flag('watch')} 0 turns "

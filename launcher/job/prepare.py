@@ -75,7 +75,8 @@ def _options(given: toolkit.JobInput, environ: Mapping[str, str]) -> Options:
         return arguments.parse(given.words, environ)
     except LaunchError as error:
         near = [line for line in given.lines if "train-script" in line or "train-module" in line]
-        raise type(error)(" ".join([str(error), *near])) from None
+        error.args = (" ".join([str(error), *near]),)
+        raise
 
 
 def _cluster(
@@ -84,9 +85,9 @@ def _cluster(
     try:
         return read_cluster({**given.variables, **environ}, options.instance_groups, signals)
     except LaunchError as error:
-        if not given.folder:
-            raise
-        raise LaunchError(f"{error} (The SM_ variables were made from {given.folder}.)") from None
+        if given.folder:
+            error.args = (f"{error} (The SM_ variables were made from {given.folder}.)",)
+        raise
 
 
 def _surroundings(options: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:

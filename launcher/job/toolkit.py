@@ -17,10 +17,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, UnexpectedError
 from launcher.host.signals import Signals
 from launcher.job import resources
-from launcher.text.words import NAMED, join_and_count, printable, short
+from launcher.text.words import NAMED, join_and_count, printable
 
 BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).
@@ -159,7 +159,7 @@ def _read_object(folder: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise LaunchError(f"{path} is not JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise LaunchError(f"{path} holds {short(value, 60)}; expected a JSON object.")
+        raise UnexpectedError(path, value, "a JSON object")
     return value
 
 
@@ -279,10 +279,8 @@ def instance_groups(resource_config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {str(group["instance_group_name"]): dict(group) for group in groups}
     except (TypeError, KeyError, ValueError):
-        raise LaunchError(
-            f"resourceconfig.json has instance_groups {short(groups, 60)}; "
-            "expected a list of objects with instance_group_name and hosts."
-        ) from None
+        expected = "a list of objects with instance_group_name and hosts"
+        raise UnexpectedError("instance_groups of resourceconfig.json", groups, expected) from None
 
 
 def _env_value(value: Any) -> str:

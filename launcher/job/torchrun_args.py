@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from launcher.errors import LaunchError
+from launcher.errors import UnexpectedError
 from launcher.text.words import flag, short
 
 _TARGET = "--train-module NAME or --train-script PATH"
@@ -53,10 +53,8 @@ def settings_of(words: Sequence[str], source: str) -> Mapping[str, str]:
                 option = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{option} is the launcher's to set: use {_SET_BY_LAUNCHER[name]}")
     except ValueError as error:
-        raise LaunchError(
-            f"{flag('torchrun_args')} is {short(shlex.join(words))}; expected options of torchrun "
-            f"and their values ({error})."
-        ) from None
+        expected = f"options of torchrun and their values ({error})"
+        raise UnexpectedError(flag("torchrun_args"), shlex.join(words), expected) from None
     return {name: str(value) for name, value in vars(given).items()}
 
 
