@@ -323,7 +323,7 @@ class Host:
                 process.kill()
             except psutil.Error:
                 pass
-        self.process.wait(10)
+        self.process.wait(60)
         shutil.rmtree(self.tmp)
 
 

@@ -23,7 +23,7 @@ from conftest import free_port, poll
 from jobs import job_of
 from network import Network, in_namespaces
 
-from launcher.peers import channel, link, messages
+from launcher.peers import link, messages
 from launcher.peers.connection import Connection
 from launcher.peers.events import StoreMade
 from launcher.peers.listener import PENDING
@@ -48,7 +48,7 @@ class Job:
             self.ends[host] = End(job_at(host, self.hosts, peer_port=self.port, **more))
         return [self.ends[host] for host in hosts or self.hosts]
 
-    def wait(self, condition, timeout=20):
+    def wait(self, condition, timeout=120):
         def met():
             for end in self.ends.values():
                 end.act()
@@ -75,9 +75,9 @@ class Job:
 
     def connect(self, data=b""):
         """Connect to the first host as anybody can."""
-        connection = socket.create_connection((self.hosts[0], self.port), 5)
+        connection = socket.create_connection((self.hosts[0], self.port), 60)
         connection.sendall(data)
-        connection.settimeout(10)
+        connection.settimeout(60)
         return connection
 
 
@@ -124,33 +124,6 @@ def test_a_host_that_is_lost_is_named_by_all(job, host):
     assert job.result() == Result(69, f"{host} was lost: its launcher died\nexit code 69\n")
 
 
-@pytest.fixture
-def soon(monkeypatch):
-    """Have launchers say each 0.2 s that they are alive, and be lost after 1.5 s of silence."""
-    for name, value in (("_ALIVE_SECONDS", 0.2), ("_SILENCE_SECONDS", 1.5), ("_MORE_SECONDS", -99)):
-        monkeypatch.setattr(channel, name, value)
-
-
-@pytest.mark.parametrize(
-    ("host", "hosts"),
-    [*((host, HOSTS) for host in HOSTS), *((host, HOSTS[:2]) for host in HOSTS[:2])],
-)
-def test_a_launcher_that_is_stopped_is_lost_and_says_the_same_when_it_goes_on(soon, host, hosts):
-    job = Job(hosts)
-    job.join()
-    job.all_join()
-    job.act_for(2)  # all are alive
-    assert not any(end.result for end in job.ends.values())
-    stopped = job.ends.pop(host)
-    text = f"{host} was lost: its launcher has not answered for 1.5 s\nexit code 69\n"
-    assert job.result() == Result(69, text)
-    for other in list(job.ends):
-        job.ends.pop(other).close()
-    job.ends[host] = stopped
-    assert job.result() == Result(69, text)
-    stopped.close()
-
-
 def limits(connection):
     """Return when the kernel probes, how often, and when it gives up: s."""
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
@@ -179,7 +152,6 @@ def test_nothing_wakes_a_host_while_a_job_runs(job):
     with selectors.DefaultSelector() as selector:
         for end in job.ends.values():
             selector.register(end.system.selector, selectors.EVENT_READ)
-            assert end.channel.due() > time.monotonic() + 2  # then it says that it is alive
         assert selector.select(1) == []
 
 
@@ -234,7 +206,7 @@ def test_more_silent_connections_than_there_is_room_for(job):
 
 @pytest.mark.parametrize("what", ["connects", "speaks", "has spoken"])
 def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
-    first, _ = job.join(*HOSTS[:2])
+    job.join(*HOSTS[:2])
     job.has_joined(HOSTS[1])
     stray = None if what == "connects" else job.connect()
     last = job.connect()
@@ -247,7 +219,6 @@ def test_a_stray_connection_in_the_same_moment_as_the_last_hello(job, what):
     elif what == "speaks":
         stray.sendall(b"{}\n")
     job.all_join()
-    assert first.channel.due() > time.monotonic() + 2
     with contextlib.suppress(ConnectionResetError):
         assert stray.recv(1) == b""
 
@@ -305,7 +276,7 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
     hosts, port = ["127.0.0.1", *(f"host-{number:03}" for number in range(1, 300))], free_port()
 
     def arrive(host):
-        connection = socket.create_connection((hosts[0], port), 20)
+        connection = socket.create_connection((hosts[0], port), 60)
         connection.sendall(hello(host, hosts=hosts))
         return connection.makefile("rb")
 
@@ -314,7 +285,7 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
     with first_of(hosts, port, soft, hard) as first, contextlib.ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         for _ in range(64):
-            stack.enter_context(socket.create_connection((hosts[0], port), 20))
+            stack.enter_context(socket.create_connection((hosts[0], port), 60))
         arrived = {host: arrive(host) for host in hosts[1:]}
         for host in hosts[1:]:
             while not (said := arrived[host].readline()):
@@ -381,7 +352,7 @@ def test_a_connection_that_takes_nothing_is_lost():
                 connection.send(encoded({"text": 60_000 * "x"}))
             assert not connection.closed_by
             selector.register(connection, selectors.EVENT_READ)
-            assert selector.select(10)
+            assert selector.select(60)
             assert connection.read() == []
             assert connection.closed_by == "it stopped reading"
         connection.close()
@@ -472,7 +443,7 @@ def test_a_first_host_that_is_not_reached_by_its_own_name_listens_on_all_address
     """A name without an address, one that leads to itself alone, one that it does not have."""
     job.hosts = (name, HOSTS[1])
     (first,) = job.join(name)
-    connection = socket.create_connection((HOSTS[2], job.port), 5)
+    connection = socket.create_connection((HOSTS[2], job.port), 60)
     connection.sendall(hello(HOSTS[1], hosts=job.hosts))
     job.all_join()
     seen = (first.channel.own_address, first.channel.own_name_resolves)
