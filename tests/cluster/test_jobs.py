@@ -27,18 +27,16 @@ def assert_met(job, names, count):
         assert f"ranks that met: {count}\n" in job[name].log(stderr=False), job[name].log()
 
 
-@pytest.mark.parametrize("how", [more(TRAIN), more(ALONE), more(AWS)])
-def test_two_hosts_of_two_ranks_train(job, how, request):
-    if how == AWS:
-        job.image = request.getfixturevalue("aws_image")
+@pytest.mark.more
+def test_two_hosts_of_two_ranks_train_with_the_launcher_in_the_source_dir(job, aws_image):
+    job.image = aws_image
     job.add("algo-1", "algo-2")
-    job.will_run(TRAIN_DDP, how, epochs=2, launcher_nproc_per_node=2)
+    job.will_run(TRAIN_DDP, AWS, epochs=2, launcher_nproc_per_node=2)
     job.start()
     assert job.wait() == {"algo-1": 0, "algo-2": 0}, job.logs()
-    if how == AWS:
-        log = job["algo-1"].log()
-        assert "Imported framework sagemaker_pytorch_container.training" in log
-        assert "-- launcher/__main__.py" in log  # the copy in the source_dir
+    log = job["algo-1"].log()
+    assert "Imported framework sagemaker_pytorch_container.training" in log
+    assert "-- launcher/__main__.py" in log  # the copy in the source_dir
     said = "algo-2 has node_rank 1 (nnodes=2) in job test-job: 2 ranks on CPU"
     assert said in job["algo-2"].log()
     assert (job["algo-1"].opt_ml / "model" / "model.pt").exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.systems]
+pytestmark = [pytest.mark.torch, pytest.mark.more]  # alone: a busy machine may stand still itself
 
 
 def test_nothing_is_said_of_a_job_that_moves(start):
