@@ -37,6 +37,16 @@ OPTIONS = {name: value for name, value in os.environ.items() if name.startswith(
 LAUNCHER = [sys.executable, "-m", "launcher"]
 RANK = str(REPO / "launcher" / "run" / "rank.py")  # runs the script of one rank
 
+with contextlib.suppress(ImportError):  # where the frameworks are, it is not
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine takes its time, for the making of examples as well.
+    slow_or_shared = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    settings.register_profile(
+        "tests", None, deadline=None, database=None, suppress_health_check=slow_or_shared
+    )
+    settings.load_profile("tests")
+
 TORCH = (0, 0)  # major, minor: the fast tests need none
 with contextlib.suppress(metadata.PackageNotFoundError):
     TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))

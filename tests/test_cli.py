@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 from conftest import LAUNCHER, REPO, completed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launcher
@@ -583,9 +583,6 @@ ANY_JSON = st.recursive(
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=8), values),
     max_leaves=6,
 )
-SETTINGS = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
-)
 
 
 def nodes_planned(argv, environ):
@@ -608,7 +605,7 @@ def nodes_planned(argv, environ):
 def test_random_environments_and_arguments():
     seen = Counter()
 
-    @settings(SETTINGS, max_examples=200)
+    @settings(max_examples=200)
     @given(argv=arguments(), environ=environs())
     def check(argv, environ):
         seen[nodes_planned(argv, environ)] += 1
@@ -618,7 +615,7 @@ def test_random_environments_and_arguments():
     assert min(seen[1], seen[2] + seen[3], seen[None]) > 10, seen
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(max_examples=60)
 @given(
     hyperparameters=st.dictionaries(st.text(max_size=8), ANY_JSON, max_size=4),
     resources=st.fixed_dictionaries(

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from conftest import LAUNCHER, REPO, TRAIN_DDP, completed, has_ended, poll
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from network import in_namespaces
 
@@ -197,7 +197,6 @@ def test_what_sagemaker_makes_of_a_value_is_said():
     ]
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]{2,9}", fullmatch=True), st.text("ab=\" -'{1}")))
 def test_text_reaches_the_script_as_it_is_or_a_change_is_said(values):
     args = [f"--{name}={value}" for name, value in values.items()]

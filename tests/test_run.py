@@ -16,7 +16,7 @@ from unittest import mock
 import psutil
 import pytest
 from conftest import LAUNCHER, REPO, ended_by, poll
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.job.arguments import parse
@@ -48,12 +48,7 @@ def planned(*arguments):
     return [*make_plan(parse(arguments, {}), cluster, resources, {}, added={}).argv]
 
 
-@settings(
-    max_examples=250,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=250)
 @given(arguments=ARGUMENTS)
 def test_any_arguments_go_through_torchruns_own_parser_unchanged(tmp_path, arguments):
     from torch.distributed.elastic.utils import macros

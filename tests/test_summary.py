@@ -4,7 +4,7 @@ import math
 import signal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jobs import job_of
 
@@ -65,7 +65,6 @@ def test_a_job_that_starts_nothing():
 AT = st.floats(100.0, 1000.0) | st.just(math.inf)
 
 
-@settings(deadline=None)
 @example(100.0, 100.0, math.inf, 100.0, math.inf, 0.5, 1, SUCCESS)
 @given(
     *(AT, AT, AT, AT, AT, st.floats(0, 999)),

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from conftest import LAUNCHER, completed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulation.job import Job
 from simulation.strategies import drawn
@@ -121,7 +121,6 @@ def test_a_stall_without_an_end_lasts_to_that_of_the_attempt():
     ]  # fmt: skip
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.watch import in_rank, judge, progress, sentences, stacks, waits
@@ -553,7 +553,6 @@ def test_ranks_are_written_in_few_characters():
         assert in_rank.ranges(list(ranks)) == text
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 9999), min_size=1).map(sorted))
 def test_ranks_are_read_as_they_were_written(ranks):
     assert list(progress.members(in_rank.ranges(ranks))) == ranks
