@@ -138,7 +138,7 @@ nvrx:
 
 # On real containers, and on hosts in network namespaces.
 test-containers: needs-test-containers $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
-	$(PYTEST) -n 4 --dist loadgroup -m "containers and not more"
+	$(PYTEST) -n 5 --dist loadgroup -m "containers and not more"
 
 # The slow cases, above all of the systems in docs/systems.md.
 test-systems: needs-test-systems $(TORCHRUN) $(PYTEST) $(SDK_V2) $(SDK_V3)
