@@ -20,7 +20,7 @@ from launcher.peers.messages import (
     Stop,
     Succeeded,
 )
-from launcher.result.causes import SUCCESS, Result, of_host, stopped
+from launcher.result.causes import SUCCESS, Cause, Result, of_host, stopped
 from launcher.result.raised import Link
 from launcher.run import machine
 from launcher.run.events import (
@@ -52,10 +52,12 @@ from launcher.text.words import Log
 TERM, INT = signal.SIGTERM, signal.SIGINT
 FAILED = Result(1, "algo-2, rank 2 (local rank 0) failed\n")
 FAILURE, STOP, RESTART = End(1, FAILED), End(1, stopped(TERM)), End(1, SUCCESS, "again")
+LEAVE = Leave(FAILED)
 JOINED = (KeeperJoined(0, 0, 2), KeeperJoined(1, 1, 2))
 RUN = (RankRuns(0, 71), RankRuns(1, 72))
 STARTED = (Start(1, 0), *JOINED, *RUN)
 CLEARED = (KeeperCleared(0, 1, 0), KeeperCleared(1, 1, 0))
+AGAIN = (KeeperCleared(0, 2, 0), KeeperCleared(1, 2, 0))
 SUCCEED = (RankEnded(0, 0), RankEnded(1, 0))
 ECC = Link("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
 PEER = Link("RuntimeError", "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
@@ -108,7 +110,7 @@ ROWS = [
     ((STOP,), Start(1, 0), Ending, []),
     ((Start(1, 0),), JOINED[0], Running, [RunRanks]),
     ((Start(1, 0), STOP), JOINED[0], Ending, []),
-    ((Start(1, 0), STOP, Leave()), JOINED[0], Ending, [LeaveRanks]),
+    ((Start(1, 0), STOP, LEAVE), JOINED[0], Ending, [LeaveRanks]),
     (STARTED, RESTART, Ending, [EndRanks]),
     (STARTED, SUCCEED[0], Running, [RanksSucceeded(1, 0, (0.0,))]),
     (STARTED, Signal(TERM), Ending, [Stop(TERM), EndRanks]),
@@ -117,25 +119,28 @@ ROWS = [
     # Of an end that was replaced, of an attempt that is over, or too late.
     ((*STARTED, RESTART, STOP), CLEARED[0], Ending, []),
     (STARTED, CLEARED[0], Running, []),
-    (STARTED, Leave(), Running, []),
-    ((*STARTED, FAILURE, Leave()), Leave(), Ending, []),
+    (STARTED, LEAVE, Running, []),
+    ((*STARTED, FAILURE, LEAVE), LEAVE, Ending, []),
     # A keeper that clears a local stop clears the coordinator's, which comes after it.
     ((*STARTED, Signal(TERM), *CLEARED), STOP, Ending, [Cleared(1, 0)]),
     ((*STARTED, STOP), End(2, FAILED), Ending, []),
     ((*STARTED, RESTART), End(2, stopped(TERM)), Ending, [EndRanks]),
     ((*STARTED, RESTART), Signal(TERM), Ending, [Stop(TERM), EndRanks]),
+    # Then nobody commands it, if there is to be no restart: the End before it is cleared.
+    ((*STARTED, RESTART, Signal(TERM), AGAIN[0]), AGAIN[1], Ending, [Cleared(1, 0)]),
     ((*STARTED, FAILURE), Signal(TERM), Ending, []),
     ((*STARTED, RESTART, *CLEARED), Start(2, 30001), Running, [RunRanks]),
-    ((*STARTED, FAILURE, *CLEARED), Leave(), Ending, [KillTorchrun, LeaveRanks]),
-    ((*STARTED, End(1, SUCCESS), *CLEARED), Leave(), Ending, [LeaveRanks]),
+    ((*STARTED, FAILURE, *CLEARED), LEAVE, Ending, [KillTorchrun, LeaveRanks]),
+    ((*STARTED, End(1, SUCCESS), *CLEARED), Leave(SUCCESS), Ending, [LeaveRanks]),
+    ((*STARTED, RESTART, *CLEARED), LEAVE, Ending, [KillTorchrun, LeaveRanks]),
     ((*STARTED, FAILURE), TorchrunEnded(1), Ending, []),
     ((*STARTED, FAILURE), KeeperLost(0, "its keeper"), Ending, []),
-    ((*STARTED, FAILURE, *CLEARED, Leave()), NothingLeft(), Ending, []),
-    ((*STARTED, FAILURE, *CLEARED, Leave(), TorchrunEnded(-9)), NothingLeft(), Done, []),
+    ((*STARTED, FAILURE, *CLEARED, LEAVE), NothingLeft(), Ending, []),
+    ((*STARTED, FAILURE, *CLEARED, LEAVE, TorchrunEnded(-9)), NothingLeft(), Done, []),
     # Suspended meanwhile: the others have not waited, but ranks have their grace.
-    ((*STARTED, FAILURE), Leave(), Ending, []),
+    ((*STARTED, FAILURE), LEAVE, Ending, []),
     (
-        (*STARTED, FAILURE, Leave(), CLEARED[0]),
+        (*STARTED, FAILURE, LEAVE, CLEARED[0]),
         CLEARED[1],
         Ending,
         [Cleared(1, 0), KillTorchrun, LeaveRanks],
@@ -233,10 +238,20 @@ def test_a_first_host_whose_ranks_are_not_the_first_fails():
     assert "has not given the first host group rank 0" in failed.failure.text
 
 
-def test_hardware_that_breaks_while_ranks_are_ended_is_told_at_a_restart():
-    for end, count in ((RESTART, 1), (FAILURE, 0)):
-        host = running().at(5.0, end, RankExits(0, 1, (ECC,)), RankEnded(0, 1))
-        assert len(host.told) == count and all(one.failure.broken for one in host.told)
+@pytest.mark.parametrize("end", [FAILURE, RESTART])
+def test_a_rank_that_failed_before_it_could_be_ended_is_told(end):
+    """A rank that has got the signal failed for that; but hardware does not break for it."""
+    (failed,) = running().at(5.0, RAISED, end).at(6.0, RankEnded(0, 1)).told
+    assert (failed.failure.cause, failed.failure.may_restart, failed.age) == (Cause.OWN, True, 1.0)
+    handles = RankEnded(0, 1, response=Disposition.HANDLES)
+    assert running().at(5.0, end, RAISED, handles).told == []
+    (failed,) = running().at(5.0, end, RankExits(0, 1, (ECC,)), handles).told
+    assert failed.failure.broken and not failed.failure.may_restart
+
+
+def test_no_rank_is_told_twice():
+    host = running().at(5.0, RAISED).due(7.5)
+    assert len(host.told) == 1 and host.at(8.0, FAILURE, RankEnded(0, 1)).told == []
 
 
 def test_what_survives_sigkill_is_counted():
@@ -265,7 +280,7 @@ def test_a_kill_is_said_though_its_rank_has_ended_by_then(code):
     ("end", "waits", "then"), [(End(1, SUCCESS), 15.0, [KillTorchrun]), (FAILURE, 15.0, None)]
 )
 def test_what_does_not_end_is_not_waited_for(end, waits, then):
-    host = running().at(5.0, end, *CLEARED, Leave()).due(5.0 + waits)
+    host = running().at(5.0, end, *CLEARED, Leave(end.result)).due(5.0 + waits)
     if then:
         assert kinds(host.done) == then
         host.due(20.0 + 15.0)
@@ -273,9 +288,9 @@ def test_what_does_not_end_is_not_waited_for(end, waits, then):
 
 
 def test_a_keeper_that_hangs_is_not_waited_for_for_ever():
-    host = running().at(5.0, FAILURE, CLEARED[0]).at(30.0, Leave())
+    host = running().at(5.0, FAILURE, CLEARED[0]).at(30.0, LEAVE)
     assert kinds(host.done) == [KillTorchrun, LeaveRanks]
-    host = running().at(5.0, FAILURE, CLEARED[0]).at(6.0, Leave()).at(15.0, Time(), Time())
+    host = running().at(5.0, FAILURE, CLEARED[0]).at(6.0, LEAVE).at(15.0, Time(), Time())
     assert kinds(host.due(20.0).done) == [KillTorchrun, LeaveRanks]
 
 
@@ -283,11 +298,11 @@ def test_a_keeper_that_hangs_is_not_waited_for_for_ever():
 @pytest.mark.parametrize(
     ("event", "exit_code"), [(TorchrunEnded(3), 3), (TorchrunEnded(0), 0), (Signal(TERM), 143)]
 )
-@pytest.mark.parametrize("before", [(), (Leave(),)])
+@pytest.mark.parametrize("before", [(), (Leave(SUCCESS),)])
 def test_a_program_works_on_after_a_success(event, exit_code, before):
     host = running(runner=COMPILE).at(5.0, End(1, SUCCESS), *CLEARED, *before)
     assert machine.due(host.state) == math.inf
-    host.at(9.0, event, Leave())
+    host.at(9.0, event, Leave(SUCCESS))
     assert host.state.result.exit_code == exit_code
     kills = not before or not host.state.torchrun_runs or exit_code != 143
     assert kills or host.state.phase.killed

@@ -8,15 +8,17 @@ A host that is alone coordinates itself. EVENTS and MESSAGES have the function t
 it branches on the phase.
 
 *The cause is not what is known first.* One failure brings others about, on every host: connections
-break, collectives are aborted. So a first failure is held (Deciding) for as long as a better cause
-may still come (Cause.patience in causes.py); of two equally good ones the first counts. A lost host
-is one of these failures, and is found by its connection (channel.py).
+break, collectives are aborted. So a failure that may be such a consequence is held (Deciding) for
+as long as a better cause may still come (Cause.patience in causes.py): the ranks that would say it
+are not to be ended before. There is none better than a rank's own: then ranks are ended at once. Of
+two equally good causes the first counts. A lost host is one of these failures, and is found by its
+connection (channel.py).
 
 *One way to end, for every reason.* `End` has all hosts end their ranks (Clearing); its number is
 that of their replies. When all that are not lost have cleared, the next attempt starts, or all
-leave. Only failures of ranks, and hangs, restart, while restarts remain, no hardware is broken and
-there is a store for the next attempt. A restart can still be replaced by an end: by a stop, a lost
-host, one that does not clear. An end with a result stays: later failures and stops change nothing.
+leave. Only then the reason is final: what hosts report of failures that were there before the end
+counts, too. Only failures of ranks, and hangs, restart, while restarts remain, no hardware is
+broken and there is a store for the next attempt. A stop still replaces a restart.
 
 *Of a stop and a failure the first counts that arrives here.* After a stop all hosts end with 128 +
 its number and no failure file; after a failure that does not restart its exit code and text are
@@ -42,7 +44,16 @@ from typing import Any, Callable
 
 from launcher.job.job import Job
 from launcher.peers import ends, events, messages
-from launcher.peers.state import Clearing, Deciding, Ended, JobState, JobStep, Joining, Running
+from launcher.peers.state import (
+    Blame,
+    Clearing,
+    Deciding,
+    Ended,
+    JobState,
+    JobStep,
+    Joining,
+    Running,
+)
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
 from launcher.text.words import Log, join_and_count, lasted, ordinal, short, shortened, some_of
@@ -65,7 +76,7 @@ def begin(job: Job, now: float) -> JobStep:
     if not job.members:
         return _start_attempt(state, 1, 0, now)
     if not job.fingerprint:
-        state = _await_reason(state, job.current_host, now)
+        return _await_reason(state, job.current_host, now)
     return state, ()
 
 
@@ -108,11 +119,12 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
     )
     phase, more = state.phase, tuple[events.Action, ...]()
     if isinstance(phase, (Clearing, Ended)):
-        more = (events.Send((other.host,), messages.End(state.number, phase.result)),)
+        result = phase.result if isinstance(phase, Ended) else phase.end.result
+        more = (events.Send((other.host,), messages.End(state.number, result)),)
         if isinstance(phase, Ended):
-            more = (*more, events.Send((other.host,), messages.Leave()))
+            more = (*more, events.Send((other.host,), messages.Leave(result)))
     elif not other.fingerprint:
-        state = _await_reason(state, other.host, now)
+        state, more = _await_reason(state, other.host, now)
     elif difference := _difference(state, other):
         state, more = _end(state, of_host(difference).result, now)
     elif isinstance(phase, Joining) and len(state.members) == len(job.members):
@@ -149,10 +161,10 @@ def _difference(state: JobState, other: messages.Hello) -> str:
     return ""
 
 
-def _await_reason(state: JobState, host: str, now: float) -> JobState:
+def _await_reason(state: JobState, host: str, now: float) -> JobStep:
     """Wait for what a host that cannot start is about to report: a better cause than this."""
     why = of_host(f"{host} cannot start, and did not report why", cause=Cause.SECONDARY)
-    return _note(state, why, now)
+    return _fail(state, why, now)
 
 
 def cannot_listen(state: JobState, event: events.CannotListen, now: float) -> JobStep:
@@ -161,9 +173,7 @@ def cannot_listen(state: JobState, event: events.CannotListen, now: float) -> Jo
         state = state._replace(absent=frozenset())
     if isinstance(state.phase, (Clearing, Ended)):
         return _if_cleared(state, now)
-    state = _note(state, of_host(f"launcher: {event.why}"), now)
-    assert isinstance(state.phase, Deciding)
-    return _end(state, state.phase.failure.result, now)
+    return _fail(state, of_host(f"launcher: {event.why}"), now)
 
 
 def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
@@ -181,9 +191,9 @@ def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
         return _after_failure(state, phase, now)
     if isinstance(phase, Ended):
         return _leave_here(state, phase)
-    if phase.reason:
-        return _restart_is_late(state, phase, now)
-    return _leave(state, phase.result, now)
+    if phase.blame and phase.end.restart:
+        return _restart_is_late(state, phase, phase.blame, now)
+    return _leave(state, _settled(state, phase), now)
 
 
 def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
@@ -206,25 +216,13 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
 
 
 def host_failed(state: JobState, host: str, message: messages.Failed, now: float) -> JobStep:
-    """Wait for a better cause, as long as the cause's patience."""
-    phase, failure = state.phase, message.failure
+    """Count a failure of this attempt."""
+    failure = message.failure
     # A launcher that fails while it waits for a start may not have received it.
     crosses = message.attempt == state.attempt - 1 and not failure.may_restart
-    if not (message.attempt == state.attempt or crosses) or isinstance(phase, Ended):
-        return state, ()  # of an attempt that is over, or too late: the job has ended
-    if isinstance(phase, Clearing):
-        if failure.broken and phase.reason:
-            why = causes.broken_hosts(failure.broken)
-            return _end(state, causes.no_restart(phase.reason, why).result, now)
-        # What ranks do meanwhile belongs to the same restart; without torchrun there is none.
-        if failure.may_restart or not phase.reason:
-            return state, ()
-        # Of a launcher: its own, or that it has lost the coordinator, which stood still (SIGSTOP).
-        is_cause = failure.cause in (Cause.OWN, Cause.HOST_LOST)
-        if not is_cause:
-            failure = causes.no_restart(phase.reason, failure.headline)
-        return _end(state, failure.result, now)
-    return _note(state, failure, now, message.age), ()
+    if message.attempt == state.attempt or crosses:
+        return _fail(state, failure, now, message.age)
+    return state, ()  # of an attempt that is over
 
 
 def ranks_succeeded(
@@ -237,83 +235,109 @@ def ranks_succeeded(
 
 
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
-    """Wait for a better cause; a job that has lost a host does not restart, in any case."""
+    """Count a loss; a job that has lost a host does not restart, in any case."""
     members = {host: at for host, at in state.members.items() if host != event.host}
     state, phase = state._replace(members=members), state.phase
-    failure = of_lost_host(event.host, f"was lost: {event.why}")
     if isinstance(phase, Ended):
         is_last = not members and phase.leave_at < math.inf
         return _leave_here(state, phase) if is_last else (state, ())
+    state, actions = _fail(state, of_lost_host(event.host, f"was lost: {event.why}"), now)
+    return (state, actions) if actions else _if_cleared(state, now)
+
+
+def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> JobStep:
+    """Count a failure, `age` seconds old; wait for a better cause, as long as its patience."""
+    phase, at = state.phase, now - age
+    if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.blame):
+        return state, ()
     if isinstance(phase, Clearing):
-        return _end(state, failure.result, now) if phase.reason else _if_cleared(state, now)
-    return _note(state, failure, now), ()
+        assert phase.blame
+        is_of_rank = failure.may_restart
+        if not (is_of_rank or phase.end.restart):
+            return state, ()  # of a launcher, or torchrun: the job ends anyway
+        blame = phase.blame.noted(failure, at)
+        # A loss, or a launcher's own error, ends a job whose ranks were about to start again.
+        if not is_of_rank and failure.cause <= Cause.HOST_LOST and phase.blame.failure.may_restart:
+            blame = Blame(_while_restarting(state, failure), at, no_restart=failure.headline)
+        return state._replace(phase=phase._replace(blame=blame)), ()
+    deadline, succeeded = now + failure.cause.patience, frozenset[str]()
+    if isinstance(phase, Deciding):
+        blame, deadline = phase.blame.noted(failure, at), min(phase.deadline, deadline)
+    else:
+        blame = Blame(failure, at).noted(failure, at)
+    if isinstance(phase, (Running, Deciding)):
+        succeeded = phase.succeeded
+    deciding = Deciding(deadline, blame, succeeded)
+    state = state._replace(phase=deciding)
+    return _after_failure(state, deciding, now) if now >= deadline else (state, ())
 
 
-def _note(state: JobState, failure: Failure, now: float, age: float = 0.0) -> JobState:
-    """Note a failure, `age` seconds old, and the deadline of a better cause."""
-    phase = state.phase
-    if not isinstance(phase, Deciding):
-        succeeded = phase.succeeded if isinstance(phase, Running) else frozenset()
-        phase = Deciding(math.inf, failure, now - age, succeeded)
-    if failure.cause < phase.failure.cause:
-        phase = phase._replace(failure=failure, failed_at=now - age)
-    phase = phase._replace(
-        deadline=min(phase.deadline, now + failure.cause.patience),
-        failures=phase.failures + failure.may_restart,
-        may_restart=phase.may_restart and failure.may_restart,
-        broken=phase.broken or failure.broken,
-    )
-    return state._replace(phase=phase)
+def _while_restarting(state: JobState, failure: Failure) -> Failure:
+    """Return a failure that ends a job instead of a restart, with the reason for that."""
+    before = shortened(f"reason for the restart: {state.kinds[-1]}", 300)
+    return failure._replace(text=f"{failure.text}{before}\n")
 
 
 def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
-    count = deciding.failures if deciding.failure.may_restart else 1
-    failure = causes.first_of(deciding.failure, count)
+    blame = deciding.blame
+    failure = blame.failure
     seen = judge.reason_of_wait(state.watch, failure.rank, now)
     if failure.cause >= Cause.ABORTED and seen:
         failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
     elif failure.cause is Cause.SECONDARY:
-        departed = ends.named(state.ends, deciding.failed_at)
+        departed = ends.named(state.ends, blame.failed_at)
         failure = causes.explained(failure, departed) if departed else failure
-    obstacle = _obstacle(state, deciding)
-    if obstacle is not None:
-        failure = causes.no_restart(failure, obstacle) if obstacle else failure
-        return _end(state, failure.result, now)
+    blame = blame._replace(failure=failure)
+    if not _restarts(state, blame):
+        return _end(state, _result(state, blame), now, blame)
     attempt, most = state.attempt, state.job.options.max_restarts + 1
     took = now - state.attempt_began
     why = f"attempt {attempt} of {most} failed after {lasted(took)}: {failure.headline.rstrip('.')}"
-    kind = deciding.failure.kind
+    kind = deciding.blame.failure.kind
     before = state.kinds.count(kind)
     if before:
         why += f" (for the {ordinal(before + 1)} time)"
     state = state._replace(kinds=(*state.kinds, kind))
-    return _end(state, SUCCESS, now, failure, f"{why}; restarting all ranks.")
+    return _end(state, SUCCESS, now, blame, f"{why}; restarting all ranks.")
 
 
-def _obstacle(state: JobState, deciding: Deciding) -> str | None:
-    """Return what keeps the job from a restart, "" if none is left or wanted; None: nothing."""
-    if not (deciding.may_restart and 1 <= state.attempt <= state.job.options.max_restarts):
-        return ""
-    if deciding.broken:
-        return causes.broken_hosts(deciding.broken)
-    return state.store.why if state.store and not state.store.port else None
+def _restarts(state: JobState, blame: Blame) -> bool:
+    """Tell whether another attempt may follow."""
+    return _has_restarts(state) and not _obstacle(state, blame)
+
+
+def _has_restarts(state: JobState) -> bool:
+    return 1 <= state.attempt <= state.job.options.max_restarts
+
+
+def _obstacle(state: JobState, blame: Blame) -> str:
+    """Return what keeps the job from a restart; "": nothing that is known yet."""
+    has_none = state.store and not state.store.port
+    return blame.no_restart or (state.store.why if state.store and has_none else "")
+
+
+def _result(state: JobState, blame: Blame) -> Result:
+    """Return how the job ends that does not restart."""
+    failure, obstacle = blame.failure, _obstacle(state, blame)
+    if not failure.may_restart:
+        return failure.result
+    failure = causes.first_of(failure, blame.failures)
+    is_hindered = obstacle and _has_restarts(state)
+    return (causes.no_restart(failure, obstacle) if is_hindered else failure).result
 
 
 def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
     """Note the next attempt's store; a restart that waits for it can start, or cannot."""
-    state, phase = state._replace(store=event), state.phase
-    if isinstance(phase, Clearing) and phase.reason and not event.port:
-        return _end(state, causes.no_restart(phase.reason, event.why).result, now)
-    return _if_cleared(state, now)
+    return _if_cleared(state._replace(store=event), now)
 
 
 def host_stopped(state: JobState, host: str, message: messages.Stop, now: float) -> JobStep:
     """Stop all hosts, unless a failure came first that a restart cannot fix."""
     phase = state.phase
-    if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.reason):
-        return state, ()
-    if isinstance(phase, Deciding) and _obstacle(state, phase) is not None:
+    blame = phase.blame if isinstance(phase, (Deciding, Clearing)) else None
+    is_final = isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.end.restart)
+    if is_final or (blame and not _restarts(state, blame)):
         return state, ()
     return _end(state, causes.stopped(message.number), now)
 
@@ -325,9 +349,7 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
         return state, ()
     state = state._replace(watch=judge.host_succeeded(state.watch, host))
     succeeded = phase.succeeded | {host}
-    has_failed = isinstance(phase, Deciding) and (
-        phase.failures or phase.failure.cause is Cause.OWN
-    )
+    has_failed = isinstance(phase, Deciding) and phase.blame.failures
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
         return _end(state, SUCCESS, now)
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
@@ -346,14 +368,15 @@ def progress_reported(
 def _judge_progress(state: JobState, now: float) -> JobStep:
     """Log a stall, and fail the attempt when the user's limit for it is over."""
     watch, lines, is_new = judge.check(state.watch, now)
-    logs, requests = tuple(Log(line) for line in lines), tuple[events.Action, ...]()
+    logs, actions = tuple(Log(line) for line in lines), tuple[events.Action, ...]()
     state = state._replace(watch=watch)
     if is_new:
-        state, requests = _gather_stacks(state, "", now)
+        state, actions = _gather_stacks(state, "", now)
     if watch.hang:
         hang = causes.of_hang(watch.hang.text, may_restart=watch.hang.may_restart)
-        state = _note(state, hang, now)
-    return state, logs + requests
+        state, more = _fail(state, hang, now)
+        actions += more
+    return state, logs + actions
 
 
 def stacks_requested(
@@ -402,12 +425,12 @@ def _show_stacks(state: JobState) -> JobStep:
 
 
 def _end(
-    state: JobState, result: Result, now: float, reason: Failure | None = None, restart: str = ""
+    state: JobState, result: Result, now: float, blame: Blame | None = None, restart: str = ""
 ) -> JobStep:
     """Have all hosts end their ranks, for a result, or for a restart: `restart` says why."""
-    clearing = Clearing(result, now + _bound(state, is_restart=bool(reason)), reason)
-    state = state._replace(phase=clearing, number=state.number + 1)
-    return _command_all(state, messages.End(state.number, result, restart))
+    end = messages.End(state.number + 1, result, restart)
+    clearing = Clearing(end, now + _bound(state, is_restart=bool(restart)), blame)
+    return _command_all(state._replace(phase=clearing, number=end.number), end)
 
 
 def _bound(state: JobState, *, is_restart: bool) -> float:
@@ -424,10 +447,12 @@ def host_cleared(state: JobState, host: str, message: messages.Cleared, now: flo
     phase = state.phase
     if message.number != state.number or not isinstance(phase, Clearing):
         return state, ()
-    if message.survivors and phase.reason:  # they hold what the next attempt needs: a GPU, a port
+    phase = phase._replace(cleared=phase.cleared | {host})
+    if message.survivors and phase.blame:  # they hold what the next attempt needs: a GPU, a port
         why = f"{message.survivors} of {host}'s processes survived SIGKILL"
-        return _end(state, causes.no_restart(phase.reason, why).result, now)
-    return _if_cleared(state._replace(phase=phase._replace(cleared=phase.cleared | {host})), now)
+        why = phase.blame.no_restart or why
+        phase = phase._replace(blame=phase.blame._replace(no_restart=why))
+    return _if_cleared(state._replace(phase=phase), now)
 
 
 def _if_cleared(state: JobState, now: float) -> JobStep:
@@ -435,11 +460,16 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
     phase = state.phase
     if not isinstance(phase, Clearing) or _behind(state, phase):
         return state, ()
-    if not phase.reason:
-        return _leave(state, phase.result, now)
+    if not (phase.end.restart and phase.blame and _restarts(state, phase.blame)):
+        return _leave(state, _settled(state, phase), now)
     if not state.store:
         return state, ()
     return _start_attempt(state, state.attempt + 1, state.store.port, now)
+
+
+def _settled(state: JobState, clearing: Clearing) -> Result:
+    """Return how the job ends, when nothing can change that any more."""
+    return _result(state, clearing.blame) if clearing.blame else clearing.end.result
 
 
 def _behind(state: JobState, clearing: Clearing) -> set[str]:
@@ -447,20 +477,18 @@ def _behind(state: JobState, clearing: Clearing) -> set[str]:
     return {state.job.current_host, *state.members, *state.absent} - clearing.cleared
 
 
-def _restart_is_late(state: JobState, clearing: Clearing, now: float) -> JobStep:
+def _restart_is_late(state: JobState, clearing: Clearing, blame: Blame, now: float) -> JobStep:
     """End the job since a restart takes too long; name the hosts that are behind, or the store."""
-    job, reason = state.job, clearing.reason
-    assert reason
+    job = state.job
     within = f"within {_bound(state, is_restart=True):g} s of the restart"
     behind = sorted(_behind(state, clearing), key=job.cluster.hosts.index)
     if not behind:
         why = f"{job.current_host} did not make the next attempt's store {within}"
-        return _end(state, causes.no_restart(reason, why).result, now)
+        return _leave(state, _result(state, blame._replace(no_restart=why)), now)
     named = some_of(behind)
     how = f"did not clean up attempt {state.attempt} {within}"
-    result = of_lost_host(join_and_count(named, len(behind) - len(named)), how).result
-    before = shortened(f"reason for the restart: {state.kinds[-1]}", 300)
-    return _end(state, result._replace(text=f"{result.text}{before}\n"), now)
+    late = of_lost_host(join_and_count(named, len(behind) - len(named)), how)
+    return _end(state, _while_restarting(state, late).result, now)
 
 
 def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobStep:
@@ -481,15 +509,16 @@ def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobS
 
 def _leave(state: JobState, result: Result, now: float) -> JobStep:
     """Have the other hosts leave, then this one; after a success at once."""
+    leave = messages.Leave(result)
     if result == SUCCESS or not state.members:
-        return _command_all(state._replace(phase=Ended(result, math.inf)), messages.Leave())
+        return _command_all(state._replace(phase=Ended(result, math.inf)), leave)
     state = state._replace(phase=Ended(result, now + _LEAVE_SECONDS))
-    return state, (events.Send(tuple(state.members), messages.Leave()),)
+    return state, (events.Send(tuple(state.members), leave),)
 
 
 def _leave_here(state: JobState, ended: Ended) -> JobStep:
     state = state._replace(phase=ended._replace(leave_at=math.inf))
-    return state, (events.Send((state.job.current_host,), messages.Leave()),)
+    return state, (events.Send((state.job.current_host,), messages.Leave(ended.result)),)
 
 
 def _command_all(state: JobState, message: messages.FromCoordinator) -> JobStep:

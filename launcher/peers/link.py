@@ -197,12 +197,13 @@ def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkSt
 def _alone(state: LinkState, how: str) -> LinkStep:
     """End this host without the coordinator; it leaves once its ranks are ended."""
     actions: tuple[events.Action, ...] = ()
-    if not state.result:
+    result = state.result
+    if not result:
         result = of_lost_host(state.job.coordinator, how).result
         if state.stop_signal:  # which came first
             result = stopped(state.stop_signal)
         state, actions = _end(state, messages.End(0, result))
-    return state._replace(phase=Left()), (*actions, _command(state, messages.Leave()))
+    return state._replace(phase=Left()), (*actions, _command(state, messages.Leave(result)))
 
 
 def _end(state: LinkState, end: messages.End) -> LinkStep:

@@ -140,9 +140,10 @@ class Start(NamedTuple):
 
 
 class End(NamedTuple):
-    """End the ranks of this attempt. `result` is how the job ends; a later End replaces this one.
+    """End the ranks of this attempt. `result` is how the job ends, as far as that is known yet.
 
     If another attempt follows, `restart` is a line for the log, and the result counts for nothing.
+    A later End replaces this one.
     """
 
     number: int
@@ -151,7 +152,9 @@ class End(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """All hosts have cleared: let torchrun go, and end."""
+    """All hosts have cleared: let torchrun go, and end, with a result that is final."""
+
+    result: Result
 
 
 class CollectStacks(NamedTuple):
@@ -242,6 +245,8 @@ def from_coordinator(message: Mapping[str, Any]) -> FromCoordinator | Alive:
     if isinstance(received, End):
         restart = printable(received.restart[:_LONGEST_LINE])
         return received._replace(result=as_received(received.result), restart=restart)
+    if isinstance(received, Leave):
+        return Leave(as_received(received.result))
     return received
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple, Union
 from launcher.job.job import Job
 from launcher.peers import ends
 from launcher.peers.events import Action, StoreMade
-from launcher.peers.messages import Hello
-from launcher.result.causes import Failure, Result
+from launcher.peers.messages import End, Hello
+from launcher.result.causes import Failure, Result, broken_hosts
 from launcher.watch import judge, stacks
 
 
@@ -26,28 +26,44 @@ class Running(NamedTuple):
     succeeded: frozenset[str] = frozenset()
 
 
+class Blame(NamedTuple):
+    """Why an attempt fails: the best cause that is known, and what keeps the job from a restart."""
+
+    failure: Failure
+    failed_at: float  # when that cause was one
+    failures: int = 0  # of ranks
+    no_restart: str = ""  # in words
+
+    def noted(self, failure: Failure, at: float) -> Blame:
+        """Return this with a failure more; of two equally good causes the first counts."""
+        blame = self
+        if failure.cause < blame.failure.cause:
+            blame = blame._replace(failure=failure, failed_at=at)
+        why = "" if failure.may_restart else failure.headline
+        why = broken_hosts(failure.broken) if failure.broken else why
+        return blame._replace(
+            failures=blame.failures + failure.may_restart, no_restart=blame.no_restart or why
+        )
+
+
 class Deciding(NamedTuple):
     """A host has failed or is lost; a better cause may come until the deadline."""
 
     deadline: float
-    failure: Failure  # the best cause that is known
-    failed_at: float  # when that cause was one
+    blame: Blame
     succeeded: frozenset[str]
-    failures: int = 0  # of ranks
-    may_restart: bool = True
-    broken: str = ""  # hardware, in words: then there is no restart
 
 
 class Clearing(NamedTuple):
     """All hosts end their ranks, by the last End.
 
-    Then the job ends with the result, or the next attempt starts, if there is a `reason`: the
-    failure for which the job restarts.
+    Then the job ends, or the next attempt starts if the End says so and nothing has come between.
+    If there is a `blame` it is that which counts then, and not what the End says of it.
     """
 
-    result: Result
+    end: End
     deadline: float
-    reason: Failure | None = None
+    blame: Blame | None = None
     cleared: frozenset[str] = frozenset()
 
 
@@ -84,9 +100,9 @@ class JobState(NamedTuple):
     def result(self) -> Result | None:
         """How the job ends, if that is decided."""
         phase = self.phase
-        if isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.reason):
-            return phase.result
-        return None
+        if isinstance(phase, Clearing):
+            return None if phase.end.restart else phase.end.result
+        return phase.result if isinstance(phase, Ended) else None
 
 
 JobStep = tuple[JobState, tuple[Action, ...]]

@@ -70,7 +70,7 @@ class Cause(enum.IntEnum):
         return _PATIENCE[self]
 
 
-_PATIENCE = (0.3, 0.5, 1.0, 3.0, 3.0)
+_PATIENCE = (0.0, 0.5, 1.0, 3.0, 3.0)
 
 
 class Result(NamedTuple):

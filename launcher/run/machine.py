@@ -37,7 +37,7 @@ from typing import Any, Callable
 from launcher.job.job import Job
 from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
 from launcher.result import causes
-from launcher.result.causes import Failure, headline, stopped
+from launcher.result.causes import Cause, Failure, headline, stopped
 from launcher.run import ranks
 from launcher.run.events import (
     Actions,
@@ -178,6 +178,8 @@ def left(state: State, event: Leave, now: float) -> Step:
     phase = state.phase
     if not isinstance(phase, Ending) or phase.leaves:
         return state, ()
+    if event.result.exit_code:  # or else what ran torchrun may have failed since
+        state = state._replace(result=event.result)
     by = phase.deadline + GONE_SECONDS
     if phase.open and now < by:  # this launcher was suspended, and the others have not waited
         return state._replace(phase=phase._replace(may_leave=True, torchrun_by=by)), ()
@@ -237,7 +239,9 @@ def signalled(state: State, event: Signal, now: float) -> Step:
     if isinstance(phase, Joining):
         return state, (report,)
     if isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART):
-        state, actions = _end(state, Why.STOP, now, number, LOCAL)
+        # If there is to be no restart, the stop changes nothing, and the End before it is cleared.
+        command = phase.command if isinstance(phase, Ending) else LOCAL
+        state, actions = _end(state, Why.STOP, now, number, command)
         return state, (report, *actions)
     if isinstance(phase, Ending) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
@@ -315,7 +319,9 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     if phase.open or phase.command == LOCAL or phase.leaves:
         return state, before
     done = (*before, Report(Cleared(phase.command, phase.survivors)))
-    state, actions = left(state, Leave(), now) if phase.may_leave else (state, ())
+    if not (phase.may_leave and state.result):
+        return state, done
+    state, actions = left(state, Leave(state.result), now)
     return state, (*done, *actions)
 
 
@@ -397,7 +403,7 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
         return state, ()
     if isinstance(phase, Ending):
         is_end = isinstance(event, RankEnded)
-        return state, _ended_while_ending(state, phase, rank) if is_end else ()
+        return state, _ended_while_ending(state, phase, rank, now) if is_end else ()
     if state.has_succeeded:
         return state, (*_report_successes(state, now), Report(Succeeded(state.attempt)))
     actions: Actions = ()
@@ -502,11 +508,11 @@ def ended_by_itself_at_stop(number: int) -> tuple[int, ...]:
     return (0, 128 + number, 128 + signal.SIGTERM)
 
 
-def _ended_while_ending(state: State, phase: Ending, rank: Rank) -> Actions:
+def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
     """Log a failure during a stop."""
     number = phase.number
     if phase.why is not Why.STOP:
-        return _report_broken(state, phase, rank)
+        return _report_failure(state, phase, rank, now)
     if rank.response is None:
         return _failed_before(state, (rank,), number)
     stops = (*_died_of_stop(number), *ended_by_itself_at_stop(number))
@@ -515,12 +521,17 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank) -> Actions:
     return ()
 
 
-def _report_broken(state: State, phase: Ending, rank: Rank) -> Actions:
-    """Report hardware that is broken, which no restart mends."""
-    host = state.job.current_host
-    if phase.why is Why.RESTART and rank.failure and causes.broken_hardware(rank.failure, host):
-        return (Report(Failed(state.attempt, causes.of_rank(rank.failure, host))),)
-    return ()
+def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
+    """Report a rank that had failed before it could be ended, or hardware that is broken."""
+    if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.failure or rank.counts:
+        return ()
+    failure = causes.of_rank(rank.failure, state.job.current_host)
+    if rank.response is not None:
+        if not failure.broken:
+            return ()
+        failure = failure._replace(cause=Cause.SECONDARY, may_restart=False)
+    age = now - state.times.attempt - rank.failure.time
+    return (Report(Failed(state.attempt, failure, round(age, 3))),)
 
 
 def _failed_before(state: State, ended: Iterable[Rank], number: int) -> Actions:
@@ -564,7 +575,8 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
     if now >= phase.says_at:
         return _say_why_killed(state, now)
     if now >= phase.torchrun_by and not phase.leaves:
-        return left(state, Leave(), now)  # a keeper hangs
+        assert state.result
+        return left(state, Leave(state.result), now)  # a keeper hangs
     if now >= phase.torchrun_by:
         if _is_success(state):
             line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."

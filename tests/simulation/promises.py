@@ -129,7 +129,7 @@ def best_failure(watch: Watch) -> Iterator[str]:
     """Of those that it has heard of by then it takes the first of the best kind."""
     if watch.decided is None:
         return
-    at, result = watch.decided
+    at, result = watch.settled_at, watch.decided[1]
     last = max((one.attempt for one in watch.failures), default=0)
     known = [one.failure for one in watch.failures if one.attempt == last and one.time <= at]
     if not known or result.exit_code == 0 or result.stop_signal:
@@ -144,7 +144,7 @@ def best_failure(watch: Watch) -> Iterator[str]:
             yield f"{first} in place of {expected}"
 
 
-@promise("A rank's own failure counts most (it waits 0.3 s)")
+@promise("A rank's own failure counts most (nothing is waited for)")
 def decides_in_time(watch: Watch) -> Iterator[str]:
     """And no longer, nor for others than it says."""
     one = watch.faults[0] if watch.faults else None
@@ -161,7 +161,7 @@ def decides_in_time(watch: Watch) -> Iterator[str]:
     most |= dict.fromkeys(KEEPERS, 1.1)
     most |= dict.fromkeys(LOSSES, 19.1)
     most |= {What.LAUNCHER_STOPS: 60.6}
-    most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.3 + 0.2)
+    most |= dict.fromkeys(RANK_FAILURES, one.fault.amount + 2.5 + 0.2)
     through = all(rank.exit_code == 0 for rank in watch.ranks)
     if watch.decided[0] > one.time + most.get(one.fault.what, math.inf) and not through:
         yield f"it decides {watch.decided[0] - one.time:.2f} s after: {one.fault.what.value}"
@@ -405,6 +405,8 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
     assert launcher.result
     is_stop = any(one.stopping_since < math.inf for one in launchers(watch))
     # All hosts clear, though one of them may be lost; the first leaves 5 s after the others.
+    # Keepers whose launcher has failed itself give a rank the grace of a stop.
+    is_stop = is_stop or bool(has(watch, What.LAUNCHER_FAILS))
     bound = (plan.grace if is_stop else plan.failure_grace) + 5.0
     if launcher.result.exit_code == 0:
         bound = TORCHRUN_SECONDS + plan.failure_grace

@@ -80,7 +80,8 @@ class Watch:
     """The facts of one job.
 
     Attributes: `faults` that took effect, in the order of time; `failures` that were reported to
-    the coordinator before it decided; `decided`, when and what; `restarts`, when; `quiet_from`,
+    the coordinator before its reason was settled; `decided`, when all were to end and how the job
+    ends, settled at `settled_at`; `restarts`, when; `quiet_from`,
     since when all ranks have trained and nothing has gone wrong, None at other times.
     """
 
@@ -96,6 +97,7 @@ class Watch:
         self.uploads: list[Upload] = []
         self.failures: list[ReportedFailure] = []
         self.decided: tuple[float, Result] | None = None
+        self.settled_at = math.inf
         self.restarts: list[float] = []
         self.lost_store: list[tuple[float, Rank]] = []  # ranks whose store has gone before them
         self.quiet_from: float | None = None
@@ -155,10 +157,14 @@ class Watch:
         message = event.message if isinstance(event, events.Received) else event
         self._is_in_order(before, message)
         is_open = not isinstance(before.phase, (Clearing, Ended))
-        if isinstance(event, events.Lost) and is_open:
+        restarts = isinstance(before.phase, Clearing) and bool(before.phase.end.restart)
+        if isinstance(event, events.Lost) and (is_open or restarts):
             failure = of_lost_host(event.host, f"was lost: {event.why}")
             self.failures.append(ReportedFailure(now, before.attempt, failure))
-        if isinstance(message, Failed) and is_open:
+        # Once all hosts end their ranks for a failure only another one of a rank may replace it.
+        has_blame = bool(getattr(before.phase, "blame", None))
+        counts = isinstance(message, Failed) and message.failure.may_restart and has_blame
+        if isinstance(message, Failed) and (is_open or restarts or counts):
             crosses = (message.attempt, before.attempt) == (
                 0,
                 1,
@@ -166,10 +172,11 @@ class Watch:
             if message.attempt == before.attempt or crosses:
                 failed = ReportedFailure(now, before.attempt, message.failure, message.age)
                 self.failures.append(failed)
-        phase, is_restart = after.phase, isinstance(before.phase, Clearing) and before.phase.reason
-        if isinstance(phase, (Clearing, Ended)) and not getattr(phase, "reason", None):
-            self.decided = self.decided or (now, phase.result)
-        elif isinstance(phase, Clearing) and not is_restart:
+        phase = after.phase
+        if after.result and after.result != before.result:
+            self.decided = (self.decided[0] if self.decided else now), after.result
+            self.settled_at = now
+        elif isinstance(phase, Clearing) and not isinstance(before.phase, Clearing):
             self.restarts.append(now)
         if isinstance(message, Stop):
             self.note("the coordinator hears of a stop", before.job.current_host)
