@@ -42,7 +42,7 @@ def mistake(*_: object, **__: object) -> Any:
 if __name__ == "__main__":
     how = sys.argv.pop(1)
     if how == "plan":
-        prepare._planned = mistake
+        prepare.make_plan = mistake  # type: ignore[assignment]
     elif how == "begin":
         supervisor.Supervisor._begin_attempt = mistake  # type: ignore[method-assign]
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from launcher.job.options import COUNTED, OPTIONS, RANKS, Options
+from launcher.job.options import COUNTED, MOST_RANKS, OPTIONS, Options
 from launcher.job.plan import SAGEMAKER_KILLS_AFTER
 from launcher.text.words import PREFIX, flag
 
@@ -16,8 +16,8 @@ def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str
     """Yield the lines for the log."""
     for variable in options.unknown_twins:
         twin = variable.upper().replace("-", "_")
-        known = twin.removeprefix("LAUNCHER_").lower() in OPTIONS
-        hint = f"did you mean {twin}?" if known else "see --launcher-help."
+        is_misspelt = twin.removeprefix("LAUNCHER_").lower() in OPTIONS
+        hint = f"did you mean {twin}?" if is_misspelt else "see --launcher-help."
         yield f"warning: {variable} is not a launcher option; {hint}"
     yield from _meant_for_the_launcher(options)
     if "preload" in options.given and options.start != "warm":
@@ -55,14 +55,11 @@ def _meant_for_the_launcher(options: Options) -> Iterator[str]:
                 f"warning: {name} is passed to the script; the launcher's own option is {option}."
             )
         elif name[:2] == "--" and spelled == _NPROC and "nproc_per_node" not in options.given:
-            if _is_count(text if equals else value):
+            if _is_number_of_ranks(text if equals else value):
                 yield (
                     f"{name} is passed to the script; the launcher's own option is {flag(_NPROC)}."
                 )
 
 
-def _is_count(text: str) -> bool:
-    try:
-        return bool(RANKS(text))
-    except ValueError:
-        return text in COUNTED
+def _is_number_of_ranks(text: str) -> bool:
+    return text in COUNTED or (text.isdecimal() and 0 < int(text[:5]) <= MOST_RANKS)

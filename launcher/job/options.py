@@ -32,15 +32,17 @@ SWITCHES = {"true": True, "false": False}
 # Parsers of one value each; they raise ValueError, which says what was expected.
 
 
-def whole(minimum: int, maximum: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from minimum to maximum."""
+def whole(minimum: int, maximum: int, word: str = "", meaning: object = None) -> Any:
+    """Return a parser of whole numbers from minimum to maximum, and of a word, if one is given."""
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> Any:
+        if word and text == word:
+            return meaning
         # isdecimal() alone accepts other scripts' digits; int() alone accepts "1_0" and " 1".
         if text.isascii() and text.isdecimal() and len(text) < 10:
             if minimum <= int(text) <= maximum:
                 return int(text)
-        raise ValueError(f"a whole number from {minimum} to {maximum}")
+        raise ValueError(f"{word and word + ', or '}a whole number from {minimum} to {maximum}")
 
     return parse
 
@@ -53,27 +55,9 @@ def checked(where: str, text: str, parse: Callable[[str], Any]) -> Any:
         raise UnexpectedError(where, text, str(error)) from None
 
 
-RANKS = whole(1, 1024)  # of one host
-_PORT, _SECONDS, _SOME_SECONDS = whole(1, 65535), whole(0, 86400), whole(1, 86400)
+MOST_RANKS, _DAY = 1024, 86400  # of one host; in seconds
+_PORT, _SECONDS = whole(1, 65535), whole(0, _DAY)
 COUNTED = ("auto", "cpu", "gpu", "xpu")  # what torchrun counts for --nproc-per-node
-
-
-def _or_never(text: str) -> float:
-    return _SECONDS(text) or math.inf
-
-
-def _or_auto(parse: Callable[[str], int]) -> Callable[[str], Optional[int]]:
-    """Return a parser that takes the word for what the launcher works out, None, as well."""
-
-    def parse_or_auto(text: str) -> Optional[int]:
-        if text == "auto":
-            return None
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise ValueError(f"auto, or {error}") from None
-
-    return parse_or_auto
 
 
 def switch(text: str) -> bool:
@@ -141,7 +125,7 @@ class Options(NamedTuple):
     """
 
     # fmt: off
-    nproc_per_node: Annotated[Optional[int], Option("auto|N", _or_auto(RANKS),
+    nproc_per_node: Annotated[Optional[int], Option("auto|N", whole(1, MOST_RANKS, "auto"),
         "processes per host; auto: one per GPU, else one per Neuron core, else 1")] = None
     instance_groups: Annotated[tuple[str, ...], Option("A,B", _names,
         "instance groups that run the job, in a heterogeneous cluster")] = ()  # (): all
@@ -152,9 +136,9 @@ class Options(NamedTuple):
         "port of torchrun's rendezvous (the c10d store) on the first host")] = 29400
     peer_port: Annotated[int, Option("PORT", _PORT,
         "port of the launcher channel on the first host")] = 29401
-    start_timeout: Annotated[int, Option("SECONDS", _SOME_SECONDS,
+    start_timeout: Annotated[int, Option("SECONDS", whole(1, _DAY),
         "fail the job if not all hosts have joined after this many seconds")] = 900
-    restart_timeout: Annotated[Optional[int], Option("SECONDS", _or_auto(_SOME_SECONDS),
+    restart_timeout: Annotated[Optional[int], Option("SECONDS", whole(1, _DAY, "auto"),
         "fail the job if hosts have not ended a failed attempt this many seconds after the "
         "decision to restart; auto: same as --launcher-start-timeout")] = None
     host_timeout: Annotated[int, Option("SECONDS", whole(5, 3600),
@@ -167,10 +151,10 @@ class Options(NamedTuple):
 
     watch: Annotated[int, Option("SECONDS", _SECONDS,
         "how often to check each rank's progress through its collectives; 0: never")] = 15
-    hang_notify: Annotated[int, Option("SECONDS", _SOME_SECONDS,
+    hang_notify: Annotated[int, Option("SECONDS", whole(1, _DAY),
         "after this many seconds without progress, log which rank the others are waiting for, or "
         "which rank's process is still running though its script has ended")] = 60
-    hang_timeout: Annotated[float, Option("SECONDS", _or_never,
+    hang_timeout: Annotated[float, Option("SECONDS", whole(1, _DAY, "0", math.inf),
         "fail the attempt after this many seconds without progress (plus up to two intervals of "
         "--launcher-watch, and 3 s); set it above your longest evaluation or save; "
         "0: never")] = math.inf

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from launcher import PACKAGE, __version__
 from launcher.errors import LaunchError, UnexpectedError
 from launcher.job.job import Cluster, Job, LaunchPlan, endpoint_at, host_and_port
-from launcher.job.options import COUNTED, RANKS, Options, checked
+from launcher.job.options import COUNTED, MOST_RANKS, Options, checked, whole
 from launcher.job.resources import Resources
 from launcher.text.words import flag, plural
 
@@ -172,7 +172,7 @@ class _Planning:
         elif text in COUNTED:
             return text
         else:
-            nproc = checked(where, text, RANKS)
+            nproc = checked(where, text, whole(1, MOST_RANKS))
         if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:
             from launcher.job import neuron  # only for this error
 
