@@ -13,6 +13,7 @@ LOADED = sorted(sys.modules)  # before this file imports anything
 
 import json  # noqa: E402
 import os  # noqa: E402
+import resource  # noqa: E402
 import time  # noqa: E402
 from typing import Any, Callable, NamedTuple  # noqa: E402
 
@@ -230,9 +231,18 @@ def umask():
     return mask
 
 
-@fact("limits, priority, cores, the kernel's out-of-memory score")
+@fact(
+    "how many files it may have open",
+    cold=Other("the soft limit is the hard one, at most 65,536, if it was lower", [700, 700]),
+)
+def file_limits():
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+@fact("other limits, priority, cores, the kernel's out-of-memory score")
 def limits():
-    mine = own_file("limits"), os.getpriority(os.PRIO_PROCESS, 0), own_file("oom_score_adj")
+    lines = [line for line in own_file("limits").splitlines() if "open files" not in line]
+    mine = lines, os.getpriority(os.PRIO_PROCESS, 0), own_file("oom_score_adj")
     return mine, sorted(os.sched_getaffinity(0))
 
 

@@ -260,8 +260,8 @@ WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
 @contextlib.contextmanager
 def first_of(hosts, port, soft, hard):
     command = [sys.executable, "-c", FIRST, str(port), str(soft), str(hard)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, env=WITH_TESTS) as process:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes, text=True, env=WITH_TESTS) as process:
         try:
             process.stdin.write(json.dumps(hosts))
             process.stdin.close()
@@ -294,7 +294,9 @@ def test_hosts_by_the_hundred_silent_ones_and_few_descriptors(soft, hard):
             assert json.loads(said) == {"Welcome": {}}
         start = b'{"Start": {"attempt": 1, "port": 0}}\n'
         assert {file.readline() for file in arrived.values()} == {start}
-        assert json.loads(first.stdout.readline()) == [True, None, [soft, hard]]
+        assert json.loads(first.stdout.readline()) == [True, None, [hard, hard]]
+        line = f"launcher: each rank may have {hard} files open, and not {soft} (ulimit -n).\n"
+        assert first.stderr.read() == (line if soft < hard else "")
         for file in arrived.values():
             file.close()
 

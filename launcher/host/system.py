@@ -30,8 +30,26 @@ from launcher.host.run_dir import SOCKET, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
 
-_OPEN_FILES = resource.RLIMIT_NOFILE
+_MANY_FILES, _FEW_FILES = 1 << 16, 1 << 12  # that ranks may have open; below few the log says so
 _LAST_FILES = 8  # descriptors: /proc is read, folders are removed, a file of this process is loaded
+
+
+def _raise_file_limit() -> None:
+    """Let this process, and all that it starts, have more files open.
+
+    Data loaders pass each tensor as one: torch's "Too many open files".
+    """
+    soft, hard = _file_limits()
+    files = min(hard, _MANY_FILES)
+    if soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        if soft < _FEW_FILES:
+            log(f"each rank may have {files} files open, and not {soft} (ulimit -n).")
+
+
+def _file_limits() -> tuple[int, int]:
+    """Return the soft and the hard limit on open files: a process's, which Linux always has."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 class System:
@@ -64,7 +82,7 @@ class System:
         self._stood_still = 0.0
         self.signals = signals
         self.selector: selectors.BaseSelector = selectors.DefaultSelector()
-        self._files = resource.getrlimit(_OPEN_FILES)  # what children get
+        _raise_file_limit()
         self._over = threading.Event()
         self._news: deque[Callable[[], None]] = deque()  # of threads; the bell rings for them
         self._bell, self._button = socket.socketpair()
@@ -85,18 +103,13 @@ class System:
 
     # The network. Sockets do not block.
 
-    def make_room(self, wanted: int) -> tuple[int, int]:
-        """Raise the limit on open files if need be; return how many there can be, and are."""
-        used = len(os.listdir("/proc/self/fd")) - 1  # 1: of the listing itself
-        soft, hard = (wanted + used if n == resource.RLIM_INFINITY else n for n in self._files)
-        files = min(wanted + used, hard)
-        if files > soft:
-            resource.setrlimit(_OPEN_FILES, (files, self._files[1]))
-        return max(files, soft), used
+    def open_files(self) -> tuple[int, int]:
+        """Return how many files this process may have open, and has."""
+        return _file_limits()[0], len(os.listdir("/proc/self/fd")) - 1  # 1: of the listing itself
 
     def has_room_beside(self, connection: socket.socket) -> bool:
         """Whether the descriptors are left that the end of a job needs, beside a new connection."""
-        return connection.fileno() < resource.getrlimit(_OPEN_FILES)[0] - _LAST_FILES
+        return connection.fileno() < _file_limits()[0] - _LAST_FILES
 
     def listen(self, host: str, port: int) -> tuple[list[socket.socket], bool]:
         """Listen on the addresses of this host's name; if it has none such, on all of its own.
@@ -180,13 +193,7 @@ class System:
                 argv, environ, new_session=True, tied=True, folder=folder, stderr=stderr
             )
         child.returncode = 0  # Popen is not to wait for it: reap() does
-        self._limit_files(child.pid)
         return child.pid
-
-    def _limit_files(self, pid: int) -> None:
-        """Give a child the limit on open files that this process had at its start."""
-        with contextlib.suppress(OSError):  # it has ended
-            resource.prlimit(pid, _OPEN_FILES, self._files)
 
     @contextlib.contextmanager
     def _as_children_are(self) -> Iterator[None]:
@@ -212,7 +219,6 @@ class System:
         """Start a helper of the job's (child.py). Raises OSError or SubprocessError."""
         with self._as_children_are():
             helper = Helper(argv, environ, folder, self.selector, take)
-        self._limit_files(helper.pid)
         self._helpers.add(helper.pid)
         return helper
 

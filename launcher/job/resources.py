@@ -68,10 +68,10 @@ def read_resources() -> Resources:
 
 def require_files() -> None:
     """Raise LaunchError if this process may have so few files open that torchrun would fail."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < FEWEST_FILES:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # to which the soft one is raised
+    if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
         raise LaunchError(
-            f"this process may have {soft} files open (ulimit -n), but torchrun needs "
+            f"this process may have {hard} files open (ulimit -n), but torchrun needs "
             f"{FEWEST_FILES}; raise that limit."
         )
 

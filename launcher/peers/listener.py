@@ -74,7 +74,7 @@ class Listener:
             self._system.selector.register(
                 listening, EVENT_READ, lambda to=listening: self._accept(to)
             )
-        files, used = self._system.make_room(self._room + _DESCRIPTORS)
+        files, used = self._system.open_files()
         needs = used + self._room + _DESCRIPTORS
         if files < needs:
             text = (

@@ -247,10 +247,9 @@ class System:
 
     # The network.
 
-    def make_room(self, wanted: int) -> tuple[int, int]:
+    def open_files(self) -> tuple[int, int]:
         """Return how many files there can be open, and are."""
-        few = self.job.of(self.machine, What.TOO_FEW_FILES)
-        return (8 if few else wanted + 8), 8
+        return (8 if self.job.of(self.machine, What.TOO_FEW_FILES) else 1 << 16), 8
 
     def has_room_beside(self, connection: Any) -> bool:
         """Whether descriptors are left."""
