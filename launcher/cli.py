@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,15 @@ from launcher.job.job import LaunchPlan
 from launcher.job.plan import command
 from launcher.job.prepare import prepare
 from launcher.job.resources import require_files
-from launcher.result.causes import SUCCESS, Result, of_error, of_launcher, stopped
+from launcher.result.causes import SUCCESS, Failure, Result, of_error, of_launcher, stopped
 from launcher.result.failure import earlier_failure, prepare_failure, write_failure
 from launcher.run import summary, supervisor
 from launcher.run.state import State
 from launcher.text.log import log, show, traceback_of
+
+# Of launcher_tools, which run beside a job or after it; those beside say nothing for a container.
+_TOOLS = ("local", "doctor", "stacks", "timeline")
+_BESIDE = ("doctor", "stacks", "timeline")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -33,60 +36,57 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = dict(os.environ) if environ is None else environ
-    # What looks at a job from beside it says nothing for the container.
-    is_beside = argv[:1] in (["doctor"], ["stacks"], ["timeline"])
-    run: Callable[[Sequence[str], Mapping[str, str], Signals], Result] = _launch
-    if argv[:1] == ["init"]:
-        argv = argv[1:]
-        # A container's arguments that begin with a dash are the launcher's own.
-        if argv and not argv[0].startswith("-"):
-            from launcher.container import init  # which a job does not need
-
-            run = init.run
-    elif argv[:1] in (["local"], ["doctor"], ["stacks"], ["timeline"]):
-        argv, run = argv[1:], functools.partial(_run_tool, argv[0])
-    if run is _launch and arguments.wants_help(argv):
-        from launcher.job.help import help_text  # which a job does not need
-
-        show(help_text())
+    name, argv = _command(argv)
+    if not name and (text := _requested_text(argv)):
+        show(text)
         return 0
-    if run is _launch and arguments.wants_version(argv):
-        show(f"sm-launch {__version__}")
-        return 0
-    if not isinstance(run, functools.partial):  # a tool runs beside a job, or after it
+    if name not in _TOOLS:
         prepare_failure(environ)
-    try:
-        if run is _launch:
-            require_files()  # or else nothing of what follows can be relied on
-    except LaunchError as error:
-        return _cannot_run(error, environ).exit_code
     # From here on a stop is noted, even before there is anything to stop.
-    with Signals() as signals, registered({} if is_beside else environ) as report:
+    with Signals() as signals, registered({} if name in _BESIDE else environ) as report:
         try:
-            result = run(argv, environ, signals)
+            result = _run(name, argv, environ, signals)
         except LaunchError as error:
-            result = _cannot_run(error, environ)
-        except Exception as error:
-            result = _has_failed(error, environ)
+            result = _failed(of_error(error), [str(error)], environ)
+        except Exception as error:  # of the launcher itself, before or after all that the job was
+            failure = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error)
+            result = _failed(failure, traceback_of(error), environ)
         # A stop that comes now comes too late; Python itself takes 10 ms more to end.
         signals.ignore_stops()
         report(result)
         return result.exit_code
 
 
-def _cannot_run(error: LaunchError, environ: Mapping[str, str]) -> Result:
-    log(str(error))
-    failure = of_error(error)
-    write_failure(failure.text, environ, quiet=True)
-    return failure.result
+def _command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the command that the first word is, "" for a job, and its arguments."""
+    name, *words = argv or [""]
+    if name == "init" and (not words or words[0].startswith("-")):
+        return "", words  # a container's arguments that begin with a dash are the launcher's own
+    return (name, words) if name in ("init", *_TOOLS) else ("", argv)
 
 
-def _has_failed(error: Exception, environ: Mapping[str, str]) -> Result:
-    """Say that the launcher itself has failed, before or after all that the job was."""
-    for line in traceback_of(error):
+def _requested_text(argv: Sequence[str]) -> str:
+    """Return the text that is all that these arguments ask for, "" if they ask for a job."""
+    if arguments.wants_help(argv):
+        from launcher.job.help import help_text  # which a job does not need
+
+        return help_text()
+    return f"sm-launch {__version__}" if arguments.wants_version(argv) else ""
+
+
+def _run(name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
+    if name == "init":
+        from launcher.container import init  # which a job does not need
+
+        return init.run(argv, environ, signals)
+    if name:
+        return _run_tool(name, argv, environ, signals)
+    return _launch(argv, environ, signals)
+
+
+def _failed(failure: Failure, lines: Sequence[str], environ: Mapping[str, str]) -> Result:
+    for line in lines:
         log(line)
-    host = environ.get("SM_CURRENT_HOST") or ALONE
-    failure = of_launcher(host, error)
     write_failure(failure.text, environ, quiet=True)
     return failure.result
 
@@ -118,6 +118,7 @@ def _run_tool(
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
+    require_files()  # or else nothing of what follows can be relied on
     job = prepare(argv, environ, signals)
     if job is None:
         return SUCCESS

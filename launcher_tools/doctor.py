@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from launcher import __version__
 from launcher.errors import LaunchError, NothingToRunError
-from launcher.host.child import Answer, Child
+from launcher.host.child import Answer, ask
 from launcher.host.signals import Signals
 from launcher.job import arguments
 from launcher.job.job import Cluster, Job, LaunchPlan
@@ -157,7 +157,7 @@ def _torch(job: Job, environ: Mapping[str, str]) -> Answer:
     # `-c` puts the current folder first, where a json.py of the user's may be.
     text = f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
     command = (sys.executable, "-c", text, str(job.cluster.num_gpus))
-    return Child(command, environ).answer(TORCH_SECONDS)
+    return ask(command, environ, TORCH_SECONDS)
 
 
 # The report

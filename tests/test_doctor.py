@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import LAUNCHER, REPO, completed, free_port, has_ended, poll
 
-from launcher.host.child import Answer, Child
+from launcher.host.child import Answer, ask
 from launcher.host.signals import Signals
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
@@ -416,7 +416,7 @@ HANGS = "#!/bin/sh\ntrap '' TERM\nsleep 600 &\necho $!\nsleep 600\n"
 
 def test_a_command_that_hangs_is_killed_with_what_it_started():
     began = time.monotonic()
-    answer = Child(["/bin/sh", "-c", HANGS], os.environ).answer(5)
+    answer = ask(["/bin/sh", "-c", HANGS], os.environ, 5)
     assert time.monotonic() - began < 60
     assert answer.is_late and "within 5 s" in answer.problem
     below = int(answer.out)
@@ -432,8 +432,8 @@ def test_a_command_that_hangs_is_killed_with_what_it_started():
     ],
 )
 def test_how_a_command_ended(script, problem):
-    assert Child(["/bin/sh", "-c", script], os.environ).answer(60).problem == problem
-    assert "cannot be started" in Child(["/no/such"], {}).answer(1).problem
+    assert ask(["/bin/sh", "-c", script], os.environ, 60).problem == problem
+    assert "cannot be started" in ask(["/no/such"], {}, 1).problem
 
 
 def test_what_hangs_is_left_behind(pretend_torch, monkeypatch, capfd):

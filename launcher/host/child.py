@@ -28,83 +28,61 @@ class Answer(NamedTuple):
     out: str
     err: str
     problem: str
-    was_started: bool = True
     is_late: bool = False
     was_stopped: bool = False
 
 
-class Child:
-    """A command in a process group of its own, started at once."""
+def ask(
+    argv: Sequence[str], environ: Mapping[str, str], seconds: float, signals: Signals | None = None
+) -> Answer:
+    """Run a command in a session of its own; return what it says within `seconds`.
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._path = argv[0]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error = ""
-        try:
-            self._process = _started(argv, environ)
-        except (OSError, subprocess.SubprocessError) as error:
-            self._error = getattr(error, "strerror", None) or str(error)
-
-    def answer(self, seconds: float, signals: Signals | None = None) -> Answer:
-        """Return what it says within `seconds`; kill it if it has not ended by then.
-
-        Or if a stop is among the signals, which stays there.
-        """
-        if self._process is None:
-            problem = f"{self._path} cannot be started ({self._error})"
-            return Answer("", "", problem, was_started=False)
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                timeout = deadline - time.monotonic()
-                timeout = min(timeout, _POLL_SECONDS) if signals else timeout
-                out, err = self._process.communicate(timeout=timeout)
-                break
-            except subprocess.TimeoutExpired as error:
-                if signals and signals.stop():
-                    self.kill()
-                    return Answer("", "", "it was interrupted by a stop", was_stopped=True)
-                if time.monotonic() >= deadline:
-                    self.kill()
-                    late = f"it did not finish within {seconds:.0f} s"
-                    return Answer(_text(error.output), _text(error.stderr), late, is_late=True)
-        code, problem = self._process.returncode, ""
-        if code:
-            problem = f"it ended with exit code {code}"
-        if code < 0:
-            problem = f"it was killed by signal {-code}"
-        return Answer(_text(out), _text(err), problem)
-
-    def kill(self) -> None:
-        """Kill it and what it started. A driver's call may keep it from dying: nobody waits."""
-        process = self._process
-        if process and process.returncode is None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_SECONDS)
-
-
-def start_connected(
-    argv: Sequence[str], environ: Mapping[str, str], **options: Any
-) -> tuple[socket.socket, int]:
-    """Start a process in a session of its own; return our end of a socket to it, and its pid.
-
-    Its last argument is the other end's descriptor. The options are Popen's. Raises OSError, or
-    SubprocessError.
+    It is killed if it has not ended by then, or if a stop is among the signals, which stays there.
     """
-    ours, theirs = socket.socketpair()
     try:
-        with theirs:
-            number = theirs.fileno()
-            words = [*argv, str(number)]
-            options |= {"env": dict(environ), "start_new_session": True, "pass_fds": [number]}
-            process = subprocess.Popen(words, **options)
-    except BaseException:
-        ours.close()
-        raise
-    process.returncode = 0  # Popen is not to wait for it: the loop reaps all children
-    return ours, process.pid
+        process = subprocess.Popen(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=tie_to_this_process(),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        why = getattr(error, "strerror", None) or error
+        return Answer("", "", f"{argv[0]} cannot be started ({why})")
+    deadline = time.monotonic() + seconds
+    is_late = was_stopped = False
+    while not (is_late or was_stopped):
+        try:
+            out, err = process.communicate(timeout=_POLL_SECONDS)
+            break
+        except subprocess.TimeoutExpired as error:
+            out, err = error.output or b"", error.stderr or b""
+            was_stopped = bool(signals and signals.stop())
+            is_late = time.monotonic() >= deadline
+    else:
+        _kill(process)
+    problem = ""
+    if was_stopped:
+        problem = "it was interrupted by a stop"
+    elif is_late:
+        problem = f"it did not finish within {seconds:.0f} s"
+    elif process.returncode < 0:
+        problem = f"it was killed by signal {-process.returncode}"
+    elif process.returncode:
+        problem = f"it ended with exit code {process.returncode}"
+    texts = out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+    return Answer(*texts, problem, is_late, was_stopped)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command and what it started. A driver's call may keep it from dying: nobody waits."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_SECONDS)
 
 
 class Helper:
@@ -124,8 +102,17 @@ class Helper:
     ) -> None:
         self._selector, self._take = selector, take
         self._lines, self._is_open = Lines(_REPLY_BYTES), True
-        self._connection, self.pid = start_connected(argv, environ, cwd=folder or None)
+        self._connection, theirs = socket.socketpair()
         self._connection.settimeout(_SEND_SECONDS)
+        with theirs:
+            process = subprocess.Popen(
+                [*argv, str(theirs.fileno())],
+                env=dict(environ),
+                cwd=folder or None,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        self.pid, process.returncode = process.pid, 0  # the loop reaps all children, not Popen
         selector.register(self._connection, selectors.EVENT_READ, self._read)
 
     def send(self, message: Mapping[str, Any]) -> bool:
@@ -157,20 +144,3 @@ class Helper:
         self._connection.close()
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
-
-
-def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own, which the kernel ends if we are killed."""
-    return subprocess.Popen(
-        argv,
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=tie_to_this_process(),
-    )
-
-
-def _text(data: bytes | None) -> str:
-    return (data or b"").decode("utf-8", "replace")

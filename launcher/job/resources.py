@@ -204,12 +204,12 @@ def _ask(
     """Return what a driver's command prints; "" if it is missing, has failed, or a stop comes."""
     import shutil  # 2.4 ms, with what it imports
 
-    from launcher.host.child import Child
+    from launcher.host.child import ask
 
     path = shutil.which(command, path=environ.get("PATH"))
     if path is None or (signals and signals.stop()):
         return ""
-    answer = Child([path, option], environ).answer(_ASK_TIMEOUT, signals)
+    answer = ask([path, option], environ, _ASK_TIMEOUT, signals)
     if answer.was_stopped:
         return ""
     if answer.problem:

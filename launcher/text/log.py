@@ -7,9 +7,9 @@ so that a stop, a failure and the end never wait for a reader.
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
 import os
+import queue
 import select
 import sys
 import threading
@@ -27,69 +27,52 @@ class _Writer:
     """Writes lines to stderr, each in one piece: ranks write there, too."""
 
     def __init__(self) -> None:
-        self._lines: collections.deque[bytes] = collections.deque()
+        self._lines: queue.Queue[bytes] = queue.Queue()
         self._lost = 0
-        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether too many lines wait for a reader."""
+        return self._lines.unfinished_tasks >= _WAITING_LINES
+
     def add(self, line: bytes) -> None:
-        with self._changed:
-            if len(self._lines) >= _WAITING_LINES:
-                self._lost += 1
-                return
-            self._log_lost()
-            self._lines.append(line)
-            self._changed.notify_all()
-            if self._thread is None:
-                self._start()
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads in this container
-            self._write_ready()
+        if self.is_full:
+            self._lost += 1
             return
-        self._thread = thread
-        atexit.register(flush)
-
-    def _write_ready(self) -> None:
-        """Write what nobody has to be waited for; a pipe that is ready takes PIPE_BUF bytes."""
-        while self._lines and select.select([], [2], [], 0)[1]:
-            line = self._lines.popleft()
-            _write(line[: select.PIPE_BUF])
-            if line[select.PIPE_BUF :]:
-                self._lines.appendleft(line[select.PIPE_BUF :])
-
-    def __len__(self) -> int:
-        return len(self._lines)
+        self._lines.put(line)
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads in this container
+                self._write_ready()
+                return
+            self._thread = thread
+            atexit.register(flush)
 
     def flush(self, seconds: float) -> None:
-        with self._changed:
-            if self._thread is None:
-                self._write_ready()
-            else:
-                self._changed.wait_for(lambda: not self._lines, seconds)
+        if self._thread is None:
+            self._write_ready()
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
+
+    def _write_ready(self) -> None:
+        """Write what nobody has to be waited for."""
+        while not self._lines.empty() and select.select([], [2], [], 0)[1]:
+            self._write_next()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lines)
-                line = self._lines[0]
-            _write(line)
-            with self._changed:
-                self._lines.popleft()
-                if not self._lines:
-                    self._log_lost()
-                self._changed.notify_all()
+            self._write_next()
 
-    def _log_lost(self) -> None:
-        if self._lost:
-            lost = (
-                f"{self._lost} lines of this log were not written, because nothing was reading it."
-            )
-            self._lines.append(_encoded(lost))
-            self._lost = 0
+    def _write_next(self) -> None:
+        _write(self._lines.get())
+        if self._lost and self._lines.empty():
+            lost, self._lost = self._lost, 0
+            what = f"{lost} lines of this log were not written, because nothing was reading it."
+            self._lines.put(_encoded(what))
+        self._lines.task_done()
 
 
 _WRITER = _Writer()
@@ -118,7 +101,7 @@ def kept() -> Iterator[list[str]]:
 
 def relay(lines: bytes) -> bool:
     """Have lines of torchrun's written to stderr; return False if too many wait for a reader."""
-    if len(_WRITER) >= _WAITING_LINES:
+    if _WRITER.is_full:
         return False
     if sys.stderr is not None and lines:
         _WRITER.add(lines)
