@@ -229,7 +229,7 @@ def test_an_invalid_config_is_reported_before_train_runs(init, train, base_dir):
     host = init(train("echo it ran"), SAGEMAKER_BASE_DIR=str(base_dir))
     assert host.wait() == 2
     assert host.out == ""
-    assert "hyperparameters.json holds []; expected a JSON object." in host.err
+    assert "hyperparameters.json is []; expected a JSON object." in host.err
 
 
 @pytest.mark.parametrize(
