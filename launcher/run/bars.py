@@ -5,15 +5,13 @@ Imported by output.py, in the keeper's process: it needs nothing of ours.
 
 from __future__ import annotations
 
-import re
-
 NEVER = float("inf")
 _STATE_SECONDS = 5.0  # between two lines of a bar that goes on
 _SOON_SECONDS = 0.2  # until its first: a bar that is through by then has its last state alone
 _WRITTEN_AT_ONCE_SECONDS = 0.01
 _MOST_ROWS = 100
 _LONGEST = 1 << 16  # bytes of a row
-# Not compiled here: most ranks need none.
+# Not compiled here: most ranks need none, nor `re`, which takes 4 ms.
 _UP = rb"\x1b\[\d*[AF]"
 _MOVE = rb"(\r|\n|\x1b\[[?\d;]*[A-HJKSTfhlsu])"
 _WHOLE_LINE = rb"[^\r\n\x1b][^\r\n]*\r?\n"
@@ -22,8 +20,13 @@ _UNSEEN = rb"\x1b\[[\d;]*m|\s"
 
 def writes_over(text: bytes) -> bool:
     """Tell whether text goes back to what stands before it, as a bar does."""
-    is_back = b"\r" in text and b"\r" in text.replace(b"\r\n", b"")[:-1]
-    return is_back or (b"\x1b[" in text and re.search(_UP, text) is not None)
+    if b"\r" in text and b"\r" in text.replace(b"\r\n", b"")[:-1]:
+        return True
+    if b"\x1b[" not in text:
+        return False
+    import re
+
+    return re.search(_UP, text) is not None
 
 
 class _Row:
@@ -34,6 +37,8 @@ class _Row:
         self.is_new = False  # the state was not shown yet
 
     def write(self, text: bytes) -> None:
+        import re
+
         self.text = text
         if re.sub(_UNSEEN, b"", text):
             self.is_new = self.is_new or text != self.state
@@ -62,6 +67,8 @@ class Bars:
 
     def feed(self, text: bytes, now: float) -> bytes:
         """Take what was written at a time, in seconds; return the lines that are whole."""
+        import re
+
         lines: list[bytes] = []
         row = self._rows[self._at]
         is_later = self._is_at_begin or now > self._fed_at + _WRITTEN_AT_ONCE_SECONDS

@@ -14,17 +14,15 @@ requests within a bound. It needs no torch, no psutil, and nothing of ours but t
 
 from __future__ import annotations
 
-import contextlib
+import _signal as signal  # type: ignore[import-not-found]  # see lines.py
+import _socket
 import ctypes
-import json
 import os
 import select
-import signal
-import socket
 import sys
 import time
 
-from lines import Link  # type: ignore[import-not-found]  # beside this file
+from lines import Link, decoded, suppress  # type: ignore[import-not-found]  # beside this file
 from output import (  # type: ignore[import-not-found]  # beside this file
     NEVER,
     READ,
@@ -75,7 +73,7 @@ class Keeper:
 
     def __init__(self, start: Start, words: list[str], environ: dict[str, str], stub: int) -> None:
         self._start, self._words, self._environ, self._stub = start, words, environ, stub
-        connection = socket.socket(socket.AF_UNIX)
+        connection = _socket.socket(_socket.AF_UNIX)
         self._run_dir = environ.pop("LAUNCHER_RUN_DIR")
         run_dir = os.open(self._run_dir, os.O_PATH)
         connection.connect(f"/proc/self/fd/{run_dir}/socket")  # the folder's name may be too long
@@ -179,7 +177,7 @@ class Keeper:
     def _take(self) -> None:
         """Do what the launcher commands."""
         lines, stderr = self._launcher.read()
-        for message in map(json.loads, lines):
+        for message in map(decoded, lines):
             if "run" in message:
                 self._run(message["run"], stderr)
             elif "end" in message:
@@ -205,7 +203,7 @@ class Keeper:
 
     def _start_script(self, start: dict[str, Any]) -> int:
         """Return the pid of the script's process. Raises OSError."""
-        ours, its = socket.socketpair()
+        ours, its = _socket.socketpair()
         self._says = Link(ours)
         stdout, stderr = self._open_streams(**start["output"])
         self._crash = _file_in_memory(self._run_dir)
@@ -320,7 +318,7 @@ class Keeper:
     def _signal_group(self) -> None:
         """Send the stop to what the script has started in its process group."""
         for pid in below(os.getpid()):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if pid != self._script and os.getpgid(pid) == self._group:
                     os.kill(pid, self._signal)
                     if self._signal == signal.SIGTERM:  # which comes once
@@ -330,7 +328,7 @@ class Keeper:
         """End, and have the stub end with a code."""
         for pid in below(os.getpid()):
             send(pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # torchrun has killed it
+        with suppress(OSError):  # torchrun has killed it
             os.write(self._stub, bytes([code]))
         os._exit(0)
 
@@ -347,8 +345,8 @@ class Keeper:
                 text = line.decode("utf-8", "backslashreplace")
                 self._launcher.send({"wrote": text}, is_droppable=True)
                 continue
-            with contextlib.suppress(ValueError, RecursionError):  # none of ours writes that
-                message = json.loads(line)
+            with suppress(ValueError, RecursionError):  # none of ours writes that
+                message = decoded(line)
                 is_end = "end" in message
                 self._has_said_end |= is_end
                 self._launcher.send({"said": message}, is_droppable=not is_end)
@@ -441,13 +439,13 @@ class Keeper:
 
 def send(pid: int, number: int) -> None:
     """Send a signal to a process, which may be gone, or another user's."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.kill(pid, number)
 
 
 def response(pid: int, number: int) -> str:
     """Return what a process does at a signal, by proc(5): ignores, handles, or default."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             for field, text in ((b"SigIgn:", "ignores"), (b"SigCgt:", "handles")):
                 if line.startswith(field) and int(line.split()[1], 16) >> (number - 1) & 1:
@@ -459,7 +457,7 @@ def below(top: int) -> list[int]:
     """Return the pids of all processes below a process that have not ended."""
     children: dict[int, list[tuple[int, bytes]]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
             children.setdefault(int(parent), []).append((int(name), state))
     found, parents = [], [top]
@@ -543,7 +541,7 @@ def end_all(grace: float) -> NoReturn:
     The kernel has sent the script SIGTERM; what has not ended within the grace is killed.
     """
     deadline = time.monotonic() + grace
-    with contextlib.suppress(ChildProcessError):
+    with suppress(ChildProcessError):
         while (now := time.monotonic()) < deadline + _STUCK_SECONDS:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -6,15 +6,15 @@ console in one write, so that no two ranks' lines are torn; none of these writes
 
 from __future__ import annotations
 
-import contextlib
+import _socket
 import fcntl
 import os
 import select
-import socket
 import stat
 import time
 
 from bars import NEVER, Bars, writes_over  # type: ignore[import-not-found]  # beside this file
+from lines import suppress  # type: ignore[import-not-found]
 
 PARTIAL_SECONDS = 0.2  # until text without a line end is shown
 READ = 1 << 16  # bytes at a time
@@ -30,12 +30,12 @@ class Console:
         self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
         self._given, self._may_block = descriptor, False
         mode = os.fstat(descriptor).st_mode
-        self._socket = socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
+        self._socket = _socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
         # A pipe takes so much in one piece, whoever else writes to it.
         self._piece = READ if stat.S_ISREG(mode) else select.PIPE_BUF
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             self._may_block = True
-            with contextlib.suppress(OSError):  # another user's; nobody reads it
+            with suppress(OSError):  # another user's; nobody reads it
                 # A description of its own: the flag is nobody else's.
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
@@ -62,7 +62,7 @@ class Console:
             try:
                 piece = bytes(self.waiting[:end])
                 if self._socket:
-                    count = self._socket.send(piece, socket.MSG_DONTWAIT)
+                    count = self._socket.send(piece, _socket.MSG_DONTWAIT)
                 else:
                     count = os.write(self.descriptor, piece)
             except BlockingIOError:
@@ -120,7 +120,7 @@ class Stream:
             return 0
         self.tail = (self.tail + data)[-READ:]
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # a full disk
+            with suppress(OSError):  # a full disk
                 os.write(self._file, data)
         self._take(self._rest + data, now)
         return len(data)

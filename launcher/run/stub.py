@@ -10,14 +10,15 @@ Python compiles this file for each rank, and keeper.py once: so it is short.
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # see lines.py
 import os
-import signal
 import sys
 
 
 def main() -> None:
     """Fork the keeper; wait for an exit code, and end with it."""
     here = os.path.dirname(os.path.abspath(__file__))
+    sys.path.insert(0, here)
     if warm := os.environ.pop("LAUNCHER_WARM", ""):
         sys.path.insert(0, os.path.join(os.path.dirname(here), "warm"))
         import handover  # type: ignore[import-not-found]
@@ -26,7 +27,6 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     told, tells = os.pipe()
-    sys.path.insert(0, here)
     import keeper  # type: ignore[import-not-found]
 
     keeper.adopt_orphans()

@@ -11,14 +11,14 @@ starts its keeper itself: so a rank has one keeper, whenever warm.py is killed.
 
 from __future__ import annotations
 
-import contextlib
+import _signal as signal  # type: ignore[import-not-found]  # see lines.py
+import _socket as socket
+import array
 import ctypes
-import json
 import os
-import resource
-import signal
-import socket
 import sys
+
+from lines import decoded, encoded, suppress  # type: ignore[import-not-found]  # of run/
 
 TYPE_CHECKING = False  # typing takes 2 ms
 if TYPE_CHECKING:
@@ -57,51 +57,50 @@ def be_stub(path: str) -> None:
         return
     connection.settimeout(None)
     code = b""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         connection.sendall(GO)
         code = connection.recv(1)
     os._exit(code[0] if code else 1)
 
 
 def _send(connection: socket.socket) -> None:
-    """Send all that a new process would have of this one. Raises OSError."""
-    os.umask(umask := os.umask(0o22))
-    resources = {n for name, n in vars(resource).items() if name.startswith("RLIMIT_")}
+    """Send all that a new process would have of this one, and of the launcher's other children not.
+
+    Raises OSError.
+    """
     message = {
         "words": sys.argv[1:],
         "environ": dict(os.environ),
-        "folder": os.getcwd(),
-        "umask": umask,
-        "limits": [(number, resource.getrlimit(number)) for number in resources],
         "affinity": [*os.sched_getaffinity(0)],
-        "mask": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         "policy": memory_policy(),
     }
-    data = json.dumps(message).encode() + b"\n"
-    sent = socket.send_fds(connection, [data], range(_DESCRIPTORS))
+    data, descriptors = encoded(message), array.array("i", range(_DESCRIPTORS))
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+    sent = connection.sendmsg([data], passed)
     connection.sendall(data[sent:])
 
 
 def memory_policy() -> str:
     """Return this process's policy for memory (numactl), "default" as a rule: see numa(7)."""
-    with contextlib.suppress(OSError, IndexError), open("/proc/self/numa_maps") as file:
+    with suppress(OSError, IndexError), open("/proc/self/numa_maps") as file:
         return file.readline().split()[1]
     return "default"
 
 
 def _kill_listener(connection: socket.socket) -> None:
     """Kill the process at the other end: it cannot fork a keeper for this rank later."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         pid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # of struct ucred
         os.kill(pid, signal.SIGKILL)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return what a stub hands over, and its descriptors. Raises OSError or ValueError."""
-    data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, _DESCRIPTORS)
+    room = socket.CMSG_LEN(4 * _DESCRIPTORS)
+    data, ((_, _, passed), *_), _, _ = connection.recvmsg(1 << 16, room)
     while data[-1:] != b"\n" and (more := connection.recv(1 << 16)):
         data += more
-    return json.loads(data), descriptors
+    return decoded(data), [*array.array("i", passed)]
 
 
 def become(request: dict[str, Any], descriptors: list[int]) -> None:
@@ -109,10 +108,4 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.umask(request["umask"])
-    os.chdir(request["folder"])
-    for number, limits in request["limits"]:
-        if resource.getrlimit(number) != tuple(limits):
-            resource.setrlimit(number, limits)
     os.sched_setaffinity(0, request["affinity"])
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
