@@ -25,7 +25,9 @@ trainer = ModelTrainer(
     training_image=image_uris.retrieve(
         "pytorch", region, instance_type=groups["gpu"][0], **version
     ),
-    source_code=SourceCode(source_dir="src", entry_script="launcher.py"),
+    source_code=SourceCode(
+        source_dir="src", command="exec python3 launcher.py init python3 launcher.py"
+    ),
     hyperparameters={"train-script": "train_hymenoptera.py", "epochs": 25},
     environment={"LAUNCHER_INSTANCE_GROUPS": "gpu"},  # --launcher-instance-groups
     compute=Compute(

@@ -37,7 +37,9 @@ else:
 names = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")  # in the log, once an epoch
 trainer = ModelTrainer(
     training_image=image,
-    source_code=SourceCode(source_dir="src", entry_script="launcher.py"),
+    source_code=SourceCode(
+        source_dir="src", command="exec python3 launcher.py init python3 launcher.py"
+    ),
     hyperparameters={
         "train-script": "train_hymenoptera.py",
         "epochs": 25,

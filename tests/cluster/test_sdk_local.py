@@ -246,7 +246,12 @@ def test_a_stop_of_v3_in_awss_image(local, stopped, torchvision, aws_image):
 def test_a_stop_of_v3_with_an_entry_script_reaches_no_rank(local, stopped, image):
     """As docs/guide.md says: who needs a stop to be heard gives a command."""
     sdk.make_source(local.folder)
+    example = (sdk.EXAMPLES / "hymenoptera_v3.py").read_text()
+    command = 'command="exec python3 launcher.py init python3 launcher.py"'
+    assert command in example
+    path = local.folder / "entry_script_v3.py"
+    path.write_text(example.replace(command, 'entry_script="launcher.py"'))
     endless = ("train-script=train_ddp.py", "epochs=100000", "samples=64")
-    codes = stopped("hymenoptera_v3.py", image, *endless, limit=3)
+    codes = stopped(str(path), image, *endless, limit=3)
     assert 137 in codes and 143 not in codes, local.log  # one that is late sees the other gone
     assert "stopping; the ranks" not in local.hosts_log()

@@ -113,20 +113,50 @@ def test_the_same_as_under_torchrun(name, run, ours, folder, tmp_path):
 LIGHTNING = """
 import sys
 import torch
-from with_lightning import Model, points
-model, data = Model(), torch.utils.data.DataLoader(points(), batch_size=8)
+import with_lightning
+from with_lightning import points
+
+class Model(with_lightning.Model):
+    def validation_step(self, batch, _):
+        self.log("valid", self.network(batch[0]).mean(), sync_dist=True)
+
+class Moments(with_lightning.Callback):
+    def show(self, trainer, *_):
+        if trainer.is_global_zero:
+            print("at step", trainer.global_step, flush=True)
+
+    on_train_start = on_train_batch_end = on_validation_batch_end = on_train_epoch_end = show
+
+loaders = [torch.utils.data.DataLoader(points(count), batch_size=8) for count in (320, 160)]
+model = Model()
 """
 
 
-def test_the_pages_example_of_lightning_trains_and_resumes(run, ours, script, folder):
+def test_the_pages_example_of_lightning_saves_at_any_moment_and_goes_on(run, ours, script, folder):
+    """Twenty stops of one training, which goes on from each: in epochs, validations, at their end.
+
+    A validation of ten batches follows twenty of training.
+    """
     (example,) = (text for text in code(PAGE, "python") if "import lightning" in text)
     example = example.replace('"/opt/ml/checkpoints"', repr(str(folder)))
-    example = example.replace('strategy="ddp",', 'strategy="ddp", accelerator="cpu", max_epochs=2,')
-    path = script(LIGHTNING + example + "print('step', trainer.global_step, flush=True)\n")
-    for _ in range(2):  # the second one finds that all is done
+    example = example.replace(
+        'strategy="ddp",', 'strategy="ddp", accelerator="cpu", max_epochs=99,'
+    )
+    example = example.replace("[SaveAtStop()", "[Moments(), SaveAtStop()")
+    example = example.replace("(model, data,", "(model, *loaders,")
+    path = script(LIGHTNING + example)
+    reached = 0
+    for moment in range(1, 41, 2):
         host = run(ours(), path.with_suffix(""), PYTHONPATH=str(SCRIPTS))
-        assert host.wait(120) == 0, host.log()
-        assert re.findall(r"step (\d+)", host.out) == ["8", "8"] and "last.ckpt" in files(folder)
+        host.wait_for("at step", moment, timeout=120)
+        host.signal(signal.SIGTERM)
+        assert host.wait(120) == ended_by(signal.SIGTERM), host.log()
+        steps = [int(step) for step in re.findall(r"at step (\d+)", host.out)]
+        assert steps[0] >= reached, host.log()
+        reached = steps[0]
+        assert "last.ckpt" in files(folder)
+        assert "saved nothing" not in host.err and "still running" not in host.err, host.log()
+    assert reached > 20  # into a second epoch
 
 
 CONFIG = SCRIPTS / "conf" / "accelerate.yaml"
@@ -153,7 +183,6 @@ def test_variables_are_to_accelerate_what_its_configuration_is(run, ours, script
 
 # What a script has to have set before a stop saves, and before a restart resumes, is in scripts/.
 SAVED = {
-    "with_lightning": ("FOLDER", "stopped.ckpt"),
     "with_trainer": ("FOLDER", "checkpoint-3/model.safetensors"),
     "with_accelerate": ("FOLDER", "model.safetensors"),
     "with_deepspeed": ("FOLDER", "latest"),
@@ -162,7 +191,7 @@ SAVED = {
 
 
 def arguments(name, event):
-    first = SAVED[name][0]
+    first = SAVED.get(name, ("FOLDER",))[0]
     return (first, f"event={event}" if "=" in first else event)
 
 
@@ -178,7 +207,7 @@ def test_a_stop_saves_where_that_is_set(name, run, ours, folder):
     assert host.failure is None and host.leftovers() == []
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", [*SAVED, "with_lightning"])
 def test_a_stop_saves_nothing_by_itself(name, run, ours, folder):
     host = run(ours(), name, *arguments(name, "unset"))
     host.wait_for('"ready": true', 2, timeout=120)
@@ -190,7 +219,7 @@ def test_a_stop_saves_nothing_by_itself(name, run, ours, folder):
     assert host.failure is None and host.processes() == []
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", [*SAVED, "with_lightning"])
 def test_a_failure_is_named_and_the_restart_resumes(name, run, ours):
     host = run(ours("--launcher-max-restarts", "1"), name, *arguments(name, "fail"))
     assert host.wait(150) == 0, host.log()

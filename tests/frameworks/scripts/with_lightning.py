@@ -4,7 +4,7 @@ import sys
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from small import digest, network, points
 from values import fail_once, say, wait_for_stop
 
@@ -31,7 +31,7 @@ class Events(Callback):
         self.resumed = trainer.global_step
 
     def on_train_batch_end(self, trainer, *_):
-        if self.event in ("stop", "unset") and trainer.global_step == 3:
+        if self.event == "unset" and trainer.global_step == 3:
             wait_for_stop(lambda: trainer.received_sigterm)
         if self.event == "fail":
             fail_once(trainer.global_step)
@@ -39,7 +39,6 @@ class Events(Callback):
 
 SAVES = {
     "": lambda folder: [ModelCheckpoint(folder)],
-    "stop": lambda folder: [OnExceptionCheckpoint(folder, "stopped")],
     "unset": lambda folder: [ModelCheckpoint(folder)],
     "fail": lambda folder: [ModelCheckpoint(folder, save_last=True)],
 }

@@ -1,8 +1,10 @@
 """Hugging Face's Trainer with a small BERT of random weights."""
 
+import signal
 import sys
 
 import torch
+import torch.distributed as dist
 from small import digest
 from transformers import (
     BertConfig,
@@ -12,7 +14,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import get_last_checkpoint
 from values import fail_once, say, wait_for_stop
 
@@ -26,19 +27,29 @@ SMALL = BertConfig(
 )
 
 
-class Events(TrainerCallback):
-    """Runs behind the Trainer's own callback, which saves before the next step."""
+stops = []
 
+
+class SaveAtStop(TrainerCallback):
+    """Has all ranks save after the same step."""
+
+    def on_step_end(self, args, state, control, **_):
+        count = torch.tensor(len(stops), device=args.device)
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        if count.item():
+            control.should_save = control.should_training_stop = True
+
+
+class Events(TrainerCallback):
     def __init__(self, event):
         self.event = event
-        self.requested = lambda: False
 
     def on_train_begin(self, args, state, control, **_):
         self.resumed = state.global_step
 
     def on_step_end(self, args, state, control, **_):
         if self.event in ("stop", "unset") and state.global_step == 3:
-            wait_for_stop(self.requested)
+            wait_for_stop(lambda: stops)
         if self.event == "fail":
             fail_once(state.global_step)
 
@@ -55,7 +66,6 @@ def main():
         report_to="none",
         disable_tqdm=True,
         save_strategy="no" if events.event == "stop" else "epoch",
-        enable_jit_checkpoint=events.event == "stop",
         seed=7,
     )
     set_seed(7)
@@ -64,14 +74,10 @@ def main():
         {"input_ids": torch.arange(8) + number % 16, "labels": number % 2} for number in range(64)
     ]
     trainer = Trainer(model, args, train_dataset=examples)
-    if events.event == "stop":
-        (own,) = (
-            callback
-            for callback in trainer.callback_handler.callbacks
-            if isinstance(callback, JITCheckpointCallback)
-        )
-        events.requested = lambda: own.jit_manager.is_checkpoint_requested
     trainer.add_callback(events)
+    if events.event == "stop":
+        signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
+        trainer.add_callback(SaveAtStop())
     # True would fail in a job's first start, which has no checkpoint yet.
     result = trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     say(
