@@ -1,5 +1,7 @@
 """What the launcher itself costs: its own CPU time and peak memory, installed and as one file.
 
+And what a rank's stub and keeper cost together, whose script prints nothing.
+
     python benchmarks/overhead.py [--pairs 9]
 
 Prints a table of them, for a job of two ranks that do an all-reduce; both (`make bundle`) in turn
@@ -10,15 +12,21 @@ compares with torchrun, is in beside.py. Needs torch and the launcher installed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shlex
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import psutil
+
+from launcher.job.plan import STUB
 
 BUILD = Path(__file__).resolve().parent.parent / "bundle" / "build.py"
 ALL_REDUCE = """
@@ -65,6 +73,34 @@ def run(argv: list[str], environment: dict[str, str]) -> dict[str, float]:
     return {"cpu": cpu, "peak": peak / 1024}
 
 
+def run_keeper(folder: str, environment: dict[str, str]) -> dict[str, float]:
+    """Start a stub and its keeper for a script; return the CPU s and PSS MiB of both."""
+    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    names |= {"GROUP_RANK": "0", "LAUNCHER_RUN_DIR": folder}
+    script = Path(folder, "sleep.py")
+    script.write_text("import time; time.sleep(0.5)")
+    output = {"shows": True, "prefix": "", "merges": False, "bars": ""}
+    start = {"attempt": 1, "environ": {}, "grace": 30.0, "ignored": [], "log": "", "output": output}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen()
+        argv = [sys.executable, "-I", "-S", STUB, "script", str(script)]
+        stub = subprocess.Popen(argv, env={**environment, **names}, stdout=subprocess.DEVNULL)
+        connection = listener.accept()[0]
+    os.unlink(f"{folder}/socket")
+    with connection, connection.makefile("rwb", 0) as keeper:
+        pids = stub.pid, json.loads(keeper.readline())["hello"]["pid"]
+        keeper.write(json.dumps({"run": start}).encode() + b"\n")
+        keeper.readline()
+        memory = sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
+        while b'{"ended"' not in keeper.readline():
+            pass
+        cpu = sum(map(cpu_of, pids))
+        keeper.write(b'{"leave": 0}\n')
+        stub.wait()
+    return {"cpu": cpu, "memory": memory / 2**20}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=9)
@@ -87,8 +123,9 @@ def main() -> None:
         bundled = [sys.executable, str(one_file), *words]
         for command in (launcher, bundled):  # once for the page cache
             run(command, environment)
-        ours, files, python = [], [], []
+        ours, files, python, keepers = [], [], [], []
         for _ in range(pairs):
+            keepers.append(run_keeper(folder, environment))
             ours.append(run(launcher, environment))
             files.append(run(bundled, environment))
             python.append(cpu_of_python(environment))
@@ -98,6 +135,8 @@ def main() -> None:
         ("launcher's own CPU time", "ms", [1000 * a["cpu"] for a in ours], "100"),
         ("of that, the start of Python itself", "ms", [1000 * cpu for cpu in python], ""),
         ("launcher's own peak memory", "MiB", [a["peak"] for a in ours], "30"),
+        ("a stub's and its keeper's CPU time", "ms", [1000 * a["cpu"] for a in keepers], "20"),
+        ("a stub's and its keeper's memory (PSS)", "MiB", [a["memory"] for a in keepers], "12"),
         ("one file: its own CPU time", "ms", [1000 * a["cpu"] for a in files], "150"),
         ("of that, over the installed one, pair by pair", "ms", more, ""),
         ("one file: its own peak memory", "MiB", [a["peak"] for a in files], "30"),

@@ -155,6 +155,14 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
     poll(nothing_is_left)
 
 
+def test_a_keeper_starts_without_the_modules_that_take_long():
+    """Each rank waits for them: all of these together take half of its CPU time."""
+    slow = {"collections", "contextlib", "enum", "json", "re", "socket", "typing"}
+    text = f"import sys; sys.path.insert(0, {os.path.dirname(STUB)!r}); import stub, keeper\n"
+    text += f"sys.exit(str({slow} & {{*sys.modules}}) if {slow} & {{*sys.modules}} else 0)"
+    subprocess.run([sys.executable, "-I", "-S", "-c", text], check=True, timeout=SECONDS)
+
+
 def test_it_says_which_rank_it_keeps(start):
     """With --virtual-local-rank LOCAL_RANK is 0 in all."""
     file = "/run/attempt_0/2/error.json"
