@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.errors import LaunchError
@@ -18,7 +19,17 @@ from launcher.result.causes import SUCCESS, Result, of_error
 from launcher.text.log import log, show
 from launcher.text.words import lasted, plural, printable, short
 from launcher_tools import timeline_page
-from launcher_tools.timeline_lanes import KINDS, Host, Lane, Line, Mark, Timeline, parsed, timeline
+from launcher_tools.timeline_lanes import (
+    KINDS,
+    MARKS,
+    Host,
+    Lane,
+    Line,
+    Mark,
+    Timeline,
+    parsed,
+    timeline,
+)
 
 PAGE = "timeline.html"
 _MOST_BYTES = 64 << 20  # of a file
@@ -34,8 +45,8 @@ Show what each rank of a job did when, from DIR/HOST/{NAME}. DIR is the folder g
 Exit codes: 0; 2 if DIR has no {NAME}, or the page cannot be written."""
 # What a rank does, and what has happened, as one character.
 _LETTERS = dict(zip(KINDS, "j-=wsxr. "))
-_MARKS = {"failed": "X", "stalled": "!", "stop": "S", "restart": "R", "lost": "L"}
-_MOST_HAPPENED = 40  # lines
+_MARKS = dict(zip(MARKS, "X!vSRL"))
+_MOST_HAPPENED = 100  # lines
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
@@ -103,7 +114,14 @@ def read(folder: str) -> Timeline:
             f"no host's {NAME} in {folder}{why}; expected the folder given to "
             "--launcher-log-dir, or the run folder of sm-launch local."
         )
-    return timeline(logs, [printable(note) for note in notes])
+    found = timeline(logs, [printable(note) for note in notes])
+    events = [
+        event._replace(
+            files=tuple(filter(os.path.isfile, (os.path.join(folder, f) for f in event.files)))
+        )
+        for event in found.events
+    ]
+    return found._replace(events=tuple(events))
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
@@ -155,12 +173,12 @@ def text(found: Timeline, columns: int) -> list[str]:
     legend = [f"{letter} {kind}" for kind, letter in keys if letter in used - {" "}]
     means = found.means()
     spent = [f"{kind} {lasted(means[kind])}" for kind in KINDS if means[kind] >= 0.05]
-    end = lasted(found.seconds)
+    begin, end = (_time(found, at) for at in (0.0, found.seconds))
     return [
         title(found),
         *(f"note: {note}" for note in found.notes),
         "",
-        f"{'':{label}}0 s{end:>{width - 3}}",
+        f"{'':{label}}{begin}{end:>{width - len(begin)}}",
         *rows,
         "",
         "  ".join(legend),
@@ -212,17 +230,20 @@ def _strip(lane: Lane, of_host: Sequence[Mark], seconds: float, width: int) -> s
     return "".join(letters)
 
 
+def _time(found: Timeline, at: float) -> str:
+    """Return a time of the job: UTC, or if that is not known seconds since its begin."""
+    if not found.utc:
+        return f"{at:.1f} s"
+    return time.strftime("%H:%M:%SZ", time.gmtime(found.utc + at))
+
+
 def _happened(found: Timeline) -> list[str]:
-    """Return what has happened, in order; what several hosts say is said once."""
-    said: dict[tuple[str, str], tuple[float, str]] = {}
-    for host in found.hosts:
-        of_ranks = [
-            (mark, f"{host.name}, rank {lane.rank}") for lane in host.lanes for mark in lane.marks
-        ]
-        for mark, name in [*((mark, host.name) for mark in host.marks), *of_ranks]:
-            first = min(said.get((mark.kind, mark.words), (mark.at, name)), (mark.at, name))
-            said[mark.kind, mark.words] = first
-    rows = sorted((at, name, kind, words) for (kind, words), (at, name) in said.items())
-    lines = [f"{at:9.1f} s  {name}: {kind}: {words}" for at, name, kind, words in rows]
+    """Return what has happened, in order, with tracebacks and stacks."""
+    lines = []
+    for event in found.events:
+        said = f"{event.where}: {event.kind}" + (f": {event.words}" if event.words else "")
+        lines.append(f"{_time(found, event.at):>9}  {said}")
+        lines += [f"{'':11}{line}" for line in event.text.splitlines()]
+        lines += [f"{'':11}output: {path}" for path in event.files[:1] if event.is_root]
     more = len(lines) - _MOST_HAPPENED
-    return lines[:_MOST_HAPPENED] + ([f"... and {more} more"] if more > 0 else [])
+    return lines[:_MOST_HAPPENED] + ([f"... and {plural(more, 'more line')}"] if more > 0 else [])

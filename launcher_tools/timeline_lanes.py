@@ -1,20 +1,20 @@
-"""From lines of events.jsonl to what each rank did when. Pure.
+"""From lines of events.jsonl to what each rank did when, and what has happened. Pure.
 
 Clocks of hosts differ. All hosts start an attempt at the same time, but for the network's delay: so
-the seconds of each host are shifted by those at which its own attempt began. What was before the
-first one goes with it. A host that has begun none is placed by its clock.
+the seconds of each host are shifted by those at which its own attempt began. A host that has begun
+none is placed by its clock.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.text.words import printable
+from launcher.text.words import printable, signal_name
 
 _MOST_SECONDS = 1e9
 # What a rank does, in the order of the legend.
@@ -30,7 +30,9 @@ KINDS: Mapping[str, str] = {
     "unknown": "nothing is known about the host: it has not started, or it is lost",
 }
 _RUNS = ("start", "training")
-MARKS = ("failed", "stalled", "stop", "restart", "lost")
+MARKS = ("failed", "stalled", "saved", "stop", "restart", "lost")
+_HAPPENED = (*MARKS, "stacks", "continued", "ended")  # what the list of events has
+_LONGEST_TEXT = 50_000  # characters
 
 
 class Line(NamedTuple):
@@ -46,6 +48,7 @@ class Line(NamedTuple):
     ranks: tuple[int, ...]
     since: float
     job: str
+    text: str  # several lines
     utc: float  # 0: not known
 
 
@@ -67,12 +70,26 @@ class Mark(NamedTuple):
     words: str
 
 
+class Event(NamedTuple):
+    """What has happened, once, whichever hosts say so: `where` is the first of them, or a rank."""
+
+    kind: str
+    at: float
+    host: str
+    where: str
+    words: str
+    text: str  # a traceback, or stacks
+    files: Sequence[str]  # where its output may be, below the folder
+    is_root: bool  # the failure that ended its attempt
+
+
 class Lane(NamedTuple):
     """One rank; None: a host of which no rank is known."""
 
     rank: int | None
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
+    ended: str = ""  # how its last process did: `exit 1`, `SIGTERM`
 
 
 class Host(NamedTuple):
@@ -94,6 +111,8 @@ class Timeline(NamedTuple):
     attempts: int
     hosts: tuple[Host, ...]
     notes: tuple[str, ...]
+    events: tuple[Event, ...]
+    utc: float  # at its begin, in seconds since 1970; 0: not known
 
     @property
     def lanes(self) -> list[Lane]:
@@ -144,6 +163,7 @@ def _line(value: Any) -> Line:
         ranks=tuple(_whole(one) for one in value.get("ranks", ())),
         since=_number(value.get("since", seconds)),
         job=_text(value.get("job", "")),
+        text=printable(str(value.get("text", ""))[:_LONGEST_TEXT], keep="\n"),
         utc=_utc(value.get("utc")),
     )
 
@@ -189,25 +209,33 @@ def _parts(name: str) -> list[str]:
 # One clock.
 
 
-def aligned(logs: Mapping[str, Sequence[Line]]) -> dict[str, list[Line]]:
-    """Return each host's lines in seconds since the job's first line, in order."""
+def aligned(logs: Mapping[str, Sequence[Line]]) -> tuple[dict[str, list[Line]], float]:
+    """Return each host's lines in seconds since the job's first line, in order; and its UTC."""
     names = in_order([name for name, lines in logs.items() if lines])
     if not names:
-        return {}
-    starts = {name: _starts(logs[name]) for name in names}
-    first = max(names, key=lambda name: len(starts[name]))
-    moved = {
-        name: _moved(logs[name], starts[name], starts[first], _clock(logs[first])) for name in names
+        return {}, 0.0
+    starts = {
+        name: {one.attempt: one.seconds for one in reversed(logs[name]) if one.event == "attempt"}
+        for name in names
     }
+    first = max(names, key=lambda name: len(starts[name]))
+    clocks = {name: _clock(logs[name]) for name in names}
+    moved = {}
+    for name in names:
+        both = starts[name].keys() & starts[first].keys()
+        shift = clocks[name] - clocks[first] if clocks[name] and clocks[first] else 0.0
+        if both:
+            shift = starts[first][min(both)] - starts[name][min(both)]
+        latest = itertools.accumulate((one.seconds + shift for one in logs[name]), max)
+        moved[name] = [
+            one._replace(seconds=at, since=one.since + shift) for one, at in zip(logs[name], latest)
+        ]
     began = min(lines[0].seconds for lines in moved.values())
+    utc = clocks[first] + began if clocks[first] else 0.0
     return {
         name: [one._replace(seconds=one.seconds - began, since=one.since - began) for one in lines]
         for name, lines in moved.items()
-    }
-
-
-def _starts(lines: Sequence[Line]) -> dict[int, float]:
-    return {one.attempt: one.seconds for one in reversed(lines) if one.event == "attempt"}
+    }, utc
 
 
 def _clock(lines: Sequence[Line]) -> float:
@@ -215,32 +243,14 @@ def _clock(lines: Sequence[Line]) -> float:
     return next((one.utc - one.seconds for one in lines if one.utc), 0.0)
 
 
-def _moved(
-    lines: Sequence[Line], own: Mapping[int, float], first: Mapping[int, float], clock: float
-) -> list[Line]:
-    shifts = {attempt: first[attempt] - at for attempt, at in own.items() if attempt in first}
-    here = _clock(lines)
-    otherwise = here - clock if here and clock else 0.0
-    moved, latest = [], -math.inf
-    for one in lines:
-        known = [attempt for attempt in sorted(shifts) if attempt <= one.attempt] or sorted(shifts)[
-            :1
-        ]
-        shift = shifts[known[-1]] if known else otherwise
-        latest = max(latest, one.seconds + shift)
-        moved.append(one._replace(seconds=latest, since=one.since + shift))
-    return moved
-
-
 # Lanes.
 
 
 class _Said(NamedTuple):
-    """What the first host says of others: stalls of ranks, hosts that are lost, a hang."""
+    """What the first host says of others: stalls of ranks, and hosts that are lost."""
 
     stalls: Mapping[int, Sequence[tuple[float, float, str]]]
     lost: Mapping[str, tuple[float, str]]
-    marks: Mapping[tuple[str, int | None], Sequence[Mark]]
 
 
 def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> Timeline:
@@ -252,24 +262,74 @@ def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> T
         *notes,
         *(f"{name}: its last job is {began[name].job}, not this one" for name in others),
     ]
-    hosts = aligned({name: lines for name, lines in logs.items() if name not in others})
-    end = max((lines[-1].seconds for lines in hosts.values()), default=0.0)
-    said = _said(hosts, end)
-    ends = [one for lines in hosts.values() for one in lines if _is_end(one)]
+    hosts, utc = aligned({name: lines for name, lines in logs.items() if name not in others})
+    everything = [one for lines in hosts.values() for one in lines]
+    end = max((one.seconds for one in everything), default=0.0)
+    ends = [one for one in everything if _is_end(one)]
+    said, roots = _said(hosts, end), _roots(everything)
+    marked = [
+        one for one in everything if one.event in MARKS and (one.event != "failed" or one in roots)
+    ]
     found = []
     for name, lines in hosts.items():
-        ranks = sorted({one.rank for one in lines if one.rank is not None and one.host == name})
+        ranks = {one.rank for one in lines if one.rank is not None and one.host == name}
         gone = _gone_at(name, lines, said, has_ended=bool(ends), end=end)
-        lanes = [_lane(name, rank, lines, said, gone, end) for rank in ranks]
-        lanes = lanes or [_lane(name, None, lines, said, gone, end)]
-        marks = [
-            _mark(one) for one in lines if _is_mark(one) and one.rank is None and one.host == name
-        ]
-        found.append(Host(name, tuple(lanes), (*marks, *said.marks.get((name, None), ()))))
+        lanes = tuple(
+            _lane(name, rank, lines, said, gone, end) for rank in sorted(ranks) or (None,)
+        )
+        here = [one for one in marked if one.host == name]
+        lanes = (
+            tuple(
+                lane._replace(marks=tuple(_mark(one) for one in here if one.rank == lane.rank))
+                for lane in lanes
+                if lane.rank is not None
+            )
+            or lanes
+        )
+        found.append(Host(name, lanes, tuple(_mark(one) for one in here if one.rank is None)))
     how, last = _how(ends)
-    attempts = max((one.attempt for lines in hosts.values() for one in lines), default=0)
+    attempts = max((one.attempt for one in everything), default=0)
     cause, code = (last.cause, last.exit_code) if last else ("", None)
-    return Timeline(job, how, cause, code, end, attempts, tuple(found), tuple(notes))
+    return Timeline(
+        job=job,
+        how=how,
+        cause=cause,
+        exit_code=code,
+        seconds=end,
+        attempts=attempts,
+        hosts=tuple(found),
+        notes=tuple(notes),
+        events=tuple(_events(everything, roots)),
+        utc=utc,
+    )
+
+
+def _roots(lines: Sequence[Line]) -> list[Line]:
+    """Return the failures that ended an attempt, each of one: that which the job's hosts name."""
+    roots = []
+    for attempt in {one.attempt for one in lines if one.event == "failed"}:
+        here = sorted((one for one in lines if one.attempt == attempt), key=lambda one: one.seconds)
+        named = " ".join(one.cause for one in here if one.event in ("restart", "ending", "ended"))
+        failed = [one for one in here if one.event == "failed"]
+        roots.append(next((one for one in failed if one.cause[:100] in named), failed[0]))
+    return roots
+
+
+def _events(lines: Sequence[Line], roots: Sequence[Line]) -> Iterator[Event]:
+    """Yield what has happened, in order; what several hosts or ranks say is said once."""
+    same: dict[tuple[object, ...], list[Line]] = {}
+    for one in sorted(lines, key=lambda one: one.seconds):
+        if one.event in _HAPPENED and (one.event != "ended" or one.rank is None):
+            same.setdefault((one.event, one.attempt, one.cause), []).append(one)
+    for first, *others in same.values():
+        name = first.host.replace("/", "_")
+        where, files = first.host, [f"{name}/stderr.log"]
+        if first.rank is not None:
+            where += f", rank {first.rank}"
+            files.insert(0, f"{name}/attempt-{first.attempt}/rank-{first.rank}.log")
+        where += f" and {len(others)} more" if others else ""
+        kind, at, words = _mark(first._replace(cause="") if first.event == "ended" else first)
+        yield Event(kind, at, first.host, where, words, first.text, files, first in roots)
 
 
 def _is_end(line: Line) -> bool:
@@ -285,29 +345,23 @@ def _how(ends: Sequence[Line]) -> tuple[str, Line | None]:
     return "stopped" if last.cause.startswith("stopped by ") else "failed", last
 
 
-def _is_mark(line: Line) -> bool:
-    return line.event in MARKS
-
-
 def _mark(line: Line) -> Mark:
-    code = "" if line.exit_code is None else f" (exit code {line.exit_code})"
-    return Mark(line.event, line.seconds, f"{line.cause}{code}")
+    code = "" if line.exit_code is None else f"exit code {line.exit_code}"
+    words = f"{line.cause} ({code})" if line.cause and code else line.cause or code
+    return Mark(line.event, line.seconds, words)
 
 
 def _said(hosts: Mapping[str, Sequence[Line]], end: float) -> _Said:
     stalls: dict[int, list[tuple[float, float, str]]] = {}
     lost: dict[str, tuple[float, str]] = {}
-    marks: dict[tuple[str, int | None], list[Mark]] = {}
-    for name, lines in hosts.items():
+    for lines in hosts.values():
         for number, one in enumerate(lines):
-            if one.host != name and _is_mark(one):
-                marks.setdefault((one.host, one.rank), []).append(_mark(one))
             if one.event == "lost":
                 lost[one.host] = one.seconds, one.cause
             for rank in one.ranks if one.event == "stalled" else ():
                 until = next(_ends_of(rank, lines[number + 1 :]), end)
                 stalls.setdefault(rank, []).append((one.since, until, one.cause))
-    return _Said(stalls, lost, marks)
+    return _Said(stalls, lost)
 
 
 def _ends_of(rank: int, later: Sequence[Line]) -> Iterator[float]:
@@ -356,12 +410,11 @@ def _lane(
         for bar in bars
         for part in _with_stalls(bar, said.stalls.get(-1 if rank is None else rank, ()))
     ]
-    marks = [_mark(one) for one in own if _is_mark(one) and one.rank is not None]
-    if rank is not None:
-        marks += said.marks.get((name, rank), ())
-    return Lane(
-        rank, tuple(bar for bar in _until(bars, gone, end) if bar.seconds > 0), tuple(marks)
-    )
+    codes = [one.exit_code for one in own if one.event == "ended" and one.rank is not None]
+    shown = tuple(bar for bar in _until(bars, gone, end) if bar.seconds > 0)
+    last = codes[-1] if codes else None
+    ended = "" if last is None else f"exit {last}" if last >= 0 else signal_name(-last).split()[0]
+    return Lane(rank, shown, (), ended)
 
 
 def _next(kind: str, line: Line) -> tuple[str, str]:

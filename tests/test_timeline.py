@@ -65,26 +65,52 @@ def test_a_job_of_16_hosts_with_a_stall_a_restart_and_a_stop():
     ]  # fmt: skip
     assert kinds(lane_of(found, 93))[6:8] == [("ended", 399.75, 1), ("restart", 400.75, 9)]
     assert "waiting" not in [kind for kind, *_ in kinds(lane_of(found, 37))]
-    assert [mark.kind for mark in lane_of(found, 37).marks] == ["stalled"]
-    assert [mark.kind for mark in lane_of(found, 93).marks] == ["failed"]
+    assert [mark.kind for mark in lane_of(found, 37).marks] == ["stalled", "saved"]
+    assert [mark.kind for mark in lane_of(found, 93).marks] == ["failed", "saved"]
+    assert (lane_of(found, 93).ended, found.utc % 86400) == ("exit 0", 16 * 3600)
     assert [mark.kind for mark in found.hosts[3].marks] == ["restart", "stop"]
+    assert [(event.kind, event.where) for event in found.events] == [
+        ("stalled", "algo-5, rank 37"), ("continued", "algo-1"), ("failed", "algo-12, rank 93"),
+        ("restart", "algo-1 and 15 more"), ("stop", "algo-1 and 15 more"),
+        ("saved", "algo-1, rank 0 and 127 more"), ("ended", "algo-1 and 15 more"),
+    ]  # fmt: skip
     assert kinds(lane_of(found, 127))[0] == ("unknown", 0, 3.75)  # algo-16 began last
     assert lane_of(found, 0).bars[-2].words == "saved; SIGTERM (signal 15)"
 
 
-def test_hosts_are_aligned_where_each_attempt_begins():
-    """Whatever their clocks say, which one of them sets in between."""
+def test_hosts_are_aligned_where_an_attempt_begins():
+    """Whatever their clocks say: algo-2 started 3 s later, and its clock is wrong."""
     one = line(0, "began", job="x") + line(5, "attempt") + line(8, "runs", rank=0)
     one += line(20, "restart") + line(25, "attempt", attempt=2) + line(40, "ended", attempt=2)
     two = line(0, "began", "algo-2", job="x") + line(2, "attempt", "algo-2")
     two += line(7, "runs", "algo-2", rank=1) + line(17.5, "restart", "algo-2")
-    two += line(24, "attempt", "algo-2", attempt=2) + line(39, "ended", "algo-2", attempt=2)
-    found = drawn_of(algo_1=one, algo_2=two)
+    two += line(22, "attempt", "algo-2", attempt=2) + line(37, "ended", "algo-2", attempt=2)
+    found = drawn_of(algo_1=one, algo_2=two.replace("T16:", "T05:"))
     assert found.seconds == 40 and adds_up(found)
     assert [bar[:3] for bar in lane_of(found, 1).bars] == [
         ("unknown", 0, 3), ("joining", 3, 2), ("start", 5, 5), ("training", 10, 10.5),
         ("restart", 20.5, 4.5), ("start", 25, 15),
     ]  # fmt: skip
+
+
+def test_the_rank_at_the_root_is_marked_and_not_those_that_failed_because_of_it():
+    cause = "algo-1, rank 2 (local rank 2) failed with ValueError: x"
+    text = line(0, "began", job="x") + line(1, "attempt") + line(2, "runs", rank=0)
+    text += line(8, "failed", rank=0, cause="Connection closed by peer", exit_code=1)
+    text += line(8.1, "failed", rank=2, cause=cause, exit_code=1, text="Traceback\n  File x")
+    text += line(8.2, "restart", cause=f"attempt 1 of 2 failed after 8 s: {cause}; restarting")
+    text += line(9, "ended", rank=0, exit_code=-15) + line(9, "ended", rank=2, exit_code=1)
+    found = drawn_of(algo_1=text)
+    assert [(lane.rank, [mark.kind for mark in lane.marks]) for lane in found.lanes] == [
+        (0, []),
+        (2, ["failed"]),
+    ]
+    assert [lane.ended for lane in found.lanes] == ["SIGTERM", "exit 1"]
+    failed = [event for event in found.events if event.kind == "failed"]
+    assert [event.is_root for event in failed] == [False, True]
+    assert failed[1].text == "Traceback\n  File x" and failed[1].files[0] == (
+        "algo-1/attempt-1/rank-2.log"
+    )
 
 
 def test_nothing_is_known_of_a_host_from_when_it_was_lost():
@@ -236,7 +262,7 @@ def test_the_page_and_the_text(tmp_path):
     assert all(len(row) <= 90 for row in rows[2:20])
     (row,) = (row for row in rows if row.startswith("algo-12 93"))
     assert "X" in row and "S" in row
-    assert "algo-5, rank 37: stalled: ranks have made no progress for 60 s" in done.stdout
+    assert "16:03:09Z  algo-5, rank 37: stalled: ranks have made no progress for 60" in done.stdout
     assert not os.path.exists("timeline.html")
     completed(*TIMELINE, "--text", "-o", "page.html", folder)
     assert os.path.exists("page.html")
