@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import LaunchError
 from launcher.job.job import Cluster, LaunchPlan
 from launcher.job.job import Job as HostsJob
-from launcher.job.neuron import COMPILE
 from launcher.job.options import Options
+from launcher.job.plan import COMPILE
 from launcher.result.causes import Result
 from launcher.run.state import State
 from launcher.run.supervisor import Supervisor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.job.neuron import COMPILE
+from launcher.job.plan import COMPILE
 from launcher.result.causes import Result
 from simulation.facts import (
     HANGS,
