@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
-import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
+
+from launcher.text.writer import Writer
 
 NAME = "events.jsonl"
 _END_SECONDS = 1.0  # for the last lines to be written
@@ -29,16 +30,13 @@ class Journal:
     def __init__(self, folder: str, host: str, log: Callable[[str], None]) -> None:
         self._log = log
         self._path = os.path.join(host_folder(folder, host), NAME)
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        if folder:
-            with self._no_errors():
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
+        self._file: io.FileIO | None = None
+        self._writer = Writer(self._write) if folder else None  # None after an error, too
 
     def note(self, of: Callable[..., Sequence[Any]], *step: Any) -> None:
         """Have the lines written that of(*step) returns (history.Note)."""
-        if self._thread is None:
+        writer = self._writer
+        if writer is None:
             return
         with self._no_errors():
             lines = of(*step)
@@ -47,27 +45,25 @@ class Journal:
                 second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
                 utc = {"utc": f"{second}.{int(now % 1 * 1000):03d}Z"}
                 whole = [json.dumps({**utc, **line.fields}) + "\n" for line in lines]
-                self._lines.put("".join(whole).encode())
+                writer.add("".join(whole).encode())
 
-    def _run(self) -> None:
-        with self._no_errors(), self._opened() as file:
-            while data := self._lines.get():
-                while data:
-                    data = data[os.write(file, data) :]
+    def _write(self, data: bytes) -> None:
+        if self._writer is None:
+            return
+        with self._no_errors():
+            self._file = self._file or self._opened()
+            while data:
+                data = data[os.write(self._file.fileno(), data) :]
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _opened(self) -> io.FileIO:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         # It may be there already, as a pipe that nobody reads: no wait for that.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-        file = os.open(self._path, flags, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            if size and os.pread(file, 1, size - 1) != b"\n":
-                os.write(file, b"\n")  # behind a line that a full disk has cut off
-            yield file
-        finally:
-            os.close(file)
+        file = io.FileIO(os.open(self._path, flags, 0o644), "r+")
+        size = os.fstat(file.fileno()).st_size
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            os.write(file.fileno(), b"\n")  # behind a line that a full disk has cut off
+        return file
 
     @contextlib.contextmanager
     def _no_errors(self) -> Iterator[None]:
@@ -76,12 +72,9 @@ class Journal:
         except Exception as error:  # a full disk, a folder that is read-only, a mistake of ours
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
-            self._thread = None
-            self._lines.put(None)
+            self._writer = None
 
     def close(self) -> None:
-        """Close it, once all is written; a folder that hangs is not waited for."""
-        thread, self._thread = self._thread, None
-        if thread:
-            self._lines.put(None)
-            thread.join(_END_SECONDS)
+        """Wait until all is written; a folder that hangs is not waited for."""
+        if self._writer:
+            self._writer.flush(_END_SECONDS)

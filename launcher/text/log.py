@@ -9,73 +9,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import queue
 import select
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.text.words import Log, printable, short, shortened
+from launcher.text.writer import Writer
 
 _WAITING_LINES = 1000  # that may wait for a reader
 _END_SECONDS = 1.0  # that a reader has at the end
 _VALUE_CHARACTERS = 80  # of a value that --launcher-verbose shows
 
 
-class _Writer:
-    """Writes lines to stderr, each in one piece: ranks write there, too."""
-
-    def __init__(self) -> None:
-        self._lines: queue.Queue[bytes] = queue.Queue()
-        self._lost = 0
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """Whether too many lines wait for a reader."""
-        return self._lines.unfinished_tasks >= _WAITING_LINES
-
-    def add(self, line: bytes) -> None:
-        if self.is_full:
-            self._lost += 1
-            return
-        self._lines.put(line)
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads in this container
-                self._write_ready()
-                return
-            self._thread = thread
-            atexit.register(flush)
-
-    def flush(self, seconds: float) -> None:
-        if self._thread is None:
-            self._write_ready()
-        with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
-
-    def _write_ready(self) -> None:
-        """Write what nobody has to be waited for."""
-        while not self._lines.empty() and select.select([], [2], [], 0)[1]:
-            self._write_next()
-
-    def _run(self) -> None:
-        while True:
-            self._write_next()
-
-    def _write_next(self) -> None:
-        _write(self._lines.get())
-        if self._lost and self._lines.empty():
-            lost, self._lost = self._lost, 0
-            what = f"{lost} lines of this log were not written, because nothing was reading it."
-            self._lines.put(_encoded(what))
-        self._lines.task_done()
-
-
-_WRITER = _Writer()
+_lost = 0  # lines, for want of a reader
 _kept: list[str] | None = None
 
 
@@ -84,7 +31,7 @@ def log(message: str) -> None:
     if _kept is not None:
         _kept.append(printable(message))
     elif sys.stderr is not None:  # or else 2 may be the number of a file of ours
-        _WRITER.add(_encoded(message))
+        _add(_encoded(message))
 
 
 @contextlib.contextmanager
@@ -101,10 +48,10 @@ def kept() -> Iterator[list[str]]:
 
 def relay(lines: bytes) -> bool:
     """Have lines of torchrun's written to stderr; return False if too many wait for a reader."""
-    if _WRITER.is_full:
+    if _WRITER.waiting >= _WAITING_LINES:
         return False
     if sys.stderr is not None and lines:
-        _WRITER.add(lines)
+        _add(lines)
     return True
 
 
@@ -131,7 +78,17 @@ def _encoded(message: str) -> bytes:
     return f"launcher: {printable(message)}\n".encode("utf-8", "backslashreplace")
 
 
+def _add(line: bytes) -> None:
+    global _lost
+    if _WRITER.waiting < _WAITING_LINES:
+        _WRITER.add(line)
+    else:
+        _lost += 1
+
+
 def _write(line: bytes) -> None:
+    """Write a line, in one piece, since ranks write there, too; then how many were lost, if any."""
+    global _lost
     # Not by way of sys.stderr: Python could not end while a thread waits with the lock of that.
     while line:
         try:
@@ -140,6 +97,15 @@ def _write(line: bytes) -> None:
             select.select([], [2], [])
         except OSError:  # full, closed
             return
+    if _lost and _WRITER.waiting <= 1:  # this line
+        lost, _lost = _lost, 0
+        _write(
+            _encoded(f"{lost} lines of this log were not written, because nothing was reading it.")
+        )
+
+
+_WRITER = Writer(_write)
+atexit.register(flush)
 
 
 def traceback_of(error: BaseException) -> list[str]:

@@ -1,0 +1,48 @@
+"""A queue and a thread that writes what is in it: nobody waits for a reader, or for a disk."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Callable
+
+
+class Writer:
+    """Calls write(data) for all that is added, in order, in a thread of its own.
+
+    It is called at once where no thread can be started.
+    """
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._queue: queue.Queue[bytes] = queue.Queue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How much was added and is not written, with what is being written now."""
+        return self._queue.unfinished_tasks
+
+    def add(self, data: bytes) -> None:
+        """Have data written."""
+        self._queue.put(data)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads in this container
+                self._thread = None
+                self._write_next()
+
+    def _run(self) -> None:
+        while True:
+            self._write_next()
+
+    def _write_next(self) -> None:
+        self._write(self._queue.get())
+        self._queue.task_done()
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all is written, but no longer than that."""
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(lambda: not self.waiting, seconds)
