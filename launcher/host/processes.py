@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from typing import Any, Callable
 
 from launcher.errors import CannotExecuteError, LaunchError, NotFoundError
 
@@ -24,32 +24,16 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def start(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    new_session: bool = False,
-    tied: bool = False,
-    hint: str = "",
-    folder: str = "",
-    stderr: int | None = None,
+    argv: Sequence[str], environ: Mapping[str, str], *, hint: str = "", **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a child with this process's streams, but perhaps another stderr, and folder.
+    """Start a child with this process's streams; the options are Popen's.
 
-    `tied`: the kernel sends it SIGTERM if this process is killed.
     Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
     127; `hint` then says how to fix it), and if it cannot be executed (126).
     """
-    name = argv[0]
+    name, folder = argv[0], options.get("cwd")
     try:
-        tie = tie_to_this_process() if tied else None
-        return subprocess.Popen(
-            argv,
-            env=environ,
-            cwd=folder or None,
-            start_new_session=new_session,
-            preexec_fn=tie,
-            stderr=stderr,
-        )
+        return subprocess.Popen(argv, env=environ, **options)
     except FileNotFoundError:
         if folder and not os.path.isdir(folder):
             raise LaunchError(f"the folder {folder} has been removed.") from None

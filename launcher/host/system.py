@@ -14,7 +14,6 @@ import resource
 import selectors
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from launcher.host.signals import Signals
 from launcher.text.log import log
 
 _MANY_FILES, _FEW_FILES = 1 << 16, 1 << 12  # that ranks may have open; below few the log says so
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # of a scheduler
 _LAST_FILES = 8  # descriptors: /proc is read, folders are removed, a file of this process is loaded
 
 
@@ -159,17 +159,12 @@ class System:
     def listen_in(self, folder: str) -> socket.socket:
         """Listen on a Unix socket in a folder. Raises LaunchError."""
         try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError as error:  # no descriptor is left
-            raise LaunchError(
-                f"cannot create a socket: {error.strerror}; raise ulimit -n."
-            ) from None
-        listener.setblocking(False)
-        try:
+            listener = socket.socket(socket.AF_UNIX)
             listener.bind(os.path.join(folder, SOCKET))
         except OSError as error:
-            listener.close()
-            raise LaunchError(f"cannot create a socket in {folder}: {error}; set TMPDIR.") from None
+            fix = "raise ulimit -n" if error.errno in (errno.EMFILE, errno.ENFILE) else "set TMPDIR"
+            raise LaunchError(f"cannot create a socket in {folder}: {error}; {fix}.") from None
+        listener.setblocking(False)
         listener.listen(128)
         return listener
 
@@ -189,8 +184,13 @@ class System:
         """
         processes.adopt_orphans()
         with self._as_children_are():
-            child: subprocess.Popen[bytes] = processes.start(
-                argv, environ, new_session=True, tied=True, folder=folder, stderr=stderr
+            child = processes.start(
+                argv,
+                environ,
+                cwd=folder or None,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=processes.tie_to_this_process(),
             )
         child.returncode = 0  # Popen is not to wait for it: reap() does
         return child.pid
@@ -201,8 +201,7 @@ class System:
 
         Keepers give scripts their dispositions back.
         """
-        warnings = (signal.SIGUSR1, signal.SIGUSR2)
-        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in warnings}
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
         try:
             yield
         finally:
@@ -241,5 +240,4 @@ class System:
     @property
     def ignored(self) -> list[int]:
         """The warnings of a scheduler that this process ignored at its start."""
-        warnings = (signal.SIGUSR1, signal.SIGUSR2)
-        return [number for number in warnings if signal.getsignal(number) == signal.SIG_IGN]
+        return [number for number in _WARNINGS if signal.getsignal(number) == signal.SIG_IGN]
