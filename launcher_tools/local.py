@@ -68,7 +68,8 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
         base_dir = os.path.join(run_dir, host)
         variables = local_setup.environment(environ, base_dir, job_name, share, ports)
         variables[HOST_ADDRESSES] = json.dumps(addresses)
-        variables |= {EVENTS_DIR: os.path.abspath(run_dir), BARS: bars}
+        # Where the user has a folder for logs, events are there, too.
+        variables |= {EVENTS_DIR: os.path.abspath(chosen.log_dir or run_dir), BARS: bars}
         hosts.append(Host(number, share.cpus, base_dir, variables))
     words = [*chosen.launcher_words, *(chosen.script_args if refused else ())]
     if chosen.doctor:
@@ -84,7 +85,7 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
         if chosen.doctor:
             printer.show(_end_of_doctors(hosts))
         else:
-            printer.show(_end(run_dir, hosts, seconds, was_stopped=loop.was_stopped))
+            printer.show(_end(run_dir, chosen.log_dir, hosts, seconds, loop.was_stopped))
     return result_of(hosts)
 
 
@@ -94,11 +95,10 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
 def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[str]:
     """Return the lines that say what each host has."""
     count, first = len(shares), shares[0]
-    who = f"algo-1 has address {first.address}"
-    if count > 1:
-        who += f"{(',' if count == 2 else ' ...')} algo-{count} has {shares[-1].address}"
+    named = [f"algo-{number}: {share.address}" for number, share in enumerate(shares, 1)]
+    who = ", ".join(named if count < 3 else [named[0], "...", named[-1]])
     gpus = f" and {plural(len(first.gpus), 'GPU')}" if first.gpus else ""
-    each = plural(first.cores, "core") + gpus
+    each = plural(first.cores, "core") + gpus + (" each" if count > 1 else "")
     lines = [
         (
             f"{words} is after --, so it is passed to the script; options of sm-launch local must "
@@ -106,7 +106,7 @@ def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[s
         )
         for words in chosen.behind
     ]
-    lines += [f"{who}, each with {each}; the hosts' folders are in {run_dir}."]
+    lines += [f"{who}; {each}; the hosts' folders are in {run_dir}."]
     if first.gpus == ():
         lines.append(f"there are fewer GPUs than hosts ({count}), so no host has a GPU.")
     processes = count * (chosen.nproc_per_node or len(first.gpus or ()) or 1)
@@ -147,7 +147,9 @@ def _end_of_doctors(hosts: Sequence[Host]) -> str:
     return "A job would run on every host.\n"
 
 
-def _end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bool) -> str:
+def _end(
+    run_dir: str, log_dir: str, hosts: Sequence[Host], seconds: float, was_stopped: bool
+) -> str:
     """Return how the job ended, why, and where its files are, each line with its newline."""
     lines = []
     for folder in local_setup.RESULTS:
@@ -162,7 +164,7 @@ def _end(run_dir: str, hosts: Sequence[Host], seconds: float, *, was_stopped: bo
         if reason:
             lines.append(f"  {os.path.join(host.name, local_setup.FAILURE)}")
             reasons.setdefault(reason, []).append(host.name)
-    lines += [f"  {line}" for line in timeline.left_in(run_dir)]
+    lines.append(f"  {timeline.left_in(run_dir, log_dir or run_dir)}")
     code, how = result_of(hosts).exit_code, "succeeded"
     if code:
         word = "was stopped" if was_stopped and not reasons else "failed"

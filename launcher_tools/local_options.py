@@ -46,6 +46,7 @@ class Choices(NamedTuple):
     launcher_words: tuple[str, ...]
     script_args: tuple[str, ...]
     doctor: bool  # each host says what it sees; target may be None
+    log_dir: str = ""  # the launchers' own
     behind: tuple[str, ...] = ()  # arguments of the script that look like options of local's
 
 
@@ -61,7 +62,8 @@ def _parser() -> _Parser:
         "       sm-launch local [OPTION ...] -- -m MODULE [ARGUMENT ...]",
         description="Run a training job on this machine as if on several SageMaker hosts. "
         "Each host has its own launcher, its own folder in place of /opt/ml, and "
-        "its share of this machine's cores and GPUs.",
+        "its share of this machine's cores and GPUs. Arguments reach the script as SDK v2 passes "
+        "hyperparameters (`--flag true` becomes `--flag True`); SDK v3 passes them as they are.",
         epilog="--launcher-... options go anywhere after --; they apply to every host. "
         "Ctrl-C stops the job as SageMaker would; a second Ctrl-C kills "
         "it. The exit code is that of the job.",
@@ -155,20 +157,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
         _checked("--nproc-per-node", values.nproc_per_node, OPTIONS["nproc_per_node"].parse)
         launcher_words += [f"{flag('nproc_per_node')}={values.nproc_per_node}"]
     channels = _channels(values.channel)
-    nproc_per_node = None
-    if chosen:
-        nproc_per_node = _of_launchers([*chosen, *launcher_words], environ).nproc_per_node
+    options = _of_launchers([*chosen, *launcher_words], environ) if chosen else Options()
     return Choices(
-        hosts,
-        channels,
-        values.run_dir,
-        events,
-        nproc_per_node,
-        chosen,
-        tuple(launcher_words),
-        tuple(script_args),
-        values.doctor,
-        tuple(_behind(script_args)),
+        hosts=hosts,
+        channels=channels,
+        run_dir=values.run_dir,
+        events=events,
+        nproc_per_node=options.nproc_per_node,
+        target=chosen,
+        launcher_words=tuple(launcher_words),
+        script_args=tuple(script_args),
+        doctor=values.doctor,
+        log_dir=options.log_dir,
+        behind=tuple(_behind(script_args)),
     )
 
 

@@ -150,13 +150,18 @@ def write(found: Timeline, path: str) -> None:
         ) from None
 
 
-def left_in(folder: str) -> list[str]:
-    """Write the page of a run folder; return what its files are, or why there is none."""
+def left_in(run_dir: str, folder: str) -> str:
+    """Write the page of a folder into a run folder; return what the file is, or why there is none.
+
+    Of a job that has not begun there are no events.
+    """
     try:
-        write(read(folder), os.path.join(folder, PAGE))
+        write(read(folder), os.path.join(run_dir, PAGE))
     except LaunchError as error:
-        return [f"no {PAGE}: {error}"]
-    return [f"{PAGE}: what each rank did, and when (raw data: each host's {NAME})"]
+        begun = os.path.isdir(folder) and any(_files(folder))
+        return f"no {PAGE}: {error if begun else 'nothing was started'}"
+    where = f"each host's {NAME}" if folder == run_dir else os.path.join(folder, "HOST", NAME)
+    return f"{PAGE}: what each rank did, and when (raw data: {where})"
 
 
 # As text.

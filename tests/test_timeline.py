@@ -334,3 +334,13 @@ def test_with_a_log_dir_a_launcher_leaves_its_events(script):
     found = tool.read("logs")
     assert (name, found.how, found.exit_code) == ("localhost", "succeeded", 0)
     assert [bar.kind for bar in found.lanes[0].bars][-3:] == ["start", "training", "ended"]
+
+
+def test_local_with_a_log_dir_leaves_its_events_there(script, pretend_torch):
+    """As the page says of that option; here the job fails before it has a rank."""
+    pretend_torch("2.13.0")
+    words = ("--hosts", "1", "--run-dir", "runs/x", "--", script(""), "--launcher-log-dir", "logs")
+    done = completed(*LAUNCHER, "local", *words, code=69)
+    assert "(raw data: logs/HOST/events.jsonl)" in done.stdout, done.stdout + done.stderr
+    assert os.path.exists("logs/algo-1/events.jsonl") and os.path.exists("runs/x/timeline.html")
+    assert not os.path.exists("runs/x/algo-1/events.jsonl")
