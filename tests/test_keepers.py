@@ -71,7 +71,7 @@ def said(**message):
 
 
 LINK = {"exception": "EOFError", "message": "x", "frames": "", "how": ""}
-ENDED = {"attempt": 1, "code": 3, "response": "", "crash": "", "tail": ""}
+ENDED = {"attempt": 1, "code": 3, "response": "", "crash": "", "tail": "", "notes": []}
 
 
 def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
@@ -80,7 +80,7 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         RUNS,
         {"log": "a line\n of its own"},
         said(script_ended=True),
-        said(end={"exit_code": 3, "chain": [LINK], "killed": "it was killed\n"}),
+        said(end={"exit_code": 3, "chain": [LINK], "notes": ["it was killed"]}),
         said(hangs_up=True),
         {"ended": {**ENDED, "response": "handles"}},
         {"left": {"pids": [1, 2], "seconds": 4.6}},
@@ -92,7 +92,7 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         JOINED,
         RankRuns(7, 77),
         ScriptEnded(7),
-        RankExits(7, 3, (Link(**LINK),), killed="it was killed\\n"),
+        RankExits(7, 3, (Link(**LINK),), notes=("it was killed",)),
         RankEnded(7, 3, Disposition.HANDLES),
         KeeperCleared(7, 4, 1),
     ]
@@ -188,8 +188,8 @@ POOL = "A process in the process pool was terminated abruptly"
 
 def counts(keepers, kills):
     """Have the kernel count kills from now on; none was counted before."""
-    keepers._oom_kills = {GROUP: 0}
-    keepers._system.oom_kills = lambda: {GROUP: kills}
+    keepers._counted = {OOM: 0}
+    keepers._system.oom_kills = lambda: {OOM: kills}
 
 
 @pytest.mark.parametrize("kills", [0, 1])
@@ -203,16 +203,16 @@ def test_a_rank_of_which_a_process_was_killed_for_memory(keepers, kills, code, m
     with keeper(
         7,
         RUNS,
-        said(thread="pin", chain=[link]),
-        said(thread="pin", chain=[]),
-        said(end={"exit_code": code, "chain": [link]}),
+        said(thread="pin", exit_code=1, chain=[link], notes=[]),
+        said(thread="pin", exit_code=1, chain=[], notes=[]),
+        said(end={"exit_code": code, "chain": [link], "notes": []}),
     ):
         keepers.act_until(lambda: len(keepers.told) == 4)
     oom, chain = OOM if kills and is_told else "", (Link(**link),)
     of_thread = oom if message else ""
     assert keepers.told[2:4] == [
-        ThreadRaised(7, "pin", chain, of_thread),
-        RankExits(7, code, chain, oom),
+        ThreadRaised(7, "pin", chain, recorded=of_thread),
+        RankExits(7, code, chain, recorded=oom),
     ]
 
 
@@ -223,10 +223,10 @@ def test_a_rank_of_which_a_process_was_killed_for_memory(keepers, kills, code, m
 def test_a_rank_whose_connection_to_a_process_of_its_own_broke(keepers, kills, number, name):
     counts(keepers, kills)
     killed = f"its child process loader (pid 7) was killed by {name}"
-    with keeper(7, RUNS, said(end={"exit_code": 1, "chain": [LINK], "killed": killed})):
+    with keeper(7, RUNS, said(end={"exit_code": 1, "chain": [LINK], "notes": [killed]})):
         keepers.act_until(lambda: len(keepers.told) == 3)
     oom = OOM if kills and number == 9 else ""
-    assert keepers.told[2] == RankExits(7, 1, (Link(**LINK),), oom, killed)
+    assert keepers.told[2] == RankExits(7, 1, (Link(**LINK),), (killed,), oom)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_counters_are_read_at_the_end_of_a_rank(keepers, code, with_kill, withou
         with keeper(7, RUNS, {"ended": {**ENDED, "code": code}}):
             keepers.act_until(lambda: len(keepers.told) == 3)
         keepers.act_until(lambda: keepers.are_gone)
-        assert keepers.told[2] == RankEnded(7, code, oom=oom)
+        assert keepers.told[2] == RankEnded(7, code, recorded=oom)
 
 
 CRASH = """Fatal Python error: Segmentation fault

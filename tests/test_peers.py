@@ -49,7 +49,7 @@ from launcher.peers.messages import (
     to_wire,
 )
 from launcher.peers.state import Clearing, Deciding, Ended, Joining, Running
-from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result
+from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result, of_lost_host
 from launcher.text.protocol import decoded, encoded
 from launcher.text.words import Log
 from launcher.watch.progress import Group, StalledRank
@@ -67,7 +67,8 @@ def job(host, hosts=HOSTS, **more):
 
 
 def failed(text="loss is nan\n", attempt=1, code=1, cause=Cause.OWN, may_restart=True):
-    return Failed(attempt, Failure(cause, code, text, may_restart))
+    what, _, details = text.strip("\n").partition("\n")
+    return Failed(attempt, Failure(cause, code, what, details=details, may_restart=may_restart))
 
 
 CANNOT = failed("algo-3: no such file\n", attempt=0, code=2, may_restart=False)
@@ -643,13 +644,15 @@ def test_a_rank_that_has_left_is_no_reason_for_other_failures(cause):
 def test_long_words_and_outer_frames_are_cut_for_who_had_left(words, frames, kept):
     first = ready()
     lines = [f'  File "a.py", line {number}, in {40 * "f"}' for number in range(frames)]
-    long = "\n".join([f"{words * 'x'} the end", "exit code 1", "Traceback:", *lines, ""])
+    long = failed(f"{words * 'x'} the end\nexit code 1", cause=Cause.SECONDARY).failure
+    long = long._replace(frames="\n".join(lines), rank=2)
     first.hears(THIRD, LEFT[2], 9)
-    first.hears(SECOND, failed(long, cause=Cause.SECONDARY), 10)
+    first.hears(SECOND, Failed(1, long), 10)
     text = ended(first, 13).text
     line, *others = text.splitlines()
     assert line.endswith("xx the end; algo-3, rank 5 had ended with exit code 0, 1.2 s earlier")
-    assert len(text) < LIMIT and others == ["exit code 1", "Traceback:", *lines[frames - kept :]]
+    head = ["exit code 1", "Traceback (most recent call last):"]
+    assert len(text) < LIMIT and others == [*head, *lines[frames - kept :]]
 
 
 def test_the_next_attempt_knows_nothing_of_who_had_left():
@@ -780,7 +783,6 @@ def test_a_member_joins_and_follows_the_coordinator():
     assert second.step(Lost(FIRST, DIED)) == second.hears(SECOND, Cleared(2, 0)) == ()
 
 
-FAILED_STOP = Failed(1, Failure(Cause.HOST_LOST, 69, lost(FIRST).text))
 ALONE = End(0, lost(FIRST))
 # Name: what the coordinator has said; what this host has; the End that its run is commanded when
 # the coordinator is lost, unless it has that of the job. It leaves once it has cleared.
@@ -817,7 +819,7 @@ def test_a_member_tells_a_coordinator_that_is_silent_that_it_is_lost():
     """It may only be suspended: then it ends with the same when it continues."""
     second = joined(Start(1, 0))
     told = second.step(Lost(FIRST, DIED), 3)[0]
-    assert told == goes_up(Failed(1, Failure(Cause.HOST_LOST, 69, lost(FIRST).text)))
+    assert told == goes_up(Failed(1, of_lost_host(FIRST, f"was lost: {DIED}")))
 
 
 def test_a_member_waits_for_its_coordinator_where_another_program_listens(second):
@@ -932,17 +934,18 @@ def test_a_message_that_is_not_valid_is_refused(read, message):
 
 def test_what_comes_from_outside_is_cut_and_shows_control_characters():
     text = "\nloss\x1b[31m is\rnan\u2028\x00\nlauncher: more\n" + 5000 * "x"
-    failure = failed(text).failure._replace(exit_code=256, broken=text)
-    said = messages.as_reported(Failed(1, failure), 8)
-    lines = said.failure.text.splitlines()
-    assert lines[:2] == [r"loss\x1b[31m is\rnan\u2028\x00", "launcher: more"]
-    assert len(lines) == 3 and len(said.failure.text) == LIMIT and said.failure.exit_code == 1
+    failure = failed().failure._replace(exit_code=256, what=text[1:])
+    result = failure._replace(no_restart=text, frames=text, more=text).result
+    lines = result.text.splitlines()
+    assert len(result.text) <= LIMIT and result.exit_code == 1
+    assert lines[0].startswith(r"loss\x1b[31m is\rnan\u2028\x00")
+    assert lines[1].startswith(r"no restart: \nloss\x1b[31m is")
+    assert not [line for line in lines if line.startswith("launcher:")]
     end = messages.from_coordinator(wire(End(1, Result(3, text))))
-    assert end.result.text == said.failure.text
+    assert end.result.text.splitlines()[0] == r"loss\x1b[31m is\rnan\u2028\x00"
     why = messages.from_coordinator(wire(End(1, SUCCESS, text))).restart
     assert why.startswith(r"\nloss\x1b[31m is") and why.isprintable() and len(why) < LIMIT
-    assert said.failure.broken == why
-    assert messages.as_reported(failed(" \n"), 8).failure.text == "the reason is not known\n"
+    assert failed(" \n").failure.text == "the reason is not known\n"
 
 
 def test_nobody_can_name_ranks_that_the_job_has_not():

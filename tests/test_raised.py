@@ -13,9 +13,6 @@ from launcher.result.causes import (
     LIMIT,
     RankFailure,
     broken_hosts,
-    first_of,
-    headline,
-    no_restart,
     of_rank,
 )
 from launcher.text.words import signal_name
@@ -54,7 +51,7 @@ def ended(script, monkeypatch):
 def failure_of(told):
     end = told[0]["end"]
     chain = raised.read([raised.Link(**link) for link in end["chain"]])
-    return RankFailure(0, 0, end["exit_code"], chain, said=True)
+    return RankFailure(0, 0, end["exit_code"], chain, said=True, notes=end["notes"])
 
 
 def end(text, says, line=None, *, code=1, secondary=False):
@@ -197,7 +194,7 @@ ENDS = [
 def test_how_a_script_ended(ended, text, says, line, code, secondary):
     failure = failure_of(ended(text))
     assert failure.exit_code == code
-    assert headline(failure, "h").startswith(f"h, rank 0 (local rank 0) {says}")
+    assert of_rank(failure, "h").headline.startswith(f"h, rank 0 (local rank 0) {says}")
     assert failure.is_secondary is secondary
     written = of_rank(failure._replace(time=1.0), "algo-1").text
     assert len(written) <= LIMIT and written.replace("\n", "").isprintable()
@@ -217,7 +214,7 @@ def test_a_message_of_any_size_is_taken_in(ended, character):
         "    e = new\n"
         "raise e"
     )
-    assert headline(failure_of(told), "h")
+    assert of_rank(failure_of(told), "h").headline
     sent = json.dumps(told[0], ensure_ascii=False).encode("utf-8", "surrogatepass")
     assert len(sent) < 1 << 20  # bytes, far below the limit of keepers.py
 
@@ -298,7 +295,7 @@ if __name__ == "__main__":
 def test_what_libraries_make_of_an_exception(rank, text, words, code, says, frame):
     seen, told = rank(text, *words)
     failure = failure_of(told)
-    assert seen == code and says in headline(failure, "h")
+    assert seen == code and says in of_rank(failure, "h").headline
     files = [line for line in raised.frames(failure.chain).splitlines() if "File " in line]
     assert frame == "" or frame in files[-1]
 
@@ -367,7 +364,7 @@ def test_a_connection_that_breaks_is_the_ranks_own_unless_it_leads_to_another(
 ):
     _, told = rank(text)
     failure = failure_of(told)
-    assert f" failed with {exception}" in headline(failure, "h")
+    assert f" failed with {exception}" in of_rank(failure, "h").headline
     assert failure.is_secondary is secondary
 
 
@@ -405,7 +402,7 @@ def test_behind_a_connection_that_broke_is_whether_a_process_was_killed(rank, ch
     method = "spawn" if number == 11 else "fork"
     code, told = rank(BY_ITSELF.format(child, method, text))
     assert code == 1
-    killed = told[0]["end"]["killed"]
+    (killed,) = told[0]["end"]["notes"] or [""]
     name = signal_name(number) if number else ""
     process, _, how = killed.partition(" was killed by ")
     assert how == name and process.startswith("its child process loader (pid " if number else "")
@@ -633,7 +630,7 @@ def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
     chain = (raised.Link("RuntimeError", "GPU is lost. " + "x" * 900, frames),)
     failure = of_rank(RankFailure(5, 1, 1, chain, 95.0, said=True), "algo-2")
     assert failure.broken == "algo-2, rank 5 (local rank 1) reports a lost GPU"
-    text = no_restart(first_of(failure, 2), broken_hosts(failure.broken)).text
+    text = failure._replace(failures=2, no_restart=broken_hosts(failure.broken)).text
     lines = text.splitlines()
     assert len(text) <= LIMIT and lines[0] == failure.headline
     assert lines[1] == (

@@ -120,14 +120,19 @@ def test_usable_cores_follow_the_affinity_mask():
     ],
 )
 def test_the_cgroups_quota(tmp_path, files, cpus):
-    for name, text in files.items():
-        path = tmp_path / "root" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write(tmp_path / "root", files)
     assert resources.cgroup_cpus(str(tmp_path / "root")) == cpus
 
 
-CGROUP, MACHINE = "the memory cgroup", "the machine"
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+OOM = "out of memory: {} recorded an OOM kill (oom_kill)"
+CGROUP, MACHINE = OOM.format("the memory cgroup"), OOM.format("the machine")
 
 
 @pytest.mark.parametrize(
@@ -167,11 +172,18 @@ CGROUP, MACHINE = "the memory cgroup", "the machine"
     ],
 )
 def test_out_of_memory_kills_are_those_of_the_own_group(tmp_path, files, kills):
-    for name, text in files.items():
-        path = tmp_path / "root" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write(tmp_path / "root", files)
     assert cgroups.oom_kills(str(tmp_path / "root")) == kills
+
+
+def test_the_limits_of_processes_are_those_of_all_groups(tmp_path):
+    files = {"max 3": "pids", "max 0": "pids/docker/x"}
+    groups = {f"sys/fs/cgroup/{path}/pids.events": f"{text}\n" for text, path in files.items()}
+    limits = {f"sys/fs/cgroup/{path}/pids.max": "512\n" for path in files.values()}
+    write(tmp_path / "root", {"proc/self/cgroup": "8:pids:/docker/x\n", **groups, **limits})
+    says = "out of processes and threads: /sys/fs/cgroup/{}/pids.max allows 512"
+    counts = {says.format("pids"): 3, says.format("pids/docker/x"): 0}
+    assert cgroups.refused_processes(str(tmp_path / "root")) == counts
 
 
 @pytest.mark.parametrize(("driver", "efa"), [("efa", True), ("mlx5_core", False)])

@@ -315,7 +315,7 @@ KILLED = "before the stop: algo-1, rank 0 (local rank 0) was killed by SIGKILL (
     ("ends", "said"),
     [
         ((RankEnded(0, -9),), [f"{KILLED}."]),
-        ((RankEnded(0, -9, oom="x"), RankEnded(1, 3)), [f"{KILLED}; x, and 1 rank more."]),
+        ((RankEnded(0, -9, recorded="x"), RankEnded(1, 3)), [f"{KILLED}; x, and 1 rank more."]),
         ((RankEnded(0, 0),), []),
         # By somebody who stops the ranks, too; and what follows from another one's end.
         ((RankEnded(0, -TERM),), []),

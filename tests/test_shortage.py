@@ -1,9 +1,11 @@
-"""What runs out while ranks run: real volumes, in a mount namespace, that are too small."""
+"""What runs out while ranks run: small volumes, limits, interfaces that are not there."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
-from conftest import LAUNCHER
+from conftest import LAUNCHER, RANK, run_as_rank
 from network import in_namespaces
 
 # Mounts a tmpfs of these options at a folder, runs a command, and shows the failure file.
@@ -42,12 +44,33 @@ for number in range(1000):
 
 @in_namespaces
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [("size=1m", FILLS), ("nr_inodes=20", FILLS_INODES)],
+    ("options", "text", "says"),
+    [
+        ("size=1m", FILLS, "volume is full (0 of 1 MiB free)\n"),
+        ("nr_inodes=20", FILLS_INODES, "volume is full (0 of 20 inodes free)\n"),
+    ],
     ids=["space", "inodes"],
 )
-def test_the_failure_file_is_written_on_a_volume_that_ranks_have_filled(
-    on_volume, script, options, text
+def test_a_volume_that_ranks_have_filled_is_in_the_failure_file_on_it(
+    on_volume, script, options, text, says
 ):
     host = on_volume(options, "--train-script", script(text))
-    assert host.out.startswith("failure\n") and "No space left on device" in host.out, host.log()
+    assert host.out.startswith(
+        "failure\nhost, rank 0 (local rank 0) failed with OSError: [Errno 28"
+    )
+    assert host.out.splitlines(keepends=True)[1].endswith(says), host.log()
+
+
+@pytest.fixture
+def notes(script):
+    """Run a script as a rank where there are small volumes; return the notes that it sends."""
+
+    def run(text, mounts="", *prefix):
+        argv = [sys.executable, RANK, "script", str(script(text))]
+        ran = run_as_rank(
+            ["unshare", "--mount", "sh", "-c", f'{mounts}\nexec "$@"', "sh", *prefix, *argv]
+        )
+        (end,) = (message["end"] for message in ran.told if "end" in message)
+        return end["notes"]
+
+    return run

@@ -11,7 +11,7 @@ from conftest import LAUNCHER, REPO, SYSTEMS, ports
 
 from launcher.errors import LaunchError
 from launcher.job import smddp
-from launcher.result.causes import RankFailure, headline
+from launcher.result.causes import RankFailure, of_rank
 from launcher.result.raised import Link
 
 CALLS = Path(__file__).with_name("smddp_calls.py")
@@ -194,7 +194,7 @@ def test_the_folder_is_installed_with_the_launcher_and_nothing_as_smdistributed(
 )
 def test_a_script_that_misses_the_library_is_told_of_the_option(module, hint):
     link = Link("ModuleNotFoundError", f"No module named {module!r}")
-    line = headline(RankFailure(0, 0, 1, chain=(link,)), "algo-1")
+    line = of_rank(RankFailure(0, 0, 1, chain=(link,)), "algo-1").headline
     text = f"algo-1, rank 0 (local rank 0) failed with ModuleNotFoundError: {link.message}"
     assert line == text + (f" (see {OPTION})" if hint else "")
 

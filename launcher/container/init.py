@@ -44,7 +44,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.container.presence import KILLED, LauncherRegistry
 from launcher.errors import STOPS, CommandFailedError, LaunchError
-from launcher.host.cgroups import new_oom_kill, oom_kills
+from launcher.host.cgroups import oom_kills, risen
 from launcher.host.processes import reap, send, start
 from launcher.host.signals import Signals, left_alone
 from launcher.host.system import System
@@ -139,7 +139,7 @@ class _Init:
         )
         is_stop = self._stop_signal or result.stop_signal
         if result.exit_code and not is_stop and reported in _WITHOUT_REASON:
-            oom = new_oom_kill(kills, oom_kills())
+            oom = risen(kills, oom_kills())
             raise CommandFailedError(self._reason(reported, oom), result.exit_code)
         if result.exit_code and self._process.returncode == 0 and not is_stop:
             log(

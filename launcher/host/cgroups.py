@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 _EVENTS = ("events", "oom_control")  # of a memory cgroup, v2 and v1
+_REFUSED = re.compile(r"^max (\d+)$", re.MULTILINE)  # of pids.events
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -51,7 +52,7 @@ def read_text(path: str) -> str:
 
 
 def oom_kills(root: str = "") -> dict[str, int]:
-    """Return how many out-of-memory kills the kernel has recorded, by whose memory ran out.
+    """Return how many out-of-memory kills the kernel has recorded, by what to say of them.
 
     For this process's own memory cgroup, v2 memory.events or v1 memory.oom_control, which count
     whoever of it was killed, for want of the machine's memory, too. Where there is none, for the
@@ -62,13 +63,24 @@ def oom_kills(root: str = "") -> dict[str, int]:
     paths = [("the memory cgroup", path) for path in files]
     for where, path in (*paths, ("the machine", f"{root}/proc/vmstat")):
         if match := _OOM_KILL.search(read_text(path)):
-            return {where: int(match[1])}
+            return {f"out of memory: {where} recorded an OOM kill (oom_kill)": int(match[1])}
     return {}
 
 
-def new_oom_kill(before: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Return that an out-of-memory kill was recorded between two looks, "" if none was."""
-    for where, count in now.items():
-        if count > before.get(where, count):
-            return f"out of memory: {where} recorded an OOM kill (oom_kill)"
-    return ""
+def refused_processes(root: str = "") -> dict[str, int]:
+    """Return how often a group's limit has kept a process or thread from its start, likewise.
+
+    For each group with a limit, of those that this process is in (cgroup-v2.rst, "PID").
+    """
+    found = {}
+    for folder in folders("pids", root):
+        limit = read_text(f"{folder}/pids.max").strip()
+        if match := _REFUSED.search(read_text(f"{folder}/pids.events")):
+            where = f"{folder}/pids.max allows {limit}".removeprefix(root)
+            found[f"out of processes and threads: {where}"] = int(match[1])
+    return found
+
+
+def risen(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Return what to say of the first of these counts that has risen between two looks."""
+    return next((words for words, count in now.items() if count > before.get(words, count)), "")

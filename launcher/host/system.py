@@ -22,7 +22,7 @@ from typing import Any, Callable
 
 from launcher.errors import LaunchError
 from launcher.host import processes
-from launcher.host.cgroups import oom_kills
+from launcher.host.cgroups import oom_kills, refused_processes
 from launcher.host.child import Helper
 from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import SOCKET, run_dir
@@ -61,6 +61,7 @@ class System:
     log = staticmethod(log)
     folder = staticmethod(run_dir)
     oom_kills = staticmethod(oom_kills)
+    refused_processes = staticmethod(refused_processes)
     kill_tree = staticmethod(processes.kill_tree)
     reap = staticmethod(processes.reaped)
     state_of = staticmethod(processes.state_of)

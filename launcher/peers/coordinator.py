@@ -56,7 +56,7 @@ from launcher.peers.state import (
 )
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
-from launcher.text.words import Log, join_and_count, lasted, ordinal, short, shortened, some_of
+from launcher.text.words import Log, join_and_count, lasted, ordinal, short, some_of
 from launcher.watch import judge, stacks
 
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
@@ -274,20 +274,18 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
 
 def _while_restarting(state: JobState, failure: Failure) -> Failure:
     """Return a failure that ends a job instead of a restart, with the reason for that."""
-    before = shortened(f"reason for the restart: {state.kinds[-1]}", 300)
-    return failure._replace(text=f"{failure.text}{before}\n")
+    return failure._replace(restart=state.kinds[-1])
 
 
 def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
     blame = deciding.blame
     failure = blame.failure
-    seen = judge.reason_of_wait(state.watch, failure.rank, now)
-    if failure.cause >= Cause.ABORTED and seen:
-        failure = failure._replace(text=f"{shortened(seen, 500)}\n{failure.text}"[: causes.LIMIT])
+    wait = judge.reason_of_wait(state.watch, failure.rank, now)
+    if failure.cause >= Cause.ABORTED and wait:
+        failure = failure._replace(wait=wait)
     elif failure.cause is Cause.SECONDARY:
-        departed = ends.named(state.ends, blame.failed_at)
-        failure = causes.explained(failure, departed) if departed else failure
+        failure = failure._replace(departed=ends.named(state.ends, blame.failed_at))
     blame = blame._replace(failure=failure)
     if not _restarts(state, blame):
         return _end(state, _result(state, blame), now, blame)
@@ -319,12 +317,11 @@ def _obstacle(state: JobState, blame: Blame) -> str:
 
 def _result(state: JobState, blame: Blame) -> Result:
     """Return how the job ends that does not restart."""
-    failure, obstacle = blame.failure, _obstacle(state, blame)
+    failure = blame.failure
     if not failure.may_restart:
         return failure.result
-    failure = causes.first_of(failure, blame.failures)
-    is_hindered = obstacle and _has_restarts(state)
-    return (causes.no_restart(failure, obstacle) if is_hindered else failure).result
+    obstacle = _obstacle(state, blame) if _has_restarts(state) else ""
+    return failure._replace(failures=blame.failures, no_restart=obstacle).result
 
 
 def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:

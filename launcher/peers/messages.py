@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Union, get_args
 
 from launcher.errors import STOPS
 from launcher.job.job import Job
-from launcher.result.causes import Failure, Result, as_received, failure_code, failure_text
+from launcher.result.causes import Failure, Result, as_received
 from launcher.text import wire
 from launcher.text.words import printable
 from launcher.watch import progress, stacks
@@ -263,20 +263,9 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
 
 
 def as_reported(message: Any, world: int) -> Any:
-    """Return a report as the hosts take it: its failure is cut, its ranks are ranks of the job."""
-    if isinstance(message, Failed):
-        return message._replace(failure=checked(message.failure))
+    """Return a report as the hosts take it: its ranks are ranks of the job."""
     if isinstance(message, NoProgressReport):
         return message._replace(ranks=progress.within(message.ranks, world))
     if isinstance(message, HostStacks) and world:
         return message._replace(ranks=stacks.within(message.ranks, world))
     return message
-
-
-def checked(failure: Failure) -> Failure:
-    """Return a host's failure as all hosts take it: cut, and never a success."""
-    return failure._replace(
-        exit_code=failure_code(failure.exit_code),
-        text=failure_text(failure.text),
-        broken=printable(failure.broken[:_LONGEST_LINE]),
-    )

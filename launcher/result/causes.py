@@ -37,11 +37,14 @@ from launcher.text.words import (
 )
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
-# How the second line of a failure text begins if hardware broke.
+# How the second line of a failure text begins if something keeps the job from a restart.
 NO_RESTART = "no restart: "
-_FIRST_LINE, _LEAST = 500, 100  # of these: a rank's first line, and of that how it ended
-_SAID = 300  # and of that what it has written last
+# In characters: the first line, of a rank and of others, and of what is cut the least that stays.
+_OF_RANK, _OF_OTHERS, _LEAST = 500, 900, 150
+_SAID = 300  # and of what a rank has written last
 _TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash, a thread's end
+_FRAMES = "Traceback (most recent call last):\n"
+_FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
 # What torchrun raises for a setting that it cannot use.
 _OF_SETTINGS: tuple[str, ...] = (
     "ValueError",
@@ -101,23 +104,56 @@ def as_received(result: Result) -> Result:
 
 
 class Failure(NamedTuple):
-    """One reason for the job to fail: `text` is that of the failure file, its first line the cause.
+    """One reason for the job to fail: what its host knows, and what the coordinator adds.
 
     `exit_code` is a process's, 1 to 255. A restart can fix only one that `may_restart`,
-    unless hardware is `broken`, in words; `rank` is that which failed, -1 if none did.
+    unless hardware is `broken`, in words; `rank` is that which failed, -1 if none did. `text` has
+    what becomes of the words.
     """
 
     cause: Cause
     exit_code: int
-    text: str
+    what: str  # who failed and how, which is cut if it is too long
+    more: str = ""  # what is known besides, which is not
+    details: str = ""  # `exit code 3, 12 s after start`
+    frames: str = ""  # as a traceback has them, the innermost last
     may_restart: bool = False
     rank: int = -1
     broken: str = ""
+    # Of the coordinator.
+    wait: str = ""  # who waited for whom
+    departed: str = ""  # which ranks had ended with 0
+    failures: int = 1  # that were known
+    no_restart: str = ""  # why the job does not restart, though it could
+    restart: str = ""  # the failure before, whose restart this one is of
+
+    @property
+    def text(self) -> str:
+        """The failure file's text, the cause first: made here alone, and changed by nobody."""
+        limit = _OF_RANK if self.rank >= 0 else _OF_OTHERS
+        first = shortened(self.what, max(_LEAST, limit - len(self.more))) + self.more
+        first = shortened(first, limit)
+        if self.departed:
+            first += f"; {shortened(self.departed, 400)}"
+        lines = [shortened(self.wait, 500), first] if self.wait else [first]
+        if self.no_restart:
+            lines.insert(1, f"{NO_RESTART}{shortened(self.no_restart, 350)}")
+        if self.details:
+            more = f"; first of {self.failures} failures (not counting ranks that were stopped)"
+            lines.append(self.details + (more if self.failures > 1 else ""))
+        if self.restart:
+            lines.append(shortened(f"reason for the restart: {self.restart}", 300))
+        text = "".join(f"{printable(line)}\n" for line in lines)
+        frames = _FRAME.split(printable(self.frames, keep="\n").rstrip("\n"))[1:]
+        # The innermost are the ones to keep.
+        while frames and len(text) + len(_FRAMES) + sum(map(len, frames)) >= LIMIT:
+            del frames[0]
+        return failure_text(text + _FRAMES * bool(frames) + "".join(frames))
 
     @property
     def result(self) -> Result:
         """How the job ends if this is the cause."""
-        return Result(failure_code(self.exit_code), failure_text(self.text))
+        return Result(failure_code(self.exit_code), self.text)
 
     @property
     def headline(self) -> str:
@@ -136,6 +172,7 @@ class Aside(NamedTuple):
     thread: str
     chain: Sequence[raised.Link]
     before: float
+    notes: Sequence[str] = ()
 
 
 class RankFailure(NamedTuple):
@@ -152,8 +189,8 @@ class RankFailure(NamedTuple):
     chain: Sequence[raised.Link] = ()
     time: float = math.inf
     said: bool = False
-    oom: str = ""  # whether an out-of-memory kill was recorded, if a process of it was killed
-    killed: str = ""  # that a process of it was, in words, to which its connection broke
+    notes: Sequence[str] = ()  # what else it knows of its end, in words
+    recorded: str = ""  # and what the kernel has, by its counters
     place: str = ""  # where it crashed: `load, data.py:88`
     frames: str = ""  # and the calls there, as a traceback has them
     at: str = ""  # the time of day of a crash
@@ -176,7 +213,7 @@ class RankFailure(NamedTuple):
         """
         if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
             return True
-        return not self.killed and raised.is_secondary(self.chain)
+        return not self.notes and raised.is_secondary(self.chain)
 
 
 def exit_code_of(returncode: int) -> int:
@@ -222,8 +259,10 @@ def of_container(
     return Result(code, stop_signal=reported.stop_signal)
 
 
-def headline(failure: RankFailure, host: str) -> str:
-    """Return one line that says which rank of a host failed, and with what."""
+def of_rank(failure: RankFailure, host: str) -> Failure:
+    """Return why the job fails if a rank of a host is the cause."""
+    code = failure_code(exit_code_of(failure.exit_code))
+    who = named_rank(host, failure.rank, failure.local_rank)
     how, see = raised.headline(failure.chain), ""
     if any(f"No module named {name!r}" in how for name in _SMDDP):
         how += f" (see {flag('smddp_compat')})"
@@ -236,47 +275,27 @@ def headline(failure: RankFailure, host: str) -> str:
             see = f"; see that rank's last lines on stderr, at {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
     more = f" after its script had ended{see}" if failure.after_script else see
-    more += f"; {failure.killed}" if failure.killed else ""
-    more += f"; {failure.oom}" if failure.oom else ""
-    if failure.aside:
-        thread, chain, before = failure.aside
-        if chain[0].title() not in [link.title() for link in failure.chain]:  # raised again
-            more += f' (thread "{thread}" {raised.aside(chain)}, {lasted(before)} earlier)'
-    who = _named(failure, host)
-    if more:  # which is not to be cut
-        how = shortened(how, max(_LEAST, _FIRST_LINE - len(f"{who}  {more}")))
-    return printable(f"{who} {how}{more}")
-
-
-def broken_hardware(failure: RankFailure, host: str) -> str:
-    """Return which hardware a rank has met that is broken, by its own words; "" if none."""
-    what = raised.hardware(failure.chain)
-    return what and printable(f"{_named(failure, host)} reports {what}")
-
-
-def _named(failure: RankFailure, host: str) -> str:
-    return named_rank(host, failure.rank, failure.local_rank)
-
-
-def of_rank(failure: RankFailure, host: str) -> Failure:
-    """Return why the job fails if a rank of a host is the cause."""
-    code = failure_code(exit_code_of(failure.exit_code))
-    text = f"{shortened(headline(failure, host), _FIRST_LINE)}\n"
-    text += f"exit code {code}, {failure.time:.0f} s after start\n"
+    of_thread = failure.aside.notes if failure.aside else ()
+    notes = dict.fromkeys((*failure.notes, *of_thread, failure.recorded))
+    more += "".join(f"; {note}" for note in notes if note)
     frames = raised.frames(failure.chain) or failure.frames
     if failure.aside:
-        frames = frames or raised.frames(failure.aside.chain)
-    lines = [printable(line) for line in frames.splitlines()]
-    if lines:
-        text += "Traceback (most recent call last):\n"
-    # The innermost frames are the ones to keep.
-    while lines and sum(len(line) + 1 for line in lines) > LIMIT - len(text):
-        lines.pop(0)
-    while lines and not lines[0].startswith("  File "):
-        lines.pop(0)  # the rest of a frame
-    text += "".join(line + "\n" for line in lines)
-    broken = broken_hardware(failure, host)
-    return Failure(failure.cause, code, text, may_restart=True, rank=failure.rank, broken=broken)
+        thread, chain, before, _ = failure.aside
+        frames = frames or raised.frames(chain)
+        if chain[0].title() not in [link.title() for link in failure.chain]:  # raised again
+            more += f' (thread "{thread}" {raised.aside(chain)}, {lasted(before)} earlier)'
+    broken = raised.hardware(failure.chain)
+    return Failure(
+        failure.cause,
+        code,
+        f"{who} {how}",
+        more,
+        f"exit code {code}, {failure.time:.0f} s after start",
+        frames,
+        may_restart=True,
+        rank=failure.rank,
+        broken=broken and f"{who} reports {broken}",
+    )
 
 
 def of_torchrun(
@@ -323,53 +342,48 @@ def of_torchrun(
         code = EXIT_USAGE
     elif program != "torchrun" and returncode >= 0:
         code = returncode or 1
-    details = f"exit code {code}, {seconds:.0f} s after start"
-    text = f"{shortened(what, LIMIT - len(details) - 2)}\n{details}\n"
-    return Failure(Cause.TORCHRUN, code, text)
+    return _with_code(Cause.TORCHRUN, code, what, f", {seconds:.0f} s after start")
 
 
 def of_lost_keeper(host: str, rank: int, local_rank: int, what: str) -> Failure:
     """Return the failure of a host on which a process that stands for a rank was killed."""
     who = named_rank(host, rank, local_rank)
-    text = f"{who}: {what} was killed\nexit code {EXIT_HOST_LOST}\n"
-    return Failure(Cause.TORCHRUN, EXIT_HOST_LOST, text)
+    return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{who}: {what} was killed")
 
 
 def of_group_rank(host: str) -> Failure:
     """Return the failure of a first host whose ranks are not the first, whose address all need."""
-    text = (
-        f"{host}: torchrun has not given the first host group rank 0; expected its hosts in order"
-    )
-    return Failure(Cause.TORCHRUN, EXIT_HOST_LOST, f"{text}\nexit code {EXIT_HOST_LOST}\n")
+    why = "torchrun has not given the first host group rank 0; expected its hosts in order"
+    return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{host}: {why}")
 
 
 def of_lost_host(host: str, how: str) -> Failure:
     """Return the failure of a host that is lost, in the same words whoever has to find it."""
-    text = f"{host[:900]} {how}\nexit code {EXIT_HOST_LOST}\n"
-    return Failure(Cause.HOST_LOST, EXIT_HOST_LOST, text)
+    return _with_code(Cause.HOST_LOST, EXIT_HOST_LOST, f"{host} {how}")
 
 
 def of_hang(what: str, *, may_restart: bool = True) -> Failure:
     """Return the failure of a job in which ranks wait for one that does not come, or run on."""
-    text = f"{shortened(what, 900)}\nexit code {EXIT_HUNG} ({flag('hang_timeout')})\n"
-    return Failure(Cause.OWN, EXIT_HUNG, text, may_restart=may_restart)
+    failure = _with_code(Cause.OWN, EXIT_HUNG, what, f" ({flag('hang_timeout')})")
+    return failure._replace(may_restart=may_restart)
+
+
+def _with_code(cause: Cause, code: int, what: str, more: str = "") -> Failure:
+    return Failure(cause, code, what, details=f"exit code {code}{more}")
 
 
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
     """Return the failure of a host that cannot start, or does not agree with the others."""
-    return Failure(cause, exit_code, f"{text}\n")
+    return Failure(cause, exit_code, text)
 
 
-def of_error(error: LaunchError, host: str = "", *, attempt: int = 0) -> Failure:
+def of_error(error: LaunchError, host: str = "") -> Failure:
     """Return the failure of a launcher that meets an error that a person can fix.
 
-    It names the `host` where others are told, too. At a restart, from `attempt` 2 on, what was to
-    be run is right, and something of it was started: then the launcher itself has failed.
+    It names the `host` where others are told, too.
     """
     exit_code = EXIT_USAGE
-    if attempt > 1:
-        exit_code = EXIT_SOFTWARE
-    elif isinstance(error, NotFoundError):
+    if isinstance(error, NotFoundError):
         exit_code = EXIT_NOT_FOUND
     elif isinstance(error, CannotExecuteError):
         exit_code = EXIT_CANNOT_EXECUTE
@@ -380,12 +394,9 @@ def of_error(error: LaunchError, host: str = "", *, attempt: int = 0) -> Failure
 
 def of_launcher(host: str, error: Exception) -> Failure:
     """Return the failure of a host whose launcher itself has failed: `error` is what it raised."""
-    raised = printable(f"{type(error).__name__}: {error}".removesuffix(": "))
+    raised = f"{type(error).__name__}: {error}".removesuffix(": ")
     what = f"launcher: {host}: the launcher itself failed with {raised}"
-    text = (
-        f"{shortened(what, 900)}\nexit code {EXIT_SOFTWARE}; see the traceback in the log of {host}"
-    )
-    return of_host(text, EXIT_SOFTWARE)
+    return _with_code(Cause.OWN, EXIT_SOFTWARE, what, f"; see the traceback in the log of {host}")
 
 
 def change_port(seen: str) -> str:
@@ -393,42 +404,6 @@ def change_port(seen: str) -> str:
     return f"{seen}; choose another with {flag('peer_port')}, the same one on every host."
 
 
-def first_of(failure: Failure, count: int) -> Failure:
-    """Return the cause of a job, whose second line says how many failures were known besides."""
-    if count < 2:
-        return failure
-    first, *details = failure.text.splitlines()
-    details[:1] = [
-        f"{one}; first of {count} failures (not counting ranks that were stopped)"
-        for one in details[:1]
-    ]
-    return failure._replace(text=_fitted([first, *details]))
-
-
-def explained(failure: Failure, sentence: str) -> Failure:
-    """Return a failure whose first line a sentence follows; what is too long is cut before it."""
-    first, *details = failure.text.splitlines()
-    first = f"{shortened(first, _FIRST_LINE)}; {shortened(sentence, 400)}"
-    return failure._replace(text=_fitted([first, *details]))
-
-
 def broken_hosts(broken: str) -> str:
     """Return why a job does not restart whose hardware is broken."""
     return f"{shortened(broken, 250)}; SageMaker checks and replaces the hosts of a failed job"
-
-
-def no_restart(failure: Failure, why: str) -> Failure:
-    """Return the cause of a job that does not restart, as the second line says."""
-    first, *details = failure.text.splitlines()
-    line = f"{NO_RESTART}{printable(shortened(why, 350))}"
-    return failure._replace(text=_fitted([first, line, *details]))
-
-
-def _fitted(lines: list[str]) -> str:
-    """Return lines as a text of at most LIMIT characters: without its outermost frames."""
-    frame = next((at for at, line in enumerate(lines) if line.startswith("  File ")), len(lines))
-    while frame < len(lines) and len("\n".join(lines)) >= LIMIT:
-        del lines[frame]
-        while frame < len(lines) and not lines[frame].startswith("  File "):
-            del lines[frame]
-    return "\n".join(lines)[: LIMIT - 1] + "\n"

@@ -59,6 +59,8 @@ _KILLED = re.compile(
 _GONE = re.compile(
     r"\bterminated abruptly\b|\babruptly died\b|\(pid\(s\) [\d, ]+\) exited unexpectedly"
 )
+# A process or thread that the kernel has not started: EAGAIN, as Python, C++ and OpenBLAS say it.
+_REFUSED = re.compile("can't start new thread|Resource temporarily unavailable|pthread_create")
 _HEADER = "Traceback (most recent call last):\n"
 _BETWEEN = {
     "The above exception was the direct cause of the following exception:": "cause",
@@ -87,6 +89,18 @@ class Link(NamedTuple):
         name = self.exception or "SystemExit"
         message = shortened(_one_line(self.message), limit)
         return f"{name}: {message}" if message else name
+
+
+class End(NamedTuple):
+    """What a rank, or a thread of it, says that ends with an exception (describe.py).
+
+    `exit_code` is negative for a signal. `notes` are what else it knows, in words: a child that was
+    killed, what is short (shortage.py).
+    """
+
+    exit_code: int
+    chain: tuple[Link, ...]
+    notes: tuple[str, ...]
 
 
 def read(chain: Sequence[Link]) -> tuple[Link, ...]:
@@ -171,6 +185,11 @@ def may_be_killed(links: Sequence[Link]) -> bool:
         _KILLED.search(link.message) or _GONE.search(link.message) or _has_lost_child(link)
         for link in links
     )
+
+
+def may_lack_processes(links: Sequence[Link]) -> bool:
+    """Tell whether any of these may come from a process or thread that could not be started."""
+    return any(_REFUSED.search(link.message) for link in links)
 
 
 def _has_lost_child(link: Link) -> bool:

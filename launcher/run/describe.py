@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 # process's whole traceback, and the end of that says most (raised.py reads it). All together stay
 # under the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
-_FRAMES, _LINE, _NAME = 3000, 200, 300
+_FRAMES, _LINE, _NAME, _NOTE = 3000, 200, 300, 400
 _LINKS = 6  # exceptions of a chain: as many from its begin, from its end, and hidden ones
 _WALK = 10_000  # exceptions, to find its end
 # Whose processes these are: torch's are the first's.
@@ -42,11 +43,10 @@ def own_frames(trace: types.TracebackType | None, rank: str) -> types.TracebackT
 def end(error: BaseException, rank: str) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    `rank` is the path of rank.py, whose frames nobody wants to see. Keys: exit_code (negative
-    for a signal), chain (see raised.Link).
+    `rank` is the path of rank.py, whose frames nobody wants to see. The result is a raised.End,
+    without notes if the exit code is 0.
     """
-    exit_code = 1
-    chain = []
+    exit_code, chain, notes = 1, list[dict[str, str]](), list[str]()
     try:
         if isinstance(error, SystemExit):
             code = 0 if error.code is None else error.code
@@ -55,16 +55,30 @@ def end(error: BaseException, rank: str) -> dict[str, Any]:
                 exit_code = code & 0xFF if -(2**63) <= code < 2**63 else 255
         elif type(error) is KeyboardInterrupt:
             exit_code = -signal.SIGINT
-        chain = [described(link, how, rank) for link, how in came_from(error)]
+        links = came_from(error)
+        chain = [described(link, how, rank) for link, how in links]
+        if exit_code:
+            text = "\n".join(f"{link['exception']}: {link['message']}" for link in chain)
+            notes = killed(error)
+            notes += _shortage(rank).behind(text, [link for link, _ in links])
     except Exception:
         pass  # a property that raises, no memory left: then the exit code has to do
-    return {"exit_code": exit_code, "chain": chain}
+    return {"exit_code": exit_code, "chain": chain, "notes": [note[:_NOTE] for note in notes]}
 
 
-def killed(error: BaseException) -> str:
-    """Return that a process of multiprocessing's was killed, in words; "" if none was.
+def _shortage(rank: str) -> Any:
+    path = os.path.join(os.path.dirname(rank), "shortage.py")
+    spec = importlib.util.spec_from_file_location("shortage", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    The failure's text has them as they are here. Only behind an exception of multiprocessing's that
+
+def killed(error: BaseException) -> list[str]:
+    """Return that a process of multiprocessing's was killed, in words, if one was.
+
+    Only behind an exception of multiprocessing's that
     says that a connection broke. The process is not waited for: that is the script's to do. One
     that SIGTERM has ended was meant to end.
     """
@@ -78,13 +92,13 @@ def killed(error: BaseException) -> str:
                 if number not in (0, signal.SIGTERM):
                     how = _SIGNALS.get(number, f"signal {number}")
                     name = f"{str(one.name)[:_NAME]} (pid {one._popen.pid})"
-                    return f"its child process {name} was killed by {how}"
+                    return [f"its child process {name} was killed by {how}"]
             if not children or time.monotonic() >= by:
                 break
             time.sleep(0.01)
     except Exception:
         pass  # of a Python that is other than those that we know
-    return ""
+    return []
 
 
 def _is_broken_connection(error: BaseException) -> bool:

@@ -77,8 +77,8 @@ class RankExits(NamedTuple):
     rank: int
     exit_code: int  # negative: by this signal
     chain: Sequence[Link]  # what it raised, as raised.read gives it
-    oom: str = ""  # that an out-of-memory kill was recorded, if a process of it may be killed
-    killed: str = ""  # that one of multiprocessing's was, in words, behind a broken connection
+    notes: tuple[str, ...] = ()  # what else it knows (raised.End)
+    recorded: str = ""  # what the kernel's counters say that may be behind it: a kill for memory
 
 
 class ThreadRaised(NamedTuple):
@@ -87,7 +87,8 @@ class ThreadRaised(NamedTuple):
     rank: int
     thread: str  # its name
     chain: Sequence[Link]  # not empty
-    oom: str = ""  # as of RankExits
+    notes: tuple[str, ...] = ()  # as of RankExits
+    recorded: str = ""
 
 
 class ScriptEnded(NamedTuple):
@@ -102,7 +103,8 @@ class RankEnded(NamedTuple):
     rank: int
     exit_code: int  # negative: by this signal
     response: Disposition | None = None
-    oom: str = ""  # whether an out-of-memory kill was recorded, after a SIGKILL or a child's
+    notes: tuple[str, ...] = ()  # what its keeper knows besides
+    recorded: str = ""  # as of RankExits; after a SIGKILL also that no kill for memory was
     calls: Calls = ()  # where it crashed, if it did
     at: str = ""  # the time of day of a crash
     said: str = ""  # why it was aborted, by the last lines that it has written

@@ -50,7 +50,7 @@ PROTOCOL = """
     said: what the script's process says          ask: passed on to the script's process
     wrote: a line of faulthandler's               leave: an exit code
     left: pids, seconds; ending: pids
-    ended: attempt, code, response, crash, tail
+    ended: attempt, code, response, crash, tail, notes
     cleared: number, survivors
     lost: what was killed
     log: a line
@@ -231,6 +231,7 @@ class Keeper:
         line = f"rank {rank} cannot be started ({error.strerror}); raise ulimit -u, or ulimit -n."
         self._launcher.send({"log": line})
         ended = {"attempt": self._attempt, "code": 126, "response": "", "crash": "", "tail": ""}
+        ended["notes"] = []
         self._launcher.send({"ended": ended})
 
     def _use(self, stderr: int) -> None:
@@ -379,6 +380,8 @@ class Keeper:
         ended = {"attempt": self._attempt, "code": code, "response": self._response}
         ended["crash"] = crash if code < 0 else ""
         ended["tail"] = tail if code == -signal.SIGABRT else ""
+        said = {-signal.SIGBUS: "SIGBUS", -signal.SIGABRT: tail}.get(code, "")
+        ended["notes"] = _notes(said) if said else []
         self._launcher.send({"ended": ended})
         # It has died unsaved, and may have started what can save. Python's own handler of SIGINT
         # saves nothing.
@@ -435,6 +438,23 @@ class Keeper:
         self._launcher.send({"cleared": {"number": self._number, "survivors": survivors}})
         if self._launcher.is_gone:
             self._leave(1)
+
+
+def _notes(said: str) -> list[str]:
+    """Return what has run out where a death may come from that (shortage.py).
+
+    That is imported for it alone: it needs modules that no keeper needs for its start.
+    """
+    sys.path.insert(0, HERE)
+    try:
+        import shortage  # type: ignore[import-not-found]  # beside this file
+
+        found: list[str] = shortage.behind(said)
+        return found
+    except Exception:  # what is not read is not said
+        return []
+    finally:
+        sys.path.remove(HERE)
 
 
 def send(pid: int, number: int) -> None:

@@ -16,24 +16,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Disposition
-from launcher.host.cgroups import new_oom_kill
+from launcher.host.cgroups import risen
 from launcher.host.system import System
 from launcher.peers.messages import StacksRequest
 from launcher.result.last_words import last_words
-from launcher.result.raised import Link, may_be_killed, read
+from launcher.result.raised import End, Link, may_be_killed, may_lack_processes, read
 from launcher.run import events
+from launcher.text import wire
 from launcher.text.protocol import Lines, decoded, encoded, send
 from launcher.text.words import plural, printable, signal_name
 from launcher.watch.host import Watch
 from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
-_KILLED = 400  # characters of what a rank says of a process of its own
 _MOST_IGNORED = 20  # invalid messages that the log shows
 # After these a reply of the coordinator's has come, or never will.
 _STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
-# Exit codes of a process that passes on a child's, which was killed: as shells do it, and sys.exit.
-_OF_A_KILL = (128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
+# Exit codes of a process that was killed, or passes a child's on: as shells do it, and sys.exit.
+_OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
 
 class Keepers:
@@ -56,7 +56,7 @@ class Keepers:
         self._request_again_at = -math.inf  # until then the coordinator has the request
         self._leaves = False
         self._ignored = 0
-        self._oom_kills = system.oom_kills()
+        self._counted = {**system.oom_kills(), **system.refused_processes()}
         self._listener = system.listen_in(folder)
         system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -229,36 +229,42 @@ class Keepers:
         elif "script_ended" in message:
             self.watch.script_ended(pid, rank, self._local[rank], now)
             return events.ScriptEnded(rank)
-        elif "end" in message:
-            end = message["end"]
-            code, chain = int(end["exit_code"]), read([Link(**link) for link in end["chain"]])
-            killed = printable(str(end.get("killed") or "")[:_KILLED])
-            is_sure = code in _OF_A_KILL or killed.endswith(signal_name(signal.SIGKILL))
-            oom = self.oom() if is_sure or may_be_killed(chain) else ""
-            return events.RankExits(rank, code, chain, oom, killed)
-        elif "thread" in message:
-            chain = read([Link(**link) for link in message["chain"]])
-            oom = self.oom() if may_be_killed(chain) else ""
-            raised = events.ThreadRaised(rank, str(message["thread"]), chain, oom)
-            return raised if chain else None
+        elif "end" in message or "thread" in message:
+            code, links, notes = wire.read(End, message.get("end", message))
+            chain = read(links)
+            recorded = self._recorded(code, chain, notes)
+            if "end" in message:
+                return events.RankExits(rank, code, chain, notes, recorded)
+            thread = events.ThreadRaised(rank, str(message["thread"]), chain, notes, recorded)
+            return thread if chain else None
         return None
 
     def _ended(self, rank: int, end: Mapping[str, Any]) -> events.RankEnded:
         """Return how a script's process has ended."""
         code = int(end["code"])
         response = Disposition(end["response"]) if end["response"] else None
-        event = events.RankEnded(rank, code, response)
-        self._pids.pop(rank, None)
+        is_abort = code == -signal.SIGABRT
+        said = last_words(str(end["tail"])) if is_abort else ""
+        notes = tuple(map(str, end["notes"])) if said or not is_abort else ()
+        recorded = self._recorded(code, (Link(message=said),))
         if code == -signal.SIGKILL:
-            return event._replace(oom=self.oom() or "no out-of-memory kill was recorded")
-        if code in _OF_A_KILL:
-            return event._replace(oom=self.oom())
+            recorded = recorded or "no out-of-memory kill was recorded"
+        event = events.RankEnded(rank, code, response, notes, recorded)
+        self._pids.pop(rank, None)
         if code and -code in CRASHES:
             calls = crash_in(str(end["crash"]), -code)
-            said = last_words(str(end["tail"])) if code == -signal.SIGABRT else ""
             return event._replace(calls=calls, at=self._system.time_of_day(), said=said)
         return event
 
+    def _recorded(self, code: int, chain: Sequence[Link], notes: Sequence[str] = ()) -> str:
+        """Return what the kernel has counted since the start that may be behind an end."""
+        is_sure = any(note.endswith(signal_name(signal.SIGKILL)) for note in notes)
+        is_killed = is_sure or code in _OF_A_KILL or may_be_killed(chain)
+        oom = self.oom() if is_killed else ""
+        if oom or not may_lack_processes(chain):
+            return oom
+        return risen(self._counted, self._system.refused_processes())
+
     def oom(self) -> str:
         """Return that an out-of-memory kill was recorded since the start, "" if none was."""
-        return new_oom_kill(self._oom_kills, self._system.oom_kills())
+        return risen(self._counted, self._system.oom_kills())

@@ -37,7 +37,7 @@ from typing import Any, Callable
 from launcher.job.job import Job
 from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
 from launcher.result import causes
-from launcher.result.causes import Cause, Failure, headline, stopped
+from launcher.result.causes import Cause, Failure, of_rank, stopped
 from launcher.run import ranks
 from launcher.run.events import (
     Actions,
@@ -433,7 +433,7 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
         state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(counts=True)})
         assert rank.failure
         age = now - began - rank.failure.time
-        state, more = _fail(state, causes.of_rank(rank.failure, host), now, age)
+        state, more = _fail(state, of_rank(rank.failure, host), now, age)
         actions += (*_report_successes(state, now), *more)
     return state._replace(count_at=began + wait), actions
 
@@ -517,7 +517,8 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
         return _failed_before(state, (rank,), number)
     stops = (*_died_of_stop(number), *ended_by_itself_at_stop(number))
     if rank.failure and rank.exit_code not in stops:
-        return (Log(f"during the stop: {headline(rank.failure, state.job.current_host)}."),)
+        line = of_rank(rank.failure, state.job.current_host).headline
+        return (Log(f"during the stop: {line}."),)
     return ()
 
 
@@ -525,7 +526,7 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
     """Report a rank that had failed before it could be ended, or hardware that is broken."""
     if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.failure or rank.counts:
         return ()
-    failure = causes.of_rank(rank.failure, state.job.current_host)
+    failure = of_rank(rank.failure, state.job.current_host)
     if rank.response is not None:
         if not failure.broken:
             return ()
@@ -549,7 +550,8 @@ def _failed_before(state: State, ended: Iterable[Rank], number: int) -> Actions:
         return ()
     first, *others = sorted(failed, key=lambda failure: failure.time)
     more = f", and {plural(len(others), 'rank')} more" if others else ""
-    return (Log(f"before the stop: {headline(first, state.job.current_host)}{more}."),)
+    line = of_rank(first, state.job.current_host).headline
+    return (Log(f"before the stop: {line}{more}."),)
 
 
 # Time.

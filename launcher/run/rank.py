@@ -220,7 +220,7 @@ def main() -> None:
     except BaseException as error:
         end = describe.end(error, __file__)
         if end["exit_code"]:
-            send({"end": {**end, "killed": describe.killed(error)}})
+            send({"end": end})
         else:
             script_ended()
         wrap_hook(describe)

@@ -59,7 +59,7 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
         rank = rank._replace(threads=(*_lately(rank, time), (time, event)))
     elif isinstance(event, RankExits):
         failure = _failure(rank, event, event.exit_code, time)
-        failure = failure._replace(chain=event.chain, said=True, killed=event.killed)
+        failure = failure._replace(chain=event.chain, said=True)
         rank = rank._replace(failure=failure)
     elif isinstance(event, ScriptEnded):
         rank = rank._replace(script_ended_at=time)
@@ -131,12 +131,18 @@ def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], fl
 
 
 def _failure(rank: Rank, event: RankExits | RankEnded, exit_code: int, time: float) -> RankFailure:
-    after_script = rank.script_ended_at < math.inf
-    number = rank.rank, rank.local_rank
-    failure = RankFailure(*number, exit_code, time=time, oom=event.oom, after_script=after_script)
-    for at, one in _lately(rank, time)[:1]:  # the others may follow from it
-        aside = Aside(one.thread, one.chain, time - at)
-        failure = failure._replace(aside=aside, oom=event.oom or one.oom)
+    failure = RankFailure(
+        rank.rank,
+        rank.local_rank,
+        exit_code,
+        time=time,
+        notes=event.notes,
+        recorded=event.recorded,
+        after_script=rank.script_ended_at < math.inf,
+    )
+    for at, thread in _lately(rank, time)[:1]:  # the others may follow from it
+        aside = Aside(thread.thread, thread.chain, time - at, thread.notes)
+        failure = failure._replace(aside=aside, recorded=event.recorded or thread.recorded)
     return failure
 
 

@@ -110,7 +110,7 @@ def report_threads(
             if now - reported_at >= _SELDOM and not issubclass(args.exc_type, SystemExit):
                 reported_at = now
                 name = str(args.thread.name)[:_NAME] if args.thread else ""
-                send({"thread": name, "chain": describe.end(args.exc_value, rank)["chain"]})
+                send({"thread": name, **describe.end(args.exc_value, rank)})
         hook(args)
 
     threading.excepthook = show

@@ -250,7 +250,7 @@ class Rank(Process):
             return
         self.is_dying = True
         links = [link._asdict() for link in chain]
-        self._say({"end": {"exit_code": said, "chain": links}})
+        self._say({"end": {"exit_code": said, "chain": links, "notes": []}})
         self.clock.after(max(later, 0.01), self.end, code)
 
     # Signals

@@ -320,6 +320,8 @@ class System:
         """Return that none was counted."""
         return {}
 
+    refused_processes = oom_kills
+
     def time_of_day(self) -> str:
         """Return the same time, for runs that are repeated."""
         return "12:34:56 UTC"
