@@ -78,7 +78,8 @@ def _of_shared_memory(text: str) -> list[str]:
     found = _full([_SHM, *_mounts()] if is_bus_error else [_SHM])
     if found or "Too many open files" in text:
         return found
-    size = _sizes(_SHM)[1]
+    volume = os.statvfs(_SHM)
+    size = volume.f_blocks * volume.f_frsize
     return [f"{_SHM} has only {_bytes(size)}"] if size < _LITTLE else []
 
 
@@ -93,17 +94,16 @@ def _of_space(text: str, failed: list[OSError], errors: Sequence[BaseException])
     likely = own or [*_paths_of(errors), *re.findall(_PATH, text)]
     if found := _full(likely) or ([] if own else _full(_mounts())):
         return found
-    for path in likely[:1]:
-        if re.search(r"Disk quota exceeded|os error 122\b", text):
-            return [f"the disk quota on {_mount(path)} is used up"]
-        free, size = _sizes(_folder(path))
-        if free < max(_LITTLE, size // 10):
-            return [f"{_mount(path)} has only {_bytes(free)} of {_bytes(size)} free"]
-    return []
+    if likely and re.search(r"Disk quota exceeded|os error 122\b", text):
+        return [f"the disk quota on {_mount(likely[0])} is used up"]
+    return _full(likely, _LITTLE)
 
 
-def _full(paths: Iterable[str]) -> list[str]:
-    """Return which volume of these paths is full, the first one, if one is."""
+def _full(paths: Iterable[str], little: int = 0) -> list[str]:
+    """Return which volume of these paths is full, the first one, if one is.
+
+    Or, if there is a number of bytes that is `little`, which has less left, or a tenth.
+    """
     for folder in dict.fromkeys(map(_folder, paths)):
         try:
             volume = os.statvfs(folder)
@@ -118,6 +118,8 @@ def _full(paths: Iterable[str]) -> list[str]:
         if volume.f_files and volume.f_favail <= volume.f_files // 1000:
             counts = f"{volume.f_favail:,} of {volume.f_files:,}"
             return [f"{_mount(folder)} is full ({counts} inodes free)"]
+        if little and free < max(little, size // 10):
+            return [f"{_mount(folder)} has only {_bytes(free)} of {_bytes(size)} free"]
     return []
 
 
@@ -193,12 +195,6 @@ def _folder(path: str) -> str:
     while not os.path.isdir(path) and path != os.sep:
         path = os.path.dirname(path)
     return path
-
-
-def _sizes(folder: str) -> tuple[int, int]:
-    """Return how many bytes of a volume are free, and how many there are."""
-    volume = os.statvfs(folder)
-    return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
 
 
 def _bytes(count: float) -> str:
