@@ -208,14 +208,14 @@ class _Planning:
     def flags(self) -> list[str]:
         """Return torchrun's options. An option would win over the user's PET_ variable for it."""
         options, cluster = self.options, self.cluster
-        first, own = map(cluster.address, (cluster.hosts[0], cluster.current_host))
+        first, this = map(cluster.address, (cluster.hosts[0], cluster.current_host))
         values = [  # each with the field of ours that sets it, or ""
             ("nproc-per-node", f"{self._derived_nproc()}", "nproc_per_node"),
             ("rdzv-backend", "c10d", ""),
             ("rdzv-endpoint", endpoint_at(cluster, options, first), "rdzv_port"),
             ("rdzv-id", cluster.job_name, ""),
             # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
-            ("local-addr", own if cluster.nnodes > 1 else "localhost", ""),
+            ("local-addr", this if cluster.nnodes > 1 else "localhost", ""),
         ]
         if options.log_dir and self.tees:
             values.append(("log-dir", os.path.abspath(options.log_dir), "log_dir"))
@@ -330,11 +330,11 @@ class _Planning:
     def program(self) -> str:
         """Return what runs with which versions. PYTHON_EXEC may have others."""
         options, resources = self.options, self.resources
-        what = options.train_script or f"the module {options.train_module}"
+        script = options.train_script or f"the module {options.train_module}"
         python = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
         if self._ranks_python != resources.python:
             python += f" (ranks: PYTHON_EXEC={self._ranks_python})"
-        return f"{what} with torch {resources.torch}, {python} and sm-launch {__version__}"
+        return f"{script} with torch {resources.torch}, {python} and sm-launch {__version__}"
 
     def master_addr(self) -> str:
         """Return the MASTER_ADDR that ranks get in place of torchrun's, "" if torchrun's is right.
