@@ -29,7 +29,7 @@ _NAMED = 8  # files of a folder
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Run a job on this machine; return how it ended. A person's mistake is one line in the log."""
     if local_options.wants_help(argv):
-        show(local_options.help_text())
+        show(local_options.HELP)
         return SUCCESS
     try:
         chosen = local_options.parse(argv, environ)

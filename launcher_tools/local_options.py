@@ -56,76 +56,41 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(
-        prog="sm-launch local",
-        usage="sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]\n"
-        "       sm-launch local [OPTION ...] -- -m MODULE [ARGUMENT ...]",
-        description="Run a training job on this machine as if on several SageMaker hosts. "
-        "Each host has its own launcher, its own folder in place of /opt/ml, and "
-        "its share of this machine's cores and GPUs. Arguments reach the script as SDK v2 passes "
-        "hyperparameters (`--flag true` becomes `--flag True`); SDK v3 passes them as they are.",
-        epilog="--launcher-... options go anywhere after --; they apply to every host. "
-        "Ctrl-C stops the job as SageMaker would; a second Ctrl-C kills "
-        "it. The exit code is that of the job.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    add = parser.add_argument
-    add(
-        "--hosts", default="2", metavar="N", help=("number of hosts, algo-1 to algo-N (default: 2)")
-    )
-    add(
-        "--nproc-per-node",
-        metavar="auto|N",
-        help=("processes per host (default: auto, one per GPU, else 1)"),
-    )
-    add(
-        "--channel",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="an input channel (train=DIR is SM_CHANNEL_TRAIN on every host); may be repeated",
-    )
-    add(
-        "--run-dir",
-        default="",
-        metavar="DIR",
-        help=(
-            "where to create the hosts' folders (default: runs/local-DATE-TIME); if DIR is "
-            "not empty, DIR-2 and so on"
-        ),
-    )
-    for option, form, text in _FAULTS:
-        add(option, action="append", default=[], metavar=form, help=f"{text}; may be repeated")
-    add(
-        "--doctor", action="store_true", help=("run sm-launch doctor on each host instead of a job")
-    )
-    add("-h", "--help", action="store_true", help="show this help")
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    for option, default in (("--hosts", "2"), ("--nproc-per-node", None), ("--run-dir", "")):
+        parser.add_argument(option, default=default)
+    for option in ("--channel", "--kill", "--stop", "--late"):
+        parser.add_argument(option, action="append", default=[])
+    parser.add_argument("--doctor", action="store_true")
     return parser
 
 
-_FAULTS = (
-    (
-        "--kill",
-        "HOST@SECONDS",
-        "kill all of a host's processes this many seconds after the start",
-    ),
-    (
-        "--stop",
-        "[HOST]@SECONDS",
-        "send SIGTERM to one host or to all, as SageMaker does to stop a job",
-    ),
-    ("--late", "HOST@SECONDS", "start a host this many seconds later than the others"),
-)
+HELP = """\
+usage: sm-launch local [OPTION ...] -- SCRIPT [ARGUMENT ...]
+       sm-launch local [OPTION ...] -- -m MODULE [ARGUMENT ...]
 
+Run a training job on this machine as if on several SageMaker hosts. Each host has its own launcher,
+its own folder in place of /opt/ml, and its share of this machine's cores and GPUs. Arguments reach
+the script as SDK v2 passes hyperparameters (`--flag true` becomes `--flag True`); SDK v3 passes
+them as they are.
+
+  --hosts N                number of hosts, algo-1 to algo-N (default: 2)
+  --nproc-per-node auto|N  processes per host (default: auto, one per GPU, else 1)
+  --channel NAME=DIR       an input channel (train=DIR is SM_CHANNEL_TRAIN on every host)
+  --run-dir DIR            where to create the hosts' folders (default: runs/local-DATE-TIME); if
+                           DIR is not empty, DIR-2 and so on
+  --kill HOST@SECONDS      kill all of a host's processes this many seconds after the start
+  --stop [HOST]@SECONDS    send SIGTERM to one host or to all, as SageMaker does to stop a job
+  --late HOST@SECONDS      start a host this many seconds later than the others
+  --doctor                 run sm-launch doctor on each host instead of a job
+  -h, --help               show this help
+
+--channel, --kill, --stop and --late may be repeated. --launcher-... options go anywhere after --;
+they apply to every host. Ctrl-C stops the job as SageMaker would; a second Ctrl-C kills it. The
+exit code is that of the job."""
 # Values that an argument of a script's own under that name would hardly have.
 _AT = r"(algo-\d+)?@[\d.]+"
 _ONLY_OURS = {"--hosts": r"\d{1,3}", "--kill": _AT, "--stop": _AT, "--late": _AT}
-
-
-def help_text() -> str:
-    """Return the text of `--help`."""
-    return _parser().format_help().rstrip("\n")
 
 
 def wants_help(argv: Sequence[str]) -> bool:

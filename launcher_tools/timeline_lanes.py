@@ -274,19 +274,13 @@ def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> T
     for name, lines in hosts.items():
         ranks = {one.rank for one in lines if one.rank is not None and one.host == name}
         gone = _gone_at(name, lines, said, has_ended=bool(ends), end=end)
+        marks = [(one.rank, _mark(one)) for one in marked if one.host == name]
         lanes = tuple(
-            _lane(name, rank, lines, said, gone, end) for rank in sorted(ranks) or (None,)
+            _lane(name, rank, lines, said, gone, end)._replace(marks=_of(rank, marks))
+            for rank in sorted(ranks)
         )
-        here = [one for one in marked if one.host == name]
-        lanes = (
-            tuple(
-                lane._replace(marks=tuple(_mark(one) for one in here if one.rank == lane.rank))
-                for lane in lanes
-                if lane.rank is not None
-            )
-            or lanes
-        )
-        found.append(Host(name, lanes, tuple(_mark(one) for one in here if one.rank is None)))
+        lanes = lanes or (_lane(name, None, lines, said, gone, end),)
+        found.append(Host(name, lanes, _of(None, marks)))
     how, last = _how(ends)
     attempts = max((one.attempt for one in everything), default=0)
     cause, code = (last.cause, last.exit_code) if last else ("", None)
@@ -302,6 +296,10 @@ def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> T
         events=tuple(_events(everything, roots)),
         utc=utc,
     )
+
+
+def _of(rank: int | None, marks: Sequence[tuple[int | None, Mark]]) -> tuple[Mark, ...]:
+    return tuple(mark for whose, mark in marks if whose == rank)
 
 
 def _roots(lines: Sequence[Line]) -> list[Line]:
