@@ -291,7 +291,7 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
         f"{who} {how}",
         more,
         f"exit code {code}, {failure.time:.0f} s after start",
-        frames,
+        frames[-LIMIT:],
         may_restart=True,
         rank=failure.rank,
         broken=broken and f"{who} reports {broken}",

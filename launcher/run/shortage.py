@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # What errors say that may come from each: those of Python, torch, NumPy, SQLite, Rust and NCCL.
 _SPACE = (
     r"No space left on device|Disk quota exceeded|os error (?:28|122)\b|(?:disk|device) is full"
-    r"|\binline_container\b(?!.*Reader)|PytorchStreamWriter|iostream error"
+    r"|unexpected pos \d+ vs \d+|PytorchStreamWriter|file write failed|iostream error"
     r"|\d+ requested and \d+ written|[Nn]ot enough (?:free |disk )+space"
 )
 _SHARED_MEMORY = (
