@@ -48,6 +48,7 @@ from launcher.peers.messages import (
     hello,
     to_wire,
 )
+from launcher.peers.saved import NOTHING
 from launcher.peers.state import Clearing, Deciding, Ended, Joining, Running
 from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result, of_lost_host
 from launcher.text.protocol import decoded, encoded
@@ -438,6 +439,43 @@ def test_this_host_leaves_last_but_after_a_success(result, stop):
     assert first.step(Lost(SECOND, DIED), 21) == ()
     assert first.step(Lost(THIRD, DIED), 21) == here(Leave(result))
     assert first.step(Lost(THIRD, DIED), 21) == () and first.due == math.inf
+
+
+WELL = "all 3 ranks exited by themselves within 12 s of SIGTERM"
+NEW = "3 files are new below /opt/ml/checkpoints"
+ONE = "the rank exited by itself within 3 s of SIGINT."
+NONE_NEW = "nothing was saved below /opt/ml/checkpoints (checkpoint_s3_uri not set?)"
+# How all hosts end, with what each reports then: files, ranks that have handled a stop, in seconds.
+LEFT_BEHIND = [
+    (Stop(15), [(2, 1, 0.1), (1, 1, 11.2), (0, 1, 3)], f"{WELL}; {NEW}."),
+    (Stop(15), [(0, 1, 0.1), (0, 1, 11.2), (0, 1, 3)], f"{WELL}; {NONE_NEW}."),
+    (Stop(15), [(-1, 1, 0.1), (1, 1, 11.2), (1, 1, 3)], f"{WELL}."),
+    (Stop(15), [(2, -1, 0.0), (1, 1, 11.2), (0, 1, 3)], f"{NEW}."),
+    (Stop(15), [(-1, 0, 0.0), (-1, 0, 0.0), (-1, 0, 0.0)], None),
+    (Stop(2), [(1, 0, 0.0), (-1, 1, 3.0), (0, 0, 0.0)], ONE),
+    (Succeeded(1), [(0, 0, 0.0)] * 3, NOTHING),
+    (Succeeded(1), [(0, 0, 0.0), (1, 0, 0.0), (0, 0, 0.0)], None),
+    (Succeeded(1), [(0, 0, 0.0), (-1, 0, 0.0), (0, 0, 0.0)], None),
+    (failed(), [(0, 0, 0.0)] * 3, None),
+]
+
+
+@pytest.mark.parametrize(("message", "hosts", "line"), LEFT_BEHIND)
+def test_what_a_job_leaves_to_sagemaker_is_one_line(message, hosts, line):
+    first = ready()
+    for host in HOSTS:
+        first.hears(host, message, 10)
+    for host, (files, handled, seconds) in zip(HOSTS, hosts):
+        actions = first.hears(host, Cleared(1, 0, files, handled, seconds), 20)
+    assert [one.line for one in actions if isinstance(one, Log)] == ([line] if line else [])
+
+
+def test_of_a_host_that_is_lost_nothing_is_said():
+    first = ready()
+    first.hears(FIRST, Stop(15), 10)
+    for host in HOSTS[:2]:
+        first.hears(host, Cleared(1, 0, 0, 1, 3.0), 11)
+    assert first.step(Lost(THIRD, DIED), 12) == (Send((SECOND,), Leave(STOPPED)),)
 
 
 def test_hosts_that_do_not_clear_are_left_at_the_bound_of_the_longest_grace():

@@ -348,3 +348,22 @@ def test_who_cannot_start_waits_until_the_others_know_why():
     host = Host().at(1.0, CannotStart(failure))
     assert host.told == [Failed(0, failure)]
     assert type(host.due(6.0).state.phase) is Done and host.state.result == failure.result
+
+
+HANDLES, DEFAULT = Disposition.HANDLES, Disposition.DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("stop", "ends", "handled"),
+    [
+        (TERM, [(0, 143, HANDLES), (1, -15, HANDLES)], 2),
+        (TERM, [(0, 0, HANDLES), (1, -15, DEFAULT)], -1),
+        (TERM, [(0, 1, HANDLES), (1, 0, HANDLES)], -1),
+        (INT, [(0, -2, HANDLES), (1, -2, HANDLES)], -1),  # Python dies of KeyboardInterrupt
+        (TERM, [(0, 0, None), (1, 0, HANDLES)], 1),
+    ],
+)
+def test_ranks_that_have_handled_a_stop_are_counted(stop, ends, handled):
+    host = running().at(5.0, End(1, stopped(stop)))
+    host.at(8.0, *(RankEnded(rank, code, response=how) for rank, code, how in ends), *CLEARED)
+    assert host.told == [Cleared(1, 0, -1, handled, 3.0 if handled > 0 else 0.0)]

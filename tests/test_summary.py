@@ -1,7 +1,10 @@
 """The last lines of a host's log."""
 
+import contextlib
 import math
+import os
 import signal
+import threading
 
 import pytest
 from hypothesis import example, given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from jobs import job_of
 
 from launcher.errors import Disposition
+from launcher.host.folders import files_below
 from launcher.result.causes import SUCCESS, Result, stopped
 from launcher.run import machine, summary
 from launcher.run.ranks import Rank
@@ -48,7 +52,7 @@ def test_after_a_restart_what_failed_is_lost():
     )
     times = times._replace(closes=169.0)
     *_, line = summary.lines(state(FAILED, times=times, attempt=3, hosts=("algo-1",)), 170.0)
-    assert line == "algo-1: exit code 1, 7 s after start; after 2 restarts; 70 s in total: " + (
+    assert line == "algo-1: exit code 1; after 2 restarts; 70 s in total: " + (
         "lost to failed attempts 61 s, starting 2.0 s, training 6.0 s, ending 1.0 s."
     )
 
@@ -109,6 +113,40 @@ def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
     for line in unsaved:
         assert line.startswith(f"algo-1: {said}") and " so saved nothing when stopped; " in line
     is_saved = any(one not in ((DEFAULT, -number), (None, -number)) for one in ranks if one[0])
-    assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'ending'} 3.0 s.")
+    assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'stopping'} 3.0 s.")
     for result in (FAILED, SUCCESS):
         assert "did not handle" not in "".join(summary.lines(state(result, ranks=ranks), 113.0))
+
+
+def test_a_cause_that_the_log_has_is_not_said_again():
+    failed = state(FAILED)
+    assert summary.lines(failed, 113.0)[0] == "algo-1, rank 0 failed"
+    (last,) = summary.lines(failed._replace(cause="algo-1, rank 0 failed"), 113.0)
+    assert last.startswith("algo-1: exit code 1; 13 s in total: ")
+
+
+# What SageMaker would upload.
+
+
+def test_files_are_counted_that_are_new(tmp_path):
+    deep = tmp_path / "checkpoints" / "step-1"
+    folders = [str(tmp_path / "model"), str(tmp_path / "checkpoints")]
+    assert files_below(folders) == files_below(folders, 60.0) == 0
+    deep.mkdir(parents=True)
+    assert files_below(folders) == files_below(folders, 60.0) == 0
+    for name in ("model.pt", "optimizer.pt"):
+        (deep / name).write_text("x")
+        os.utime(deep / name, (0, 0))  # as who copies a file leaves it
+    assert files_below(folders) == 1 and files_below(folders, 60.0) == 2
+    assert files_below(folders, -60.0) == 0
+
+
+def test_a_folder_of_many_entries_or_that_hangs_is_not_known(tmp_path, monkeypatch):
+    for number in range(2001):
+        (tmp_path / str(number)).mkdir()
+    assert files_below([str(tmp_path)]) == -1
+    is_over = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", lambda _: is_over.wait() and contextlib.nullcontext([]))
+        assert files_below([str(tmp_path)]) == -1
+        is_over.set()

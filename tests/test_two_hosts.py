@@ -86,12 +86,10 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script):
         assert host.leftovers() == []
         cause, times = host.failure.splitlines()[:2]
         assert cause == "127.0.0.2, rank 2 (local rank 0) failed with ValueError: loss is nan"
-        last = host.err.splitlines()[-2:]
-        assert last[0] == f"launcher: {cause}"
-        assert last[1].startswith(f"launcher: {host.name}: {times}; ")
-        assert re.search(
-            r" s in total: joining \S+ s, starting \S+ s, training \S+ s, ending \S+ s\.$", last[1]
-        )
+        last = rf"launcher: {host.name}: exit code 42; \S+ s in total: joining \S+ s, "
+        last += r"starting \S+ s, training \S+ s, ending \S+ s\."
+        assert re.fullmatch(last, host.err.splitlines()[-1])
+        assert host.err.count(f" {cause}\n") == 1 and re.match(r"exit code 42, \d+ s after", times)
         assert re.search(r"^launcher: \S+ s: run Joining to Running on Start", host.err, re.M)
     assert hosts[0].failure == hosts[1].failure
     assert hosts[0].out == "saved after 1\n"

@@ -24,6 +24,7 @@ from launcher.errors import LaunchError
 from launcher.host import processes
 from launcher.host.cgroups import oom_kills, refused_processes
 from launcher.host.child import Helper
+from launcher.host.folders import files_below
 from launcher.host.network import connected, listen, own_addresses
 from launcher.host.run_dir import SOCKET, run_dir
 from launcher.host.signals import Signals
@@ -60,6 +61,7 @@ class System:
 
     log = staticmethod(log)
     folder = staticmethod(run_dir)
+    files_below = staticmethod(files_below)
     oom_kills = staticmethod(oom_kills)
     refused_processes = staticmethod(refused_processes)
     kill_tree = staticmethod(processes.kill_tree)

@@ -43,7 +43,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.job.job import Job
-from launcher.peers import ends, events, messages
+from launcher.peers import ends, events, messages, saved
 from launcher.peers.state import (
     Blame,
     Clearing,
@@ -444,7 +444,7 @@ def host_cleared(state: JobState, host: str, message: messages.Cleared, now: flo
     phase = state.phase
     if message.number != state.number or not isinstance(phase, Clearing):
         return state, ()
-    phase = phase._replace(cleared=phase.cleared | {host})
+    phase = phase._replace(cleared={**phase.cleared, host: message})
     if message.survivors and phase.blame:  # they hold what the next attempt needs: a GPU, a port
         why = f"{message.survivors} of {host}'s processes survived SIGKILL"
         why = phase.blame.no_restart or why
@@ -458,7 +458,12 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
     if not isinstance(phase, Clearing) or _behind(state, phase):
         return state, ()
     if not (phase.end.restart and phase.blame and _restarts(state, phase.blame)):
-        return _leave(state, _settled(state, phase), now)
+        result = _settled(state, phase)
+        # What a host that is lost has saved is not known.
+        are_all = len(phase.cleared) == len(state.job.cluster.hosts)
+        said = saved.lines(result, phase.cleared.values()) if are_all else ()
+        state, actions = _leave(state, result, now)
+        return state, (*map(Log, said), *actions)
     if not state.store:
         return state, ()
     return _start_attempt(state, state.attempt + 1, state.store.port, now)
@@ -471,7 +476,7 @@ def _settled(state: JobState, clearing: Clearing) -> Result:
 
 def _behind(state: JobState, clearing: Clearing) -> set[str]:
     """Return the hosts that have not cleared; what is left on hosts that are lost is not known."""
-    return {state.job.current_host, *state.members, *state.absent} - clearing.cleared
+    return {state.job.current_host, *state.members, *state.absent} - set(clearing.cleared)
 
 
 def _restart_is_late(state: JobState, clearing: Clearing, blame: Blame, now: float) -> JobStep:

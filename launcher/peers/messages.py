@@ -87,11 +87,16 @@ class Stop(NamedTuple):
 class Cleared(NamedTuple):
     """A host has ended all of its ranks, as the End of this number commands.
 
-    `survivors` counts processes that survive SIGKILL.
+    `survivors` counts processes that survive SIGKILL, `files` those that SageMaker would upload:
+    after a stop those that are new; -1: not known. `handled` counts the ranks that have handled a
+    stop, the last within `seconds`; -1: not all have.
     """
 
     number: int
     survivors: int
+    files: int = -1
+    handled: int = 0
+    seconds: float = 0.0
 
 
 class NoProgressReport(NamedTuple):

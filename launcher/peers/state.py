@@ -8,7 +8,7 @@ from typing import NamedTuple, Union
 from launcher.job.job import Job
 from launcher.peers import ends
 from launcher.peers.events import Action, StoreMade
-from launcher.peers.messages import End, Hello
+from launcher.peers.messages import Cleared, End, Hello
 from launcher.result.causes import Failure, Result, broken_hosts
 from launcher.watch import judge, stacks
 
@@ -64,7 +64,7 @@ class Clearing(NamedTuple):
     end: End
     deadline: float
     blame: Blame | None = None
-    cleared: frozenset[str] = frozenset()
+    cleared: Mapping[str, Cleared] = {}  # by host
 
 
 class Ended(NamedTuple):

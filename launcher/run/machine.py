@@ -34,6 +34,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
+from launcher.errors import Disposition
 from launcher.job.job import Job
 from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
 from launcher.result import causes
@@ -156,6 +157,7 @@ def ended(state: State, event: End, now: float) -> Step:
     if why is Why.FAILURE and state.alive:
         cause = event.result.text.partition("\n")[0].removeprefix("launcher: ")
         lines = (Log(f"stopping local ranks because {cause}"),)
+        state = state._replace(cause=cause)
     number = event.result.stop_signal or signal.SIGTERM
     state, actions = _end(state, why, now, number, event.number)
     return state, lines + actions
@@ -318,11 +320,30 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
         return state, (*before, LeaveRanks(1))
     if phase.open or phase.command == LOCAL or phase.leaves:
         return state, before
-    done = (*before, Report(Cleared(phase.command, phase.survivors)))
+    done = (*before, Report(_cleared(state, phase)))
     if not (phase.may_leave and state.result):
         return state, done
     state, actions = left(state, Leave(state.result), now)
     return state, (*done, *actions)
+
+
+def _cleared(state: State, phase: Ending) -> Cleared:
+    """Return what this host reports at the end of its ranks: whether all have handled a stop."""
+    reached = [rank for rank in state.ranks.values() if rank.response is not None]
+    codes = ended_by_itself_at_stop(phase.number)
+    if phase.number != signal.SIGINT:  # of which Python dies, too, if nobody catches it
+        codes += (-phase.number,)
+    handled = [
+        rank for rank in reached if rank.response is Disposition.HANDLES and rank.exit_code in codes
+    ]
+    message = Cleared(phase.command, phase.survivors)
+    if phase.why is not Why.STOP or not reached:
+        return message
+    if len(handled) < len(reached):
+        return message._replace(handled=-1)
+    last = state.times.attempt + max(rank.ended_at for rank in handled)
+    seconds = round(max(0.0, last - state.times.closes), 3)
+    return message._replace(handled=len(handled), seconds=seconds)
 
 
 def cleared(state: State, event: KeeperCleared, now: float) -> Step:

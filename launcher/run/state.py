@@ -108,6 +108,7 @@ class State(NamedTuple):
     count_at: float = math.inf  # when a rank's failure may count
     failure: Failure | None = None  # why it cannot start, or the program that runs torchrun failed
     result: Result | None = None  # how all hosts end
+    cause: str = ""  # as the log has it already
 
     @property
     def alive(self) -> list[Rank]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 
 from launcher.errors import Disposition
@@ -10,6 +11,9 @@ from launcher.result.causes import NO_RESTART
 from launcher.run.ranks import Rank
 from launcher.run.state import State
 from launcher.text.words import lasted, plural, signal_name
+
+# The last line has one clock, which began with the launcher.
+_SINCE_START = re.compile(r", \d+ s after start")
 
 
 def lines(state: State, now: float) -> list[str]:
@@ -24,10 +28,18 @@ def lines(state: State, now: float) -> list[str]:
     if result.exit_code == 0:
         return [" ".join([f"{host}: every rank succeeded", *restarts]) + f"; {took}"]
     cause, *details = result.text.splitlines()
-    said = [cause.removeprefix("launcher: ")]
+    cause = cause.removeprefix("launcher: ")
+    said = [cause] if cause != state.cause else []
     if details and details[0].startswith(NO_RESTART):
         said.append(f"{details.pop(0)}.")
-    return [*said, f"{host}: " + "; ".join([*details[:1], *restarts, took])]
+    code = [_SINCE_START.sub("", line) for line in details[:1]]
+    return [*said, f"{host}: " + "; ".join([*code, *restarts, took])]
+
+
+def says_unsaved(state: State) -> bool:
+    """Tell whether all that got a stop died of it, which is said of them."""
+    died = _died(state)
+    return bool(died) and len(died) == len(_reached(state))
 
 
 def _unsaved(state: State) -> list[str]:
@@ -98,5 +110,6 @@ def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
         has_saved = (
             result is not None and result.stop_signal and len(_died(state)) < len(_reached(state))
         )
-        parts.append(("saving" if has_saved else "ending", now - closes))
+        stops = "stopping" if result is not None and result.stop_signal else "ending"
+        parts.append(("saving" if has_saved else stops, now - closes))
     return parts

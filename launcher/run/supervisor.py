@@ -32,10 +32,12 @@ from launcher.host.system import System
 from launcher.job.job import Job, LaunchPlan
 from launcher.job.options import BARS, INTERNAL, JOB_MARK, RUN_DIR
 from launcher.job.prepare import reached_at
+from launcher.job.toolkit import base_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import MakeStore, StoreMade
 from launcher.peers.messages import (
     AllStacks,
+    Cleared,
     CollectStacks,
     Failed,
     HostStacks,
@@ -44,7 +46,7 @@ from launcher.peers.messages import (
     Start,
 )
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
-from launcher.run import events, history, machine
+from launcher.run import events, history, machine, summary
 from launcher.run.keepers import Keepers
 from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.run.torchrun import Torchrun
@@ -58,6 +60,8 @@ STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
 _LAST_SECONDS = 10.0  # more than the grace, for what is left after an error of the launcher itself
 _OF_TORCHRUN = ("TMPDIR", "PYTHONSAFEPATH")  # which scripts have as this process has them
+# Below /opt/ml; what a stop is to leave comes last.
+_UPLOADED = ("model", os.path.join("output", "data"), "checkpoints")
 # A loop that is so late was suspended, or blocked: nobody has missed a deadline meanwhile.
 _LATE_SECONDS = 1.0
 _LOOK_SECONDS = 0.1  # between two looks at what is left
@@ -338,7 +342,23 @@ class Supervisor:
         self._system.log(action.line)
 
     def _do_report(self, action: events.Report) -> None:
-        self._channel.report(action.message)
+        message = action.message
+        if isinstance(message, Cleared):
+            message = message._replace(files=self._files())
+        self._channel.report(message)
+
+    def _files(self) -> int:
+        """Count what SageMaker would upload, or after a stop what is new of it; -1: not known."""
+        phase, base = self.state.phase, base_dir(self._environ)
+        is_on_sagemaker = os.path.isdir(os.path.join(base, "input", "config"))
+        has_run = self.state.times.trains < math.inf and not summary.says_unsaved(self.state)
+        if not (isinstance(phase, Ending) and is_on_sagemaker and has_run):
+            return -1
+        folders = [os.path.join(base, name) for name in _UPLOADED]
+        if phase.why is Why.STOP:
+            age = self._system.now() - self.state.times.closes
+            return self._system.files_below(folders[-1:], age)
+        return self._system.files_below(folders) if phase.why is Why.SUCCESS else -1
 
     def _do_start_torchrun(self, action: events.StartTorchrun) -> None:
         try:

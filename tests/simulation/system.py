@@ -247,6 +247,10 @@ class System:
 
     # The network.
 
+    def files_below(self, folders: Sequence[str], age: float | None = None) -> int:
+        """Return that it is not known what lies there."""
+        return -1
+
     def open_files(self) -> tuple[int, int]:
         """Return how many files there can be open, and are."""
         return (8 if self.job.of(self.machine, What.TOO_FEW_FILES) else 1 << 16), 8
