@@ -24,8 +24,6 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from free_ports import free_port
-
 # What the scripts take long to import, or torch when they use it.
 IMPORTED = ("torch._dynamo", "torchvision.transforms.v2", "matplotlib.pyplot")
 HANGS = 100  # s until a rank that has not ended says where it is
@@ -75,7 +73,6 @@ class Ranks:
         job = {
             "argv": [str(script), *map(str, args)],
             "count": count,
-            "port": str(free_port()),
             "environment": {**os.environ, "OMP_NUM_THREADS": "1", **env},
             "folder": os.getcwd(),
             "files": [os.devnull, str(out.absolute()), err or str(own.absolute())],
@@ -123,10 +120,12 @@ def run_job(job: dict, answer: int) -> None:
     # As torchrun does: a stop is for all ranks, and a failure ends all.
     signal.signal(signal.SIGTERM, lambda number, _: tell(number))
     signal.signal(signal.SIGALRM, lambda *_: tell(signal.SIGKILL))
+    store, port = start_store(answer) if job["count"] else (0, "")
     for rank in range(max(1, job["count"])):
         if job["count"]:
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=job["port"], RANK=str(rank))
-            os.environ.update(LOCAL_RANK=str(rank), WORLD_SIZE=str(job["count"]))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["count"]))
             os.environ.update(LOCAL_WORLD_SIZE=str(job["count"]))
         pid = os.fork()
         if pid == 0:
@@ -139,8 +138,26 @@ def run_job(job: dict, answer: int) -> None:
         codes[pid] = code if code >= 0 else 128 - code
         if code:
             signal.alarm(20)
+    if store:
+        os.kill(store, signal.SIGKILL)
     os.write(answer, json.dumps(list(codes.values())).encode())
     os._exit(0)
+
+
+def start_store(answer: int) -> tuple[int, str]:
+    """Start the job's store as torchrun has it: rank 0 may end while others still use one.
+
+    Its process forks nothing: its threads may hold locks.
+    """
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(answer)
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writer, str(store.port).encode())
+        signal.pause()
+    return pid, os.read(reader, 100).decode()
 
 
 def run_rank(job: dict) -> None:
