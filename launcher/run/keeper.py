@@ -4,9 +4,23 @@ It is a fork of the stub, which torchrun has started (stub.py), in a session of 
 of the script's process, which nobody else signals or reaps. It is a subreaper: what the script
 leaves behind stays below it, and "nothing is left" is waitpid's ECHILD.
 
-The launcher and the keeper talk in lines of JSON, in order; PROTOCOL has them. A launcher that is
-gone is the command to end the script, and then to leave with 1. What the script's process says goes
-through the keeper, which reads it to its end before it says that the process has ended.
+The launcher and the keeper talk in lines of JSON, in order:
+
+    to the launcher                               from the launcher
+    hello: rank, local_rank, group_rank,          run: attempt, environ, grace, ignored, log,
+        world, nproc, pid                             output: shows, prefix, merges, bars
+    runs: attempt, pid                            end: number, signal, grace, waits, at_once
+    said: what the script's process says          ask: passed on to the script's process
+    wrote: a line of faulthandler's               leave: an exit code
+    left: pids, seconds; ending: pids
+    ended: attempt, code, response, crash, tail, notes
+    cleared: number, survivors
+    lost: what was killed
+    log: a line
+
+A launcher that is gone is the command to end the script, and then to leave with 1. What the
+script's process says goes through the keeper, which reads it to its end before it says that the
+process has ended.
 
 A keeper never blocks: its sockets do not, and what a launcher does not read is queued, replies to
 requests within a bound. It needs no torch, no psutil, and nothing of ours but the files beside it.
@@ -42,19 +56,6 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-PROTOCOL = """
-    to the launcher                               from the launcher
-    hello: rank, local_rank, group_rank,          run: attempt, environ, grace, ignored, log,
-        world, nproc, pid                             output: shows, prefix, merges, bars
-    runs: attempt, pid                            end: number, signal, grace, waits, at_once
-    said: what the script's process says          ask: passed on to the script's process
-    wrote: a line of faulthandler's               leave: an exit code
-    left: pids, seconds; ending: pids
-    ended: attempt, code, response, crash, tail, notes
-    cleared: number, survivors
-    lost: what was killed
-    log: a line
-"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _STUCK_SECONDS = 5.0  # from the first SIGKILL until the kernel is known to hold what still runs

@@ -40,7 +40,7 @@ class Torchrun:
         self._error_file = os.path.join(run_dir, ERROR_FILE)
         self._stderr, stderr = os.pipe()
         os.set_blocking(self._stderr, False)
-        self._rest = b""
+        self._rest = self._last_line = b""
         self.is_muted = False  # at the job's end: it says how others of its kind end
         self._is_registered, self.due = False, float("inf")
         status = os.fstat(stderr)
@@ -74,15 +74,16 @@ class Torchrun:
         if not self._is_registered:
             self._register()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Take what has come of its stderr; return whether there may be more."""
         if not log.relay(b""):  # nobody reads ours
             self._unregister()
             self.due = self._system.now() + _FULL_SECONDS
-            return
+            return False
         try:
             data = os.read(self._stderr, 1 << 16)
         except BlockingIOError:
-            return
+            return False
         if not data:
             self._unregister()
         text = self._rest + data
@@ -92,13 +93,12 @@ class Torchrun:
             log.relay(text[:end])
         lines = [line for line in text[:end].splitlines() if line.strip()]
         self._last_line = lines[-1] if lines else self._last_line
-
-    _last_line = b""
+        return bool(data)
 
     def words(self) -> str:
         """Return why it has ended, in its own words."""
-        while self._is_registered and self._has_more():
-            self._read()
+        while self._is_registered and self._read():
+            pass
         with (
             contextlib.suppress(OSError, ValueError, KeyError, TypeError),
             open(self._error_file, encoding="utf-8", errors="replace") as file,
@@ -106,12 +106,6 @@ class Torchrun:
             return _words_of(json.load(file)["message"])
         line = self._last_line.decode(errors="replace").strip()
         return _OF_ARGPARSE.sub("", line).strip("=")  # which is below a report of its children
-
-    def _has_more(self) -> bool:
-        selector = selectors.DefaultSelector()
-        with selector:
-            selector.register(self._stderr, selectors.EVENT_READ)
-            return bool(selector.select(0))
 
     def close(self) -> None:
         """Close its stderr."""

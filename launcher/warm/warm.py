@@ -170,17 +170,14 @@ def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, A
             os._exit(0)
         connection = listener.accept()[0]
         connection.settimeout(_REQUEST_SECONDS)
+        request: dict[str, Any] = {}
         descriptors: list[int] = []
-        try:
+        pid = -1
+        with contextlib.suppress(OSError, ValueError):  # the stub is gone; no process is left
             request, descriptors = handover.receive(connection)
             if request["policy"] != policy:
                 end(launcher, {"unfit": f"the memory of ranks has the policy {request['policy']}"})
             pid = os.fork()
-        except (OSError, ValueError):  # the stub is gone; or no process is left, which it says
-            connection.close()
-            for descriptor in descriptors:
-                os.close(descriptor)
-            continue
         if pid == 0:
             listener.close()
             launcher.close()
@@ -188,8 +185,9 @@ def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, A
         connection.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        left = (left or int(request["environ"]["LOCAL_WORLD_SIZE"])) - 1
-        if not left:
+        if pid > 0:
+            left = (left or int(request["environ"]["LOCAL_WORLD_SIZE"])) - 1
+        if pid > 0 and not left:
             end(launcher, {"done": True})
 
 
