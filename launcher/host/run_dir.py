@@ -21,19 +21,19 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
     Raises LaunchError.
     """
     parent = _parent(environ)
-    length, too_long = len(os.fsencode(parent)), ""
-    if length > _PARENT_BYTES:
+    if (length := len(os.fsencode(parent))) > _PARENT_BYTES:
         parent = "/tmp"
-        expected = f"expected at most {_PARENT_BYTES}"
-        too_long = f"TMPDIR is too long for a socket in it ({length} bytes; {expected})"
-        log(f"{too_long}: {parent} is used instead.")
+        log(
+            f"TMPDIR is too long for a socket in it ({length} bytes; expected at most "
+            f"{_PARENT_BYTES}): {parent} is used instead."
+        )
     folder = os.path.join(parent, f"{_prefix(os.getpid())}{time.time_ns():x}")
     try:
         os.mkdir(folder, 0o700)  # only if it is not there
     except OSError as error:
         what = f"cannot create a folder in {parent} ({error.strerror})"
         fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
-        raise LaunchError(f"{too_long and too_long + '; '}{what}; {fix}.") from None
+        raise LaunchError(f"{what}; {fix}.") from None
     try:
         yield folder
     finally:
