@@ -77,7 +77,7 @@ pre { overflow: auto; font-size: 12px; margin: .2rem 0; white-space: pre-wrap; m
   .both { grid-template-columns: minmax(0, 1fr); }
   :root { --label: clamp(8.2rem, var(--chars) * .58rem + 3.2rem, 9rem); }
   body { padding: 0 .6rem 5rem; } summary small { display: none; }
-  .rank .label { padding-left: .5rem; } input { flex: 1 1 100%; }
+  .rank .label { padding-left: .2rem; font-size: 12px; } input { flex: 1 1 100%; }
 }
 """
 
@@ -136,16 +136,21 @@ const at = s => clock(s) + (job.utc ? " UTC (" + lasted(s) + " after the begin)"
 const counted = (n, word) => n + " " + word + (n === 1 ? "" : "s");
 
 // Bars and marks. A mark and its entry in the list of events are chosen together.
+// An attempt may fail as the one before: then the entry counts that is nearest in time.
 const entries = {}, shapes = {};
-function choose(key) {
+const nearest = (key, when) => [...(entries[key] || [])].sort((a, b) =>
+  Math.abs(a.when - when) - Math.abs(b.when - when))[0];
+function choose(key, when) {
+  const entry = nearest(key, when);
   for (const on of document.querySelectorAll(".on")) on.classList.remove("on");
-  for (const part of [entries[key], ...(shapes[key] || [])]) if (part) part.classList.add("on");
-  if (entries[key]) entries[key].scrollIntoView({ block: "nearest" });
+  for (const shape of shapes[key] || [])
+    if (nearest(key, shape.when) === entry) shape.classList.add("on");
+  if (entry) { entry.classList.add("on"); entry.scrollIntoView({ block: "nearest" }); }
 }
-function item(shape, words, key) {
+function item(shape, words, key, when) {
   for (const name of ["pointerenter", "click"])
     shape.addEventListener(name, () => { $("words").textContent = words; });
-  if (key) shape.addEventListener("click", event => { event.preventDefault(); choose(key); });
+  if (key) shape.addEventListener("click", event => { event.preventDefault(); choose(key, when); });
 }
 function fill(shape, kind) {
   shape.style.fill = kind === "waiting" ? "url(#hatch)" : "var(--" + kind + ")";
@@ -171,7 +176,8 @@ function marks(svg, list, who) {
     const key = kind + words;
     const said = who + ": " + (names[kind] || kind) + " at " + at(when) +
       (words ? ": " + words : ".");
-    item(shape, said, key);
+    item(shape, said, key, when);
+    shape.when = when;
     (shapes[key] = shapes[key] || []).push(shape);
     return [when, said];
   });
@@ -320,8 +326,9 @@ for (const event of job.events) {
   if (event.text) el(entry, "pre", event.text, "");
   if (event.kind === "failed") for (const file of event.files.slice(0, 1))
     el(entry, "div", "output: " + file, "soft");
-  entry.addEventListener("click", () => choose(key));
-  entries[key] = entries[key] || entry;
+  entry.addEventListener("click", () => choose(key, event.at));
+  entry.when = event.at;
+  (entries[key] = entries[key] || []).push(entry);
 }
 $("filter").addEventListener("input", show);
 $("fold").addEventListener("click", () => fold(!hosts.some(box => box.open)));

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conftest import poll
-
 HOSTILE = '</script><script>document.title="gone"</script><img src=x onerror=alert(1)> & \x1b[31m'
 STALL = (
     "ranks have made no progress for 60 s: algo-5, rank 37 (local rank 5) is absent from "
@@ -33,6 +31,8 @@ def write(folder: Path, files: Mapping[str, str]) -> Path:
 
 def wait_until_begun(job: Any, folder: Path) -> None:
     """Wait until each launcher of a simulated job has a line: a thread writes it."""
+    from conftest import poll  # in tests/browser that is another file
+
     begun = [folder / one.name / "events.jsonl" for one in job.machines if one.launcher]
     poll(lambda: all(path.exists() and path.stat().st_size for path in begun))
 

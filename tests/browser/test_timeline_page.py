@@ -111,6 +111,19 @@ def test_what_has_happened_is_a_list_with_what_belongs_to_it(opened, width):
     assert page.locator("#list li.on").inner_text() == ended.inner_text()
 
 
+def test_a_mark_leads_to_its_own_event_of_several_with_the_same_words(opened):
+    text = line(0, "began", job="x")
+    for attempt in (1, 2, 3):
+        at = {"attempt": attempt}
+        text += line(10 * attempt, "attempt", **at) + line(10 * attempt + 1, "runs", rank=0, **at)
+        text += line(10 * attempt + 5, "failed", rank=0, cause="rank 0 failed", **at)
+    page = opened({"algo-1": text})
+    page.locator(".rank .mark.failed").nth(1).click()
+    (chosen,) = page.locator("#list li.on").all()
+    assert chosen.inner_text().startswith("16:00:25")
+    assert page.locator(".rank .mark.failed.on").count() == 1
+
+
 def test_the_head_has_the_restarts(opened):
     page = opened(large())
     assert page.get_by_text("1 restart: at 16:06:40").is_visible()
