@@ -410,6 +410,8 @@ def _bound(watch: Watch, launcher: Launcher) -> tuple[float, float]:
     bound = (plan.grace if is_stop else plan.failure_grace) + 5.0
     if launcher.result.exit_code == 0:
         bound = TORCHRUN_SECONDS + plan.failure_grace
+    if any(one.machine is launcher.machine for one in has(watch, What.LAUNCHER_FAILS)):
+        bound = plan.grace + 10  # its keepers have lost it, and give their ranks the grace
     if has(watch, *HELD, *HANGS, *KEEPERS):
         bound += plan.failure_grace + GONE_SECONDS + STUCK
     if has(watch, What.KEEPER_HANGS):

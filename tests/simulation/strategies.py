@@ -1,10 +1,10 @@
-"""Draws plans: some bytes, of which each chooses from a table here."""
+"""Draws plans: each choice is of a table here."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from simulation.plan import AtBreak, AtStop, Fault, Plan, Script, What
 from simulation.strangers import KINDS
@@ -173,77 +173,59 @@ TAKES_AMOUNT = (
 SAVES = (0.5, 2.0, 6.0, 30.0)
 
 
-OF_PLAN, OF_FAULT = 15, 6  # bytes
 MOST = 5  # faults
 
 
-def one_of(data: Iterator[int], values: Sequence[Any]) -> Any:
-    """Take one byte to choose one of some values."""
-    return values[next(data, 0) % len(values)]
-
-
-def fault(data: Iterator[int], plan: Plan, theme: Theme, before: Sequence[Fault]) -> Fault:
-    """Read what goes wrong, a while after what went wrong before."""
+def fault(by: random.Random, plan: Plan, theme: Theme, before: Sequence[Fault]) -> Fault:
+    """Draw what goes wrong, a while after what went wrong before."""
     kinds = theme.first[len(before)] if len(before) < len(theme.first) else theme.faults
-    what = one_of(data, kinds)
-    host = one_of(data, range(plan.hosts))
-    local_rank = one_of(data, range(plan.nproc))
-    when, how = next(data, 0), iter([next(data, 0), next(data, 0)])
+    what = by.choice(kinds)
     if what in OF_THE_START:
-        at = JOINING[when % len(JOINING)]
+        at = by.choice(JOINING)
     elif what in FROM_THE_START:
         at = 0.0
     elif not before or before[-1].what in FROM_THE_START:
-        at = theme.moments[when % len(theme.moments)]
+        at = by.choice(theme.moments)
     else:
-        at = round(before[-1].at + theme.apart[when % len(theme.apart)], 2)
-    amount = 0.0
-    if what in STORES:
-        host = 0
-    if what is What.STRANGER:
-        amount = float(one_of(how, STRANGERS))
-    elif what is What.DELAY:
-        amount = one_of(how, DELAYS)
-    elif what is What.LAUNCHER_STOPS:
-        amount = one_of(how, STOPPED)
-    elif what in TAKES_AMOUNT:
-        amount = one_of(how, theme.amounts)
+        at = round(before[-1].at + by.choice(theme.apart), 2)
+    takes = {What.STRANGER: STRANGERS, What.DELAY: DELAYS, What.LAUNCHER_STOPS: STOPPED}
+    takes |= dict.fromkeys(TAKES_AMOUNT, theme.amounts)
     has_rank = what in (*OF_RANKS, *HELD[:2], What.GPU_FAILS, What.KEEPER_HANGS, *KEEPERS)
-    return Fault(what, at, host, local_rank if has_rank else 0, amount)
+    return Fault(
+        what,
+        at,
+        host=0 if what in STORES else by.randrange(plan.hosts),
+        local_rank=by.randrange(plan.nproc) if has_rank else 0,
+        amount=float(by.choice(takes.get(what, (0,)))),
+    )
 
 
-def plan_of(chosen: bytes, count: int) -> Plan:
-    """Read a job of 1 to 16 hosts, and `count` things that go wrong in it, or more."""
-    data = iter(chosen)
-    theme = one_of(data, THEMES)
-    upload = one_of(data, theme.uploads)
+def drawn(by: random.Random) -> Plan:
+    """Draw a job of 1 to 16 hosts, and up to five things that go wrong in it."""
+    theme = by.choice(THEMES)
+    upload = by.choice(theme.uploads)
     script = Script(
         is_python=theme.is_python,
-        seconds=one_of(data, theme.trains),
-        at_stop=one_of(data, theme.at_stop),
-        save=one_of(data, SAVES),
-        save_code=one_of(data, (0, 143)),
-        at_break=one_of(data, tuple(AtBreak)),
+        seconds=by.choice(theme.trains),
+        at_stop=by.choice(theme.at_stop),
+        save=by.choice(SAVES),
+        save_code=by.choice((0, 143)),
+        at_break=by.choice(tuple(AtBreak)),
         upload=upload,
-        upload_ignores=one_of(data, (False, True)) and bool(upload),
+        upload_ignores=bool(upload) and by.choice((False, True)),
     )
     plan = Plan(
-        hosts=one_of(data, theme.hosts),
-        nproc=one_of(data, theme.nproc),
+        hosts=by.choice(theme.hosts),
+        nproc=by.choice(theme.nproc),
         script=script,
-        max_restarts=one_of(data, theme.restarts),
-        seed=next(data, 0),
-        runner=one_of(data, theme.runners) if theme.runners else None,
-        watch=one_of(data, theme.watch),
+        max_restarts=by.choice(theme.restarts),
+        seed=by.randrange(256),
+        runner=by.choice(theme.runners) if theme.runners else None,
+        watch=by.choice(theme.watch),
         hang_timeout=theme.hang_timeout,
         start_timeout=theme.start_timeout,
     )
     faults: list[Fault] = []
-    for _ in range(max(count, len(theme.first))):
-        faults.append(fault(data, plan, theme, faults))
+    for _ in range(max(by.randint(0, MOST), len(theme.first))):
+        faults.append(fault(by, plan, theme, faults))
     return plan._replace(faults=tuple(faults))
-
-
-def drawn(by: random.Random) -> Plan:
-    """Draw a plan with up to five faults."""
-    return plan_of(by.randbytes(OF_PLAN + MOST * OF_FAULT), by.randint(0, MOST))
