@@ -25,6 +25,9 @@ from simulation.ranks import STOPS, Rank
 from simulation.watch import Watch
 
 
+ON_ITS_WAY = 0.02  # s, at most, that a command is
+
+
 def launcher_of(machine: Machine) -> Launcher:
     """Return the launcher of a host whose torchrun was started."""
     assert machine.launcher
@@ -82,7 +85,8 @@ def has_its_grace(watch: Watch) -> Iterator[str]:
 def _grace(watch: Watch, rank: Rank) -> tuple[float | None, float]:
     """Return since when a rank is to end, None if it does not know, and how long it has."""
     launcher, plan = launcher_of(rank.machine), watch.job.plan
-    if launcher.stopping_since <= rank.killed_at:
+    # A stop that comes as the time of another end is up is late: its command is on its way.
+    if launcher.stopping_since + ON_ITS_WAY <= rank.killed_at:
         return launcher.stopping_since, plan.grace
     heard = [at for at, number in rank.heard if number in STOPS]
     # One that has said what it raised is ending by itself.
