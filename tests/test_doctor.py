@@ -358,7 +358,7 @@ def test_a_job_of_sdk_v3_is_that_of_its_hyperparameters(pretend_torch, script):
         (["--launcher-grac", "3"], {}, "Did you mean --launcher-grace?"),
         (["train.py"], {}, "train.py was taken as an argument of the script"),
         (["--train-script=t.py"], {}, "t.py"),
-        ([], {"SM_HOSTS": "["}, "which is not JSON"),
+        ([], {"SM_HOSTS": "["}, "expected a JSON list of different host names"),
         ([], {"LOCAL_RANK": "0"}, "another launcher started this one"),
         ([], {"PET_MAX_RESTARTS": "x"}, "PET_MAX_RESTARTS is 'x'; expected a whole number"),
     ],
