@@ -14,10 +14,10 @@ from timelines import wait_until_begun
 
 from launcher.host.journal import Journal
 from launcher.peers import coordinator, events
-from launcher.peers.messages import NoProgressReport
 from launcher.run import history
 from launcher.run.history import EVENTS, FIELDS, Note
 from launcher.text.words import Log
+from launcher.watch.overview import NoProgressReport
 from launcher.watch.progress import Group, StalledRank
 
 

@@ -12,7 +12,6 @@ from launcher.errors import Disposition, LaunchError
 from launcher.host.run_dir import run_dir
 from launcher.host.signals import Signals
 from launcher.host.system import System
-from launcher.peers.messages import StacksRequest
 from launcher.result.raised import Link
 from launcher.run.events import (
     EndRanks,
@@ -27,6 +26,7 @@ from launcher.run.events import (
 )
 from launcher.run.keepers import Keepers
 from launcher.watch.host import Watch
+from launcher.watch.overview import StacksRequest
 from launcher.watch.stacks import Call
 
 SECONDS = 60

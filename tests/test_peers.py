@@ -30,17 +30,12 @@ from launcher.peers.events import (
 )
 from launcher.peers.messages import (
     Alive,
-    AllStacks,
     Cleared,
-    CollectStacks,
     End,
     Failed,
-    HostStacks,
     Leave,
     Missing,
-    NoProgressReport,
     RanksSucceeded,
-    StacksRequest,
     Start,
     Stop,
     Succeeded,
@@ -53,6 +48,7 @@ from launcher.peers.state import Clearing, Deciding, Ended, Joining, Running
 from launcher.result.causes import LIMIT, SUCCESS, Cause, Failure, Result, of_lost_host
 from launcher.text.protocol import decoded, encoded
 from launcher.text.words import Log
+from launcher.watch.overview import AllStacks, CollectStacks, NoProgressReport, StacksRequest
 from launcher.watch.progress import Group, StalledRank
 
 HOSTS = FIRST, SECOND, THIRD = ("algo-1", "algo-2", "algo-3")
@@ -733,6 +729,10 @@ def test_ranks_that_run_on_end_a_job_only_if_no_other_does_anything_and_never_re
         assert ended(first, 143) == hung
 
 
+def stacks_of(number, stacks, attempt=1):
+    return NoProgressReport(attempt, (), number=number, stacks=stacks)
+
+
 def test_stacks_are_of_the_ranks_that_run_now():
     first = ready(max_restarts=3)
     first.step(StoreMade(5))
@@ -742,10 +742,10 @@ def test_stacks_are_of_the_ranks_that_run_now():
     assert first.hears(THIRD, StacksRequest(), 38.5) == everywhere(CollectStacks(2, True))
     assert first.hears(FIRST, StacksRequest(), 38.5) == ()
     for host in HOSTS:
-        assert first.hears(host, HostStacks(1, (((0,), "  of attempt 1"),)), 38.6) == ()
+        assert first.hears(host, stacks_of(1, (((0,), "  of attempt 1"),), attempt=1), 38.6) == ()
     for host in (FIRST, SECOND):
-        assert first.hears(host, HostStacks(2, ()), 39) == ()
-    told = first.hears(THIRD, HostStacks(2, (((0,), "  here"),)), 39)
+        assert first.hears(host, stacks_of(2, (), attempt=2), 39) == ()
+    told = first.hears(THIRD, stacks_of(2, (((0,), "  here"),), attempt=2), 39)
     assert told == (Send((FIRST, THIRD), AllStacks(("rank 0:", "  here"))),)
 
 
@@ -812,7 +812,7 @@ def test_a_member_joins_and_follows_the_coordinator():
     assert second.hears(FIRST, Missing("algo-3")) == (Log("waiting for algo-3."),)
     for message in (Start(1, 0), End(1, SUCCESS, "why"), Start(2, 5), CollectStacks(1, True)):
         assert second.hears(FIRST, message) == comes_down(message)
-    for message in (failed(attempt=2), Stop(15), HostStacks(1, ()), StacksRequest()):
+    for message in (failed(attempt=2), Stop(15), stacks_of(1, ()), StacksRequest()):
         assert second.hears(SECOND, message) == (goes_up(message),)
     for message in (End(2, NAN), AllStacks(("x",))):
         assert second.hears(FIRST, message) == comes_down(message)
@@ -913,7 +913,7 @@ def from_member(message):
 WATCHED = NoProgressReport(
     1, (StalledRank(5, 1, 30.5, "", "f, a.py:3", (Group("0-7", 1, "dp", 9, 8, "x", "y"),)),)
 )
-STACKS = HostStacks(3, (((0, 1), "  main thread:\n    x"),))
+STACKS = stacks_of(3, (((0, 1), "  main thread:\n    x"),))
 MEMBERS = [
     *(failed(code=255), failed()._replace(age=2.5), GPU_LOST, Cleared(3, 4), Stop(2), Succeeded(1)),
     *(RanksSucceeded(1, 5, (2.5, 0.0)), WATCHED, StacksRequest(), STACKS, Alive()),
@@ -989,4 +989,4 @@ def test_what_comes_from_outside_is_cut_and_shows_control_characters():
 def test_nobody_can_name_ranks_that_the_job_has_not():
     ranks = tuple(StalledRank(number, 0, 70.0) for number in (7, 8))
     assert from_member(wire(NoProgressReport(1, ranks))).ranks == ranks[:1]
-    assert from_member(wire(HostStacks(1, (((0, 8), "x"),)))).ranks == (((0,), "x"),)
+    assert from_member(wire(stacks_of(1, (((0, 8), "x"),)))).stacks == (((0,), "x"),)

@@ -215,14 +215,25 @@ def test_sizes_are_compared_where_they_must_agree(op, is_wrong):
     assert ("all ranks must make the same call" in sentences.reason(one)) == is_wrong
 
 
+def report(watch, now, codes=(), state="S"):
+    """Return what is reported now of ranks with these exit codes, None if nothing is."""
+    return next(iter(watch.reports(dict(codes), lambda pid: state, now)), None)
+
+
 def test_a_rank_that_is_about_to_end():
     watch = Watch(15, 60)
-    watch.connected(7, 3, 1, 0, 0)
+    watch.started(7, 3, 1, 0)
+    watch.connected(7, 0, 0)
     for now in (15, 30):
         request = watch.poll(now)
-        reply = {"unchanged": 35, "calls": [["f", "a.py", 3]], "groups": [], "ends": now == 30}
+        reply = {
+            "unchanged": 35,
+            "threads": [["", [["f", "a.py", 3]]]],
+            "groups": [],
+            "ends": now == 30,
+        }
         watch.replied(7, {**request, **reply}, now)
-    (one,) = watch.report((), lambda _: "S", 31).ranks
+    (one,) = report(watch, 31).ranks
     assert (one.trouble, one.unchanged) == ("is about to end, in f, a.py:3", 36)
 
 
@@ -258,22 +269,23 @@ def returning(replies):
     replies(now) is what it replies, None for nothing; {} is that there was progress.
     """
     watch, reported = Watch(15, 60), []
-    watch.connected(7, 0, 0, 0, 0)
+    watch.started(7, 0, 0, 0)
+    watch.connected(7, 0, 0)
     for now in range(90, 300):
         if now == 100:
-            watch.script_ended(7, 0, 0, now)
+            watch.script_ended(7, now)
         request, reply = watch.poll(now), replies(now)
         if request and reply is not None:
             watch.replied(7, {**request, **reply}, now)
-        report = watch.report((), lambda _: "S", now, {7, 8})
-        if report and report.ranks:
-            one = report.ranks[0]
-            reported.append((now, one.runs_on, round(one.unchanged), report.others))
+        found = report(watch, now, {7: None, 8: None})
+        if found and found.ranks:
+            one = found.ranks[0]
+            reported.append((now, one.runs_on, round(one.unchanged), found.others))
     return reported
 
 
 def test_a_rank_that_runs_on_after_its_script_is_reported():
-    nothing = {"calls": [], "groups": [], "kept": [["uploader", UPLOAD]], "child": None, "at": []}
+    nothing = {"threads": [], "groups": [], "kept": [["uploader", UPLOAD]], "child": None, "at": []}
     found = returning(lambda now: {**nothing, "unchanged": max(0, now - 95)})
     runs_on = 'thread "uploader", in upload, train.py:4'
     assert found == [(136, runs_on, 36, 1)]  # since its script's end
@@ -286,21 +298,22 @@ def test_a_rank_that_runs_on_after_its_script_is_reported():
 
 def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_connected():
     watch = Watch(15, 20)
-    watch.script_ended(7, 3, 1, 100)
+    watch.started(7, 3, 1, 100)
+    watch.script_ended(7, 100)
     found = {}
     for now in range(100, 200):
         watch.poll(now)
-        report = watch.report((), lambda _: "S", now, {7})
-        found.update({now: report.ranks} if report and report.ranks else {})
+        seen = report(watch, now, {7: None})
+        found.update({now: seen.ranks} if seen and seen.ranks else {})
     assert found == {131: (StalledRank(3, 1, 31, runs_on="in its exit handlers"),)}
     watch = Watch(15, 20)
-    watch.script_ended(7, 3, 1, 100)  # and its process ends
-    assert watch.poll(150) and watch.report({7}, lambda _: "", 151, ()) is None
+    watch.script_ended(7, 100)  # and its process ends
+    assert watch.poll(150) and report(watch, 151, {7: 0}) is None
 
 
 def test_with_a_watch_of_0_nothing_is_polled_after_a_script():
     watch = Watch(0, 60)
-    watch.script_ended(7, 3, 1, 100)
+    watch.script_ended(7, 100)
     assert watch.due() == math.inf
 
 
@@ -362,7 +375,7 @@ def test_when_it_is_said():
     # Since 72 nothing has moved.
     assert said == [
         (132, "ranks have made no progress for 60 s"),
-        (192, "ranks have made no progress for 120 s"),
+        (192, "ranks have made no progress for 120 s, for the same reason."),
     ]
     # The last moment at which what was seen before the time was over can become known.
     assert (now, state.hang.text[:37]) == (277, "ranks have made no progress for 205 s")
@@ -491,19 +504,24 @@ def test_what_a_host_polls_and_reports():
     watch = Watch(15, 60)
     assert watch.due() == math.inf
     for pid in (7, 8, 9):
-        watch.connected(pid, pid - 7, pid - 7, 0, 0)
+        watch.started(pid, pid - 7, pid - 7, 0)
+        watch.connected(pid, 0, 0)
     reported = []
     for now in range(200):
         request = watch.poll(now)
         if request:
             watch.replied(7, request, now)  # it makes progress
-            reply = {"unchanged": max(0, now - 15), "calls": [["f", "/x/a.py", 3]], "groups": []}
+            reply = {
+                "unchanged": max(0, now - 15),
+                "threads": [["", [["f", "/x/a.py", 3]]]],
+                "groups": [],
+            }
             watch.replied(8, {**request, **reply}, now)
             if now < 40:
                 watch.replied(9, request, now)  # and then it is stopped
-        report = watch.report({}, {9: "T"}.get, now)
-        if report:
-            reported.append((now, report.ranks))
+        found = report(watch, now, state="T")
+        if found:
+            reported.append((now, found.ranks))
     trouble = "does not answer: it is suspended (SIGSTOP)"
     two = StalledRank(1, 1, 31, "", "f, a.py:3")
     assert reported == [
@@ -516,12 +534,13 @@ def test_ranks_of_which_no_message_has_the_groups_are_counted():
     watch, most = Watch(15, 60), progress.MOST_GROUPS
     groups = [{"ranks": f"{n},{n + 1},{n + 9}", "name": 90 * "x", "last": 9} for n in range(most)]
     for pid in range(12):
-        watch.connected(pid, pid, pid, 0, 0)
+        watch.started(pid, pid, pid, 0)
+        watch.connected(pid, 0, 0)
     assert not watch.error
     request = watch.poll(15)
     for pid in range(12):
-        watch.replied(pid, {**request, "unchanged": 40, "calls": [], "groups": groups}, 15)
-    ranks = watch.report((), lambda _: "S", 16).ranks
+        watch.replied(pid, {**request, "unchanged": 40, "threads": [], "groups": groups}, 15)
+    ranks = report(watch, 16).ranks
     assert 6 < len(ranks) < 12
     others = f"{12 - len(ranks)} ranks"
     assert watch.error == f"the progress of {others} of this host does not fit into a message."
@@ -536,10 +555,11 @@ def test_a_rank_of_more_groups_than_it_tells_is_absent_from_none_of_the_others()
 def test_a_rank_that_has_ended_or_gone_on_without_us():
     watch = Watch(15, 60)
     for pid in (7, 8):
-        watch.connected(pid, pid, 0, 0, 0)
+        watch.started(pid, pid, 0, 0)
+        watch.connected(pid, 0, 0)
         watch.disconnected(pid)
     watch.poll(60)
-    assert watch.report({7}, lambda _: "", 61).ranks == (StalledRank(7, 0, 61, ENDED),)
+    assert report(watch, 61, {7: 0}).ranks == (StalledRank(7, 0, 61, ENDED),)
 
 
 def test_ranks_are_written_in_few_characters():
@@ -610,54 +630,58 @@ def test_the_stacks_of_a_rank():
 def test_a_request_for_stacks():
     watch = Watch(15, 60)
     for pid in (6, 7, 8, 9):
-        watch.connected(pid, pid - 6, 0, 61, 0)
-    request, message = watch.request_stacks(100, may_signal=True)
+        watch.started(pid, pid - 6, 0, 0)
+        watch.connected(pid, 61, 0)
+    watch.poll(15)
+    report(watch, 16)
+    message = watch.request_stacks(3, 100, may_signal=True)
     watch.disconnected(6)  # it has closed all descriptors, and may have others by these numbers
     watch.replied(7, {**message, "threads": [["", TRAIN]]}, 100)
-    assert watch.signals_due(100.4) == {} and watch.due() == 15  # the next poll
+    assert watch.signals_due(100.4) == {} and watch.due() == 30  # the next poll
     assert watch.signals_due(100.5) == {8: 61, 9: 61} and watch.signals_due(100.6) == {}
     odd = f'  File "x", line {5000 * "9"} in x'
     for line in 2 * ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):
         watch.wrote(8, line)  # twice, for two requests
-    assert watch.requests_over(101) == [] and watch.requests_over(101.5) == [request]
+    assert report(watch, 101) is None and report(watch, 101.5).number == 3
     held = "does not answer: it is running code that holds Python's lock (the GIL)"
-    assert request.text(7, "S").startswith("  main thread:")
-    assert request.text(8, "S").splitlines() == [
+    assert watch.text(7, "S").startswith("  main thread:")
+    assert watch.text(8, "S").splitlines() == [
         f"  it {held}.",
         "  main thread:",
         '    File "/code/a.py", line 3, in f',
     ]
-    assert request.text(9, "S") == f"  it {held}."
-    assert "no stack" in request.text(10, "S")
+    assert watch.text(9, "S") == f"  it {held}."
+    assert "no stack" in watch.text(6, "S")
 
 
 def test_ranks_that_get_no_signal_are_named_with_the_way_to_see_where_they_are():
     watch = Watch(15, 60)
     for pid in (7, 8):
-        watch.connected(pid, pid - 6, 0, 61, 0)
-    request, message = watch.request_stacks(100, may_signal=False)
+        watch.started(pid, pid - 6, 0, 0)
+        watch.connected(pid, 61, 0)
+    message = watch.request_stacks(3, 100, may_signal=False)
     watch.replied(7, {**message, "threads": [["", TRAIN]]}, 100)
-    assert watch.signals_due(100.5) == {} and watch.requests_over(101.5) == [request]
-    assert request.text(8, "S") == (
+    assert watch.signals_due(100.5) == {} and report(watch, 101.5)
+    assert watch.text(8, "S") == (
         "  it does not answer: it is running code that holds Python's lock (the GIL); "
         "`sm-launch stacks` shows "
         "where, by sending it a signal."
     )
-    assert request.text(8, "T") == "  it does not answer: it is suspended (SIGSTOP)."
+    assert watch.text(8, "T") == "  it does not answer: it is suspended (SIGSTOP)."
 
 
 def test_a_request_for_stacks_by_signals_has_hosts_collect_them_again():
-    state = stacks.requested(stacks.Gathering(), "", 50, may_signal=False)
+    state = stacks.requested(stacks.Gathering(), {""}, 50, may_signal=False)
     state = stacks.received(state, "algo-1", 1, (((0,), "  a"),))
-    state = stacks.requested(state, "algo-2", 51, may_signal=True)
+    state = stacks.requested(state, {"algo-2"}, 51, may_signal=True)
     assert state == stacks.Gathering(2, 54, frozenset({"", "algo-2"}), {}, True)
     assert stacks.received(state, "algo-1", 1, (((0,), "  too late"),)) == state
-    assert stacks.requested(state, "algo-3", 52, may_signal=True).number == 2
+    assert stacks.requested(state, {"algo-3"}, 52, may_signal=True).number == 2
 
 
 def test_stacks_of_all_hosts():
-    state = stacks.requested(stacks.Gathering(), "algo-2", 50, may_signal=True)
-    state = stacks.requested(state, "", 51, may_signal=False)
+    state = stacks.requested(stacks.Gathering(), {"algo-2"}, 50, may_signal=True)
+    state = stacks.requested(state, {""}, 51, may_signal=False)
     assert (state.number, state.deadline, state.requested_by) == (1, 53, {"algo-2", ""})
     first = stacks.grouped({0: "  a", 1: "  a", 2: "  b", 3: "  a"})
     assert first == (((0, 1, 3), "  a"), ((2,), "  b"))
@@ -671,7 +695,7 @@ def test_stacks_of_all_hosts():
         "  b",
         "no answer within 3 s from algo-3.",
     )
-    assert stacks.requested(stacks.Gathering(1), "algo-1", 60, may_signal=True).number == 2
+    assert stacks.requested(stacks.Gathering(1), {"algo-1"}, 60, may_signal=True).number == 2
 
 
 def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
@@ -680,7 +704,7 @@ def test_of_long_stacks_the_rarest_and_the_innermost_calls_are_kept():
     text = stacks.text_of((main,)).splitlines()
     assert text[0] == "  main thread:" and 10 < len(text) < 60 and text[-1].endswith("in f59")
     pairs = tuple(((n, n + 1), f"  {n}\n" + 60 * "  x\n" + "  last") for n in range(0, 16, 2))
-    state = stacks.requested(stacks.Gathering(), "", 0, may_signal=False)
+    state = stacks.requested(stacks.Gathering(), {""}, 0, may_signal=False)
     lines = stacks.shown(stacks.received(state, "algo-1", 1, (*pairs, ((16,), "  here"))), [])
     assert lines[-2:] == ("rank 16:", "  here") and lines.count("  last") == 8
 
@@ -692,7 +716,7 @@ def test_stacks_fit_in_a_message():
     many = stacks.grouped({number: f"  {number}" + 300 * "x" for number in range(1024)})
     assert sum(len(ranks) for ranks, _ in many) == 1024 and len(json.dumps(many)) < 60_000
     state = stacks.received(
-        stacks.requested(stacks.Gathering(), "", 0, may_signal=False), "algo-1", 1, sent
+        stacks.requested(stacks.Gathering(), {""}, 0, may_signal=False), "algo-1", 1, sent
     )
     others = {str(number): (((number,), f"  {number}"),) for number in range(1000)}
     lines = stacks.shown(state._replace(received=others), [])

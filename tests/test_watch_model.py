@@ -83,7 +83,11 @@ class Rank:
         if said != self.seen:
             self.seen, self.since = said, now
             return {}
-        return {"unchanged": now - self.since, "calls": [["f", "a.py", 1]], "groups": said}
+        return {
+            "unchanged": now - self.since,
+            "threads": [["", [["f", "a.py", 1]]]],
+            "groups": said,
+        }
 
 
 class Job:
@@ -150,7 +154,8 @@ class Job:
                 return
             self.starts[number] = None
             for rank in ranks:
-                watch.connected(rank.number, rank.number, rank.number % 2, 0, now)
+                watch.started(rank.number, rank.number, rank.number % 2, now)
+                watch.connected(rank.number, 0, now)
         if now < watch.due():
             return
         question = watch.poll(now)
@@ -159,9 +164,8 @@ class Job:
                 watch.disconnected(rank.number)
             elif rank.state != "silent" and not rank.misses():
                 watch.replied(rank.number, {**question, **rank.answer(now, self.groups)}, now)
-        ended = {rank.number for rank in ranks if rank.state == "ended"}
-        report = watch.report(ended, lambda _: "T", now)
-        if report:
+        codes = {rank.number: 0 if rank.state == "ended" else None for rank in ranks}
+        for report in watch.reports(codes, lambda _: "T", now):
             host = f"algo-{number + 1}"
             self.judge = judge.host_reported(self.judge, host, report.ranks, now)
 
@@ -176,7 +180,7 @@ NAMES = re.compile(" (?:absent|not begun|does not answer|has ended)")
 def broken(seed, fault):
     """Return the promise that a job breaks, "" if it keeps both."""
     job = Job(seed, fault).run()
-    told = [(at, line) for at, line in job.lines if "no progress" in line]
+    told = [(at, line) for at, line in job.lines if re.search("no progress.*: ", line)]
     if fault != "silent" and any("does not answer" in line for _, line in told):
         return f"they all answer: {told}"
     if not fault:
@@ -278,23 +282,22 @@ def one_miss_is_silence(monkeypatch):
 
 
 def what_was_known_is_forgotten_at_a_miss(monkeypatch):
-    real = Watch.report
+    real = Watch.reports
 
-    def report(self, ended, state_of, now):
-        for pid, one in self._ranks.items():
+    def reports(self, codes, state_of, now):
+        for one in self._ranks.values():
             if now - one.replied_at > EVERY:
-                self._ranks[pid] = one._replace(known=one.known._replace(unchanged=0))
-        return real(self, ended, state_of, now)
+                one.known = one.known._replace(unchanged=0)
+        return real(self, codes, state_of, now)
 
-    monkeypatch.setattr(Watch, "report", report)
+    monkeypatch.setattr(Watch, "reports", reports)
 
 
 def progress_is_not_told(monkeypatch):
-    def report(*args, real=Watch.report):
-        found = real(*args)
-        return found if found and found.ranks else None
+    def reports(*args, real=Watch.reports):
+        return [report for report in real(*args) if report.ranks]
 
-    monkeypatch.setattr(Watch, "report", report)
+    monkeypatch.setattr(Watch, "reports", reports)
 
 
 def a_silent_rank_is_left_out(monkeypatch):

@@ -124,6 +124,15 @@ def tree(pid: int) -> list[psutil.Process]:
     return found
 
 
+def cpu_of(pid: int) -> float:
+    """Return how many seconds of CPU a process and all below it have used."""
+    used = 0.0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.Error):
+            used += sum(process.cpu_times()[:4])  # with those of children that have ended
+    return used
+
+
 def _children() -> dict[int, list[psutil.Process]]:
     """Return all processes, by the pids of their parents."""
     children: dict[int, list[psutil.Process]] = defaultdict(list)

@@ -67,6 +67,7 @@ class System:
     kill_tree = staticmethod(processes.kill_tree)
     reap = staticmethod(processes.reaped)
     state_of = staticmethod(processes.state_of)
+    cpu_of = staticmethod(processes.cpu_of)
 
     @staticmethod
     def time_of_day() -> str:

@@ -158,6 +158,9 @@ class Options(NamedTuple):
         "fail the attempt after this many seconds without progress (plus up to two intervals of "
         "--launcher-watch, and 3 s); set it above your longest evaluation or save; "
         "0: never")] = math.inf
+    notes: Annotated[bool, Option("true|false", switch,
+        "log that no rank exchanged anything with another, that a process group is not completed, "
+        "or that a rank stands still before its first collective")] = True
 
     bools: Annotated[str, Option("as-is|flag", _one_of("as-is", "flag"),
         "how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is: unchanged; "

@@ -57,7 +57,7 @@ from launcher.peers.state import (
 from launcher.result import causes
 from launcher.result.causes import SUCCESS, Cause, Failure, Result, of_host, of_lost_host
 from launcher.text.words import Log, join_and_count, lasted, ordinal, short, some_of
-from launcher.watch import judge, stacks
+from launcher.watch import judge, overview
 
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
 _MOST_REFUSALS_LOGGED = 20
@@ -86,10 +86,14 @@ def due(state: JobState) -> float:
     if isinstance(phase, Joining):
         at = min(phase.deadline, phase.log_missing_at)
     elif isinstance(phase, Running):
-        at = judge.due(state.watch)
+        at = math.inf
     else:
         at = phase.leave_at if isinstance(phase, Ended) else phase.deadline
-    return min(at, state.gathering.deadline)
+    return min(at, _watch_due(state))
+
+
+def _watch_due(state: JobState) -> float:
+    return overview.due(state.watch, is_running=isinstance(state.phase, Running))
 
 
 def step(state: JobState, event: Any, now: float) -> JobStep:
@@ -179,18 +183,17 @@ def cannot_listen(state: JobState, event: events.CannotListen, now: float) -> Jo
 def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
     """Do what is due: decide, since no better cause has come, go on without hosts that are late."""
     phase = state.phase
-    if now >= state.gathering.deadline:
-        return _show_stacks(state)
+    if now >= _watch_due(state):
+        return _watched(state, overview.time_is_up(state.watch, _hosts(state), now), now)
     if now < due(state):
         return state, ()
     if isinstance(phase, Joining):
         return _miss_hosts(state, phase, now)
-    if isinstance(phase, Running):
-        return _judge_progress(state, now)
     if isinstance(phase, Deciding):
         return _after_failure(state, phase, now)
     if isinstance(phase, Ended):
         return _leave_here(state, phase)
+    assert isinstance(phase, Clearing)  # while ranks run only the watch has times
     if phase.blame and phase.end.restart:
         return _restart_is_late(state, phase, phase.blame, now)
     return _leave(state, _settled(state, phase), now)
@@ -269,7 +272,9 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
         succeeded = phase.succeeded
     deciding = Deciding(deadline, blame, succeeded)
     state = state._replace(phase=deciding)
-    return _after_failure(state, deciding, now) if now >= deadline else (state, ())
+    if now >= deadline:
+        return _after_failure(state, deciding, now)
+    return _watched(state, overview.failed(state.watch, failure.headline, now), now)
 
 
 def _while_restarting(state: JobState, failure: Failure) -> Failure:
@@ -281,7 +286,7 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     """Restart if every failure is one of ranks, and restarts remain; else end the job."""
     blame = deciding.blame
     failure = blame.failure
-    wait = judge.reason_of_wait(state.watch, failure.rank, now)
+    wait = overview.reason_of_wait(state.watch, failure.rank, failure.headline, now)
     if failure.cause >= Cause.ABORTED and wait:
         failure = failure._replace(wait=wait)
     elif failure.cause is Cause.SECONDARY:
@@ -344,78 +349,54 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
     phase = state.phase
     if message.attempt != state.attempt or not isinstance(phase, (Running, Deciding)):
         return state, ()
-    state = state._replace(watch=judge.host_succeeded(state.watch, host))
+    state = state._replace(watch=judge.host_succeeded(state.watch, host, message.alone))
     succeeded = phase.succeeded | {host}
     has_failed = isinstance(phase, Deciding) and phase.blame.failures
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
-        return _end(state, SUCCESS, now)
+        notes = map(Log, judge.nothing_exchanged(state.watch))
+        state, actions = _end(state, SUCCESS, now)
+        return state, (*notes, *actions)
     return state._replace(phase=phase._replace(succeeded=succeeded)), ()
 
 
 def progress_reported(
-    state: JobState, host: str, message: messages.NoProgressReport, now: float
+    state: JobState, host: str, message: overview.NoProgressReport, now: float
 ) -> JobStep:
-    """Note which ranks of a host make no progress."""
-    if message.attempt != state.attempt or not isinstance(state.phase, Running):
-        return state, ()  # what was known when a rank failed is why it did
-    watch = judge.host_reported(state.watch, host, message.ranks, now, message.others)
-    return state._replace(watch=watch), ()
-
-
-def _judge_progress(state: JobState, now: float) -> JobStep:
-    """Log a stall, and fail the attempt when the user's limit for it is over."""
-    watch, lines, is_new = judge.check(state.watch, now)
-    logs, actions = tuple(Log(line) for line in lines), tuple[events.Action, ...]()
-    state = state._replace(watch=watch)
-    if is_new:
-        state, actions = _gather_stacks(state, "", now)
-    if watch.hang:
-        hang = causes.of_hang(watch.hang.text, may_restart=watch.hang.may_restart)
-        state, more = _fail(state, hang, now)
-        actions += more
-    return state, logs + actions
+    """Note which ranks of a host make no progress, or where all of its ranks are."""
+    if message.attempt != state.attempt:
+        return state, ()
+    is_running = isinstance(state.phase, Running)
+    seen = overview.reported(state.watch, host, message, _hosts(state), now, is_running=is_running)
+    return _watched(state, seen, now)
 
 
 def stacks_requested(
-    state: JobState, host: str, message: messages.StacksRequest, now: float
+    state: JobState, host: str, message: overview.StacksRequest, now: float
 ) -> JobStep:
     """Gather stacks for somebody at a host."""
-    return _gather_stacks(state, host, now)
+    return _watched(state, overview.requested(state.watch, host, now), now)
 
 
-def _gather_stacks(state: JobState, host: str, now: float) -> JobStep:
-    """Request of all hosts where their ranks are, for somebody at a host, or for the log ("").
-
-    For the log alone no rank gets a signal, unless the user has this stall end the job anyway.
-    """
-    may_signal = bool(host) or state.job.options.hang_timeout < math.inf
-    gathering = stacks.requested(state.gathering, host, now, may_signal=may_signal)
-    before, state = state.gathering.number, state._replace(gathering=gathering)
-    if gathering.number == before:
-        return state, ()  # it has been requested just now
-    return _command_all(state, messages.CollectStacks(gathering.number, gathering.may_signal))
-
-
-def stacks_reported(
-    state: JobState, host: str, message: messages.HostStacks, now: float
-) -> JobStep:
-    """Show the stacks when all hosts' are here."""
-    gathering = stacks.received(state.gathering, host, message.number, message.ranks)
-    state = state._replace(gathering=gathering)
-    hosts = {state.job.current_host, *state.members}
-    if math.isinf(gathering.deadline) or hosts - set(gathering.received):
-        return state, ()
-    return _show_stacks(state)
+def _watched(state: JobState, seen: overview.Step, now: float) -> JobStep:
+    """Do what the watch wants; fail the attempt when the user's limit for a stall is over."""
+    watch, wanted = seen
+    state, actions = state._replace(watch=watch), list[events.Action]()
+    for one in wanted:
+        if isinstance(one, overview.Tell):
+            to = (*state.members, state.job.current_host) if one.hosts is None else one.hosts
+            actions.append(events.Send(to, one.message))
+        else:
+            actions.append(one)
+    if watch.hang and isinstance(state.phase, Running):
+        hang = causes.of_hang(watch.hang.text, may_restart=watch.hang.may_restart)
+        state, more = _fail(state, hang, now)
+        actions += more
+    return state, tuple(actions)
 
 
-def _show_stacks(state: JobState) -> JobStep:
-    """Show them to all that have requested them."""
-    gathering, job = state.gathering, state.job
-    state = state._replace(gathering=stacks.Gathering(gathering.number))
-    lines = stacks.shown(gathering, {job.current_host, *state.members})
-    logs = tuple(Log(line) for line in lines) if "" in gathering.requested_by else ()
-    hosts = tuple(host for host in job.cluster.hosts if host in gathering.requested_by)
-    return state, (*logs, *((events.Send(hosts, messages.AllStacks(lines)),) if hosts else ()))
+def _hosts(state: JobState) -> set[str]:
+    """Return the hosts that have joined and are not lost."""
+    return {state.job.current_host, *state.members}
 
 
 # The end of an attempt, and of the job.
@@ -494,15 +475,14 @@ def _restart_is_late(state: JobState, clearing: Clearing, blame: Blame, now: flo
 
 
 def _start_attempt(state: JobState, attempt: int, port: int, now: float) -> JobStep:
-    options, hosts = state.job.options, frozenset(state.job.cluster.hosts)
+    options = state.job.options
     state = state._replace(
         phase=Running(),
         attempt=attempt,
         attempt_began=now,
         store=None,
         ends={},
-        watch=judge.Stalls(options.hang_notify, options.hang_timeout, options.watch, busy=hosts),
-        gathering=stacks.Gathering(state.gathering.number),  # a restart cuts off who requested it
+        watch=overview.begin(options, state.job.cluster.hosts, state.watch.gathering.number),
     )
     state, start = _command_all(state, messages.Start(attempt, port))
     make = events.Send((state.job.current_host,), events.MakeStore())
@@ -540,8 +520,7 @@ MESSAGES: Mapping[type, Callable[[JobState, str, Any, float], JobStep]] = {
     messages.RanksSucceeded: ranks_succeeded,
     messages.Stop: host_stopped,
     messages.Succeeded: host_succeeded,
-    messages.NoProgressReport: progress_reported,
-    messages.StacksRequest: stacks_requested,
-    messages.HostStacks: stacks_reported,
+    overview.NoProgressReport: progress_reported,
+    overview.StacksRequest: stacks_requested,
     messages.Cleared: host_cleared,
 }

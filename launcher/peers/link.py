@@ -25,6 +25,7 @@ from launcher.peers import events, messages
 from launcher.peers.coordinator import LOG_MISSING_SECONDS
 from launcher.result.causes import Result, change_port, of_lost_host, stopped
 from launcher.text.words import Log
+from launcher.watch import overview
 
 # Between two tries to reach the coordinator: at first, and after a while.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
@@ -176,7 +177,7 @@ def commanded(state: LinkState, message: Any) -> LinkStep:
         state = state._replace(attempt=message.attempt, result=None)
     elif isinstance(message, messages.Leave):
         state = state._replace(phase=Left())
-    elif not isinstance(message, (messages.CollectStacks, messages.AllStacks)):
+    elif not isinstance(message, (overview.CollectStacks, overview.AllStacks)):
         return state, ()
     return state, (_command(state, message),)
 

@@ -12,7 +12,7 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
     Cleared, with the number        Start of the next attempt, or Leave, when all hosts have
       of the last End               cleared
     NoProgressReport, of a stall
-    StacksRequest                   CollectStacks, the reply is HostStacks; AllStacks
+    StacksRequest                   CollectStacks, the reply is a report; AllStacks
     Alive, each 4 s                 Alive, each 4 s
 
 A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
@@ -35,7 +35,12 @@ from launcher.result.causes import Failure, Result, as_received
 from launcher.text import wire
 from launcher.text.words import printable
 from launcher.watch import progress, stacks
-from launcher.watch.progress import StalledRank
+from launcher.watch.overview import (
+    AllStacks,
+    CollectStacks,
+    NoProgressReport,
+    StacksRequest,
+)
 
 _LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
 _LONGEST_LINE = 700  # characters of a line for the log
@@ -73,9 +78,10 @@ class RanksSucceeded(NamedTuple):
 
 
 class Succeeded(NamedTuple):
-    """All ranks of a host have ended with 0."""
+    """All ranks of a host have ended with 0; if each of them worked alone, how many there are."""
 
     attempt: int
+    alone: int = 0
 
 
 class Stop(NamedTuple):
@@ -97,28 +103,6 @@ class Cleared(NamedTuple):
     files: int = -1
     handled: int = 0
     seconds: float = 0.0
-
-
-class NoProgressReport(NamedTuple):
-    """The ranks of a host that have made no progress for a while: all of them, each time.
-
-    `others` counts those that run and neither wait in a collective nor run on after their script.
-    """
-
-    attempt: int
-    ranks: tuple[StalledRank, ...]
-    others: int = 1
-
-
-class StacksRequest(NamedTuple):
-    """Somebody at a host requests the stacks of all ranks."""
-
-
-class HostStacks(NamedTuple):
-    """The stacks of the ranks of a host, for the CollectStacks of this number."""
-
-    number: int
-    ranks: stacks.Stacks
 
 
 # Of the coordinator.
@@ -162,19 +146,6 @@ class Leave(NamedTuple):
     result: Result
 
 
-class CollectStacks(NamedTuple):
-    """Report the stacks of this host's ranks; those that do not reply may get a signal, or not."""
-
-    number: int
-    may_signal: bool
-
-
-class AllStacks(NamedTuple):
-    """The stacks of all ranks, for those that have requested them."""
-
-    lines: tuple[str, ...]
-
-
 class Alive(NamedTuple):
     """The launcher that sends it runs: for the channel, and no event of a machine."""
 
@@ -187,7 +158,6 @@ FromMember = Union[
     Cleared,
     NoProgressReport,
     StacksRequest,
-    HostStacks,
 ]
 FromCoordinator = Union[Welcome, Missing, Start, End, Leave, CollectStacks, AllStacks]
 Message = Union[Hello, FromMember, FromCoordinator, Alive]
@@ -270,7 +240,6 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
 def as_reported(message: Any, world: int) -> Any:
     """Return a report as the hosts take it: its ranks are ranks of the job."""
     if isinstance(message, NoProgressReport):
-        return message._replace(ranks=progress.within(message.ranks, world))
-    if isinstance(message, HostStacks) and world:
-        return message._replace(ranks=stacks.within(message.ranks, world))
+        shown = stacks.within(message.stacks, world) if world else message.stacks
+        return message._replace(ranks=progress.within(message.ranks, world), stacks=shown)
     return message

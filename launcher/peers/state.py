@@ -10,7 +10,7 @@ from launcher.peers import ends
 from launcher.peers.events import Action, StoreMade
 from launcher.peers.messages import Cleared, End, Hello
 from launcher.result.causes import Failure, Result, broken_hosts
-from launcher.watch import judge, stacks
+from launcher.watch import judge
 
 
 class Joining(NamedTuple):
@@ -93,8 +93,7 @@ class JobState(NamedTuple):
     kinds: tuple[str, ...] = ()  # of failures, of the attempts before
     refused: int = 0  # connections
     ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
-    watch: judge.Stalls = judge.Stalls()  # ranks without progress
-    gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
+    watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
 
     @property
     def result(self) -> Result | None:

@@ -92,9 +92,13 @@ class ThreadRaised(NamedTuple):
 
 
 class ScriptEnded(NamedTuple):
-    """A rank's script has returned, or called sys.exit(0); its threads and exit handlers run on."""
+    """A rank's script has returned, or called sys.exit(0); its threads and exit handlers run on.
+
+    It has worked `alone`: it is known to have exchanged nothing with other ranks.
+    """
 
     rank: int
+    alone: bool = False
 
 
 class RankEnded(NamedTuple):

@@ -18,7 +18,6 @@ from typing import Any
 from launcher.errors import Disposition
 from launcher.host.cgroups import risen
 from launcher.host.system import System
-from launcher.peers.messages import StacksRequest
 from launcher.result.last_words import last_words
 from launcher.result.raised import End, Link, may_be_killed, may_lack_processes, read
 from launcher.run import events
@@ -26,6 +25,7 @@ from launcher.text import wire
 from launcher.text.protocol import Lines, decoded, encoded, send
 from launcher.text.words import plural, printable, signal_name
 from launcher.watch.host import Watch
+from launcher.watch.overview import StacksRequest
 from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
@@ -175,7 +175,8 @@ class Keepers:
         if "wrote" in message:
             self.watch.wrote(self._pids[rank], str(message["wrote"]))
         elif "runs" in message:
-            self._pids[rank] = int(message["runs"]["pid"])
+            pid = self._pids[rank] = int(message["runs"]["pid"])
+            self.watch.started(pid, rank, self._local[rank], self._system.now())
             return events.RankRuns(rank, self._pids[rank])
         elif "ended" in message:
             return self._ended(rank, message["ended"])
@@ -220,20 +221,21 @@ class Keepers:
     def _said(self, rank: int, message: Mapping[str, Any]) -> Any:
         """Return the event that a script's process reports, if it is one."""
         now, pid = self._system.now(), self._pids[rank]
-        if "poll" in message or "stacks" in message:
+        if "poll" in message:
             self.watch.replied(pid, message, now)
         elif "watch" in message:
-            self.watch.connected(pid, rank, self._local[rank], int(message["watch"]), now)
+            self.watch.connected(pid, int(message["watch"]), now)
         elif "hangs_up" in message:
             self._hangs_up(rank)
         elif "script_ended" in message:
-            self.watch.script_ended(pid, rank, self._local[rank], now)
-            return events.ScriptEnded(rank)
+            self.watch.script_ended(pid, now)
+            return events.ScriptEnded(rank, bool(message.get("alone")))
         elif "end" in message or "thread" in message:
             code, links, notes = wire.read(End, message.get("end", message))
             chain = read(links)
             recorded = self._recorded(code, chain, notes)
             if "end" in message:
+                self.watch.failed(pid, message.get("groups"))
                 return events.RankExits(rank, code, chain, notes, recorded)
             thread = events.ThreadRaised(rank, str(message["thread"]), chain, notes, recorded)
             return thread if chain else None

@@ -426,7 +426,8 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
         is_end = isinstance(event, RankEnded)
         return state, _ended_while_ending(state, phase, rank, now) if is_end else ()
     if state.has_succeeded:
-        return state, (*_report_successes(state, now), Report(Succeeded(state.attempt)))
+        alone = len(state.ranks) if all(one.alone for one in state.ranks.values()) else 0
+        return state, (*_report_successes(state, now), Report(Succeeded(state.attempt, alone)))
     actions: Actions = ()
     if rank.exit_code == 0 and not had_succeeded:
         actions = _report_successes(state, now)

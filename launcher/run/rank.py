@@ -82,12 +82,17 @@ class KeeperConnection:
                 self._socket.close()
 
 
-def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
+Failed = Callable[[BaseException], dict[str, Any]]
+
+
+def connect(describe: types.ModuleType) -> tuple[Send, Failed, Callable[[], None]]:
     """Connect to the keeper, where there is one.
 
-    Returns the way to report more, and the function to call once the script has ended.
+    Returns the way to report more, what more there is to report of an exception, and the function
+    to call once the script has ended.
     """
-    nobody: tuple[Send, Callable[[], None]] = (lambda message: None), (lambda: None)
+    nobody: tuple[Send, Failed, Callable[[], None]]
+    nobody = (lambda message: None), (lambda error: {}), (lambda: None)
     descriptors = os.environ.pop("LAUNCHER_KEEPER", "")
     watcher = os.environ.pop("LAUNCHER_WATCHER", None)
     if not descriptors:
@@ -98,13 +103,15 @@ def connect(describe: types.ModuleType) -> tuple[Send, Callable[[], None]]:
     except OSError:  # the program that PYTHON_EXEC names has closed it
         return nobody
     load(beside("unseen.py")).begin(crash, keeper.send, describe, __file__)
-    keep_replying = load(watcher).begin(keeper) if watcher else nobody[1]
+    if not watcher:
+        return keeper.send, nobody[1], lambda: keeper.send({"script_ended": True})
+    replier = load(watcher).begin(keeper)
 
     def script_ended() -> None:
-        keeper.send({"script_ended": True})
-        keep_replying()
+        keeper.send({"script_ended": True, "alone": replier.is_alone()})
+        replier.script_ended()
 
-    return keeper.send, script_ended
+    return keeper.send, replier.failed, script_ended
 
 
 def script_code(main: types.ModuleType, path: str) -> types.CodeType:
@@ -207,7 +214,7 @@ def main() -> None:
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
     describe = load(beside("describe.py"))
-    send, script_ended = connect(describe)
+    send, failed, script_ended = connect(describe)
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__dict__["__annotations__"] = {}
@@ -220,7 +227,9 @@ def main() -> None:
     except BaseException as error:
         end = describe.end(error, __file__)
         if end["exit_code"]:
-            send({"end": end})
+            more = failed(error)
+            end["notes"] = [*end["notes"], *more.pop("notes", ())]
+            send({"end": end, **more})
         else:
             script_ended()
         wrap_hook(describe)

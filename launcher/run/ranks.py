@@ -34,6 +34,7 @@ class Rank(NamedTuple):
     counts: bool = False  # its failure has been reported to the coordinator
     response: Disposition | None = None  # to the signal that it was sent; None: none was
     script_ended_at: float = math.inf  # by itself
+    alone: bool = False  # it has exchanged nothing with other ranks
     ended_at: float = math.inf  # its process
     place: str = ""  # where it was when that was requested: `load, data.py:88`
     threads: tuple[tuple[float, ThreadRaised], ...] = ()  # what they raised, and when, lately
@@ -62,7 +63,7 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
         failure = failure._replace(chain=event.chain, said=True)
         rank = rank._replace(failure=failure)
     elif isinstance(event, ScriptEnded):
-        rank = rank._replace(script_ended_at=time)
+        rank = rank._replace(script_ended_at=time, alone=event.alone)
     else:
         rank = _with_exit_code(rank._replace(ended_at=time, response=event.response), event, time)
     return {**ranks, rank.rank: rank}

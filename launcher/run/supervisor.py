@@ -35,16 +35,7 @@ from launcher.job.prepare import reached_at
 from launcher.job.toolkit import base_dir
 from launcher.peers.channel import Channel
 from launcher.peers.events import MakeStore, StoreMade
-from launcher.peers.messages import (
-    AllStacks,
-    Cleared,
-    CollectStacks,
-    Failed,
-    HostStacks,
-    NoProgressReport,
-    StacksRequest,
-    Start,
-)
+from launcher.peers.messages import Cleared, Failed, Start
 from launcher.result.causes import SUCCESS, Failure, of_error, of_launcher
 from launcher.run import events, history, machine, summary
 from launcher.run.keepers import Keepers
@@ -53,8 +44,8 @@ from launcher.run.torchrun import Torchrun
 from launcher.text.log import described, traceback_of
 from launcher.text.words import Log
 from launcher.warm.start import Warm
-from launcher.watch import stacks
 from launcher.watch.host import Watch
+from launcher.watch.overview import AllStacks, CollectStacks, NoProgressReport, StacksRequest
 
 STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
@@ -64,6 +55,7 @@ _OF_TORCHRUN = ("TMPDIR", "PYTHONSAFEPATH")  # which scripts have as this proces
 _UPLOADED = ("model", os.path.join("output", "data"), "checkpoints")
 # A loop that is so late was suspended, or blocked: nobody has missed a deadline meanwhile.
 _LATE_SECONDS = 1.0
+_PLACES = -1  # the number of the stacks that are requested before ranks are killed
 _LOOK_SECONDS = 0.1  # between two looks at what is left
 Ready = list[tuple[selectors.SelectorKey, int]]
 
@@ -107,15 +99,12 @@ class Supervisor:
         self._helpers: list[Helper | Warm] = []
         self._warm: Warm | None = None
         self._store: Helper | None = None
-        # Numbers of CollectStacks, by those of the requests to ranks.
-        self._stacks_requests: dict[int, int] = {}
-        self._places_request = 0  # before ranks are killed
         self._logged = {""}  # of what the watch cannot see
         self._events: deque[Any] = deque()  # to be taken in
         self._is_stepping = False
         self._signals: deque[int] = deque()  # to be taken in
         self._error: Exception | None = None  # the launcher's own
-        self._watch = _watch(job)
+        self._watch = _watch(job, system)
         self._plan = job.plan
         if isinstance(job.plan, LaunchPlan):
             try:
@@ -268,8 +257,7 @@ class Supervisor:
         elif isinstance(event, MakeStore):
             self._make_store()
         elif isinstance(event, CollectStacks):
-            self._stacks_requests[self._request_calls(may_signal=event.may_signal)] = event.number
-            self._report_places(self._system.now())
+            self._request_stacks(event.number, may_signal=event.may_signal)
         elif isinstance(event, AllStacks):
             self._reply_stacks(event)
         else:
@@ -280,8 +268,7 @@ class Supervisor:
             self._step(event)
 
     def _begin_attempt(self) -> None:
-        self._watch = _watch(self.state.job)
-        self._stacks_requests, self._places_request = {}, 0
+        self._watch = _watch(self.state.job, self._system)
         if self._keepers:
             self._keepers.watch = self._watch
 
@@ -484,43 +471,36 @@ class Supervisor:
         request = self._watch.poll(now)
         if request and self._keepers:
             self._keepers.ask(request)
-        ranks = self.state.ranks.values()
-        succeeded = {rank.pid for rank in ranks if rank.exit_code == 0}
-        running = {rank.pid for rank in self.state.alive}
-        report = self._watch.report(succeeded, self._system.state_of, now, running)
-        if report:
-            self._channel.report(NoProgressReport(self.state.attempt, report.ranks, report.others))
+        self._report_ranks(now)
         is_to_say = self.state.job.options.verbose or self.state.job.options.hang_timeout < math.inf
         if is_to_say and self._watch.error not in self._logged:
             self._logged.add(self._watch.error)
             self._system.log(self._watch.error)
-        self._report_places(now)
 
-    def _request_calls(self, *, may_signal: bool) -> int:
-        """Request from all ranks where they are; return the number of the request."""
-        gathered, request = self._watch.request_stacks(self._system.now(), may_signal=may_signal)
+    def _request_stacks(self, number: int, *, may_signal: bool) -> None:
+        """Request from all ranks where they are, for the report of this number."""
+        now = self._system.now()
+        request = self._watch.request_stacks(number, now, may_signal=may_signal)
         if self._keepers:
             self._keepers.ask(request)
-        return gathered.number
+        self._report_ranks(now)
 
     def _do_request_places(self, action: events.RequestPlaces) -> None:
-        self._places_request = self._request_calls(may_signal=True)
+        self._request_stacks(_PLACES, may_signal=True)
 
-    def _report_places(self, now: float) -> None:
-        """Report where ranks are, for each request whose replies are in, or overdue."""
+    def _report_ranks(self, now: float) -> None:
+        """Report how far ranks are, and where, if the replies are in, or overdue."""
         for pid, number in self._watch.signals_due(now).items():
             if self._keepers and self._system.state_of(pid) in ("R", "S"):
                 self._keepers.ask({"signal": number}, [pid])
-        for request in self._watch.requests_over(now):
-            alive = self.state.alive
-            if request.number == self._places_request:
-                places = {rank.rank: stacks.place(request.calls(rank.pid)) for rank in alive}
+        ranks = {rank.pid: rank.exit_code for rank in self.state.ranks.values() if rank.pid}
+        for report in self._watch.reports(ranks, self._system.state_of, now):
+            if report.number == _PLACES:
+                alive = self.state.alive
+                places = {rank.rank: self._watch.place(rank.pid) for rank in alive}
                 self._step(events.PlacesReported(places))
-            if request.number in self._stacks_requests:
-                state = self._system.state_of
-                texts = {one.rank: request.text(one.pid, state(one.pid)) for one in alive}
-                number = self._stacks_requests.pop(request.number)
-                self._channel.report(HostStacks(number, stacks.grouped(texts)))
+            else:
+                self._channel.report(NoProgressReport(self.state.attempt, *report))
 
     def _reply_stacks(self, event: AllStacks) -> None:
         job = self.state.job
@@ -531,8 +511,9 @@ class Supervisor:
             self._keepers.reply_stacks(message)
 
 
-def _watch(job: Job) -> Watch:
-    return Watch(job.options.watch, min(job.options.hang_notify, job.options.hang_timeout))
+def _watch(job: Job, system: System) -> Watch:
+    notify = min(job.options.hang_notify, job.options.hang_timeout)
+    return Watch(job.options.watch, notify, system.cpu_of)
 
 
 ACTIONS: Mapping[type, Callable[[Supervisor, Any], None]] = {

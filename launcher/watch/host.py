@@ -1,6 +1,6 @@
 """How a host watches its own ranks: it polls them every few seconds, and has the coordinator know
-when some make no progress for a while, and when they do again. On request it finds out where they
-are, too.
+when some make no progress for a while, and when they do again. When the coordinator requests it,
+all are polled at once, also for their stacks.
 
 While all ranks make progress other hosts hear nothing of it. Nothing is done here: what is to be
 sent, and to whom, is returned. But what is known is kept in objects that change. Times are on the
@@ -9,32 +9,43 @@ clock time.monotonic(), waits in seconds.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
-from launcher.text.words import plural
-from launcher.watch.progress import ENDED, ENDS, StalledRank, bounded, groups_of
+from launcher.text.words import plural, printable
+from launcher.watch.progress import (
+    ENDED,
+    ENDS,
+    REPORT_BYTES,
+    StalledRank,
+    bounded,
+    groups_of,
+    size_of,
+)
 from launcher.watch.stacks import (
     AT_EXIT,
     MOST_CALLS,
     Calls,
+    Stacks,
     Threads,
     calls_in,
-    calls_of,
+    grouped,
     in_place,
     kept_by,
     place,
+    still_in,
     text_of,
     threads_of,
 )
 
 _REPLY_SECONDS = 1.0  # that a rank has to say how far it is
 _MISSES = 2  # polls that a rank misses until it counts as one that does not reply: hosts are busy
-_MOST_BYTES = 60_000  # of a message, which may have 64 KiB
-_LONGEST_ERROR = 200  # characters
+_LONGEST_TEXT = 200  # characters
 # That a rank has to say where it is; and after that to write it, at a signal.
 _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
+_IDLE = 0.02  # of a core, which a rank and all below it use while they wait
 # By the letter of the process's state; else it runs code that keeps Python's lock.
 _WHY_SILENT = {
     "D": "it is blocked in the kernel",
@@ -46,173 +57,243 @@ _WHY_SILENT = {
 _HOLDS_LOCK = "it is running code that holds Python's lock (the GIL)"
 
 
-class NoProgress(NamedTuple):
-    """What the coordinator is to know of a host: its ranks without progress.
-
-    `others` counts those that run, and neither wait nor run on after their script, as far as is
-    known.
-    """
+class Report(NamedTuple):
+    """What the coordinator is to know of a host, as overview.NoProgressReport has it."""
 
     ranks: tuple[StalledRank, ...]
     others: int
+    number: int = 0
+    stacks: Stacks = ()
 
 
-class _Polled(NamedTuple):
-    """A rank that is polled: its last reply; `known.unchanged` is 0 if it had made progress."""
+class _Rank:
+    """What is known of a rank: `known.unchanged` is 0 if it had made progress at its last reply."""
 
-    known: StalledRank
-    replied_at: float
-    error: str = ""  # why it cannot say how far it is
-    is_connected: bool = True
-    signal: int = 0  # at which it writes where it is; 0: none
+    def __init__(self, known: StalledRank, now: float) -> None:
+        self.known, self.replied_at, self.poll = known, now, 0
+        self.is_connected: bool | None = None  # None: not yet
+        self.error = ""  # why it cannot say how far it is
+        self.signal = 0  # at which it writes where it is; 0: none
+        self.threads: Threads = ()  # at its last reply
+        self.written: list[str] = []  # at its signal
+        self.returned_at, self.runs_on = math.inf, AT_EXIT  # its script; in what it runs on
+        # Before its first collective: where it is, since when, and the CPU seconds used till then.
+        self.still: tuple[Calls, float, float] = ((), now, 0.0)
 
+    @property
+    def calls(self) -> Calls:
+        """Where its main thread is, () if that is not known."""
+        for name, calls in self.threads:
+            if not name:
+                return calls
+        return calls_in(self.written)
 
-class _Returned(NamedTuple):
-    """A rank whose script has ended, and since when; its process may run on."""
-
-    rank: int
-    local_rank: int
-    at: float
-    runs_on: str = AT_EXIT  # in what
+    def at(self, now: float, every: float, why_silent: Callable[[], str]) -> StalledRank | None:
+        """Return how far it is, None if that is not known."""
+        known, age, ran_on = self.known, now - self.replied_at, now - self.returned_at
+        if self.is_connected and age > _MISSES * every:
+            known = known._replace(trouble=no_reply(why_silent()))
+        elif self.is_connected and not known.unchanged:
+            return known
+        known = known._replace(unchanged=known.unchanged + age)
+        if self.returned_at == math.inf:
+            return None if self.is_connected is False else known
+        if self.is_connected:
+            return known._replace(unchanged=min(known.unchanged, ran_on), runs_on=self.runs_on)
+        if ran_on <= _MISSES * every:
+            return None  # it may be about to connect
+        return StalledRank(known.rank, known.local_rank, ran_on, runs_on=self.runs_on)
 
 
 class Watch:
-    """What is known of this host's ranks in one attempt, by pid. With `every` 0 none is polled."""
+    """What is known of this host's ranks in one attempt, by pid. With `every` 0 none is polled.
 
-    def __init__(self, every: float, notify: float) -> None:
-        self._every, self._reported_from = every, notify / 2
-        self._ranks: dict[int, _Polled] = {}
-        self._returned: dict[int, _Returned] = {}
+    cpu_of(pid) is how many seconds a process and all below it have used.
+    """
+
+    def __init__(
+        self, every: float, notify: float, cpu_of: Callable[[int], float] = lambda pid: 0.0
+    ) -> None:
+        self._every, self._reported_from, self._cpu_of = every, notify / 2, cpu_of
+        self._ranks: dict[int, _Rank] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
-        self._report = NoProgress((), 0)  # the last, without times
+        self._report = Report((), 0)  # the last, without times
         self._without_room = 0  # ranks of which no message holds the groups
-        self._requests: list[CallsRequest] = []  # that are not over
-        self._requested = 0
+        # A poll for stacks: the numbers of those who want them, and when ranks get a signal.
+        self._wanted: list[int] = []
+        self._may_signal, self._signal_at = False, math.inf
 
     # What ranks report.
 
-    def connected(self, pid: int, rank: int, local_rank: int, number: int, now: float) -> None:
-        """Take in a rank that can be polled; at signal `number` it writes where it is."""
+    def started(self, pid: int, rank: int, local_rank: int, now: float) -> None:
+        """Take in a rank, which cannot be polled yet."""
+        self._ranks[pid] = _Rank(StalledRank(rank, local_rank, 0), now)
         if self._every:
             self._poll_at = min(self._poll_at, now + self._every)
-            self._ranks[pid] = _Polled(StalledRank(rank, local_rank, 0), now, signal=number)
 
-    def script_ended(self, pid: int, rank: int, local_rank: int, now: float) -> None:
-        """Take in that a rank's script has ended; it may not have been polled before."""
-        if self._every:
-            self._poll_at = min(self._poll_at, now + self._every)
-            self._returned[pid] = _Returned(rank, local_rank, now)
+    def connected(self, pid: int, number: int, now: float) -> None:
+        """Note that a rank can be polled; at signal `number` it writes where it is."""
+        if pid in self._ranks:
+            one = self._ranks[pid]
+            one.is_connected, one.signal, one.replied_at = True, number, now
+
+    def script_ended(self, pid: int, now: float) -> None:
+        """Take in that a rank's script has ended."""
+        if pid in self._ranks:
+            self._ranks[pid].returned_at = now
 
     def replied(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
         """Take in a rank's reply. Raises one of several errors if it is not valid."""
-        if "stacks" in fields:
-            for request in self._requests:
-                if request.number == fields["stacks"]:
-                    request.threads[pid] = threads_of(fields["threads"])
-        elif pid in self._ranks and fields["poll"] == self._polls:  # else it is too late
-            self._take_progress(pid, fields, now)
-
-    def _take_progress(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
-        one, has_returned = self._ranks[pid], pid in self._returned
-        number = int(fields.get("signal", one.signal))
-        error = str(fields.get("error", ""))[:_LONGEST_ERROR]
-        if "kept" in fields and has_returned:
-            self._returned[pid] = self._returned[pid]._replace(runs_on=kept_by(fields))
+        if pid not in self._ranks or fields["poll"] != self._polls:
+            return  # it is too late
+        one, calls = self._ranks[pid], Calls()
+        one.signal = int(fields.get("signal", one.signal))
+        one.error = str(fields.get("error", ""))[:_LONGEST_TEXT]
+        if "kept" in fields and one.returned_at < math.inf:
+            one.runs_on = kept_by(fields)
         known = StalledRank(one.known.rank, one.known.local_rank, 0)
+        if "threads" in fields:
+            one.threads = threads_of(fields["threads"])
+            calls = one.calls
         if "unchanged" in fields:
-            calls, unchanged = calls_of(fields["calls"]), float(fields["unchanged"])
+            unchanged = float(fields["unchanged"])
             if fields.get("ends"):
                 known = one.known.without_waits(f"{ENDS}{in_place(calls)}")
                 known = known._replace(unchanged=unchanged)
             else:
                 # Where Python waits for a thread says nothing.
-                where = "" if has_returned else place(calls)
+                where = place(calls) if one.returned_at == math.inf else ""
+                note = printable(str(fields.get("note", "")))[:_LONGEST_TEXT]
                 groups = groups_of(fields["groups"])
-                known = known._replace(unchanged=unchanged, place=where, groups=groups)
-        self._ranks[pid] = one._replace(known=known, replied_at=now, error=error, signal=number)
+                known = known._replace(unchanged=unchanged, place=where, groups=groups, note=note)
+        one.known, one.replied_at, one.poll = known, now, self._polls
+        self._note_still(pid, one, calls if fields.get("before") else (), now)
+
+    def _note_still(self, pid: int, one: _Rank, calls: Calls, now: float) -> None:
+        """Note whether a rank without a collective is where it was at the poll before."""
+        was, since, used = one.still
+        # A loop that waits is at one of its lines or another.
+        if not calls or calls[:-1] != was[:-1] or calls[-1].function != was[-1].function:
+            one.still = calls, now, math.nan
+        elif math.isnan(used):
+            one.still = calls, since, self._cpu_of(pid)
+        elif self._cpu_of(pid) - used > _IDLE * (now - since):
+            one.still = calls, now, math.nan
+        elif now - since >= self._reported_from:
+            unchanged = min(one.known.unchanged, now - since)
+            one.known = one.known._replace(silent=still_in(calls), unchanged=unchanged)
+
+    def failed(self, pid: int, fields: Any) -> None:
+        """Take in the groups of a rank that fails, as it sends them with the reason."""
+        if pid in self._ranks and fields:
+            one = self._ranks[pid]
+            one.known = one.known._replace(groups=groups_of(fields))
 
     def wrote(self, pid: int, line: str) -> None:
         """Take in a line that a rank has written at its signal."""
-        for request in self._requests:
-            request.wrote(pid, line)
+        if pid in self._ranks:
+            lines = self._ranks[pid].written
+            if line.startswith("Stack "):  # it begins again, for somebody else
+                lines.clear()
+            elif len(lines) < MOST_CALLS:
+                lines.append(line)
 
     def disconnected(self, pid: int) -> None:
         """Note that a rank cannot be polled any more: it has ended, or goes on without us."""
         if pid in self._ranks:
-            self._ranks[pid] = self._ranks[pid]._replace(is_connected=False)
+            self._ranks[pid].is_connected = False
 
     # What is due.
 
     def due(self) -> float:
         """Return when something is due; infinite: never, as for ranks that cannot be polled."""
-        requests = [request.due() for request in self._requests]
-        return min((self._poll_at, self._replies_until, *requests))
+        over = math.inf if self._missing() or not self._wanted else -math.inf
+        return min(self._poll_at, self._replies_until, self._signal_at, over)
 
-    def poll(self, now: float) -> Mapping[str, int] | None:
+    def poll(self, now: float) -> Mapping[str, Any] | None:
         """Return the request to send to all ranks, if a poll is due."""
-        if now < self._poll_at:
+        if now < self._poll_at or self._wanted:
             return None
         self._polls += 1
         self._poll_at = now + self._every
         self._replies_until = now + min(_REPLY_SECONDS, self._every / 2)
         return {"poll": self._polls}
 
-    def report(
+    def request_stacks(self, number: int, now: float, *, may_signal: bool) -> Mapping[str, Any]:
+        """Return the request to send to all ranks for the report of this number.
+
+        Those that do not reply get the signal at which they write where they are, if `may_signal`.
+        """
+        self._wanted.append(number)
+        self._may_signal = may_signal or (self._may_signal and len(self._wanted) > 1)
+        self._polls += 1
+        for one in self._ranks.values():
+            one.threads, one.written = (), []
+        self._signal_at = now + _STACKS_SECONDS
+        self._replies_until = self._signal_at + _WRITE_SECONDS
+        return {"poll": self._polls, "stacks": True}
+
+    def _missing(self) -> set[int]:
+        ranks = self._ranks.items()
+        return {pid for pid, one in ranks if one.is_connected and one.poll != self._polls}
+
+    def signals_due(self, now: float) -> Mapping[int, int]:
+        """Return, once, the signals that ranks are to get now, by pid, to write where they are."""
+        if now < self._signal_at:
+            return {}
+        self._signal_at = math.inf
+        # What has closed its connection would write to whatever has that descriptor now.
+        there = {pid: self._ranks[pid].signal for pid in self._missing()}
+        return {pid: number for pid, number in there.items() if number and self._may_signal}
+
+    def reports(
         self,
-        succeeded: Collection[int],
+        ranks: Mapping[int, int | None],
         state_of: Callable[[int], str],
         now: float,
-        running: Collection[int] = (),
-    ) -> NoProgress | None:
-        """Return what the coordinator is to know after a poll, if that is not what it knows.
+    ) -> list[Report]:
+        """Return what is to be reported after a poll: what is not known yet, or was requested.
 
-        `succeeded` are pids of ranks that have, `running` of those that run; state_of(pid) is a
-        letter as in proc(5).
+        `ranks` are the pids of those that have started, with their exit codes, if they have ended;
+        state_of(pid) is a letter as in proc(5).
         """
-        if now < self._replies_until:
-            return None
-        self._replies_until = math.inf
-        known = self._known(succeeded, state_of, now)
-        for pid in self._returned:
-            if pid in running:
-                self._add_returned(known, pid, now)
-        found = [rank for rank in known.values() if rank.unchanged >= self._reported_from]
-        ranks = bounded(found, _MOST_BYTES)
-        self._without_room = len(found) - len(ranks)
-        idle = {rank for rank in ranks if rank.runs_on or rank.waits}
-        report = NoProgress(ranks, sum(known.get(pid) not in idle for pid in running))
-        timeless = tuple(rank._replace(unchanged=0) for rank in ranks)
-        before, self._report = self._report, NoProgress(timeless, report.others if ranks else 0)
-        return None if self._report == before else report
+        if now < self._replies_until and (self._missing() or not self._wanted):
+            return []
+        self._replies_until = self._signal_at = math.inf
+        known = self._known(ranks, state_of, now)
+        found = known
+        if not self._wanted:
+            found = {pid: one for pid, one in known.items() if one.unchanged >= self._reported_from}
+        shown = bounded(found.values(), REPORT_BYTES)
+        self._without_room = len(found) - len(shown)
+        idle = {one.rank for one in shown if one.runs_on or one.waits}
+        running = [pid for pid, code in ranks.items() if code is None]
+        others = sum(pid not in known or known[pid].rank not in idle for pid in running)
+        report = Report(shown, others)
+        timeless = tuple(one._replace(unchanged=0) for one in shown)
+        before, self._report = self._report, Report(timeless, others if shown else 0)
+        wanted, self._wanted = self._wanted, []
+        if not wanted:
+            return [] if self._report == before else [report]
+        texts = {pid: self.text(pid, state_of(pid)) for pid in running}
+        by_rank = {self._ranks[pid].known.rank: text for pid, text in texts.items()}
+        stacks = grouped(by_rank, REPORT_BYTES - size_of(shown))
+        return [report._replace(number=number, stacks=stacks) for number in wanted]
 
     def _known(
-        self, succeeded: Collection[int], state_of: Callable[[int], str], now: float
+        self, ranks: Mapping[int, int | None], state_of: Callable[[int], str], now: float
     ) -> dict[int, StalledRank]:
-        """Return what is known of ranks that can be polled, or have succeeded, by pid."""
         found = {}
         for pid, one in self._ranks.items():
-            known, age = one.known, now - one.replied_at
-            if pid in succeeded:
-                found[pid] = known.without_waits(ENDED)._replace(unchanged=age)
-            elif one.is_connected:
-                unchanged = known.unchanged + age
-                if age > _MISSES * self._every:
-                    known = known._replace(unchanged=unchanged, trouble=no_reply(state_of(pid)))
-                elif known.unchanged:
-                    known = known._replace(unchanged=unchanged)
+            code = ranks.get(pid)
+            if code == 0:
+                ended = one.known.without_waits(ENDED)
+                found[pid] = ended._replace(unchanged=now - one.replied_at)
+            elif code is not None:  # it has failed where it was
+                found[pid] = one.known
+            elif known := one.at(now, self._every, functools.partial(state_of, pid)):
                 found[pid] = known
         return found
-
-    def _add_returned(self, known: dict[int, StalledRank], pid: int, now: float) -> None:
-        """Add that a rank runs on whose script has ended, unless its collectives make progress."""
-        one = self._returned[pid]
-        age, rank = now - one.at, known.get(pid)
-        if rank is None:  # one that is not polled may be about to connect
-            if age <= _MISSES * self._every:
-                return
-            rank = StalledRank(one.rank, one.local_rank, age)
-        if rank.unchanged:
-            known[pid] = rank._replace(unchanged=min(rank.unchanged, age), runs_on=one.runs_on)
 
     @property
     def error(self) -> str:
@@ -227,89 +308,22 @@ class Watch:
 
     # Where ranks are.
 
-    def request_stacks(
-        self, now: float, *, may_signal: bool
-    ) -> tuple[CallsRequest, Mapping[str, int]]:
-        """Return what will hold where ranks are, once it is over, and the request to send them."""
-        self._requested += 1
-        pids = [pid for pid, one in self._ranks.items() if one.is_connected]
-        self._requests.append(CallsRequest(self._requested, pids, now, may_signal=may_signal))
-        return self._requests[-1], {"stacks": self._requested}
-
-    def signals_due(self, now: float) -> Mapping[int, int]:
-        """Return the signals that ranks are to get now, by pid, to write where they are."""
-        pids = {pid for request in self._requests for pid in request.signals_due(now)}
-        # What has closed its connection would write to whatever has that descriptor now.
-        there = [(pid, one) for pid, one in self._ranks.items() if pid in pids and one.is_connected]
-        return {pid: one.signal for pid, one in there if one.signal}
-
-    def requests_over(self, now: float) -> list[CallsRequest]:
-        """Return, once, the requests to which all have replied that will."""
-        over = [request for request in self._requests if request.is_over(now)]
-        self._requests = [request for request in self._requests if request not in over]
-        return over
-
-
-class CallsRequest:
-    """A request to ranks of this host, by pid, to say where they are; some may never do.
-
-    `may_signal`: those that do not reply get the signal at which they write. `threads` are the
-    replies.
-    """
-
-    def __init__(self, number: int, pids: Iterable[int], now: float, *, may_signal: bool) -> None:
-        self.number = number
-        self.threads: dict[int, Threads] = {}
-        self._pids, self._may_signal = set(pids), may_signal
-        self._written: dict[int, list[str]] = {}
-        self._signal_at = now + _STACKS_SECONDS
-        self._over_at = self._signal_at + _WRITE_SECONDS
-
-    def wrote(self, pid: int, line: str) -> None:
-        """Take in a line that a rank has written at a signal."""
-        lines = self._written.setdefault(pid, [])
-        if line.startswith("Stack "):  # it begins again, for somebody else
-            lines.clear()
-        elif len(lines) < MOST_CALLS:
-            lines.append(line)
-
-    def _missing(self) -> set[int]:
-        return self._pids - set(self.threads)
-
-    def due(self) -> float:
-        """Return when `signals_due` or `is_over` is due."""
-        return min(self._signal_at, self._over_at) if self._missing() else -math.inf
-
-    def signals_due(self, now: float) -> set[int]:
-        """Return, once, which ranks are to get the signal at which they write."""
-        if now < self._signal_at:
-            return set()
-        self._signal_at = math.inf
-        return self._missing() if self._may_signal else set()
-
-    def is_over(self, now: float) -> bool:
-        """Tell whether all have replied, or their time is over."""
-        return now >= self._over_at or not self._missing()
-
-    def calls(self, pid: int) -> Calls:
-        """Return where a rank's main thread is, () if that is not known."""
-        for name, calls in self.threads.get(pid, ()):
-            if not name:
-                return calls
-        return calls_in(self._written.get(pid, ()))
+    def place(self, pid: int) -> str:
+        """Return where a rank is, by the last poll for stacks; "" if that is not known."""
+        return place(self._ranks[pid].calls)
 
     def text(self, pid: int, state: str) -> str:
         """Return a rank's stacks; `state` is the letter of its process's state (proc(5))."""
-        if pid in self.threads:
-            return text_of(self.threads[pid])
-        if pid not in self._pids:
+        one = self._ranks[pid]
+        if not one.is_connected:
             return (
                 "  no stack: torch.distributed is not imported yet (with --launcher-start warm: "
                 "not used yet), the connection to the launcher is closed, or --launcher-watch is 0."
             )
-        calls = self.calls(pid)
+        if one.poll == self._polls:
+            return text_of(one.threads)
         lines = [f"  it {no_reply(state, may_signal=self._may_signal)}."]
-        return "\n".join([*lines, text_of((("", calls),))] if calls else lines)
+        return "\n".join([*lines, text_of((("", one.calls),))] if one.calls else lines)
 
 
 def no_reply(state: str, *, may_signal: bool = True) -> str:

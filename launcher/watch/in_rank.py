@@ -4,10 +4,15 @@ A thread waits for the launcher's requests; it exists only once the script impor
 torch.distributed (makes its first process group, where that is imported before: a warm start), or
 has ended while its process runs on, and replies within milliseconds. Polled
 how far it is, it says that there was progress; else what this rank has begun, what of it has not
-ended, and where its main thread is; once the script has ended, also what keeps the process. To a
-request for stacks it replies where all threads are. If it does not reply, C code of the script's
-does not release the interpreter, or the process is suspended. Where the main thread is then,
-faulthandler writes at a signal, to the same connection: in C, and without the interpreter.
+ended, and where its main thread is; once the script has ended, also what keeps the process. If
+stacks are requested, it replies all of that, and where all threads are. If it does not reply, C
+code of the script's does not release the interpreter, or the process is suspended. Where the main
+thread is then, faulthandler writes at a signal, to the same connection: in C, and without the
+interpreter.
+
+While a rank makes a group, it waits for the others that make it: that is told as the wait in a
+group of its own kind. At the end of its script a rank tells whether it has worked alone: whether no
+collective has begun in any of its groups. Those are seen as they are made and destroyed.
 
 It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
 2.8 on). Of NCCL's the entries are not read: that asks the GPU for the state of events, some of
@@ -23,6 +28,7 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import mmap
 import os
 import signal
 import sys
@@ -48,21 +54,34 @@ _MOST_KEPT = 20  # threads that keep a process
 _LONGEST, _LONGEST_NAME = 300, 100  # characters of a call's function or file; of other names
 _LONGEST_STACKS = 200_000  # characters: the launcher takes 1 MiB
 _END_SECONDS = 1.0  # from a script's end, within which most processes have ended
+# What makes a group, of _MODULE; the first is of all ranks.
+_MAKES_GROUP = ("init_process_group", "new_group", "_new_group_with_tag")
+_GIVEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+_ARGUMENTS = {"RANK": "rank", "WORLD_SIZE": "world_size"}  # of init_process_group
+_ARGUMENTS.update(MASTER_ADDR="init_method", MASTER_PORT="init_method")
+# Modules by which ranks may exchange something, or a child may do their work.
+_OTHER_WAYS = {"mpi4py.MPI", "horovod.torch"}
+_OTHER_WAYS |= {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
+_WORK_SECONDS = 1.0  # of CPU that another program used: about what importing torch takes
+_SPAWNS = (
+    "its own ranks (torch.multiprocessing.spawn), though torchrun has started one for each "
+    "process: the script has to call their function itself"
+)
 
 
-def begin(keeper: Any) -> Callable[[], None]:
+def begin(keeper: Any) -> Replier:
     """Reply to the launcher's requests once the script imports torch.distributed.
 
-    They come from the keeper (rank.py, KeeperConnection). Returns what to call when the script has
-    ended: from then on there are replies in any case.
+    They come from the keeper (rank.py, KeeperConnection).
     """
     replier = Replier(keeper)
     sys.meta_path.insert(0, replier)
     if _MODULE in sys.modules:  # by sitecustomize, or before this process was forked
+        replier.see_groups()
         for name in _AT_FIRST_GROUP:
             if hasattr(sys.modules[_MODULE], name):
                 replier.begin_at(sys.modules[_MODULE], name)
-    return replier.script_ended
+    return replier
 
 
 def _record() -> None:
@@ -88,9 +107,14 @@ class Replier:
         self._groups: list[dict[str, Any]] | None = None  # since then, once they were needed
         self._signal = 0
         self._busy = allocate_lock()
+        self._given = {name: os.environ.get(name, "") for name in _GIVEN}
+        self._sees_groups = self._has_exchanged = False
+        self._in_child = mmap.mmap(-1, 1)  # shared with what the script forks: has it made a group?
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Start if the script imports torch.distributed."""
+        if not self._sees_groups and hasattr(sys.modules.get(_MODULE), "_update_default_pg"):
+            self.see_groups()
         if name == _MODULE and not self._is_imported:
             self._is_imported = True
             if os.getpid() == self._pid:  # what the script has forked is no rank
@@ -110,6 +134,61 @@ class Replier:
             return function(*args, **options)
 
         setattr(module, name, begin)
+
+    def see_groups(self) -> None:
+        """Note whether there were collectives, just before a script destroys its groups."""
+        self._sees_groups = True
+        module: Any = sys.modules[_MODULE]
+        update: Any = getattr(module, "_update_default_pg", None)
+
+        def noting(group: Any) -> Any:
+            with contextlib.suppress(Exception):
+                if os.getpid() == self._pid:
+                    self._note_collectives()
+                else:
+                    self._in_child[0] = 1
+            return update(group)
+
+        if update:
+            module._update_default_pg = noting
+
+    def _note_collectives(self) -> None:
+        world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
+        ranks = dict(world.pg_group_ranks) if world else {}
+        begun = any(_sequence(group) for group in world.pg_names if len(ranks[group]) > 1)
+        is_recorded = any(recorded(which).get("pg_status") for which in ("fr", "nccl"))
+        self._has_exchanged = self._has_exchanged or begun or is_recorded
+
+    def is_alone(self) -> bool:
+        """Tell whether this rank has worked alone in a job of several, as far as can be known."""
+        with contextlib.suppress(Exception):  # of a torch that is other than those that we know
+            return os.getpid() == self._pid and self._is_alone()
+        return False
+
+    def _is_alone(self) -> bool:
+        if self._given["WORLD_SIZE"] in ("", "1") or _MODULE not in sys.modules:
+            return False  # what did its work is not known
+        self._note_collectives()
+        calls = getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0)
+        if self._has_exchanged or calls or self._in_child[0]:
+            return False
+        forks = "multiprocessing.popen_fork" in sys.modules  # workers that load data
+        worked = not forks and sum(os.times()[2:4]) > _WORK_SECONDS
+        return not worked and _OTHER_WAYS.isdisjoint(sys.modules)
+
+    def failed(self, error: BaseException) -> dict[str, Any]:
+        """Return what the launcher is to know of a rank that fails: its groups, and a note."""
+        found: dict[str, Any] = {}
+        with contextlib.suppress(Exception):
+            if os.getpid() == self._pid and _MODULE in sys.modules:
+                trace, frames = error.__traceback__, list[Any]()
+                while trace:
+                    frames.insert(0, trace.tb_frame)
+                    trace = trace.tb_next
+                if not self._has_exchanged:
+                    found["notes"] = list(filter(None, [self._note(frames)]))
+                found["groups"] = self._groups_now(has_failed=True)
+        return found
 
     def script_ended(self) -> None:
         """Start in any case; from now on say, too, what keeps the process."""
@@ -149,20 +228,35 @@ class Replier:
             self._signal = _write_at_signal(self._keeper)
             self._keeper.send({"watch": self._signal})
             for request in self._keeper.requests():
-                try:
-                    has_stacks = "stacks" in request
-                    reply = {"threads": self._threads()} if has_stacks else self._progress()
-                except Exception as error:  # of a torch that is other than those that we know
-                    reply = {"threads": [], "error": f"{type(error).__name__}: {error}"[:_LONGEST]}
-                self._keeper.send({**request, **reply})
+                self._keeper.send({**request, **self._reply(wants_all="stacks" in request)})
 
-    def _threads(self) -> list[Any]:
-        """Return where each thread is but this one, with its name, the main one first."""
+    def _reply(self, *, wants_all: bool) -> dict[str, Any]:
+        """Return that there was progress, or since when there was none, and where threads are."""
+        found: dict[str, Any] = {"ends": True, "unchanged": monotonic() - self._since}
+        try:
+            if self._busy.acquire(blocking=False):
+                try:
+                    found = self._progress(wants_all=wants_all)
+                finally:
+                    self._busy.release()
+            found.update(self._kept())
+            # A handler of the script's may have come in the place of faulthandler's.
+            if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
+                found["signal"] = 0
+        except Exception as error:  # of a torch that is other than those that we know
+            found = {"error": f"{type(error).__name__}: {error}"[:_LONGEST]}
+        if wants_all or "unchanged" in found:
+            with contextlib.suppress(Exception):
+                found["threads"] = self._threads(_MOST_THREADS if wants_all else 1)
+        return found
+
+    def _threads(self, most: int) -> list[Any]:
+        """Return where threads are but this one, with their names, the main one first."""
         frames = current_frames()
         threads = {one.ident: one for one in list(getattr(threading, "_active", {}).values())}
         frames.pop(get_ident(), None)
         found, room = list[Any](), _LONGEST_STACKS
-        for thread in sorted(frames, key=lambda thread: thread != self._main)[:_MOST_THREADS]:
+        for thread in sorted(frames, key=lambda thread: thread != self._main)[:most]:
             name = hex(thread)  # of one that C++ has started, or without a name
             with contextlib.suppress(Exception):  # it may be any code of the script's
                 name = str(threads[thread].name)[:_LONGEST_NAME] or name
@@ -172,38 +266,65 @@ class Replier:
                 break
         return found
 
-    def _progress(self) -> dict[str, Any]:
-        if self._busy.acquire(blocking=False):
-            try:
-                # A handler of the script's has come in the place of faulthandler's.
-                is_ours = signal.getsignal(self._signal) == signal.SIG_DFL if self._signal else True
-                return {**self._collectives(), **self._kept(), **({} if is_ours else {"signal": 0})}
-            finally:
-                self._busy.release()
-        return {"ends": True, **self._unchanged(), **self._kept()}
-
-    def _unchanged(self) -> dict[str, Any]:
-        """Return since when there is no progress, and where the main thread is."""
-        where = calls(current_frames().get(self._main))
-        return {"unchanged": monotonic() - self._since, "calls": where}
-
-    def _collectives(self) -> dict[str, Any]:
+    def _progress(self, *, wants_all: bool) -> dict[str, Any]:
         """Return how far each group is, unless that has changed since the last poll."""
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
-        if world is None and self._has_returned:  # it has not imported torch.distributed
-            return {**self._unchanged(), "groups": []}
-        names = dict(world.pg_names) if world else {}
+        if world is None:  # it has not imported torch.distributed
+            return {"unchanged": monotonic() - self._since, "groups": []}
+        names = dict(world.pg_names)
+        frames = _outward(current_frames().get(self._main))
+        making = self._making(frames)
         status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
-        numbers = recorded("fr"), status, [_sequence(group) for group in names]
+        numbers = recorded("fr"), status, [_sequence(group) for group in names], making
         now = monotonic()
-        error = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
-        if numbers != self._numbers or not (names or self._has_returned):
+        found: dict[str, Any] = unknown(world, names, is_recorded=bool(numbers[0].get("pg_status")))
+        if numbers != self._numbers:
             self._numbers, self._since, self._groups = numbers, now, None
-            return error
+            self._note_collectives()
+            if not wants_all:
+                return found
         if self._groups is None:  # thousands of entries take their time, so once
-            entries = recorded("fr", entries=True).get("entries", ())
-            self._groups = groups(world, names, entries, status)[:_MOST_GROUPS]
-        return {**error, **self._unchanged(), "groups": self._groups}
+            self._groups = self._groups_now(making=making)
+        found.update(unchanged=now - self._since, groups=self._groups)
+        if not self._has_exchanged and self._given["WORLD_SIZE"] not in ("", "1"):
+            found.update(before=not self._has_returned, note=self._note(frames))
+        return found
+
+    def _groups_now(self, making: Any = None, *, has_failed: bool = False) -> list[dict[str, Any]]:
+        """Return how far each group is; a rank that `has_failed` waited in what it began last."""
+        world = sys.modules[_MODULE]._world
+        names = dict(world.pg_names)
+        status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
+        entries = recorded("fr", entries=True).get("entries", [])
+        if has_failed and entries:
+            entries[-1]["retired"] = False
+        found = groups(world, names, entries, status)
+        return [*([making] if making else []), *found][:_MOST_GROUPS]
+
+    def _making(self, frames: Sequence[Any]) -> dict[str, Any] | None:
+        """Return the group that the main thread is making, as one in which it waits."""
+        for frame in frames:
+            name = frame.f_code.co_name
+            if name in _MAKES_GROUP and sys.modules[_MODULE].__file__ == frame.f_code.co_filename:
+                ranks = range(int(self._given["WORLD_SIZE"] or 1))
+                if name != _MAKES_GROUP[0]:
+                    name, ranks = _MAKES_GROUP[1], frame.f_locals.get("ranks") or ranks
+                text = ranges(sorted(ranks))
+                return {"ranks": text, "order": -1, "last": 1, "waits": 1, "op": name}
+        return None
+
+    def _note(self, frames: Sequence[Any]) -> str:
+        """Return why those that a rank waits for will not come, "" if that is not known."""
+        for frame in frames:
+            path, name = frame.f_code.co_filename, frame.f_code.co_name
+            if path.endswith("torch/multiprocessing/spawn.py") and name == "join":
+                return f"rank {self._given['RANK']} has spawned {_SPAWNS}"
+            if path.endswith("torch/distributed/rendezvous.py") and "hostname" in frame.f_locals:
+                seen = map(frame.f_locals.get, ("hostname", "port", "rank", "world_size"))
+                return elsewhere(self._given, *seen)
+            if name == _MAKES_GROUP[0]:
+                return elsewhere(self._given, *_asked(frame.f_locals))
+        return ""
 
     def _kept(self) -> dict[str, Any]:
         """Return what keeps this process once its script has ended, as far as Python waits for it.
@@ -281,6 +402,57 @@ def _stat(thread: int) -> tuple[bytes, bytes]:
     with FileIO(f"/proc/self/task/{thread}/stat") as file:
         name, _, rest = file.read(60).partition(b"(")[2].rpartition(b") ")
     return name, rest[:1]
+
+
+def _outward(frame: Any) -> list[Any]:
+    """Return a frame and those that it was called by, the innermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _asked(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return host, port, rank and world that init_process_group was called with, "" for none."""
+    url = str(arguments.get("init_method") or "file://")  # else it was given a store
+    where: tuple[Any, ...] = ("", "")
+    if url.startswith("env://"):
+        where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    elif url.startswith("tcp://"):
+        host, _, port = url[6:].partition("?")[0].partition("/")[0].rpartition(":")
+        where = host, port
+    else:
+        return "", "", "", ""
+    numbers = []
+    for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
+        number = arguments.get(name, -1)
+        numbers.append(os.environ.get(variable, "") if number == -1 else number)
+    return (*where, *numbers)
+
+
+def elsewhere(given: Mapping[str, str], host: Any, port: Any, rank: Any, world: Any) -> str:
+    """Return that a rank does not wait where the others of this job meet, "" if it does.
+
+    `given` are the variables that it was started with; the rest is what it uses, "" if not known.
+    """
+    used = dict(zip(_GIVEN, map(str, (rank, world, host, port))))
+    if host in ("localhost", "127.0.0.1", "::1", os.uname().nodename):
+        if given["GROUP_RANK"] in ("", "0"):  # of the first host, where that is the same
+            used["MASTER_ADDR"] = given["MASTER_ADDR"]
+    other = [name for name in used if used[name] not in ("", "None", given[name]) and given[name]]
+    if not other:
+        return ""
+    name, who = other[-1], f"rank {given['RANK']}"
+    how = f"sets {name}" if os.environ.get(name) == used[name] else f"passes {_ARGUMENTS[name]}"
+    if name.startswith("MASTER"):
+        meet = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
+        waits = f"waits at {host}:{port}, but this job's ranks meet at {meet}"
+    elif name == "WORLD_SIZE":
+        waits = f"waits until there are {world} ranks, but this job has {given[name]}"
+    else:
+        waits = f"joins as rank {rank}"
+    return f"{who} {waits}: the script {how}"
 
 
 def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:

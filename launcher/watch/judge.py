@@ -8,10 +8,10 @@ Times are on the clock time.monotonic(), waits in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.watch import sentences
+from launcher.watch import sentences, stacks
 from launcher.watch.progress import StalledRank
 from launcher.watch.waits import Finding, Reported, ReportedRanks, findings
 
@@ -30,10 +30,11 @@ class Stall(NamedTuple):
     is_logged: bool = False
     progress_at: float = math.inf  # when there was some: after a time-out of torch's, perhaps
     root_has_progress: bool = False
+    said: str = ""  # the reason, as it was logged last
 
 
-class RunsOn(NamedTuple):
-    """A rank that runs on though its script has ended, as it was reported last."""
+class Idle(NamedTuple):
+    """A rank that runs on though its script has ended, or stands still before any collective."""
 
     rank: StalledRank
     since: float
@@ -59,10 +60,13 @@ class Stalls(NamedTuple):
     reports: Mapping[str, tuple[Reported, ...]] = {}  # by host
     analyse_at: float = math.inf  # when there are new reports
     stalls: tuple[Stall, ...] = ()
-    run_on: Mapping[int, RunsOn] = {}  # by rank
+    idle: Mapping[int, Idle] = {}  # by rank
     # Hosts with ranks that do something else than to wait, to run on so, or to have ended.
     busy: frozenset[str] = frozenset()
     hang: Hang | None = None
+    notes: bool = True  # --launcher-notes
+    alone: Mapping[str, int] = {}  # how many ranks of hosts have succeeded, if each worked alone
+    gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
 
     @property
     def patience(self) -> float:
@@ -96,9 +100,17 @@ def host_reported(
     )
 
 
-def host_succeeded(state: Stalls, host: str) -> Stalls:
-    """Take in that all ranks of a host have ended with 0."""
-    return state._replace(busy=state.busy - {host})
+def host_succeeded(state: Stalls, host: str, alone: int) -> Stalls:
+    """Take in that all ranks of a host have ended with 0; if all worked `alone`, how many."""
+    return state._replace(busy=state.busy - {host}, alone={**state.alone, host: alone})
+
+
+def nothing_exchanged(state: Stalls) -> tuple[str, ...]:
+    """Return, of a job that has succeeded, the line that its ranks did not work together."""
+    count = sum(state.alone.values())
+    if not state.notes or count < 2 or not all(state.alone.values()):
+        return ()
+    return (sentences.nothing_exchanged(count),)
 
 
 # What is due.
@@ -108,7 +120,7 @@ def due(state: Stalls) -> float:
     """Return when `check` is due; infinite: never, as while all ranks make progress."""
     if state.hang:
         return math.inf
-    notices = [one.notice_at for one in state.run_on.values()]
+    notices = [one.notice_at for one in state.idle.values()]
     stalls = [_due(stall, state) for stall in state.stalls]
     return min((state.analyse_at, _run_on_too_long_at(state), *notices, *stalls))
 
@@ -116,14 +128,16 @@ def due(state: Stalls) -> float:
 def _due(stall: Stall, state: Stalls) -> float:
     if stall.progress_at < math.inf:
         return stall.progress_at + _PROGRESS_SECONDS
-    if not stall.finding.is_sure:
+    finding = stall.finding
+    if not finding.is_sure:
         return math.inf
-    return min(stall.notice_at, state.over_at(stall.finding.since))
+    # That a group is not made ends nothing: there is no collective yet.
+    return min(stall.notice_at, math.inf if finding.is_making else state.over_at(finding.since))
 
 
 def _run_on_too_long_at(state: Stalls) -> float:
     """Return when ranks have run on for too long while no rank of the job does anything else."""
-    if state.busy or not state.run_on:
+    if state.busy or not _running_on(state):
         return math.inf
     reports = [one for host in state.reports.values() for one in host]
     idle = [one.since for one in reports if one.state.runs_on or one.state.waits]
@@ -137,10 +151,11 @@ def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
     """
     if now >= state.analyse_at:
         state = _analysed(state, now)
-    state, lines = _notice_run_on(state, now)
+    state, lines = _notice_idle(state, now)
     hang, stalls, is_new = state.hang, list[Stall](), False
+    run_on = _running_on(state)
     if not hang and now >= _run_on_too_long_at(state):
-        hang = Hang(_runs_on(state.run_on), may_restart=False)
+        hang = Hang(sentences.runs_on(run_on), may_restart=False)
     for stall in state.stalls:
         if now < _due(stall, state):
             stalls.append(stall)
@@ -150,13 +165,14 @@ def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
             lines.append(sentences.progress(finding, stall.progress_at))
             continue  # and it is forgotten
         if now >= stall.notice_at:
-            lines.append(sentences.stall(finding, now))
-            is_new = is_new or not stall.is_logged
+            reason = sentences.reason(finding)
+            lines.append(sentences.stall(finding, now, "" if reason == stall.said else reason))
+            is_new = is_new or not (stall.is_logged or finding.is_making)
             notice_at = state.next_notice(finding.since, now)
-            stall = stall._replace(notice_at=notice_at, is_logged=True)
-        if not hang and now >= state.over_at(finding.since):
+            stall = stall._replace(notice_at=notice_at, is_logged=True, said=reason)
+        if not (hang or finding.is_making) and now >= state.over_at(finding.since):
             # What a rank does whose script has ended may be its last save.
-            may_restart = not any(rank in state.run_on for rank in finding.root)
+            may_restart = not any(rank in run_on for rank in finding.root)
             hang = Hang(sentences.stall(finding, now), may_restart)
         stalls.append(stall)
     if len(lines) > _MOST_LINES:
@@ -164,31 +180,45 @@ def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
     return state._replace(stalls=tuple(stalls), hang=hang), lines, is_new
 
 
-def _notice_run_on(state: Stalls, now: float) -> tuple[Stalls, list[str]]:
-    """Return the line that is due on ranks that run on: one, also for those that are due soon."""
-    if all(now < one.notice_at for one in state.run_on.values()):
+def _notice_idle(state: Stalls, now: float) -> tuple[Stalls, list[str]]:
+    """Return the lines that are due on idle ranks: one of a kind, also for those due soon."""
+    if all(now < one.notice_at for one in state.idle.values()):
         return state, []
     soon = now + _ONE_LINE_SECONDS
-    due_now = {rank: one for rank, one in state.run_on.items() if one.notice_at <= soon}
+    due_now = {rank: one for rank, one in state.idle.items() if one.notice_at <= soon}
     noticed = {
         rank: one._replace(notice_at=state.next_notice(one.since, now))
         for rank, one in due_now.items()
     }
-    return state._replace(run_on={**state.run_on, **noticed}), [_runs_on(due_now)]
+    run_on = {rank: one.rank for rank, one in due_now.items() if one.rank.runs_on}
+    silent = {rank: one for rank, one in due_now.items() if not one.rank.runs_on}
+    lines = [sentences.runs_on(run_on)] if run_on else []
+    if silent:
+        first = silent[min(silent)]
+        lines.append(sentences.silent(first.rank, now - first.since, len(silent) - 1))
+    return state._replace(idle={**state.idle, **noticed}), lines
 
 
-def _runs_on(run_on: Mapping[int, RunsOn]) -> str:
-    return sentences.runs_on({rank: one.rank for rank, one in run_on.items()})
+def _running_on(state: Stalls) -> Mapping[int, StalledRank]:
+    """Return the ranks that run on after their script."""
+    return {number: one.rank for number, one in state.idle.items() if one.rank.runs_on}
 
 
-def reason_of_wait(state: Stalls, rank: int, now: float) -> str:
-    """Return why a rank waited that a time-out of torch's has ended, "" if that is not known."""
+def reason_of_wait(state: Stalls, rank: int, now: float, *, is_timeout: bool = False) -> str:
+    """Return why a rank waited that a time-out of torch's has ended, "" if that is not known.
+
+    If it `is_timeout` by the rank's own words, there may be no notice of that wait yet.
+    """
+    if is_timeout and state.analyse_at < math.inf:
+        state = _analysed(state, now)
     for stall in state.stalls:
         finding = stall.finding
         is_known = finding.is_sure and finding.root and not stall.root_has_progress
         waits = rank in finding.ranks and rank not in finding.root
         if is_known and waits and now >= finding.since + state.notify:
             return sentences.stall(finding, min(now, stall.progress_at))
+        if is_known and waits and is_timeout:
+            return f"{sentences.reason(finding)}."
     return ""
 
 
@@ -204,6 +234,8 @@ def _analysed(state: Stalls, now: float) -> Stalls:
             by_rank.setdefault(rank, []).append(number)
     stalls, continued = [], set[int]()
     for finding in findings(reports):
+        if finding.is_making and not state.notes:
+            continue
         near = {number for rank in finding.ranks for number in by_rank.get(rank, ())}
         same = [number for number in near if _continues(finding, state.stalls[number])]
         stalls.append(_followed(finding, [state.stalls[number] for number in same], state))
@@ -211,8 +243,9 @@ def _analysed(state: Stalls, now: float) -> Stalls:
     for number, stall in enumerate(state.stalls):
         if stall.is_logged and number not in continued:
             stalls.append(_with_progress(stall, reports, now))
-    run_on = _running_on(state, reports)
-    return state._replace(stalls=tuple(stalls), run_on=run_on, analyse_at=math.inf)
+    named = {rank for stall in stalls for rank in stall.finding.ranks}
+    idle = _idle(state, reports, named)
+    return state._replace(stalls=tuple(stalls), idle=idle, analyse_at=math.inf)
 
 
 def _continues(finding: Finding, stall: Stall) -> bool:
@@ -226,7 +259,8 @@ def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stal
     since = min((finding.since, *(stall.finding.since for stall in earlier)))
     notice_at = min((stall.notice_at for stall in earlier), default=since + state.patience)
     is_logged = any(stall.is_logged for stall in earlier)
-    return Stall(finding._replace(since=since), notice_at, is_logged)
+    said = earlier[0].said if len(earlier) == 1 else ""
+    return Stall(finding._replace(since=since), notice_at, is_logged, said=said)
 
 
 def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:
@@ -239,11 +273,14 @@ def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:
     )
 
 
-def _running_on(state: Stalls, reports: ReportedRanks) -> Mapping[int, RunsOn]:
-    """Return which ranks run on after their script; of those that did, since when."""
+def _idle(state: Stalls, reports: ReportedRanks, named: Collection[int]) -> Mapping[int, Idle]:
+    """Return which ranks are idle, but for silent ones that are `named`; since when they are."""
     found = {}
     for number, one in reports.items():
-        if one.state.runs_on:
-            new = RunsOn(one.state, one.since, one.since + state.patience)
-            found[number] = state.run_on.get(number, new)._replace(rank=one.state)
+        is_silent = one.state.silent and state.notes and number not in named
+        if one.state.runs_on or is_silent:
+            before = state.idle.get(number)
+            if before is None or bool(before.rank.runs_on) != bool(one.state.runs_on):
+                before = Idle(one.state, one.since, one.since + state.patience)
+            found[number] = before._replace(rank=one.state)
     return found

@@ -10,6 +10,7 @@ from launcher.text import wire
 from launcher.text.words import printable
 
 MOST_GROUPS = 64  # of a rank's reply
+REPORT_BYTES = 60_000  # of a host's message, which may have 64 KiB
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 # In characters.
 _LONGEST_NAME, _LONGEST_SECONDS = 100, 24
@@ -38,6 +39,11 @@ class Group(NamedTuple):
     is_counted: bool = False
 
     @property
+    def is_making(self) -> bool:
+        """Whether it is no group yet: ranks wait in `op` for the others that make it with them."""
+        return self.order < 0
+
+    @property
     def key(self) -> Key:
         """What is the same on each of its ranks; torch's names for it may differ."""
         return self.ranks, self.order, self.is_counted
@@ -64,7 +70,8 @@ class StalledRank(NamedTuple):
     `place` is where its main thread is (`load, data.py:88`). `trouble` is why it begins nothing
     any more, if that is known: it has ended, or does not reply. Then its groups are those of its
     last reply, if there was one. `runs_on` is in what its process runs on though its script has
-    ended, "" as long as that runs.
+    ended, "" as long as that runs. `silent` is where it has stood still before its first
+    collective; `note` says that others will not come to where it waits.
     """
 
     rank: int
@@ -74,6 +81,8 @@ class StalledRank(NamedTuple):
     place: str = ""
     groups: tuple[Group, ...] = ()
     runs_on: str = ""
+    silent: str = ""
+    note: str = ""
 
     @property
     def waits(self) -> bool:
@@ -154,6 +163,12 @@ def _are_within(ranks: str, world: int) -> bool:
     return max(numbers[-1:] if isinstance(numbers, range) else numbers, default=0) < world
 
 
+def size_of(ranks: Iterable[StalledRank]) -> int:
+    """Return how many bytes of a message ranks take: the same each time, however old they are."""
+    timeless = (wire.written(rank._replace(unchanged=0)) for rank in ranks)
+    return sum(len(json.dumps(rank)) + _LONGEST_SECONDS for rank in timeless)
+
+
 def bounded(ranks: Iterable[StalledRank], limit: int) -> tuple[StalledRank, ...]:
     """Return as many ranks as a message of so many bytes holds.
 
@@ -161,9 +176,8 @@ def bounded(ranks: Iterable[StalledRank], limit: int) -> tuple[StalledRank, ...]
     """
     kept, remaining = [], limit
     for rank in ranks:
-        # The same each time, however long the number of seconds is.
-        size = len(json.dumps(wire.written(rank._replace(unchanged=0)))) + _LONGEST_SECONDS
-        if size <= remaining:
-            remaining -= size
-            kept.append(rank)
+        remaining -= size_of([rank])
+        if remaining < 0:
+            break
+        kept.append(rank)
     return tuple(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from launcher.text.words import join_and_count, lasted, named_rank, plural
@@ -11,12 +12,16 @@ from launcher.watch.waits import Absent, Circle, Finding, Incomplete, Reported, 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
 # Of these each rank's input has the same size; a root's, or a share's, may have another.
+_LOCK = re.compile("baton|lock|Lock")
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
 
 
-def stall(finding: Finding, now: float) -> str:
-    """Return a stall, and how long it has lasted."""
-    return f"ranks have made no progress for {lasted(now - finding.since)}: {reason(finding)}."
+def stall(finding: Finding, now: float, why: str | None = None) -> str:
+    """Return a stall, how long it has lasted, and why; "": for the reason that was logged."""
+    lasting = f"ranks have made no progress for {lasted(now - finding.since)}"
+    if why is None:
+        why = reason(finding)
+    return f"{lasting}: {why}." if why else f"{lasting}, for the same reason."
 
 
 def progress(finding: Finding, at: float) -> str:
@@ -32,13 +37,36 @@ def runs_on(ranks: Mapping[int, StalledRank]) -> str:
     return f"{what}: {ranks[number].runs_on}{others}."
 
 
+def silent(rank: StalledRank, seconds: float, more: int) -> str:
+    """Return where a rank stands still that has begun no collective, and how many more do."""
+    where = f"rank {rank.rank} has begun no collective: it is in {rank.silent}"
+    hint = " (a lock file of a run that was killed?)" if _LOCK.search(rank.silent) else ""
+    others = (
+        f"; {plural(more, 'more rank')} {'stands' if more == 1 else 'stand'} still" if more else ""
+    )
+    note = f"; {rank.note}" if rank.note else ""
+    return f"{where}, for {lasted(seconds)}{hint}{others}{note}."
+
+
+def nothing_exchanged(count: int) -> str:
+    """Return that so many ranks did not work together."""
+    return (
+        f"{count} ranks ran, and none exchanged anything with another: each worked alone. If that "
+        "was not meant: torchrun passes no --local_rank; RANK, WORLD_SIZE and LOCAL_RANK are in "
+        "the environment (--launcher-notes false turns this line off)."
+    )
+
+
 def reason(finding: Finding) -> str:
     """Return why ranks wait."""
     if isinstance(finding.reason, Absent):
-        return _absent(finding.reason, finding.ranks)
-    if isinstance(finding.reason, Incomplete):
-        return _incomplete(finding.reason.wait, finding.ranks)
-    return _circle(finding.reason)
+        why = _absent(finding.reason, finding.ranks)
+    elif isinstance(finding.reason, Incomplete):
+        why = _incomplete(finding.reason.wait, finding.ranks)
+    else:
+        why = _circle(finding.reason)
+    notes = [one.state.note for _, one in sorted(finding.ranks.items()) if one.state.note]
+    return f"{why}; {notes[0]}" if notes else why
 
 
 def _absent(reason: Absent, ranks: ReportedRanks) -> str:
@@ -47,6 +75,10 @@ def _absent(reason: Absent, ranks: ReportedRanks) -> str:
         last = f"no rank has begun a collective after #{wait.group.waits} of {_name(wait.group)}"
         return f"{_named(root)} {_trouble(root)}; {last}"
     what, count = _collective(wait.group), len(wait.waiting)
+    if wait.group.is_making:
+        others = f"where {plural(count, 'other')} {_verb(wait.waiting, 'is', 'are')} waiting"
+        have = _verb(root, "has", "have")
+        return f"{_named(root)} {have} not joined {what}, {others}{_at(root)}"
     if wait.group.is_counted:
         others = f"which {plural(count, 'rank')} {_verb(wait.waiting, 'has', 'have')}"
         return f"{_named(root)} {_verb(root, 'has', 'have')} not begun {what}, {others}{_at(root)}"
@@ -122,16 +154,21 @@ def _circle(circle: Circle) -> str:
 
 
 def _collective(group: Group) -> str:
+    if group.is_making:
+        return f"{group.op} of ranks {_short(group.ranks)}"
     return f"{group.op or 'collective'} #{group.waits} of {_name(group)}"
 
 
 def _name(group: Group) -> str:
     if group.name == "default_pg":
         return "the default group"
-    is_long = len(group.ranks) > _LONGEST_RANKS
-    ranks = f"{group.ranks[: _LONGEST_RANKS - 3]}..." if is_long else group.ranks
+    ranks = _short(group.ranks)
     if group.name:
         return f"group {group.name} (ranks {ranks})"
     if group.order:
         return f"group {group.order + 1} of ranks {ranks}"
     return f"the group of ranks {ranks}"
+
+
+def _short(ranks: str) -> str:
+    return f"{ranks[: _LONGEST_RANKS - 3]}..." if len(ranks) > _LONGEST_RANKS else ranks

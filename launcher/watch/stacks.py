@@ -107,6 +107,12 @@ def place(calls: Calls) -> str:
     return f"{function}, {path.rpartition('/')[2]}:{line}"[-_MOST_PLACE:]
 
 
+def still_in(calls: Calls) -> str:
+    """Return where the innermost call is, and the user's own below which it was called."""
+    innermost, own = place(calls[-1:]), place(calls)
+    return innermost if innermost == own else f"{innermost}, called in {own}"
+
+
 def in_place(calls: Calls) -> str:
     """Return that place as the end of a sentence, "" if it is not known."""
     where = place(calls)
@@ -154,12 +160,12 @@ def text_of(threads: Threads) -> str:
     return "\n".join(lines)
 
 
-def grouped(texts: Mapping[int, str]) -> Stacks:
-    """Return the stacks of ranks, equal ones once, as far as a message holds them."""
+def grouped(texts: Mapping[int, str], room: int = _MOST_BYTES) -> Stacks:
+    """Return the stacks of ranks, equal ones once, as far as there is room, in bytes."""
     by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         by_text.setdefault(text, []).append(rank)
-    found, room, others = [], _MOST_BYTES, list[int]()
+    found, room, others = [], min(room, _MOST_BYTES), list[int]()
     for text, ranks in by_text.items():
         size = len(json.dumps((ranks, text)))
         if size <= room:
@@ -188,12 +194,14 @@ class Gathering(NamedTuple):
     may_signal: bool = False  # ranks that do not reply
 
 
-def requested(state: Gathering, host: str, now: float, *, may_signal: bool) -> Gathering:
+def requested(
+    state: Gathering, requested_by: Collection[str], now: float, *, may_signal: bool
+) -> Gathering:
     """Note who requests stacks; `number` is a new one if hosts are to collect them now."""
-    requested_by = state.requested_by | {host}
+    all_of = state.requested_by.union(requested_by)
     if state.deadline < math.inf and state.may_signal >= may_signal:
-        return state._replace(requested_by=requested_by)
-    return Gathering(state.number + 1, now + GATHER_SECONDS, requested_by, may_signal=may_signal)
+        return state._replace(requested_by=all_of)
+    return Gathering(state.number + 1, now + GATHER_SECONDS, all_of, may_signal=may_signal)
 
 
 def received(state: Gathering, host: str, number: int, stacks: Stacks) -> Gathering:

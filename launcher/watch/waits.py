@@ -79,6 +79,12 @@ class Finding(NamedTuple):
     is_sure: bool = True
 
     @property
+    def is_making(self) -> bool:
+        """Whether ranks wait for others to make a group with them, and in no collective."""
+        groups = [group for one in self.ranks.values() for group in one.state.groups]
+        return {group.is_making for group in groups if group.waits} == {True}
+
+    @property
     def root(self) -> tuple[int, ...]:
         """The ranks that the others wait for, or that wait for each other, if there are some."""
         return self.reason.root
@@ -126,29 +132,16 @@ def _reason(waits: Sequence[Wait], reports: ReportedRanks) -> Reason:
     return Circle(circle, tuple(first_wait[rank] for rank in circle))
 
 
-def _connected(waits: Sequence[Wait]) -> list[tuple[list[int], list[Wait]]]:
-    """Return which ranks belong together, members of groups in which ranks wait, and their waits.
-
-    Each rank leads to another one of its part, and one to itself: it stands for all (union-find).
-    """
-    next_of: dict[int, int] = {}
-
-    def part_of(rank: int) -> int:
-        while next_of.setdefault(rank, rank) != rank:
-            next_of[rank] = next_of[next_of[rank]]  # the way is shorter next time
-            rank = next_of[rank]
-        return rank
-
+def _connected(waits: Sequence[Wait]) -> list[tuple[set[int], list[Wait]]]:
+    """Return which ranks belong together, by the groups in which ranks wait, and their waits."""
+    parts: list[tuple[set[int], list[Wait]]] = []
     for wait in waits:
-        part = part_of(wait.waiting[0])
-        for rank in (*wait.group.members, *wait.waiting, *wait.absent):
-            next_of[part_of(rank)] = part
-    parts: dict[int, tuple[list[int], list[Wait]]] = {}
-    for wait in waits:
-        parts.setdefault(part_of(wait.waiting[0]), ([], []))[1].append(wait)
-    for rank in next_of:
-        parts[part_of(rank)][0].append(rank)
-    return list(parts.values())
+        ranks, together = {*wait.group.members, *wait.waiting, *wait.absent}, [wait]
+        for part in [part for part in parts if not ranks.isdisjoint(part[0])]:
+            parts.remove(part)
+            ranks, together = ranks | part[0], part[1] + together
+        parts.append((ranks, together))
+    return parts
 
 
 def _waits(reports: ReportedRanks) -> list[Wait]:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.peers import coordinator, events
-from launcher.peers.messages import Failed, NoProgressReport, Start, Stop
+from launcher.peers.messages import Failed, Start, Stop
 from launcher.peers.state import Clearing, Ended, JobState
 from launcher.result.causes import Failure, Result, of_lost_host
 from launcher.run import machine as run_machine
 from launcher.run.events import Time
 from launcher.run.state import Ending, Running, State, Why
 from launcher.text.words import Log
+from launcher.watch.overview import NoProgressReport
 from simulation.keeper import AGAIN, STUCK
 from simulation.machine import Machine, Upload
 from simulation.pipe import Pipe
