@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.watch import in_rank, judge, progress, sentences, stacks, waits
+from launcher.watch import in_rank, judge, overview, progress, sentences, stacks, waits
 from launcher.watch.host import Watch
 from launcher.watch.progress import ENDED, Group, StalledRank
 
@@ -307,8 +307,9 @@ def test_a_rank_that_cannot_be_polled_is_reported_but_not_before_it_could_have_c
         found.update({now: seen.ranks} if seen and seen.ranks else {})
     assert found == {131: (StalledRank(3, 1, 31, runs_on="in its exit handlers"),)}
     watch = Watch(15, 20)
+    watch.started(7, 3, 1, 100)
     watch.script_ended(7, 100)  # and its process ends
-    assert watch.poll(150) and report(watch, 151, {7: 0}) is None
+    assert watch.poll(150) and report(watch, 151, {7: 0}).ranks == (StalledRank(3, 1, 51, ENDED),)
 
 
 def test_with_a_watch_of_0_nothing_is_polled_after_a_script():
@@ -846,3 +847,160 @@ def test_of_which_groups_it_is_only_counted(monkeypatch, backends, version, expe
     assert known == is_known
     is_on = known if "nccl" in backends else False  # TORCH_FR_BUFFER_SIZE may be 0
     assert (in_rank.unknown(*a_group(backends), is_recorded=False) == {}) == is_on
+
+
+# Before the first collective.
+
+MAKING = Group("0-3", -1, "", 1, 1, "init_process_group")
+MEETS = "rank 0 waits at localhost:12355, but this job's ranks meet at algo-1:29500: the script"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (
+            [*(rank(number, MAKING) for number in range(3)), rank(3)],
+            "algo-2, rank 3 (local rank 1) has not joined init_process_group of ranks 0-3, where 3 "
+            "others are waiting; rank 3 is in load, data.py:88",
+        ),
+        (
+            [rank(number, MAKING, note=MEETS if number == 0 else "") for number in range(4)],
+            f"all 4 ranks are in init_process_group of ranks 0-3, which has not completed; {MEETS}",
+        ),
+    ],
+)
+def test_a_group_that_cannot_come_is_said_but_ends_nothing(ranks, words):
+    (one,) = found(ranks)
+    assert sentences.reason(one) == words
+    state = judge.Stalls(notify=60, timeout=60, every=1)
+    state = judge.host_reported(state, "algo-1", ranks, 100)
+    state, lines, is_new = judge.check(state, 101)
+    assert len(lines) == 1 and not is_new and not state.hang
+    state, lines, _ = judge.check(state, judge.due(state))
+    assert "for the same reason" in lines[0] and not state.hang
+    quiet = judge.host_reported(judge.Stalls(notify=60, notes=False), "algo-1", ranks, 100)
+    assert judge.check(quiet, 101)[1] == []
+
+
+def test_of_a_stall_that_lasts_only_what_has_changed_is_said_again():
+    state, said = judge.Stalls(notify=60), []
+    ranks = [rank(0, IN_61), rank(1, IN_61), rank(2, IN_61), rank(3, group(60))]
+    moved = ranks[3]._replace(place="save, train.py:9")
+    for now, last in ((100, ranks[3]), (170, ranks[3]), (410, moved)):
+        known = [one._replace(unchanged=now - 40) for one in (*ranks[:3], last)]
+        state = judge.host_reported(state, "algo-1", known, now)
+        while judge.due(state) < now + 60:
+            state, lines, _ = judge.check(state, max(now + 1, judge.due(state)))
+            said += lines
+    assert "is in load" in said[0] and said[1].endswith(", for the same reason."), said
+    assert [line for line in said[2:] if "same reason" not in line and "is in save" in line], said
+
+
+STILL = [["load_extension", "/code/train.py", 9]]
+STILL += [["wait", "/usr/lib/python3.11/site-packages/torch/utils/file_baton.py", 50]]
+
+
+def standing_still(cpu, calls=lambda now: STILL):
+    """Return what a host reports of a rank in no group; cpu(now) is how much it has used."""
+    clock = [0]
+    watch, seen = Watch(15, 60, lambda pid: cpu(clock[0])), []
+    watch.started(7, 1, 1, 0)
+    watch.connected(7, 0, 0)
+    for now in range(0, 200):
+        clock[0] = now
+        request = watch.poll(now)
+        if request:
+            fields = {"unchanged": now, "threads": [["", calls(now)]], "groups": [], "before": True}
+            watch.replied(7, {**request, **fields}, now)
+        one = report(watch, now, {7: None})
+        seen += [(now, one.ranks[0])] if one and one.ranks and one.ranks[0].silent else []
+    return seen
+
+
+def test_a_rank_that_stands_still_before_its_first_collective():
+    seen = standing_still(lambda now: 0.0)
+    where = "wait, file_baton.py:50, called in load_extension, train.py:9"
+    assert (seen[0][0], seen[0][1].silent, seen[0][1].unchanged) == (46, where, 31)
+    # The lines of a loop that waits are one place.
+    lines = [[*STILL[:1], [*STILL[1][:2], 50 + number]] for number in range(2)]
+    assert standing_still(lambda now: 0.0, lambda now: lines[now % 2])
+    assert not standing_still(lambda now: 0.03 * now)  # it, or a child of it, works
+    moves = [[["load", "/code/train.py", number], *STILL] for number in range(200)]
+    assert not standing_still(lambda now: 0.0, lambda now: moves[now])
+
+
+def test_what_is_said_of_a_rank_that_stands_still():
+    ranks = [rank(number, silent="wait, file_baton.py:50", unchanged=64) for number in (1, 2)]
+    state = judge.host_reported(judge.Stalls(notify=60, timeout=60, every=1), "algo-1", ranks, 100)
+    state, lines, _ = judge.check(state, 101)
+    assert lines == [
+        "rank 1 has begun no collective: it is in wait, file_baton.py:50, for 65 s (a lock file of "
+        "a run that was killed?); the same applies to 1 more rank."
+    ]
+    assert judge.due(state) == 166 and not state.hang
+    quiet = judge.host_reported(judge.Stalls(notify=60, notes=False), "algo-1", ranks, 100)
+    assert judge.check(quiet, 101)[1] == []
+
+
+GIVEN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "algo-1", "MASTER_PORT": "29500"}
+GIVEN["GROUP_RANK"] = "0"
+
+
+@pytest.mark.parametrize(
+    ("how", "seen", "words"),
+    [
+        ({}, ("algo-1", 29500, 0, 2), ""),
+        ({}, ("localhost", "29500", "0", "2"), ""),
+        ({}, ("", "", "", ""), ""),
+        (
+            {"MASTER_PORT": "12355"},
+            ("localhost", 12355, 0, 2),
+            "rank 0 waits at localhost:12355, but this job's ranks meet at algo-1:29500: "
+            "the script sets MASTER_PORT",
+        ),
+        (
+            {},
+            ("10.0.0.7", 29500, 0, 2),
+            "rank 0 waits at 10.0.0.7:29500, but this job's ranks meet at algo-1:29500: "
+            "the script passes init_method",
+        ),
+        (
+            {},
+            ("algo-1", 29500, 0, 4),
+            "rank 0 waits until there are 4 ranks, but this job has 2: "
+            "the script passes world_size",
+        ),
+        ({"RANK": "1"}, ("algo-1", 29500, 1, 2), "rank 0 joins as rank 1: the script sets RANK"),
+    ],
+)
+def test_a_rank_that_waits_elsewhere(monkeypatch, how, seen, words):
+    for name, value in how.items():
+        monkeypatch.setenv(name, value)
+    assert in_rank.elsewhere(GIVEN, *seen) == words
+
+
+def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come():
+    state = judge.Stalls(notify=60, every=15)
+    state, (ask,) = overview.failed(state, "RuntimeError: Timed out waiting 8000ms for recv", 10)
+    assert ask == overview.Tell(None, overview.CollectStacks(1, False))
+    ranks = (rank(0, group(61, 61, ranks="0,1"), unchanged=0), rank(1, group(60, ranks="0,1")))
+    report = overview.NoProgressReport(1, ranks, number=1)
+    state, shown = overview.reported(state, "algo-1", report, {"algo-1"}, 11, is_running=False)
+    assert shown == ()
+    why = overview.reason_of_wait(state, 0, "Timed out waiting", 13)
+    assert why == (
+        "algo-1, rank 1 (local rank 1) is absent from all_reduce #61 of the default group, where "
+        "1 other is waiting; rank 1 is in load, data.py:88."
+    )
+    assert not overview.reason_of_wait(state, 0, "Connection closed by peer", 13)
+    assert overview.failed(state, "Connection closed by peer", 14)[1] == ()
+
+
+def test_that_ranks_of_a_job_have_exchanged_nothing():
+    alone = judge.host_succeeded(judge.Stalls(), "algo-1", 2)
+    assert len(judge.nothing_exchanged(alone)) == 1
+    assert not judge.nothing_exchanged(judge.host_succeeded(alone, "algo-2", 0))
+    assert not judge.nothing_exchanged(judge.host_succeeded(judge.Stalls(), "algo-1", 1))
+    assert not judge.nothing_exchanged(alone._replace(notes=False))
+    (line,) = judge.nothing_exchanged(judge.host_succeeded(alone, "algo-2", 2))
+    assert line.startswith("4 ranks ran, and none exchanged anything with another")

@@ -77,8 +77,10 @@ class _Rank:
         self.threads: Threads = ()  # at its last reply
         self.written: list[str] = []  # at its signal
         self.returned_at, self.runs_on = math.inf, AT_EXIT  # its script; in what it runs on
-        # Before its first collective: where it is, since when, and the CPU seconds used till then.
-        self.still: tuple[Calls, float, float] = ((), now, 0.0)
+        # Before its first collective: where it is, and since when; and how many CPU seconds it and
+        # all below it had used at a later time.
+        self.still: tuple[Calls, float] = ((), now)
+        self.used: tuple[float, float] | None = None
 
     @property
     def calls(self) -> Calls:
@@ -171,14 +173,14 @@ class Watch:
 
     def _note_still(self, pid: int, one: _Rank, calls: Calls, now: float) -> None:
         """Note whether a rank without a collective is where it was at the poll before."""
-        was, since, used = one.still
+        was, since = one.still
         # A loop that waits is at one of its lines or another.
         if not calls or calls[:-1] != was[:-1] or calls[-1].function != was[-1].function:
-            one.still = calls, now, math.nan
-        elif math.isnan(used):
-            one.still = calls, since, self._cpu_of(pid)
-        elif self._cpu_of(pid) - used > _IDLE * (now - since):
-            one.still = calls, now, math.nan
+            one.still, one.used = (calls, now), None
+        elif one.used is None:
+            one.used = self._cpu_of(pid), now
+        elif self._cpu_of(pid) - one.used[0] > _IDLE * (now - one.used[1]):
+            one.still, one.used = (calls, now), None
         elif now - since >= self._reported_from:
             unchanged = min(one.known.unchanged, now - since)
             one.known = one.known._replace(silent=still_in(calls), unchanged=unchanged)

@@ -41,9 +41,7 @@ def silent(rank: StalledRank, seconds: float, more: int) -> str:
     """Return where a rank stands still that has begun no collective, and how many more do."""
     where = f"rank {rank.rank} has begun no collective: it is in {rank.silent}"
     hint = " (a lock file of a run that was killed?)" if _LOCK.search(rank.silent) else ""
-    others = (
-        f"; {plural(more, 'more rank')} {'stands' if more == 1 else 'stand'} still" if more else ""
-    )
+    others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
     note = f"; {rank.note}" if rank.note else ""
     return f"{where}, for {lasted(seconds)}{hint}{others}{note}."
 
