@@ -234,3 +234,64 @@ def test_where_ranks_are_that_wait_or_do_not_end(start_two, script):
         sys.executable, "-m", "launcher", "stacks", "x", code=2, **hosts[0].environment
     )
     assert "takes no argument" in done.stderr and hosts[0].failure is None
+
+
+PORT = """
+import datetime, os
+import torch.distributed as dist
+os.environ["MASTER_PORT"] = "12355"
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=600))
+"""
+
+
+def test_a_group_that_cannot_come_is_said_with_what_the_script_does(start, script):
+    host = start("--train-script", script(PORT), *OPTIONS, "--launcher-nproc-per-node", "2")
+    wanted = (
+        r"rank 0 waits at \S+:12355, but this job's ranks meet at \S+: the script sets MASTER_P"
+    )
+    poll(lambda: re.search(wanted, host.err))
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 143, host.log()
+
+
+BATON = """
+import os, time
+import torch.distributed as dist
+def load_extension():
+    while not os.path.exists("built"):
+        time.sleep(0.2)
+load_extension()
+"""
+
+
+def test_ranks_that_stand_still_or_work_alone_are_said(start, script):
+    host = start("--train-script", script(BATON), *OPTIONS, "--launcher-nproc-per-node", "2")
+    poll(lambda: "begun no collective: it is in load_extension, script.py:6, for" in host.err)
+    open("built", "w").close()
+    assert host.wait() == 0, host.log()
+    assert "2 ranks ran, and none exchanged anything with another" in host.err, host.log()
+
+
+TIMES_OUT = """
+import datetime, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
+dist.all_reduce(torch.ones(1))
+def evaluate():
+    time.sleep(600)
+if dist.get_rank() == 1:
+    evaluate()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@recorded
+def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come(start, script):
+    options = ("--launcher-nproc-per-node", "2", "--launcher-failure-grace", "1")
+    host = start("--train-script", script(TIMES_OUT), *options)
+    assert host.wait() == 1, host.log()
+    first = host.failure.splitlines()[0]
+    assert first == (
+        "localhost, rank 1 (local rank 1) is absent from all_reduce #2 of the default group, where "
+        "1 other is waiting; rank 1 is in evaluate, script.py:7."
+    ), host.log()

@@ -9,13 +9,13 @@ How a hang is found, and who may end the job
     waits.py        in the coordinator: who waits for whom, and who is at the root; as plain values
     sentences.py    those values in words
     judge.py        in the coordinator: when a stall is logged, and when it is a failure
+    overview.py     what the coordinator hands reports to: lines and messages come back
     progress.py     what ranks reply and hosts report, checked; stacks.py, the stacks of all ranks
 
-run/supervisor.py carries requests to the ranks and reports to the coordinator. peers/coordinator.py
-hands reports to judge.py, logs the lines that come back, and makes a failure of `Stalls.hang`, with
-exit code 75, after which there may be a restart. The watch ends ranks in no other way. The
-coordinator also asks it why a rank had waited whose own time-out (torch's) has ended it:
-`judge.reason_of_wait`.
+run/supervisor.py carries requests to the ranks and reports to the coordinator, which makes a
+failure of `Stalls.hang`, with exit code 75, after which there may be a restart. The watch ends
+ranks in no other way. The coordinator also asks it why a rank had waited whose own time-out
+(torch's) has ended it: all ranks are then polled at once, since that may be before any notice.
 
 Theory
 ======
@@ -32,6 +32,11 @@ Root. An absent rank may itself wait, in another group. The ranks at the root of
 somewhere and wait nowhere; they are named. If there are none, a collective does not complete, or
 ranks wait for each other. Of a rank that does not reply, the wait may have ended or another rank
 may be at the root: it is named only where no other is at the root.
+
+Before the first collective. A rank inside init_process_group or new_group waits for the others that
+make the group, as in a collective. A rank stands still whose stack is the same in all polls, while
+it and all below it use next to no CPU. Both are logged, and end nothing: --launcher-hang-timeout
+counts collectives.
 
 Stall. Ranks belong together that are members of groups in which one of them waits, directly or
 through others. They stall when none of them makes progress; the stall began with the last progress
