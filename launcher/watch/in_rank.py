@@ -154,9 +154,10 @@ class Replier:
 
     def _note_collectives(self) -> None:
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
-        ranks = dict(world.pg_group_ranks) if world else {}
-        begun = any(_sequence(group) for group in world.pg_names if len(ranks[group]) > 1)
-        is_recorded = any(recorded(which).get("pg_status") for which in ("fr", "nccl"))
+        groups = dict(world.pg_group_ranks)
+        begun = any(_sequence(group) for group, ranks in groups.items() if len(ranks) > 1)
+        kinds = ("fr", "nccl") if has_status(world, groups) else ("fr",)
+        is_recorded = any(recorded(kind).get("pg_status") for kind in kinds)
         self._has_exchanged = self._has_exchanged or begun or is_recorded
 
     def is_alone(self) -> bool:

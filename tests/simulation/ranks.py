@@ -111,11 +111,8 @@ class Rank(Process):
         where = [["step", "train.py", 7]]
         if self.is_held or not self.is_ready or not self.job.plan.watch or "signal" in request:
             return
-        if "stacks" in request:
-            self._say({"stacks": request["stacks"], "threads": [["", where]]})
-            return
         world = self.world
-        moves = {"poll": request["poll"]}
+        moves = {**request, **({"threads": [["", where]]} if "stacks" in request else {})}
         still = self.clock.now - world.late_from
         goes_on = self.script.at_break is AtBreak.GOES_ON and self is not world.late
         if still <= 0 or world.up < world.size or world.broken or goes_on:
@@ -127,7 +124,7 @@ class Rank(Process):
             group["ranks"] = "0"
         if waits:
             group["op"] = "all_reduce"
-        self._say({**moves, "unchanged": still, "calls": where, "groups": [group]})
+        self._say({**moves, "unchanged": still, "threads": [["", where]], "groups": [group]})
 
     # What it does by itself
 
