@@ -996,6 +996,21 @@ def test_a_timeout_before_any_notice_names_the_rank_that_has_not_come():
     assert overview.failed(state, "Connection closed by peer", 14)[1] == ()
 
 
+def test_a_rank_that_fails_is_reported_as_it_waited():
+    watch = Watch(15, 60)
+    for pid in (7, 8):
+        watch.started(pid, pid - 7, 0, 0)
+        watch.connected(pid, 0, 0)
+    waited = {"ranks": "0,1", "name": "", "last": 9, "waits": 9, "op": "all_reduce"}
+    watch.failed(7, [waited])
+    message = watch.request_stacks(1, 20, may_signal=False)
+    for pid in (7, 8):  # the first is about to end
+        groups = [{**waited, "waits": 0, "last": pid + 2}]
+        watch.replied(pid, {**message, "unchanged": 0, "threads": [], "groups": groups}, 20)
+    found = report(watch, 20, {7: None, 8: None})
+    assert [one.groups[0].waits for one in found.ranks] == [9, 0]
+
+
 def test_that_ranks_of_a_job_have_exchanged_nothing():
     alone = judge.host_succeeded(judge.Stalls(), "algo-1", 2)
     assert len(judge.nothing_exchanged(alone)) == 1

@@ -72,6 +72,7 @@ class _Rank:
     def __init__(self, known: StalledRank, now: float) -> None:
         self.known, self.replied_at, self.poll = known, now, 0
         self.is_connected: bool | None = None  # None: not yet
+        self.has_failed = False  # where `known` has it
         self.error = ""  # why it cannot say how far it is
         self.signal = 0  # at which it writes where it is; 0: none
         self.threads: Threads = ()  # at its last reply
@@ -168,7 +169,10 @@ class Watch:
                 note = printable(str(fields.get("note", "")))[:_LONGEST_TEXT]
                 groups = groups_of(fields["groups"])
                 known = known._replace(unchanged=unchanged, place=where, groups=groups, note=note)
-        one.known, one.replied_at, one.poll = known, now, self._polls
+        one.replied_at, one.poll = now, self._polls
+        if one.has_failed:
+            return
+        one.known = known
         self._note_still(pid, one, calls if fields.get("before") else (), now)
 
     def _note_still(self, pid: int, one: _Rank, calls: Calls, now: float) -> None:
@@ -189,7 +193,7 @@ class Watch:
         """Take in the groups of a rank that fails, as it sends them with the reason."""
         if pid in self._ranks and fields:
             one = self._ranks[pid]
-            one.known = one.known._replace(groups=groups_of(fields))
+            one.known, one.has_failed = one.known._replace(groups=groups_of(fields)), True
 
     def wrote(self, pid: int, line: str) -> None:
         """Take in a line that a rank has written at its signal."""
@@ -291,7 +295,7 @@ class Watch:
             if code == 0:
                 ended = one.known.without_waits(ENDED)
                 found[pid] = ended._replace(unchanged=now - one.replied_at)
-            elif code is not None:  # it has failed where it was
+            elif code is not None or one.has_failed:
                 found[pid] = one.known
             elif known := one.at(now, self._every, functools.partial(state_of, pid)):
                 found[pid] = known
