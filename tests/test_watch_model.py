@@ -301,12 +301,11 @@ def progress_is_not_told(monkeypatch):
 
 
 def a_silent_rank_is_left_out(monkeypatch):
-    real = host.StalledRank._replace
-    monkeypatch.setattr(
-        host.StalledRank,
-        "_replace",
-        lambda self, **how: real(self, **{**how, "unchanged": 0} if "trouble" in how else how),
-    )
+    def at(*args, real=host._Rank.at):
+        found = real(*args)
+        return None if found and found.trouble else found
+
+    monkeypatch.setattr(host._Rank, "at", at)
 
 
 def the_one_that_is_behind_is_not_looked_for(monkeypatch):
