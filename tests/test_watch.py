@@ -638,7 +638,7 @@ def test_a_request_for_stacks():
     message = watch.request_stacks(3, 100, may_signal=True)
     watch.disconnected(6)  # it has closed all descriptors, and may have others by these numbers
     watch.replied(7, {**message, "threads": [["", TRAIN]]}, 100)
-    assert watch.signals_due(100.4) == {} and watch.due() == 30  # the next poll
+    assert watch.signals_due(100.4) == {} and watch.due() == 100.5  # no other poll meanwhile
     assert watch.signals_due(100.5) == {8: 61, 9: 61} and watch.signals_due(100.6) == {}
     odd = f'  File "x", line {5000 * "9"} in x'
     for line in 2 * ("Stack (most recent call first):", '  File "/code/a.py", line 3 in f', odd):

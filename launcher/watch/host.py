@@ -213,8 +213,9 @@ class Watch:
 
     def due(self) -> float:
         """Return when something is due; infinite: never, as for ranks that cannot be polled."""
-        over = math.inf if self._missing() or not self._wanted else -math.inf
-        return min(self._poll_at, self._replies_until, self._signal_at, over)
+        if not self._wanted:
+            return min(self._poll_at, self._replies_until)
+        return min(self._replies_until, self._signal_at) if self._missing() else -math.inf
 
     def poll(self, now: float) -> Mapping[str, Any] | None:
         """Return the request to send to all ranks, if a poll is due."""
