@@ -10,15 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from launcher.errors import Disposition
 from launcher.job.options import EVENTS_DIR, JOB_MARK
 from launcher.peers import state as of_peers
 from launcher.peers.events import Lost
 from launcher.peers.messages import End, Failed, Start, Stop
 from launcher.result.causes import Failure, of_hang
-from launcher.run import machine
+from launcher.run import stops
 from launcher.run.events import Actions, KeeperJoined, RankRuns, Report
-from launcher.run.ranks import Rank
 from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.text.words import Log, shortened, signal_name
 from launcher.watch import judge, sentences
@@ -147,18 +145,12 @@ def _of_ranks(before: State, after: State, note: Note) -> list[Note]:
         if rank.exit_code is None or (was and was.exit_code == rank.exit_code):
             continue
         note = note._replace(rank=rank.rank)
-        if _has_saved(rank, after.phase):
+        phase = after.phase
+        number = phase.number if isinstance(phase, Ending) and phase.why is Why.STOP else 0
+        if number and stops.has_handled(rank, number):
             notes.append(note._replace(event="saved"))
         notes.append(note._replace(event="ended", exit_code=rank.exit_code))
     return notes
-
-
-def _has_saved(rank: Rank, phase: Any) -> bool:
-    """Tell whether a rank has handled a stop: as far as anybody but its script can know."""
-    if not isinstance(phase, Ending) or phase.why is not Why.STOP:
-        return False
-    is_handled = rank.exit_code in machine.ended_by_itself_at_stop(phase.number)
-    return is_handled and rank.response is Disposition.HANDLES
 
 
 def _of_phase(before: State, event: Any, after: State, actions: Actions, note: Note) -> list[Note]:

@@ -34,12 +34,11 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from launcher.errors import Disposition
 from launcher.job.job import Job
 from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, of_rank, stopped
-from launcher.run import ranks
+from launcher.run import ranks, stops
 from launcher.run.events import (
     Actions,
     CannotStart,
@@ -329,21 +328,15 @@ def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
 
 def _cleared(state: State, phase: Ending) -> Cleared:
     """Return what this host reports at the end of its ranks: whether all have handled a stop."""
-    reached = [rank for rank in state.ranks.values() if rank.response is not None]
-    codes = ended_by_itself_at_stop(phase.number)
-    if phase.number != signal.SIGINT:  # of which Python dies, too, if nobody catches it
-        codes += (-phase.number,)
-    handled = [
-        rank for rank in reached if rank.response is Disposition.HANDLES and rank.exit_code in codes
-    ]
     message = Cleared(phase.command, phase.survivors)
+    reached = stops.reached(state.ranks.values())
     if phase.why is not Why.STOP or not reached:
         return message
-    if len(handled) < len(reached):
+    if not all(stops.has_handled(rank, phase.number) for rank in reached):
         return message._replace(handled=-1)
-    last = state.times.attempt + max(rank.ended_at for rank in handled)
+    last = state.times.attempt + max(rank.ended_at for rank in reached)
     seconds = round(max(0.0, last - state.times.closes), 3)
-    return message._replace(handled=len(handled), seconds=seconds)
+    return message._replace(handled=len(reached), seconds=seconds)
 
 
 def cleared(state: State, event: KeeperCleared, now: float) -> Step:
@@ -514,22 +507,6 @@ def _of_torchrun(state: State, event: TorchrunEnded, now: float) -> Failure:
 # What happens during a stop, which changes no result.
 
 
-def _died_of_stop(number: int) -> tuple[int, ...]:
-    """Return the exit codes of a rank that has died of a stop, unsaved.
-
-    Or of a restart's SIGTERM, which may have come to it just before.
-    """
-    return (-number, -signal.SIGTERM)
-
-
-def ended_by_itself_at_stop(number: int) -> tuple[int, ...]:
-    """Return those of a rank that has handled a stop, or that SIGTERM.
-
-    It has saved, as far as anybody can know.
-    """
-    return (0, 128 + number, 128 + signal.SIGTERM)
-
-
 def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
     """Log a failure during a stop."""
     number = phase.number
@@ -537,8 +514,7 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
         return _report_failure(state, phase, rank, now)
     if rank.response is None:
         return _failed_before(state, (rank,), number)
-    stops = (*_died_of_stop(number), *ended_by_itself_at_stop(number))
-    if rank.failure and rank.exit_code not in stops:
+    if rank.failure and not stops.is_end_of_stop(rank.exit_code, number):
         line = of_rank(rank.failure, state.job.current_host).headline
         return (Log(f"during the stop: {line}."),)
     return ()
@@ -558,22 +534,8 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
 
 
 def _failed_before(state: State, ended: Iterable[Rank], number: int) -> Actions:
-    """Say which ranks failed by themselves before a stop came here: nobody else says it.
-
-    Not those that whoever stops the job has signalled as well, nor what follows from others' ends.
-    """
-    stops = (*_died_of_stop(number), *ended_by_itself_at_stop(number))
-    failed = [
-        rank.failure
-        for rank in ended
-        if rank.failure and not rank.failure.is_secondary and rank.exit_code not in (None, *stops)
-    ]
-    if not failed:
-        return ()
-    first, *others = sorted(failed, key=lambda failure: failure.time)
-    more = f", and {plural(len(others), 'rank')} more" if others else ""
-    line = of_rank(first, state.job.current_host).headline
-    return (Log(f"before the stop: {line}{more}."),)
+    """Say which ranks failed by themselves before a stop came here: nobody else says it."""
+    return tuple(map(Log, stops.failed_before(ended, number, state.job.current_host)))
 
 
 # Time.

@@ -6,8 +6,8 @@ import math
 import re
 import signal
 
-from launcher.errors import Disposition
 from launcher.result.causes import NO_RESTART
+from launcher.run import stops
 from launcher.run.ranks import Rank
 from launcher.run.state import State
 from launcher.text.words import lasted, plural, signal_name
@@ -38,13 +38,13 @@ def lines(state: State, now: float) -> list[str]:
 
 def says_unsaved(state: State) -> bool:
     """Tell whether all that got a stop died of it, which is said of them."""
-    died = _died(state)
-    return bool(died) and len(died) == len(_reached(state))
+    reached, died = _died(state)
+    return bool(died) and len(died) == len(reached)
 
 
 def _unsaved(state: State) -> list[str]:
     """Return the line of the ranks that died of the stop's signal, if any did."""
-    reached, died = _reached(state), _died(state)
+    reached, died = _died(state)
     if not died:
         return []
     assert state.result
@@ -56,22 +56,11 @@ def _unsaved(state: State) -> list[str]:
     ]
 
 
-def _reached(state: State) -> list[Rank]:
-    """Return the ranks that got the signal while they ran."""
-    return [rank for rank in state.ranks.values() if rank.response is not None]
-
-
-def _died(state: State) -> list[Rank]:
-    """Return those of them of which it is sure that they died of a stop, and did nothing before.
-
-    Not what handled it: Python handles SIGINT, and what has saved may end itself by the signal.
-    """
+def _died(state: State) -> tuple[list[Rank], list[Rank]]:
+    """Return the ranks that got the stop while they ran, and those of them that died of it."""
     number = state.result.stop_signal if state.result else 0
-    if not number:
-        return []
-    reached = _reached(state)
-    reached = [rank for rank in reached if rank.response is Disposition.DEFAULT]
-    return [rank for rank in reached if rank.exit_code == -number]
+    reached = stops.reached(state.ranks.values()) if number else []
+    return reached, [rank for rank in reached if stops.died(rank, number)]
 
 
 def _took(state: State, now: float) -> str:
@@ -107,9 +96,8 @@ def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
     if times.trains < math.inf:
         parts.append(("training", closes - trains))
     if not is_success or closes < now:
-        has_saved = (
-            result is not None and result.stop_signal and len(_died(state)) < len(_reached(state))
-        )
-        stops = "stopping" if result is not None and result.stop_signal else "ending"
-        parts.append(("saving" if has_saved else stops, now - closes))
+        reached, died = _died(state)
+        is_stop = result is not None and result.stop_signal
+        name = "ending" if not is_stop else "saving" if len(died) < len(reached) else "stopping"
+        parts.append((name, now - closes))
     return parts

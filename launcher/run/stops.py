@@ -1,0 +1,64 @@
+"""How ranks have taken a stop: which died of it, which have handled it, which had failed. Pure.
+
+`number` is that of the stop's signal. What a rank has saved nobody but its script knows.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+from launcher.errors import Disposition
+from launcher.result.causes import of_rank
+from launcher.run.ranks import Rank
+from launcher.text.words import plural
+
+
+def reached(ranks: Iterable[Rank]) -> list[Rank]:
+    """Return the ranks that got the signal while they ran."""
+    return [rank for rank in ranks if rank.response is not None]
+
+
+def died(rank: Rank, number: int) -> bool:
+    """Whether it is sure that a rank died of the stop, and did nothing before."""
+    return rank.response is Disposition.DEFAULT and rank.exit_code == -number
+
+
+def has_handled(rank: Rank, number: int) -> bool:
+    """Whether a rank has handled the stop, and ended by itself.
+
+    What has saved may end itself by the signal; but of SIGINT Python dies that does not catch it.
+    """
+    codes = _ends_of_handled(number)
+    if number != signal.SIGINT:
+        codes += (-number,)
+    return rank.response is Disposition.HANDLES and rank.exit_code in codes
+
+
+def _ends_of_handled(number: int) -> tuple[int, ...]:
+    """Return the exit codes of a stop, or of a restart's SIGTERM just before, that was handled."""
+    return (0, 128 + number, 128 + signal.SIGTERM)
+
+
+def is_end_of_stop(exit_code: int | None, number: int) -> bool:
+    """Whether a rank that ends so was stopped, and has not failed by itself."""
+    return exit_code in (-number, -signal.SIGTERM, *_ends_of_handled(number))
+
+
+def failed_before(ended: Iterable[Rank], number: int, host: str) -> list[str]:
+    """Return the line of the ranks that failed by themselves before a stop came, if any did.
+
+    Not those that whoever stops the job has signalled as well, nor what follows from others' ends.
+    """
+    failed = [
+        rank.failure
+        for rank in ended
+        if rank.failure
+        and not rank.failure.is_secondary
+        and not (rank.exit_code is None or is_end_of_stop(rank.exit_code, number))
+    ]
+    if not failed:
+        return []
+    first, *others = sorted(failed, key=lambda failure: failure.time)
+    more = f", and {plural(len(others), 'rank')} more" if others else ""
+    return [f"before the stop: {of_rank(first, host).headline}{more}."]
