@@ -24,7 +24,6 @@ from simulation.plan import AtStop, What
 from simulation.ranks import STOPS, Rank
 from simulation.watch import Watch
 
-
 ON_ITS_WAY = 0.02  # s, at most, that a command is
 
 
