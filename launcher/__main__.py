@@ -1,15 +1,15 @@
-"""Where every start of the launcher begins: `python -m launcher`, `python launcher/__main__.py` as
-SageMaker runs an entry point, sm_launch.py, which runs this file by its path too, and
-bundle/__main__.py, with which the one file begins.
+"""Every start of the launcher begins here: `python -m launcher`; `python launcher/__main__.py`, as
+SageMaker runs an entry point; sm_launch.py, which also runs this file by its path; and
+bundle/__main__.py, the start of the one-file launcher.
 """
 
 import os
 import sys
 
 if not __package__:
-    # By path: the package is the folder of this file. It is not found in sys.path, where another
-    # `launcher` may come first; and this folder must not stay there, or else its modules could be
-    # imported as top-level ones.
+    # Run by path: the package is the folder of this file. Do not search sys.path for it, where
+    # another `launcher` may come first. And do not leave this folder in sys.path: its modules could
+    # be imported as top-level ones.
     folder = os.path.dirname(os.path.abspath(__file__))
     others = [path for path in sys.path if path != folder]
     sys.path[:] = [os.path.dirname(folder)]
@@ -21,7 +21,7 @@ if not __package__:
 
 def run() -> int:
     """Run the launcher as this process's program; return its exit code."""
-    # In place of streams that are closed: ranks would have files of ours as theirs.
+    # Replace closed streams. Otherwise ranks would get the launcher's files as theirs.
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(null, True)
     os.close(null)
@@ -31,7 +31,7 @@ def run() -> int:
     sys.path.sort(key=lambda path: path not in (library, os.path.join(library, "lib-dynload")))
     import signal
 
-    # A stop that comes now is kept until stops are noted (signals.py).
+    # Block stops until there are handlers for them (signals.py).
     stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     from launcher.cli import main

@@ -1,4 +1,4 @@
-"""The whole way of the launcher: from arguments and environment to an exit code."""
+"""The launcher's main(): from arguments and environment to an exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from launcher.run import summary, supervisor
 from launcher.run.state import State
 from launcher.text.log import log, show, traceback_of
 
-# Of launcher_tools, which run beside a job or after it; those beside say nothing for a container.
+# The tools in launcher_tools. Those in _BESIDE run next to a job or after it, and do not count for
+# a container's end.
 _TOOLS = ("local", "doctor", "stacks", "timeline")
 _BESIDE = ("doctor", "stacks", "timeline")
 
@@ -42,33 +43,33 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         return 0
     if name not in _TOOLS:
         prepare_failure(environ)
-    # From here on a stop is noted, even before there is anything to stop.
+    # From here on stops are recorded, even before there is anything to stop.
     with Signals() as signals, registered({} if name in _BESIDE else environ) as report:
         try:
             result = _run(name, argv, environ, signals)
         except LaunchError as error:
             result = _failed(of_error(error), [str(error)], environ)
-        except Exception as error:  # of the launcher itself, before or after all that the job was
+        except Exception as error:  # the launcher's own, before or after the job
             failure = of_launcher(environ.get("SM_CURRENT_HOST") or ALONE, error)
             result = _failed(failure, traceback_of(error), environ)
-        # A stop that comes now comes too late; Python itself takes 10 ms more to end.
+        # A stop is too late now; Python itself takes 10 ms more to exit.
         signals.ignore_stops()
         report(result)
         return result.exit_code
 
 
 def _command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the command that the first word is, "" for a job, and its arguments."""
+    """Return the command that the first word names ("" for a job), and its arguments."""
     name, *words = argv or [""]
     if name == "init" and (not words or words[0].startswith("-")):
-        return "", words  # a container's arguments that begin with a dash are the launcher's own
+        return "", words  # arguments that begin with a dash are a job's
     return (name, words) if name in ("init", *_TOOLS) else ("", argv)
 
 
 def _requested_text(argv: Sequence[str]) -> str:
-    """Return the text that is all that these arguments ask for, "" if they ask for a job."""
+    """Return the help or version if these arguments request it; "" if they ask for a job."""
     if arguments.wants_help(argv):
-        from launcher.job.help import help_text  # which a job does not need
+        from launcher.job.help import help_text  # a job does not need it
 
         return help_text()
     return f"sm-launch {__version__}" if arguments.wants_version(argv) else ""
@@ -76,7 +77,7 @@ def _requested_text(argv: Sequence[str]) -> str:
 
 def _run(name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     if name == "init":
-        from launcher.container import init  # which a job does not need
+        from launcher.container import init  # a job does not need it
 
         return init.run(argv, environ, signals)
     if name:
@@ -94,10 +95,10 @@ def _failed(failure: Failure, lines: Sequence[str], environ: Mapping[str, str]) 
 def _run_tool(
     name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals
 ) -> Result:
-    """Run a tool of launcher_tools, which lies beside this package and which a job does not need.
+    """Run a tool of launcher_tools, a package next to this one that no job needs.
 
-    It is not looked for in sys.path, where there may be another one. Raises LaunchError if it is
-    not there: somebody has copied the folder launcher/ alone.
+    Do not search sys.path for it, where there may be another. Raises LaunchError if it does not
+    exist, because somebody has copied the folder launcher/ alone.
     """
     import importlib
 
@@ -118,12 +119,12 @@ def _run_tool(
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    require_files()  # or else nothing of what follows can be relied on
+    require_files()  # the launcher cannot work without them
     job = prepare(argv, environ, signals)
     if job is None:
         return SUCCESS
     plan = job.plan
-    # After a stop nothing will be started of what was planned, perhaps without devices.
+    # After a stop do not log the plan: it may lack devices, and nothing will start.
     if not signals.stop():
         if isinstance(plan, LaunchPlan):
             for line in job.lines():
@@ -141,7 +142,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -
 
 
 def _report(end: State, environ: Mapping[str, str], now: float) -> Result:
-    """Say how the job ended, for people and for SageMaker, and how long its parts took."""
+    """Report how the job ended, to people and to SageMaker, and how long each phase took."""
     result = end.result
     assert result
     for line in summary.lines(end, now):

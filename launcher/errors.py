@@ -7,21 +7,21 @@ import signal
 
 from launcher.text.words import printable, short
 
-# What stops a job.
+# Signals that stop a job.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# What else may be sent to a launcher, and would end it without a word. Not those of crashes
-# (SIGTRAP, SIGSYS), nor what ends nothing by default; Python ignores SIGPIPE and SIGXFSZ.
+# Other signals that may be sent to a launcher, and would end it silently. Not those of crashes
+# (SIGTRAP, SIGSYS), nor those that end nothing by default; Python ignores SIGPIPE and SIGXFSZ.
 # SIGUSR1 and SIGUSR2 are a scheduler's early warning.
 OTHERS: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
 OTHERS += (signal.SIGPROF, signal.SIGXCPU, signal.SIGIO, signal.SIGPWR)
 # Container engines stop systemd's images with SIGRTMIN+3.
 OTHERS += tuple(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
-# The launcher's own (docs/options.md, "Exit codes"). Who chooses: result/causes.py alone makes
-# results of these, and which counts is the coordinator's decision (peers/coordinator.py). A host
-# decides by itself where it is alone: without a job (cli.py), without a coordinator
-# (peers/link.py), after an error of its own (run/supervisor.py), at the third Ctrl-C, and without
-# a command as it departs (run/machine.py). Of the command and the launchers below PID 1, it is
-# `of_container`; of the hosts of `sm-launch local`, launcher_tools/local.py.
+# The launcher's own exit codes (docs/options.md, "Exit codes"). Only result/causes.py makes results
+# of them, and the coordinator decides which result counts (peers/coordinator.py). A host decides
+# for itself when it is alone: without a job (cli.py), without a coordinator (peers/link.py), after
+# an error of its own launcher (run/supervisor.py), at the third Ctrl-C, and if it departs without a
+# command (run/machine.py). Below PID 1, `of_container` chooses between the codes of the command and
+# of its launchers; launcher_tools/local.py chooses among the hosts of `sm-launch local`.
 EXIT_USAGE = 2
 EXIT_HOST_LOST = 69
 EXIT_SOFTWARE = 70  # EX_SOFTWARE: an error of the launcher itself
@@ -31,7 +31,7 @@ EXIT_NOT_FOUND = 127
 
 
 class Disposition(enum.Enum):
-    """What a process does when a signal comes."""
+    """What a process does when it gets a signal."""
 
     HANDLES = "handles"
     IGNORES = "ignores"
@@ -41,7 +41,7 @@ class Disposition(enum.Enum):
 class LaunchError(Exception):
     """An error that a person can fix: what was seen, what was expected, how to fix it.
 
-    It is shown as one line, without a traceback; with which exit code, result/causes.py says.
+    It is shown as one line, without a traceback; result/causes.py chooses its exit code.
     """
 
     def __init__(self, message: str) -> None:
@@ -56,15 +56,15 @@ class UnexpectedError(LaunchError):
 
 
 class CannotExecuteError(LaunchError):
-    """What is to be started is there, but cannot be executed."""
+    """The program to start exists, but cannot be executed."""
 
 
 class NotFoundError(LaunchError):
-    """What is to be started is not there, or not installed."""
+    """The program to start does not exist, or is not installed."""
 
 
 class NothingToRunError(LaunchError):
-    """Neither a script nor a module is named, nor anything that may have been meant as one."""
+    """No script or module is named, and no argument looks like one."""
 
 
 class CommandFailedError(LaunchError):

@@ -1,34 +1,34 @@
-"""PID 1 of a container: `sm-launch init COMMAND` runs a command and passes stops on.
+"""PID 1 of a container: `sm-launch init COMMAND` runs a command and forwards stops.
 
 SageMaker stops a job with SIGTERM to PID 1, and with SIGKILL 120 s later. Its toolkit's `train`
-ignores SIGTERM as PID 1. Behind an init such as tini it would die of SIGTERM at once, and the
-container would end while ranks save. So this init knows whether a launcher runs somewhere below
-the command: each launcher connects to its Unix socket (presence.py), and says how it ends.
+ignores SIGTERM as PID 1. Below an init such as tini, `train` would die of SIGTERM at once, and the
+container would end while ranks save. So this init knows whether a launcher runs below the command:
+each launcher connects to its Unix socket (presence.py) and reports how it ends.
 
-- A stop goes to the launchers that run; if none runs, to the command.
+- A stop goes to the running launchers; if none runs, to the command.
 - This process ends when the command and all launchers have ended. It reaps the orphans that the
   kernel gives to PID 1.
-- Its exit code is the command's or, as the toolkit makes 1 of every failure, and `| tee` 0, the
-  last launcher's: `of_container` of result/causes.py decides.
-- A command that fails for a reason that no launcher has written has it written here. If it never
-  started a launcher, the first host is told, which would wait for this one.
-- A failure file that the toolkit wrote because a launcher was stopped is removed: the toolkit takes
-  every exit code but 0 for a failure. A host that is stopped because another one was gets no signal
-  here; its launcher says that it was stopped.
+- `of_container` (result/causes.py) chooses its exit code: the command's, or the last launcher's,
+  since the toolkit turns every failure into 1, and `| tee` into 0.
+- If a command fails and no launcher has written why, this init writes the reason. If the command
+  never started a launcher, this init also tells the first host, which would wait for this one.
+- The toolkit takes every exit code but 0 for a failure. If it wrote a failure file because a
+  launcher was stopped, this init removes the file. A host that stops because another host was
+  stopped gets no signal here; its launcher reports the stop.
 
 How a SIGTERM to PID 1 reaches each rank of its host (a launcher that is PID 1 begins with 2):
 
-1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`, where each
-   has connected from cli.py's `main`, by `registered` (presence.py), once its `Signals` note stops.
-2. run/supervisor.py: `Supervisor._on_signals` notes it; `_take_signals` makes it the event
+1. Here: `_Init._on_signals` and `_stop` send it to the launchers in `LauncherRegistry`. Each has
+   connected from `main` in cli.py by `registered` (presence.py), once its `Signals` note stops.
+2. run/supervisor.py: `Supervisor._on_signals` queues it; `_take_signals` turns it into the event
    `Signal`.
 3. run/machine.py: `signalled` and `_stop` begin the phase `Ending` with `Why.STOP`, if ranks run.
-4. run/machine.py: `_end` gives the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to
+4. run/machine.py: `_end` returns the action `EndRanks`; `Keepers.end` (run/keepers.py) sends it to
    the keepers of all ranks.
 5. run/keeper.py: `_end` sends the signal to the rank's script, once.
 
-In step 3 `Report(Stop)` also goes to the coordinator, whose `End` is to other hosts what `Signal`
-is here, unless a failure was known before.
+In step 3 `Report(Stop)` also goes to the coordinator. Its `End` does on other hosts what `Signal`
+does here, unless a failure came first.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from launcher.text.log import log
 from launcher.text.words import shortened, signal_name
 
 _TRAIN = "train"  # the toolkit's program, with which SageMaker starts every image
-# Seconds that `train` has to finish, an upload for example, when a stop comes after the job's end.
+# Seconds for `train` to finish (an upload, for example) if a stop comes after the job's end.
 _FINISH_SECONDS = 10
 _COMMAND = 200  # characters of a command in a message
 
-# How the last launcher has ended that has written no reason, as messages say it.
+# How messages describe the end of a last launcher that has written no reason.
 _WITHOUT_REASON: Mapping[Result | None, str] = {
     None: "and never started a launcher",
     SUCCESS: "after its launcher had succeeded",
@@ -73,12 +73,12 @@ _WITHOUT_REASON: Mapping[Result | None, str] = {
 def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Run a command as PID 1 does; return the container's exit code, and how the job ended.
 
-    Raises LaunchError if the command cannot be started (exit code 126 or 127), before the
-    toolkit's `train` if the job's config files are unusable (2), and, with its exit code, if the
-    command fails for a reason that no launcher has written.
+    Raises LaunchError if the command cannot be started (exit code 126 or 127); if the job's config
+    files are unusable, before the toolkit's `train` starts (2); and, with the command's exit code,
+    if the command fails and no launcher has written why.
     """
     if is_train(command):
-        # The toolkit would say so with a traceback, and end with 1.
+        # The toolkit would report this with a traceback, and end with 1.
         toolkit.read_config({**environ, toolkit.BASE_DIR_VARIABLE: toolkit.base_dir(environ)})
     init = _Init(command, signals)
     try:
@@ -91,7 +91,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], signals: Signals) ->
 
 def is_train(command: Sequence[str]) -> bool:
     """Tell whether a command is the toolkit's `train`."""
-    # SageMaker's word comes last, behind what an image has in front of it.
+    # SageMaker adds its word at the end, after an image's own words.
     return os.path.basename(command[-1]) == _TRAIN
 
 
@@ -102,7 +102,7 @@ class _Init:
         self.launchers = LauncherRegistry(self._selector)
         self._process: subprocess.Popen[bytes]
         self._stop_signal = 0  # the first one
-        self._finish_deadline: float | None = None  # `train`: the job has ended, and a stop came
+        self._finish_deadline: float | None = None  # `train`: if a stop came after the job's end
 
     def run(self, environ: Mapping[str, str]) -> Result:
         """Start the command and wait until it and the launchers have ended."""
@@ -127,8 +127,8 @@ class _Init:
         reported = self.launchers.result
         if reported and reported.stop_signal and version_of(failure_file) != before:
             _remove_failure(failure_file, reported.exit_code)
-        # The toolkit writes `success`, or `failure`. What it raises because it cannot write that is
-        # lost, and it ends with 0 (trainer.py): SageMaker would take the job for completed.
+        # The toolkit writes `success` or `failure`. If it cannot write, it loses that exception and
+        # ends with 0 (trainer.py): SageMaker would take the job for completed.
         is_toolkit = is_train(self._command) and "SAGEMAKER_TRAINING_MODULE" in environ
         result = of_container(
             self._process.returncode,
@@ -151,10 +151,10 @@ class _Init:
     def _accept(self) -> None:
         for pid in self.launchers.accept():
             if self._stop_signal:
-                send(pid, self._stop_signal)  # the launcher has come too late to train
+                send(pid, self._stop_signal)  # this launcher started after the stop
 
     def _on_signals(self) -> None:
-        self._accept()  # a launcher that has just come counts
+        self._accept()  # include a launcher that has just connected
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 reap(self._process)
@@ -164,7 +164,7 @@ class _Init:
                 log(left_alone(number))
 
     def _stop(self, number: int) -> None:
-        """Pass a stop on: to the launchers or, where none runs, to the command."""
+        """Forward a stop to the launchers or, if none runs, to the command."""
         self._stop_signal = self._stop_signal or number
         sent = [send(pid, number) for pid in self.launchers.pids]
         if any(sent):
@@ -180,7 +180,7 @@ class _Init:
         if self._process.returncode is None:
             number = self._stop_signal
             log(f"{signal_name(number)}: no launcher is running; stopping {self._command[0]}.")
-            # The toolkit reports success after SIGINT, or just goes on (retrying.py, in its wait).
+            # After SIGINT the toolkit reports success, or continues (retrying.py, in its wait).
             send(self._process.pid, signal.SIGTERM if is_train(self._command) else number)
 
     def _reason(self, reported: Result | None, oom: str) -> str:
@@ -193,12 +193,12 @@ class _Init:
 
 
 def _tell_first_host(error: LaunchError, environ: Mapping[str, str], signals: Signals) -> None:
-    """Send the first host, if it is another one, what a host sends that cannot start.
+    """Report to the first host, if this is another, that this host cannot start.
 
-    It gives up after a few seconds (UNHEARD_SECONDS): that host may have no launcher either.
+    It gives up after a few seconds (UNHEARD_SECONDS): the first host may have no launcher either.
     """
-    seen = {**environ, "SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0"}  # drivers need not be asked
-    # Some script has to be named, perhaps by a hyperparameter, as options may be, too.
+    seen = {**environ, "SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0"}  # do not query the drivers
+    # A script must be named; a hyperparameter may name it, and set options, too.
     for words in (["--train-script", _TRAIN], []):
         with contextlib.suppress(LaunchError):
             job = prepare(words, seen, signals)
@@ -209,8 +209,8 @@ def _tell_first_host(error: LaunchError, environ: Mapping[str, str], signals: Si
 
 
 def _remove_failure(path: str, exit_code: int) -> None:
-    """Remove the toolkit's failure file if it says no more than that a launcher ended so."""
+    """Remove the toolkit's failure file if it only gives a launcher's exit code."""
     with contextlib.suppress(OSError), open(path, errors="replace") as file:
-        # As its errors.py writes it. 1: by way of a shell script, `sm-launch ... || exit 1`.
+        # In the form of its errors.py. 1: from a shell script, `sm-launch ... || exit 1`.
         if re.match(rf"\w+:\nExitCode ({exit_code}|1)\n", file.read(4096)):
             os.remove(path)

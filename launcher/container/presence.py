@@ -1,8 +1,8 @@
 """A launcher reports to the init above it (init.py) that it runs, and how it ends.
 
-It connects to the Unix socket that LAUNCHER_INIT names as soon as it handles stops, and stays
-connected until it ends. Before that it sends its exit code and whether it was stopped: `143
-stopped`. A connection that ends without a word is that of a launcher that was killed.
+As soon as it handles stops, it connects to the Unix socket that LAUNCHER_INIT names, and stays
+connected until it ends. Then it sends its exit code and whether it was stopped: `143 stopped`. If
+a connection ends without a message, its launcher was killed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from launcher.result.causes import Result
 from launcher.text.log import log
 
 KILLED = Result(128 + signal.SIGKILL)
-_INIT_SECONDS = 2  # that an init has to take a connection, or what is sent on it
+_INIT_SECONDS = 2  # for an init to accept a connection, or to read from it
 _BACKLOG = 128  # pending connections
 
 
 @contextlib.contextmanager
 def registered(environ: Mapping[str, str]) -> Iterator[Callable[[Result], None]]:
-    """Be connected to the init, if there is one; yield what reports how this launcher will end."""
+    """Connect to the init, if there is one; yield a function that reports its result."""
     if not environ.get(INIT):
         yield lambda result: None
         return
     with socket.socket(socket.AF_UNIX) as connection:
-        # An init that stands still must not hold up a launcher (socket(7)).
+        # A suspended init must not hold up a launcher (socket(7)).
         limit = struct.pack("ll", _INIT_SECONDS, 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
@@ -46,7 +46,7 @@ def registered(environ: Mapping[str, str]) -> Iterator[Callable[[Result], None]]
                 "forward stops to this launcher, nor learn how the job ends."
             )
         except OSError:
-            pass  # the variable has outlived its init: nobody listens
+            pass  # the init of this variable has ended
 
         def report(result: Result) -> None:
             message = f"{result.exit_code} stopped" if result.stop_signal else str(result.exit_code)
@@ -57,10 +57,10 @@ def registered(environ: Mapping[str, str]) -> Iterator[Callable[[Result], None]]
 
 
 class LauncherRegistry:
-    """The init's end: the launchers that run below it.
+    """The init's end of the sockets: the launchers that run below it.
 
-    Attributes: `name`, of the socket, for LAUNCHER_INIT; `result`, how the launcher ended that
-    ended last, None if none has.
+    Attributes: `name`, the socket's, for LAUNCHER_INIT; `result`, that of the last launcher to end,
+    None if none has ended.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -77,7 +77,7 @@ class LauncherRegistry:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of the launchers that run."""
+        """The pids of the running launchers."""
         return list(self._pids.values())
 
     def fileno(self) -> int:
@@ -85,10 +85,10 @@ class LauncherRegistry:
         return self._listener.fileno()
 
     def accept(self) -> list[int]:
-        """Accept what has connected by now; return the pids of the launchers among them."""
+        """Accept pending connections; return the pids of the launchers among them."""
         pids = []
-        with contextlib.suppress(OSError):  # no more have come, or no descriptor is left for one
-            for _ in range(_BACKLOG + 1):  # more than that have to wait until something else is due
+        with contextlib.suppress(OSError):  # none is pending, or no descriptor is free
+            for _ in range(_BACKLOG + 1):  # leave the others for the next turn of the loop
                 connection, _ = self._listener.accept()
                 credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
                 pid, uid, _gid = struct.unpack("i2I", credentials)  # unix(7), struct ucred
@@ -125,7 +125,7 @@ class LauncherRegistry:
 
 
 def result_of(message: bytes) -> Result | None:
-    """Return how a launcher ended by what it sent; None if that is no launcher's message."""
+    """Return the result in a launcher's message; None if it is not a launcher's message."""
     match = re.fullmatch(rb"(\d{1,3})( stopped)?", message)
     if match is None:
         return None if message else KILLED
@@ -136,9 +136,9 @@ def result_of(message: bytes) -> Result | None:
 def is_trusted(pid: int, uid: int) -> bool:
     """Tell whether this process, an init, takes a process for a launcher.
 
-    An abstract socket has no permissions of its own: any user of the same network can connect.
-    Trusted are root and the init's own user, and whatever runs below the init: gosu, su and sudo
-    make the command, or a part of it, another user's. (pid 0: it is in another container.)
+    An abstract socket has no permissions: any user of the same network namespace can connect. Root,
+    the init's own user and all processes below the init are trusted: gosu, su and sudo run the
+    command, or some of it, as another user. (pid 0: a process in another container.)
     """
     if uid in (0, os.geteuid()):
         return pid != 0

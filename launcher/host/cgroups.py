@@ -1,4 +1,4 @@
-"""The control groups that limit this process, and what small files say."""
+"""The control groups that limit this process, and the contents of small files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def folders(controller: str, root: str = "") -> Iterator[str]:
-    """Yield the folders of this process's group and of all above it, v1 and v2, the top first.
+    """Yield the folders of this process's group and of all groups above it, v1 and v2, top first.
 
     (kernel, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/cgroups.rst)
     """
@@ -22,10 +22,10 @@ def folders(controller: str, root: str = "") -> Iterator[str]:
 
 
 def own(controller: str, root: str = "") -> Iterator[str]:
-    """Yield what may be the folder of this process's own group, v1 and v2, the likeliest first.
+    """Yield candidates for the folder of this process's own group, v1 and v2, likeliest first.
 
-    None of the groups above it, whose memory others use, too. In a container the first folders of
-    the path may be the host's, which are not there.
+    Not the groups above it: other processes use their memory, too. In a container the path may be
+    the host's, whose first folders do not exist here.
     """
     for top, parts in _hierarchies(controller, root):
         for first in range(len(parts) + 1):
@@ -38,7 +38,7 @@ def _hierarchies(controller: str, root: str) -> Iterator[tuple[str, list[str]]]:
         if controllers and controller not in controllers.split(","):
             continue
         top = f"{root}/sys/fs/cgroup" + (f"/{controller}" if controllers else "")
-        # In a container the path may be the host's, while the root is the group's own.
+        # In a container the path may be the host's, although the root is the group's own.
         yield top, [part for part in path.split("/") if part not in ("", "..")]
 
 
@@ -52,11 +52,11 @@ def read_text(path: str) -> str:
 
 
 def oom_kills(root: str = "") -> dict[str, int]:
-    """Return how many out-of-memory kills the kernel has recorded, by what to say of them.
+    """Return how many out-of-memory kills the kernel has recorded, by the words to report them.
 
-    For this process's own memory cgroup, v2 memory.events or v1 memory.oom_control, which count
-    whoever of it was killed, for want of the machine's memory, too. Where there is none, for the
-    whole machine, /proc/vmstat, which counts kills in other containers, too (kernel,
+    They are this process's memory cgroup's: v2 memory.events or v1 memory.oom_control, which also
+    count kills because the machine's memory ran out. Without them, /proc/vmstat counts the whole
+    machine's kills, in other containers, too (kernel,
     Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
     """
     files = [f"{folder}/memory.{name}" for folder in own("memory", root) for name in _EVENTS]
@@ -68,9 +68,9 @@ def oom_kills(root: str = "") -> dict[str, int]:
 
 
 def refused_processes(root: str = "") -> dict[str, int]:
-    """Return how often a group's limit has kept a process or thread from its start, likewise.
+    """Return how often each limit has refused a process or thread, by the words to report it.
 
-    For each group with a limit, of those that this process is in (cgroup-v2.rst, "PID").
+    For each group with a limit that this process is in (cgroup-v2.rst, "PID").
     """
     found = {}
     for folder in folders("pids", root):
@@ -82,5 +82,5 @@ def refused_processes(root: str = "") -> dict[str, int]:
 
 
 def risen(before: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Return what to say of the first of these counts that has risen between two looks."""
+    """Return the words for the first of these counts that has risen; "" if none has."""
     return next((words for words, count in now.items() if count > before.get(words, count)), "")

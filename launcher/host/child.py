@@ -1,4 +1,4 @@
-"""A command that is asked something, or a process that is talked to. Both may block for ever."""
+"""Run a command for its output, or talk to a helper process. Either may block for ever."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from launcher.host.processes import tie_to_this_process
 from launcher.host.signals import Signals
 from launcher.text.protocol import Lines, decoded, encoded
 
-_KILL_SECONDS = 1  # that a killed command has to end
-_POLL_SECONDS = 0.1  # of stops
-_SEND_SECONDS = 5.0  # for a helper to take a message, of which the kernel holds 200 KB by itself
-_REPLY_BYTES = 1 << 22  # of a line of a helper's, at most
+_KILL_SECONDS = 1  # for a killed command to end
+_POLL_SECONDS = 0.1  # between two checks for a stop
+_SEND_SECONDS = 5.0  # for a helper to read a message; the kernel buffers 200 KB
+_REPLY_BYTES = 1 << 22  # of a helper's longest line
 
 
 class Answer(NamedTuple):
-    """What a command said. `problem`: why it did not end with 0, "" if it did."""
+    """A command's output. `problem` says why it did not end with 0, "" if it did."""
 
     out: str
     err: str
@@ -35,9 +35,9 @@ class Answer(NamedTuple):
 def ask(
     argv: Sequence[str], environ: Mapping[str, str], seconds: float, signals: Signals | None = None
 ) -> Answer:
-    """Run a command in a session of its own; return what it says within `seconds`.
+    """Run a command in a session of its own; return its output.
 
-    It is killed if it has not ended by then, or if a stop is among the signals, which stays there.
+    Kill it after `seconds`, or if a stop is among the signals; the stop is not taken from them.
     """
     try:
         process = subprocess.Popen(
@@ -78,7 +78,7 @@ def ask(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and what it started. A driver's call may keep it from dying: nobody waits."""
+    """Kill a command and what it started. Do not wait: a driver's call may keep it alive."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -86,10 +86,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class Helper:
-    """A process in a session of its own that is talked to in lines of JSON.
+    """A process in a session of its own that exchanges lines of JSON with this one.
 
-    take(message) is called for each that it sends, take(None) if it is gone. Its last argument is
-    its socket's descriptor. Raises OSError, or SubprocessError, if it cannot be started.
+    Calls take(message) for each message, and take(None) when it has ended. Its last argument is
+    its socket's descriptor. Raises OSError or SubprocessError if it cannot be started.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Helper:
         selector.register(self._connection, selectors.EVENT_READ, self._read)
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Send a message; return whether it has been taken."""
+        """Send a message; return whether the kernel took all of it."""
         try:
             self._connection.sendall(encoded(message))
         except OSError:
@@ -135,11 +135,11 @@ class Helper:
             self._take(None)
 
     def close(self) -> None:
-        """Kill it, and have take() not be called any more."""
+        """Kill it; take() is not called any more."""
         if not self._is_open:
             return
         self._is_open = False
-        with contextlib.suppress(KeyError):  # the loop waits for nothing any more
+        with contextlib.suppress(KeyError):  # the selector is closed
             self._selector.unregister(self._connection)
         self._connection.close()
         with contextlib.suppress(OSError):

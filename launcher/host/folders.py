@@ -1,4 +1,4 @@
-"""What lies in folders that scripts write to, which may be another machine's, and hang."""
+"""Count files in folders that scripts write to; a folder may be on another machine, and hang."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-_SECONDS = 1.0  # for a look, which a job's end waits for
+_SECONDS = 1.0  # for a count: a job's end waits for it
 _MOST_ENTRIES = 2000
 
 
 def files_below(folders: Sequence[str], age: float | None = None) -> int:
-    """Count the files below some folders, or those of them that have changed within `age` seconds.
+    """Count the files below some folders, or only those that have changed within `age` seconds.
 
-    A folder that does not exist has none. Return -1 if that is not known after a second and 2,000
-    entries; without an age the first file is enough.
+    A folder that does not exist has none. Return -1 if a second or 2,000 entries were not enough.
+    Without an age, stop at the first file.
     """
     since = 0.0 if age is None else time.time() - age
     found: list[int] = []
@@ -33,14 +33,14 @@ def files_below(folders: Sequence[str], age: float | None = None) -> int:
     thread = threading.Thread(target=look, daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads in this container
+    except RuntimeError:  # this container allows no more threads
         return -1
     thread.join(_SECONDS)
     return found[0] if found else -1
 
 
 def _changes(folders: Sequence[str]) -> Iterator[float]:
-    """Yield when each entry has changed, in seconds since the epoch; 0 for what is no file."""
+    """Yield when each entry has changed, in seconds since the epoch; 0 if it is not a file."""
     rest = list(folders)
     while rest:
         try:
@@ -51,5 +51,5 @@ def _changes(folders: Sequence[str]) -> Iterator[float]:
                         yield 0.0
                     else:
                         yield entry.stat(follow_symlinks=False).st_ctime
-        except OSError:  # it is not there, or no longer
+        except OSError:  # it does not exist, or no longer
             continue

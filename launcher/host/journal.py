@@ -1,4 +1,4 @@
-"""DIR/HOST/events.jsonl: what this launcher notes of its job's course (run/history.py)."""
+"""DIR/HOST/events.jsonl: what this launcher records about its job (run/history.py)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any, Callable
 from launcher.text.writer import Writer
 
 NAME = "events.jsonl"
-_END_SECONDS = 1.0  # for the last lines to be written
+_END_SECONDS = 1.0  # to write the last lines
 
 
 def host_folder(folder: str, host: str) -> str:
-    """Return DIR/HOST, where a host writes what it notes and what its ranks print."""
+    """Return DIR/HOST, the folder for a host's events and its ranks' output."""
     return os.path.join(folder, host.replace("/", "_"))
 
 
 class Journal:
-    """The file, to which a thread appends lines, each at once.
+    """The file, to which a thread appends each line at once.
 
-    Its troubles never cost the job: the folder may be another machine's, and hang.
+    Its errors never cost the job: the folder may be on another machine, and hang.
     """
 
     def __init__(self, folder: str, host: str, log: Callable[[str], None]) -> None:
         self._log = log
         self._path = os.path.join(host_folder(folder, host), NAME)
         self._file: io.FileIO | None = None
-        self._writer = Writer(self._write) if folder else None  # None after an error, too
+        self._writer = Writer(self._write) if folder else None  # None also after an error
 
     def note(self, of: Callable[..., Sequence[Any]], *step: Any) -> None:
-        """Have the lines written that of(*step) returns (history.Note)."""
+        """Write the lines that of(*step) returns (history.Note)."""
         writer = self._writer
         if writer is None:
             return
@@ -57,24 +57,24 @@ class Journal:
 
     def _opened(self) -> io.FileIO:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        # It may be there already, as a pipe that nobody reads: no wait for that.
+        # A pipe without a reader may have this name: do not wait for it.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         file = io.FileIO(os.open(self._path, flags, 0o644), "r+")
         size = os.fstat(file.fileno()).st_size
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            os.write(file.fileno(), b"\n")  # behind a line that a full disk has cut off
+            os.write(file.fileno(), b"\n")  # after a line that a full disk has cut off
         return file
 
     @contextlib.contextmanager
     def _no_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # a full disk, a folder that is read-only, a mistake of ours
+        except Exception as error:  # a full disk, a read-only folder, our own bug
             why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._log(f"cannot write {self._path} ({why}); the job continues without it.")
             self._writer = None
 
     def close(self) -> None:
-        """Wait until all is written; a folder that hangs is not waited for."""
+        """Wait until all is written, but not for a folder that hangs."""
         if self._writer:
             self._writer.flush(_END_SECONDS)

@@ -1,4 +1,4 @@
-"""Names, addresses and connections of hosts, IPv4 and IPv6."""
+"""Hosts' names, addresses and connections, IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from launcher.text.words import is_loopback
 
 SocketAddress = tuple[Any, ...]  # as getaddrinfo gives it
 
-_CONNECT_SECONDS = 4  # for an address to take a connection
+_CONNECT_SECONDS = 4  # for an address to accept a connection
 _OWN_NAME_SECONDS = 0.2  # for a look-up of this host's own name, which seldom takes any longer
 _BACKLOG = 1 << 12  # connections to accept; the kernel allows net.core.somaxconn (listen(2))
 
 
 def look_up(host: str, port: int = 0) -> list[tuple[socket.AddressFamily, SocketAddress]]:
-    """Return the families and addresses of a name, none if it does not resolve.
+    """Return the families and addresses of a name; none if it does not resolve.
 
     May block for many seconds.
     """
@@ -27,7 +27,7 @@ def look_up(host: str, port: int = 0) -> list[tuple[socket.AddressFamily, Socket
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    # A line that is twice in /etc/hosts gives its address twice.
+    # A line that is in /etc/hosts twice yields its address twice.
     return list(dict.fromkeys((family, address) for family, *_, address in found))
 
 
@@ -43,10 +43,10 @@ def is_literal(host: str) -> bool:
 
 
 def own_addresses(host: str) -> tuple[list[str], bool]:
-    """Return what to listen on, [] for all addresses, and whether the host's name has an address.
+    """Return the addresses to listen on, [] for all, and whether the host's name has an address.
 
-    A host's own name may lead nobody else to it, as Debian's 127.0.1.1 in /etc/hosts, or have no
-    address on this host alone.
+    A host's own name may not be reachable from other hosts (Debian's 127.0.1.1 in /etc/hosts), or
+    may have no address on this host alone.
     """
     if is_literal(host):
         return [host], True
@@ -55,7 +55,7 @@ def own_addresses(host: str) -> tuple[list[str], bool]:
 
 
 def _look_up_within(host: str, seconds: float) -> list[str]:
-    """Return the addresses of a name, none if that takes longer."""
+    """Return the addresses of a name; none if the look-up takes longer."""
     found: list[str] = []
 
     def run() -> None:
@@ -64,14 +64,14 @@ def _look_up_within(host: str, seconds: float) -> list[str]:
     thread = threading.Thread(target=run, daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads in this container
+    except RuntimeError:  # this container allows no more threads
         return []
     thread.join(seconds)
     return list(found)
 
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on those of some addresses that this host has, or on all of its own ([]).
+    """Listen on those of these addresses that this host has; for [], on all of its own.
 
     Raises OSError: EADDRINUSE if the port is taken at one of them.
     """
@@ -88,7 +88,7 @@ def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
                     for listener in listeners:
                         listener.close()
                     raise
-                none = error  # DNS may know an IPv6 address, and the host have none
+                none = error  # DNS may have an IPv6 address that this host lacks
     if not listeners:
         raise none
     return listeners
@@ -101,7 +101,7 @@ def _listen_on_all(port: int) -> socket.socket:
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )
         except OSError:
-            pass  # IPv6 may be switched off; and a port that is taken is for both
+            pass  # IPv6 may be disabled; a taken port fails for IPv4, too
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 

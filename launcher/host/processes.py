@@ -15,7 +15,7 @@ from launcher.errors import CannotExecuteError, LaunchError, NotFoundError
 
 try:
     import psutil
-except ImportError as error:  # or its part in C does not load
+except ImportError as error:  # or its C extension does not load
     _PSUTIL_ERROR = str(error)
 else:
     _PSUTIL_ERROR = ""
@@ -28,8 +28,8 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a child with this process's streams; the options are Popen's.
 
-    Raises LaunchError if there is no such program, or its interpreter does not exist (exit code
-    127; `hint` then says how to fix it), and if it cannot be executed (126).
+    Raises LaunchError if there is no such program, or if its interpreter does not exist (exit code
+    127; `hint` adds how to fix that), and if it cannot be executed (126).
     """
     name, folder = argv[0], options.get("cwd")
     try:
@@ -38,7 +38,7 @@ def start(
         if folder and not os.path.isdir(folder):
             raise LaunchError(f"the folder {folder} has been removed.") from None
         problem = f"{name} was not found{hint}"
-        import shutil  # only for an error
+        import shutil  # only an error needs it
 
         if shutil.which(name, path=environ.get("PATH")):
             problem = f"cannot execute {name}: its `#!` interpreter does not exist"
@@ -48,15 +48,15 @@ def start(
 
 
 def tie_to_this_process() -> Callable[[], None]:
-    """Return what a child has to run (preexec_fn) for the kernel to end it if we are killed."""
-    import ctypes  # only for a child that is tied
+    """Return a child's preexec_fn that has the kernel send it SIGTERM if this process is killed."""
+    import ctypes  # only tied children need it
 
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # killed before the kernel was told
+        if os.getppid() != parent:  # killed before prctl() took effect
             os._exit(128 + signal.SIGTERM)
 
     return tie
@@ -77,7 +77,7 @@ def reaped() -> list[tuple[int, int]]:
 def reap(*started: subprocess.Popen[bytes]) -> bool:
     """Reap all children that have ended; return whether others remain.
 
-    Sets `returncode` of those that `start` returned; Popen itself no longer can.
+    Sets `returncode` of these processes from `start`; Popen itself no longer can.
     """
     ended = dict(reaped())
     for child in started:
@@ -92,7 +92,7 @@ def send(process: psutil.Process | int, number: int) -> bool:
     """Send a signal to a process or pid; return False if it is gone, or another user's."""
     if not isinstance(process, int):
         if not process.is_running():
-            return False  # its pid may be another process's by now
+            return False  # another process may have its pid by now
         process = process.pid
     try:
         os.kill(process, number)
@@ -102,7 +102,7 @@ def send(process: psutil.Process | int, number: int) -> bool:
 
 
 def require_psutil() -> None:
-    """Raise LaunchError if psutil cannot be used, which a job's end needs."""
+    """Raise LaunchError if psutil cannot be used; a job's end needs it."""
     if _PSUTIL_ERROR:
         raise LaunchError(
             f"psutil cannot be imported by {sys.executable} ({_PSUTIL_ERROR}); install it there."
@@ -110,17 +110,17 @@ def require_psutil() -> None:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """Return a process and all below it, each behind its parent; none if it is gone.
+    """Return a process and all processes below it, parents first; none if it is gone.
 
-    psutil's own children() raises an error if /proc shows only one's own processes (hidepid=1).
+    psutil's own children() fails if /proc shows a user only their own processes (hidepid=1).
     """
     children = _children()
     try:
         found = [psutil.Process(pid)]
     except psutil.Error:
         return []
-    for process in found:  # which grows meanwhile
-        found += children.pop(process.pid, ())  # once, whatever pids were used again meanwhile
+    for process in found:  # it grows in the loop
+        found += children.pop(process.pid, ())  # only once, even if a pid was reused meanwhile
     return found
 
 
@@ -134,7 +134,7 @@ def cpu_of(pid: int) -> float:
 
 
 def _children() -> dict[int, list[psutil.Process]]:
-    """Return all processes, by the pids of their parents."""
+    """Return all processes, grouped by their parents' pids."""
     children: dict[int, list[psutil.Process]] = defaultdict(list)
     for process in psutil.process_iter(["ppid"], ad_value=None):
         children[process.info["ppid"]].append(process)
@@ -142,13 +142,13 @@ def _children() -> dict[int, list[psutil.Process]]:
 
 
 def kill_tree(pid: int, *, below: bool) -> None:
-    """Kill a process, and perhaps all below it."""
+    """Kill a process, and, with `below`, all processes below it."""
     for process in tree(pid) if below else (pid,):
         send(process, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Have what this process's children leave behind become its children (a subreaper)."""
+    """Become the parent of the orphans of this process's children (a subreaper)."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

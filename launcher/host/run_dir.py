@@ -1,4 +1,4 @@
-"""The folder on this host of a job that runs."""
+"""A running job's folder on this host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from launcher.errors import LaunchError
 from launcher.text.log import log
 
-PREFIX, SOCKET = "sm-launch-", "socket"  # of its name; of its socket's
-_PARENT_BYTES = 60  # of the path of the folder above: a socket's has at most 107 (unix(7))
+PREFIX, SOCKET = "sm-launch-", "socket"  # of the folder's name; of the socket in it
+_PARENT_BYTES = 60  # of the parent folder's path: a socket's path has at most 107 (unix(7))
 
 
 @contextlib.contextmanager
 def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
-    """Make a folder for the launcher's socket and torchrun's temporary files; remove it after.
+    """Make a folder for the launcher's socket and torchrun's temporary files; remove it at the end.
 
     Raises LaunchError.
     """
@@ -29,7 +29,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
         )
     folder = os.path.join(parent, f"{_prefix(os.getpid())}{time.time_ns():x}")
     try:
-        os.mkdir(folder, 0o700)  # only if it is not there
+        os.mkdir(folder, 0o700)  # fails if it exists
     except OSError as error:
         what = f"cannot create a folder in {parent} ({error.strerror})"
         fix = f"set TMPDIR to a writable folder whose path has at most {_PARENT_BYTES} bytes"
@@ -41,7 +41,7 @@ def run_dir(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def remove_left(pid: int, environ: Mapping[str, str]) -> None:
-    """Remove the folder that a launcher left because it was killed."""
+    """Remove the folder of a launcher that was killed."""
     for parent in {_parent(environ), "/tmp"}:
         with contextlib.suppress(OSError):
             for name in os.listdir(parent):
@@ -58,13 +58,13 @@ def _prefix(pid: int) -> str:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder of this user's with all that is in it, as far as that can be.
+    """Remove one of this user's folders with its contents, as far as possible.
 
-    In /tmp anybody can make an entry of that name, also a link. Once it is known to be ours nobody
-    else can replace it there; and what it contains shutil removes without following links
+    In /tmp anybody can create an entry of that name, even a link. Once we have seen that it is
+    ours, nobody else can replace it; and shutil removes its contents without following links
     (rmtree.avoids_symlink_attacks, as on every Linux since Python 3.3).
     """
-    import shutil  # at the end: it takes 2 ms
+    import shutil  # not at the start: it takes 2 ms
 
     with contextlib.suppress(OSError):
         if os.lstat(folder).st_uid == os.geteuid():

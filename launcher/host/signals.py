@@ -1,6 +1,6 @@
-"""Signals as something to wait for: the handlers only note them, the loop that waits acts.
+"""Signals that a loop can wait for: handlers only record them, and the loop acts.
 
-By handlers, which execve(2) undoes: ranks would inherit what is ignored.
+Handlers, because execve(2) resets them; ranks would inherit ignored signals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ALWAYS = (signal.SIGTERM, signal.SIGCHLD)
 
 
 def left_alone(number: int) -> str:
-    """Return what the log says of one of OTHERS."""
+    """Return the log line for one of OTHERS."""
     return (
         f"{signal_name(number)}: ignored; it is not a stop signal, and is not forwarded to "
         "the ranks."
@@ -23,7 +23,7 @@ def left_alone(number: int) -> str:
 
 
 class Signals:
-    """Notes signals and the ends of children from its creation on; a selector can wait for it.
+    """Records signals and ends of children from its creation on; a selector can wait for it.
 
     The handlers do nothing: Python itself writes each signal's number to a socket (signal
     module, set_wakeup_fd), and `take` reads it there.
@@ -37,15 +37,15 @@ class Signals:
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in (*STOPS, signal.SIGCHLD, *OTHERS)
-            # What nohup and `&` ignore stays ignored. SIGTERM is handled all the same: whoever
-            # keeps the toolkit alive through a stop makes its children ignore SIGTERM, too.
-            # With SIGCHLD ignored the kernel would reap torchrun before we can.
+            # Signals that nohup and `&` ignore stay ignored. SIGTERM is handled in any case: a
+            # program that keeps the toolkit alive through a stop makes its children ignore SIGTERM.
+            # If SIGCHLD were ignored, the kernel would reap torchrun before we can.
             if number in _ALWAYS or signal.getsignal(number) != signal.SIG_IGN
         }
-        # A mask is inherited too: we have our parent's, and the ranks would have ours.
+        # Children inherit the mask, too: this is our parent's, and the ranks would get ours.
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOPS, signal.SIGCHLD))
-        self._seen = b""  # by `stop`, and not taken yet
-        self._others = bytes(OTHERS)  # that have not come yet
+        self._seen = b""  # signals that `stop` has read and `take` has not returned yet
+        self._others = bytes(OTHERS)  # that have not arrived yet
 
     def __enter__(self) -> Signals:
         return self
@@ -59,7 +59,7 @@ class Signals:
         self._writer.close()
 
     def ignore_stops(self) -> None:
-        """Ignore stops and the like from now on: none changes how this process ends."""
+        """Ignore stops and OTHERS from now on: they no longer change how this process ends."""
         for number in (*STOPS, *OTHERS):
             signal.signal(number, signal.SIG_IGN)
             self._handlers.pop(number, None)
@@ -69,9 +69,9 @@ class Signals:
         return self._reader.fileno()
 
     def take(self) -> bytes:
-        """Return the numbers of the signals that came since the last call, one in each byte.
+        """Return the numbers of the signals that arrived since the last call, one in each byte.
 
-        Of OTHERS each comes once.
+        Each of OTHERS is returned only once.
         """
         seen, self._seen = self._seen, b""
         try:
@@ -87,9 +87,9 @@ class Signals:
         return seen
 
     def stop(self) -> int:
-        """Return the number of the first stop that came and was not taken yet; 0 if none did.
+        """Return the number of the first stop that was not taken yet; 0 if there is none.
 
-        The descriptor no longer shows what this has seen: take it before waiting for more.
+        Its bytes no longer wake the selector: call `take` before waiting for more.
         """
         self._seen = self.take()
         return next((number for number in self._seen if number in STOPS), 0)

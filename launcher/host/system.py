@@ -1,7 +1,7 @@
-"""What the loop of a launcher stands on: a clock, a selector and its connections, processes.
+"""What a launcher's loop runs on: a clock, a selector and its connections, processes.
 
-What the supervisor, the channel and the keepers' connections wait for, start and signal, they do by
-it; under the System of tests/simulation the same loop runs. This one needs Linux (proc, prctl).
+The supervisor, the channel and the keepers' connections wait, start and signal only through it.
+tests/simulation runs the same loop on another System. This one needs Linux (proc, prctl).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from launcher.host.run_dir import SOCKET, run_dir
 from launcher.host.signals import Signals
 from launcher.text.log import log
 
-_MANY_FILES, _FEW_FILES = 1 << 16, 1 << 12  # that ranks may have open; below few the log says so
+_MANY_FILES, _FEW_FILES = 1 << 16, 1 << 12  # that ranks may have open; a limit below few is logged
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # of a scheduler
-_LAST_FILES = 8  # descriptors: /proc is read, folders are removed, a file of this process is loaded
+_LAST_FILES = 8  # descriptors that a job's end needs: /proc, folders to remove, imports
 
 
 def _raise_file_limit() -> None:
-    """Let this process, and all that it starts, have more files open.
+    """Let this process, and all processes that it starts, have more files open.
 
-    Data loaders pass each tensor as one: torch's "Too many open files".
+    Data loaders pass each tensor as a file: torch's "Too many open files".
     """
     soft, hard = _file_limits()
     files = min(hard, _MANY_FILES)
@@ -49,14 +49,14 @@ def _raise_file_limit() -> None:
 
 
 def _file_limits() -> tuple[int, int]:
-    """Return the soft and the hard limit on open files: a process's, which Linux always has."""
+    """Return the soft and the hard limit on open files: of a process, which Linux always has."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 class System:
     """This machine. Use it as a context manager: it closes what it has opened.
 
-    What other modules have as functions, and a simulation in another way, is named here first.
+    Functions of other modules that a simulation replaces are named here first.
     """
 
     log = staticmethod(log)
@@ -75,11 +75,11 @@ class System:
         return time.strftime("%H:%M:%S UTC", time.gmtime())
 
     def now(self) -> float:
-        """Return the time in seconds, without that in which the loop stood still."""
+        """Return the time in seconds, less the time for which the loop was suspended."""
         return time.monotonic() - self._stood_still
 
     def stood_still(self, seconds: float) -> None:
-        """Have no time pass for so long: the loop was late."""
+        """Take these seconds off the clock: the loop was suspended or blocked."""
         self._stood_still += seconds
 
     def __init__(self, signals: Signals) -> None:
@@ -88,13 +88,13 @@ class System:
         self.selector: selectors.BaseSelector = selectors.DefaultSelector()
         _raise_file_limit()
         self._over = threading.Event()
-        self._news: deque[Callable[[], None]] = deque()  # of threads; the bell rings for them
+        self._news: deque[Callable[[], None]] = deque()  # from threads, which ring the bell
         self._bell, self._button = socket.socketpair()
         self._bell.setblocking(False)
         self._button.setblocking(False)
         self.selector.register(self._bell, selectors.EVENT_READ, self._on_bell)
         self._helpers: set[int] = set()
-        self._others = processes.children()  # from before the launcher
+        self._others = processes.children()  # from before this launcher
 
     def __enter__(self) -> System:
         return self
@@ -108,17 +108,17 @@ class System:
     # The network. Sockets do not block.
 
     def open_files(self) -> tuple[int, int]:
-        """Return how many files this process may have open, and has."""
-        return _file_limits()[0], len(os.listdir("/proc/self/fd")) - 1  # 1: of the listing itself
+        """Return how many files this process may have open, and how many it has."""
+        return _file_limits()[0], len(os.listdir("/proc/self/fd")) - 1  # 1: for the listing itself
 
     def has_room_beside(self, connection: socket.socket) -> bool:
-        """Whether the descriptors are left that the end of a job needs, beside a new connection."""
+        """Whether a new connection leaves the descriptors that the end of a job needs."""
         return connection.fileno() < _file_limits()[0] - _LAST_FILES
 
     def listen(self, host: str, port: int) -> tuple[list[socket.socket], bool]:
-        """Listen on the addresses of this host's name; if it has none such, on all of its own.
+        """Listen on the addresses of this host's name; if it has none of them, on all of its own.
 
-        Return the sockets, and whether others may find this host by its name. Raises OSError:
+        Return the sockets, and whether other hosts may find this host by its name. Raises OSError:
         EADDRINUSE if the port is taken.
         """
         own, resolves = own_addresses(host)
@@ -133,9 +133,9 @@ class System:
     def connect(
         self, host: str, port: int, wait: float, then: Callable[[socket.socket | str], None]
     ) -> None:
-        """Connect after `wait` seconds; then(socket, or what the trouble is).
+        """After `wait` seconds, connect, and call then(socket, or why there is none).
 
-        In a thread: a look-up may take long. Raises LaunchError if none can be started.
+        In a thread: a look-up may take long. Raises LaunchError if no thread can be started.
         """
 
         def run() -> None:
@@ -144,7 +144,7 @@ class System:
             what = connected(host, port)
             if not self._over.is_set():
                 self._news.append(functools.partial(then, what))
-                with contextlib.suppress(OSError):  # it has rung already, or all is over
+                with contextlib.suppress(OSError):  # it is full of rings, or closed
                     self._button.send(b"\0")
             elif not isinstance(what, str):
                 what.close()
@@ -173,7 +173,7 @@ class System:
         return listener
 
     def send_with_stderr(self, connection: socket.socket, line: bytes) -> None:
-        """Send a keeper a line, and this process's stderr with it. Raises OSError."""
+        """Send a keeper a line, together with this process's stderr. Raises OSError."""
         socket.send_fds(connection, [line], [2])
 
     # Processes.
@@ -181,9 +181,9 @@ class System:
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], *, folder: str, stderr: int
     ) -> int:
-        """Start torchrun, or what runs it, in a session of its own; return its pid.
+        """Start torchrun, or the program that runs it, in a session of its own; return its pid.
 
-        `folder` is its current one, "" for this process's. The kernel sends it SIGTERM if this
+        `folder` is its current folder, "" for this process's. The kernel sends it SIGTERM if this
         process is killed. Raises LaunchError.
         """
         processes.adopt_orphans()
@@ -196,14 +196,14 @@ class System:
                 start_new_session=True,
                 preexec_fn=processes.tie_to_this_process(),
             )
-        child.returncode = 0  # Popen is not to wait for it: reap() does
+        child.returncode = 0  # Popen must not wait for it: reap() does
         return child.pid
 
     @contextlib.contextmanager
     def _as_children_are(self) -> Iterator[None]:
-        """Start processes deaf to a scheduler's warnings, of which torchrun would die.
+        """Start processes that ignore a scheduler's warnings, which would kill torchrun.
 
-        Keepers give scripts their dispositions back.
+        Keepers restore their scripts' own dispositions.
         """
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
         try:
@@ -219,7 +219,7 @@ class System:
         folder: str,
         take: Callable[[Mapping[str, Any] | None], None],
     ) -> Helper:
-        """Start a helper of the job's (child.py). Raises OSError or SubprocessError."""
+        """Start one of the job's helpers (child.py). Raises OSError or SubprocessError."""
         with self._as_children_are():
             helper = Helper(argv, environ, folder, self.selector, take)
         self._helpers.add(helper.pid)
@@ -227,14 +227,14 @@ class System:
 
     @property
     def has_children(self) -> bool:
-        """Whether anything of the job is left, but for helpers.
+        """Whether any process of the job remains, except helpers.
 
         An entry point may have started processes before it executed the launcher.
         """
         return bool(self._children())
 
     def kill_children(self) -> None:
-        """Kill what is left of the job, but for helpers."""
+        """Kill all processes of the job, except helpers."""
         for pid in self._children():
             processes.kill_tree(pid, below=True)
 

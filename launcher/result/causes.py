@@ -1,7 +1,7 @@
 """Why a job ends: the failures, which of them is the cause, and every exit code. Pure.
 
-The launcher's exit code is that of the process that is the cause, 128 + the number of a signal, or
-one of errors.py (docs/options.md, "Exit codes").
+The launcher's exit code is that of the process that caused the end, 128 + the number of a signal,
+or one of errors.py (docs/options.md, "Exit codes").
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from launcher.text.words import (
 )
 
 LIMIT = 1024  # characters of the failure file that SageMaker shows as FailureReason
-# How the second line of a failure text begins if something keeps the job from a restart.
+# The start of a failure text's second line if something prevents a restart.
 NO_RESTART = "no restart: "
-# In characters: the first line, of a rank and of others, and of what is cut the least that stays.
+# In characters: the first line of a rank's failure and of others, and the least that cuts leave.
 _OF_RANK, _OF_OTHERS, _LEAST = 500, 900, 150
-_SAID = 300  # and of what a rank has written last
-_TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash, a thread's end
+_SAID = 300  # and of a rank's last output
+_TIMES = re.compile(r", (at \d\d:\d\d:\d\d UTC|[\d.]+ s earlier)")  # of a crash; of a thread
 _FRAMES = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r"^(?=  File )", re.MULTILINE)
-# What torchrun raises for a setting that it cannot use.
+# Exceptions of torchrun for a setting that it cannot use.
 _OF_SETTINGS: tuple[str, ...] = (
     "ValueError",
     "KeyError",
@@ -54,18 +54,18 @@ _OF_SETTINGS: tuple[str, ...] = (
     "FileExistsError",
 )
 _OF_SETTINGS += ("NotADirectoryError", "PermissionError")
-# What a script misses that was written for AWS's data parallel library.
+# Modules that a script for AWS's data parallel library may miss.
 _SMDDP = ("smdistributed", "smdistributed.dataparallel")
 
 
 class Cause(enum.IntEnum):
-    """What a failure says of why the job ends, the best explanation first."""
+    """How well a failure explains why the job ends, the best explanation first."""
 
     OWN = 0  # a rank failed for a reason of its own, or a host cannot start
     HOST_LOST = 1
-    TORCHRUN = 2  # it failed, or was killed
+    TORCHRUN = 2  # torchrun failed, or was killed
     ABORTED = 3  # a rank was aborted, or ended by SIGTERM: perhaps because another one had died
-    SECONDARY = 4  # a rank said that it heard of another's death
+    SECONDARY = 4  # a rank reported another rank's death
 
     @property
     def patience(self) -> float:
@@ -77,25 +77,25 @@ _PATIENCE = (0.0, 0.5, 1.0, 3.0, 3.0)
 
 
 class Result(NamedTuple):
-    """How the job ends, the same on every host; `text` is that of the failure file, "" for none."""
+    """How the job ends, the same on every host; `text` is for the failure file, "" for none."""
 
     exit_code: int
     text: str = ""
-    stop_signal: int = 0  # with which a person or the platform stopped the job
+    stop_signal: int = 0  # of a person or the platform
 
 
 SUCCESS = Result(0)
-PROBLEMS = Result(EXIT_USAGE)  # that `sm-launch doctor` has found
+PROBLEMS = Result(EXIT_USAGE)  # found by `sm-launch doctor`
 
 
 def failure_text(text: str) -> str:
-    """Return a text as in the failure file: printable, cut, and never blank."""
+    """Return a text for the failure file: printable, cut, and never blank."""
     text = printable(text[:LIMIT], keep="\n").strip("\n")[: LIMIT - 1]
     return f"{text if text.strip() else 'the reason is not known'}\n"
 
 
 def as_received(result: Result) -> Result:
-    """Return a result that the coordinator has sent; that of a success, or a stop, has no text."""
+    """Return a result from the coordinator; without text after a success or a stop."""
     if result.exit_code == 0:
         return SUCCESS
     if result.stop_signal:
@@ -104,32 +104,32 @@ def as_received(result: Result) -> Result:
 
 
 class Failure(NamedTuple):
-    """One reason for the job to fail: what its host knows, and what the coordinator adds.
+    """One reason for the job to fail: its host's facts, and those that the coordinator adds.
 
-    `exit_code` is a process's, 1 to 255. A restart can fix only one that `may_restart`,
-    unless hardware is `broken`, in words; `rank` is that which failed, -1 if none did. `text` has
-    what becomes of the words.
+    `exit_code` is a process's, 1 to 255. A restart can fix it only if it `may_restart` and no
+    hardware is `broken` (in words); `rank` is the failed rank, -1 if none failed. `text` is made
+    from the words.
     """
 
     cause: Cause
     exit_code: int
-    what: str  # who failed and how, which is cut if it is too long
-    more: str = ""  # what is known besides, which is not
+    what: str  # who failed and how; cut if it is too long
+    more: str = ""  # further facts, never cut
     details: str = ""  # `exit code 3, 12 s after start`
-    frames: str = ""  # as a traceback has them, the innermost last
+    frames: str = ""  # of a traceback, the innermost last
     may_restart: bool = False
     rank: int = -1
     broken: str = ""
-    # Of the coordinator.
+    # Added by the coordinator.
     wait: str = ""  # who waited for whom
-    departed: str = ""  # which ranks had ended with 0
-    failures: int = 1  # that were known
-    no_restart: str = ""  # why the job does not restart, though it could
-    restart: str = ""  # the failure before, whose restart this one is of
+    departed: str = ""  # which ranks had already ended with 0
+    failures: int = 1  # of ranks, this one included
+    no_restart: str = ""  # why the job does not restart, although restarts remain
+    restart: str = ""  # the earlier failure, whose restart this one prevents
 
     @property
     def text(self) -> str:
-        """The failure file's text, the cause first: made here alone, and changed by nobody."""
+        """The failure file's text, the cause first; nothing changes it later."""
         limit = _OF_RANK if self.rank >= 0 else _OF_OTHERS
         first = shortened(self.what, max(_LEAST, limit - len(self.more))) + self.more
         first = shortened(first, limit)
@@ -145,7 +145,7 @@ class Failure(NamedTuple):
             lines.append(shortened(f"reason for the restart: {self.restart}", 300))
         text = "".join(f"{printable(line)}\n" for line in lines)
         frames = _FRAME.split(printable(self.frames, keep="\n").rstrip("\n"))[1:]
-        # The innermost are the ones to keep.
+        # Drop the outermost frames first.
         while frames and len(text) + len(_FRAMES) + sum(map(len, frames)) >= LIMIT:
             del frames[0]
         return failure_text(text + _FRAMES * bool(frames) + "".join(frames))
@@ -162,12 +162,12 @@ class Failure(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The first line without times, which are never the same again."""
+        """The first line without times, which differ between equal failures."""
         return _TIMES.sub("", self.headline)
 
 
 class Aside(NamedTuple):
-    """What another thread of a rank raised, in seconds before the rank's own end."""
+    """An exception in another thread of a rank, `before` seconds before the rank's own end."""
 
     thread: str
     chain: Sequence[raised.Link]
@@ -178,9 +178,9 @@ class Aside(NamedTuple):
 class RankFailure(NamedTuple):
     """How one rank of this host ended; `exit_code` is negative for a signal.
 
-    `time` is in seconds since its torchrun's start. A rank that `said` why it ended raised, or
-    called sys.exit; one that did not was killed, or called os._exit. `chain` is what it raised, as
-    raised.read gives it.
+    `time` is in seconds since its torchrun's start. If it `said` why it ended, it raised or called
+    sys.exit; otherwise it was killed, or called os._exit. `chain` is its exceptions, from
+    raised.read.
     """
 
     rank: int
@@ -189,27 +189,27 @@ class RankFailure(NamedTuple):
     chain: Sequence[raised.Link] = ()
     time: float = math.inf
     said: bool = False
-    notes: Sequence[str] = ()  # what else it knows of its end, in words
-    recorded: str = ""  # and what the kernel has, by its counters
+    notes: Sequence[str] = ()  # what else the rank knows about its end, in words
+    recorded: str = ""  # what the kernel's counters show
     place: str = ""  # where it crashed: `load, data.py:88`
-    frames: str = ""  # and the calls there, as a traceback has them
+    frames: str = ""  # the calls there, as a traceback shows them
     at: str = ""  # the time of day of a crash
-    last_words: str = ""  # why it was aborted, as it has written
+    last_words: str = ""  # why it was aborted, by its last output
     aside: Aside | None = None
-    after_script: bool = False  # its script had ended: an exit handler failed, or a thread
+    after_script: bool = False  # an exit handler or a thread failed after the script's end
 
     @property
     def cause(self) -> Cause:
-        """What this says of why the job ends: OWN, ABORTED or SECONDARY."""
+        """How well this explains why the job ends: OWN, ABORTED or SECONDARY."""
         if not self.is_secondary:
             return Cause.OWN
         return Cause.SECONDARY if self.said else Cause.ABORTED
 
     @property
     def is_secondary(self) -> bool:
-        """Whether this reads like the consequence of something that failed before.
+        """Whether this looks like the consequence of an earlier failure.
 
-        NCCL's watchdog aborts a process whose peer has died, and SIGTERM is how others end one.
+        NCCL's watchdog aborts a process whose peer has died, and others end a process by SIGTERM.
         """
         if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
             return True
@@ -217,17 +217,17 @@ class RankFailure(NamedTuple):
 
 
 def exit_code_of(returncode: int) -> int:
-    """Return the exit code by which a process is known that has ended; negative: by a signal."""
+    """Return the shell's exit code for an ended process; negative `returncode`: a signal."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def failure_code(code: int) -> int:
-    """Return an exit code as a failure's, which is never a success."""
+    """Return an exit code for a failure: 1 instead of 0, or of an invalid one."""
     return code if 0 < code < 256 else 1
 
 
 def stopped(number: int) -> Result:
-    """Return the result of a job that was stopped by a signal."""
+    """Return the result of a job that a signal has stopped."""
     return Result(exit_code_of(-number), "", number)
 
 
@@ -239,18 +239,18 @@ def of_container(
     hides_failure: bool = False,
     keeps_code: bool = False,
 ) -> Result:
-    """Return how a container ends whose command has ended, below an init.
+    """Return the result of a container whose command, below an init, has ended.
 
     `returncode` is the command's, negative for a signal; `reported` is the last launcher's result;
-    `hides_failure`: the command is the toolkit's, which has not said that the job succeeded;
-    `keeps_code`: the command's code counts, whatever the launcher's was.
+    `hides_failure`: the command is the toolkit's, and has not recorded a success; `keeps_code`: the
+    command's code counts, whatever the launcher's was.
     """
     code = exit_code_of(returncode)
     reported = reported or SUCCESS
     if code == 0 and hides_failure and not stop_signal:
         code = 1
-    # The toolkit ends with 1 after every failure, and with 0 after a Ctrl-C that it handled, too;
-    # a shell script may end with that of `| tee`. A stop that came to another host is no failure.
+    # The toolkit ends with 1 after every failure, and with 0 even after a Ctrl-C; a shell script
+    # may end with the code of `| tee`. A stop of another host is not a failure here.
     is_hidden = code == 1 or (code == 0 and (stop_signal or not reported.stop_signal))
     if reported.exit_code and is_hidden and not keeps_code:
         code = reported.exit_code
@@ -271,7 +271,7 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
         how += f" in {failure.place}" if failure.place else ""
         if failure.last_words:
             how += f": {shortened(failure.last_words, _SAID)}"
-        elif failure.exit_code == -signal.SIGABRT:  # C++ says there alone what it has not caught
+        elif failure.exit_code == -signal.SIGABRT:  # C++ reports an uncaught exception only there
             see = f"; see that rank's last lines on stderr, at {failure.at}"
     how = how or f"ended with exit code {failure.exit_code}"
     more = f" after its script had ended{see}" if failure.after_script else see
@@ -310,12 +310,12 @@ def of_torchrun(
     *,
     had_ranks: bool = False,
 ) -> Failure:
-    """Return why a host failed whose torchrun did and no rank, `seconds` after its start.
+    """Return the failure of a host whose torchrun failed, but no rank, `seconds` after its start.
 
-    `returncode` is negative for a signal; `error` is what torchrun raised for a reason of its own.
-    `program` is torchrun, or what runs it and has failed by itself; `oom` says whether an
-    out-of-memory kill was recorded, if it was killed. Before it `had_ranks` it may have failed for
-    its settings.
+    `returncode` is negative for a signal; `error` is torchrun's own exception. `program` is
+    torchrun, or the program that runs it and failed itself; `oom` says whether an out-of-memory
+    kill was recorded, if it was killed. A torchrun that never `had_ranks` may have failed because
+    of its settings.
     """
     error = printable(" ".join(error.split())).rstrip(" :")
     if not (returncode or error or had_ranks):  # --help
@@ -346,24 +346,24 @@ def of_torchrun(
 
 
 def of_lost_keeper(host: str, rank: int, local_rank: int, what: str) -> Failure:
-    """Return the failure of a host on which a process that stands for a rank was killed."""
+    """Return the failure of a host on which a rank's keeper or stub was killed."""
     who = named_rank(host, rank, local_rank)
     return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{who}: {what} was killed")
 
 
 def of_group_rank(host: str) -> Failure:
-    """Return the failure of a first host whose ranks are not the first, whose address all need."""
+    """Return the failure of a first host that lacks rank 0, whose address all ranks need."""
     why = "torchrun has not given the first host group rank 0; expected its hosts in order"
     return _with_code(Cause.TORCHRUN, EXIT_HOST_LOST, f"{host}: {why}")
 
 
 def of_lost_host(host: str, how: str) -> Failure:
-    """Return the failure of a host that is lost, in the same words whoever has to find it."""
+    """Return the failure of a lost host, in the same words whoever detects it."""
     return _with_code(Cause.HOST_LOST, EXIT_HOST_LOST, f"{host} {how}")
 
 
 def of_hang(what: str, *, may_restart: bool = True) -> Failure:
-    """Return the failure of a job in which ranks wait for one that does not come, or run on."""
+    """Return the failure of a job whose ranks wait for an absent rank, or do not exit."""
     failure = _with_code(Cause.OWN, EXIT_HUNG, what, f" ({flag('hang_timeout')})")
     return failure._replace(may_restart=may_restart)
 
@@ -373,14 +373,14 @@ def _with_code(cause: Cause, code: int, what: str, more: str = "") -> Failure:
 
 
 def of_host(text: str, exit_code: int = EXIT_USAGE, cause: Cause = Cause.OWN) -> Failure:
-    """Return the failure of a host that cannot start, or does not agree with the others."""
+    """Return the failure of a host that cannot start, or disagrees with the others."""
     return Failure(cause, exit_code, text)
 
 
 def of_error(error: LaunchError, host: str = "") -> Failure:
-    """Return the failure of a launcher that meets an error that a person can fix.
+    """Return the failure of a launcher with an error that a person can fix.
 
-    It names the `host` where others are told, too.
+    It names the `host` if other hosts are told, too.
     """
     exit_code = EXIT_USAGE
     if isinstance(error, NotFoundError):
@@ -393,17 +393,17 @@ def of_error(error: LaunchError, host: str = "") -> Failure:
 
 
 def of_launcher(host: str, error: Exception) -> Failure:
-    """Return the failure of a host whose launcher itself has failed: `error` is what it raised."""
+    """Return the failure of a host whose launcher itself has failed with `error`."""
     raised = f"{type(error).__name__}: {error}".removesuffix(": ")
     what = f"launcher: {host}: the launcher itself failed with {raised}"
     return _with_code(Cause.OWN, EXIT_SOFTWARE, what, f"; see the traceback in the log of {host}")
 
 
 def change_port(seen: str) -> str:
-    """Return what is wrong with the port of the launchers, and what to do about it."""
+    """Return a problem with the launchers' port, with its fix."""
     return f"{seen}; choose another with {flag('peer_port')}, the same one on every host."
 
 
 def broken_hosts(broken: str) -> str:
-    """Return why a job does not restart whose hardware is broken."""
+    """Return why broken hardware prevents a restart."""
     return f"{shortened(broken, 250)}; SageMaker checks and replaces the hosts of a failed job"

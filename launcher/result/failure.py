@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from launcher.job import toolkit
 from launcher.text.log import log
 
-# Which files of an earlier run were there when this launcher started, by their paths.
+# Versions of an earlier run's files, from before this launcher started, by their paths.
 _earlier: dict[str, tuple[int, ...]] = {}
-_RESERVE = 8192  # bytes: more than the text
-# The descriptor of an unlinked file, which holds as many on the failure file's volume until that is
-# written: a full volume is a frequent failure. A `failure` before there is one would end the
-# toolkit's uploads.
+_RESERVE = 8192  # bytes: more than the text has
+# The descriptor of an unlinked file that reserves them on the failure file's volume until the file
+# is written: full volumes are frequent failures. Creating `failure` early would end the toolkit's
+# uploads.
 _reserve: list[int] = []
 
 
 def output_dir(environ: Mapping[str, str]) -> str:
-    """Return the folder that SageMaker reads the failure file from."""
+    """Return the folder where SageMaker reads the failure file."""
     return environ.get("SM_OUTPUT_DIR") or os.path.join(toolkit.base_dir(environ), "output")
 
 
 def version_of(path: str) -> tuple[int, ...] | None:
-    """Return what changes whenever a file is written or replaced; None if there is no such file.
+    """Return a value that changes when a file is written or replaced; None if there is no file.
 
-    Two looks are compared, and no clocks: a file system's may be another machine's.
+    No clocks are compared: the file system's may be another machine's.
     """
     try:
         seen = os.lstat(path)
@@ -39,9 +39,9 @@ def version_of(path: str) -> tuple[int, ...] | None:
 
 
 def prepare_failure(environ: Mapping[str, str]) -> None:
-    """Reserve room for the failure file, and note one that is there before this run."""
+    """Reserve space for the failure file, and note an earlier run's."""
     path = _path(environ)
-    with contextlib.suppress(OSError):  # there is no such folder, or it is full already
+    with contextlib.suppress(OSError):  # the folder does not exist, or its volume is full already
         name = f"{path}-reserve-{os.getpid()}"
         _reserve.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         os.unlink(name)
@@ -52,15 +52,15 @@ def prepare_failure(environ: Mapping[str, str]) -> None:
 
 
 def earlier_failure(environ: Mapping[str, str]) -> str:
-    """Return the path of an earlier run's failure file that is still there, "" if none is."""
+    """Return the path of an earlier run's failure file if it still exists, else ""."""
     path = _path(environ)
     return path if path in _earlier and _earlier[path] == version_of(path) else ""
 
 
 def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False) -> str | None:
-    """Write the failure file, never over one of this run; return its path if written.
+    """Write the failure file, but not over one of this run; return its path if it was written.
 
-    A folder that is missing or read-only costs a line in the log (none if quiet), not the job.
+    A missing or read-only folder costs a line in the log (none if quiet), not the job.
     """
     path = _path(environ)
     is_earlier = bool(earlier_failure(environ))
@@ -76,7 +76,7 @@ def write_failure(text: str, environ: Mapping[str, str], *, quiet: bool = False)
         if not quiet:
             log(f"warning: cannot write {path} ({error.strerror}).")
         with contextlib.suppress(OSError):
-            if not os.path.getsize(path):  # it says nothing
+            if not os.path.getsize(path):  # it is useless
                 os.remove(path)
     else:
         if is_earlier:

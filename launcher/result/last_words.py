@@ -1,7 +1,7 @@
-"""PURE: why a process was aborted, by the end of what it has written.
+"""PURE: why a process was aborted, by its last output.
 
-Only what is written right before abort() counts: by C++ for an exception that nobody catches, by
-Python for an error of its own, by glibc, and by assert().
+Only messages right before abort() count: C++'s for an uncaught exception, Python's for a fatal
+error, glibc's, and assert()'s.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 _MESSAGES = re.compile(
-    # C++: what() may have many lines, of which the first says what happened.
+    # C++: what() may have many lines, the first one says what happened.
     r"^terminate called after throwing an instance of '(?P<type>[^'\n]+)'\n"
     r"(?:\s*what\(\):\s*(?P<what>.*))?"
-    # It closes with what faulthandler would say of any abort().
+    # Not faulthandler's own line for any abort().
     r"|^(?P<python>Fatal Python error: (?!Aborted$|Segmentation fault$|Bus error$).+)"
     r"|^(?:.*: )?(?P<other>terminate called without an active exception"
     r"|(?:malloc|free|realloc|calloc|munmap_chunk|malloc_consolidate|malloc_printerr)\(\): [a-z].+"
@@ -21,13 +21,13 @@ _MESSAGES = re.compile(
     r"|[^\n]+:\d+: .+: Assertion .+ failed\.)$",
     re.MULTILINE,
 )
-# Somebody who writes this goes on after the message: it was another process's, such as a data
-# loader's worker.
+# If the output continues like this, the message was another process's, such as a data loader's
+# worker.
 _GOES_ON = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
 
 
 def last_words(text: str) -> str:
-    """Return why a process was aborted that has written this last, in one line; "" if not sure."""
+    """Return why a process with this last output was aborted, in one line; "" if not sure."""
     *_, found = (None, *_MESSAGES.finditer(text))
     if found is None or _GOES_ON.search(text, found.end()):
         return ""

@@ -1,6 +1,6 @@
-"""What a rank raised, read from the chain of exceptions that rank.py sends. Pure.
+"""Explain a rank's failure by the chain of exceptions that rank.py sends. Pure.
 
-Programs seldom end with the exception that went wrong. They raise another one from it, call
+Programs seldom end with the original exception. They raise another one from it, call
 sys.exit in an `except` (hydra, click, argparse), or pass it on from another process as text
 (torch's data loader and spawn, multiprocessing, joblib).
 """
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from launcher.text.words import shortened
 
-# What only collectives say of a connection to another rank, wherever it is raised: methods of C++,
-# such as work.wait(), have no frame of their own. From torch 2.13; gloo's as in
+# Only collectives report a connection to another rank in these words, wherever they are raised: C++
+# methods, such as work.wait(), have no frame of their own. From torch 2.13; gloo's as in
 # "[/b/gloo/transport/tcp/pair.cc:553] Connection closed by peer"; NCCL's are DistBackendErrors.
 _OF_COLLECTIVES = re.compile(
     r"torch\.distributed\.Dist(Backend|Network|Store)Error|tensorpipe/"
     r"|gloo/(transport|rendezvous)/|Gloo connectFullMesh failed"
 )
-# Yet what gloo finds wrong with the call itself (an unknown interface) is not.
+# But with this, gloo complains about the call itself (an unknown interface).
 _OF_THE_CALL = "enforce fail at"
-# What anybody says whose connection breaks; it is of another rank only in these places.
+# Generic connection errors; they point at another rank only if raised in these places.
 _BROKEN = {"BrokenPipeError", "EOFError"}
 _BROKEN |= {"ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
 _BROKEN_TEXT = re.compile(
@@ -31,8 +31,8 @@ _BROKEN_TEXT = re.compile(
 _BETWEEN_RANKS = re.compile(
     r"/torch/(autograd|distributed(?!/checkpoint/)|multiprocessing|nn/parallel)/|/multiprocessing/"
 )
-# What CUDA says of errors 214 and 220 (cudaGetErrorString, cuGetErrorString), as torch, NCCL and
-# others pass it on, or by name; and what NVML says of a GPU that has fallen off the bus.
+# CUDA's words for errors 214 and 220 (cudaGetErrorString, cuGetErrorString), as torch, NCCL and
+# others pass them on, or their names; and NVML's words for a GPU that has fallen off the bus.
 _BROKEN_HARDWARE = {
     "an uncorrectable ECC error": re.compile(
         "uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE"
@@ -46,7 +46,7 @@ _BROKEN_HARDWARE = {
 _FILE = re.compile(r'^ *File "([^"\n]*)', re.MULTILINE)
 # Exceptions that only carry an exit code; rank.py leaves the name of a SystemExit empty.
 _EXITS = ("", "click.exceptions.Exit")
-# A process that SIGKILL has ended: torch's data loader ("is killed by signal: Killed") and spawn
+# SIGKILL has ended a process: torch's data loader ("is killed by signal: Killed") and spawn
 # ("terminated with signal SIGKILL"), subprocess ("died with <Signals.SIGKILL: 9>", "returned
 # non-zero exit status 137"), joblib ("exit codes of the workers are {SIGKILL(-9)}").
 _KILLED = re.compile(
@@ -54,29 +54,29 @@ _KILLED = re.compile(
     r"|\b(exit|return)[ _]?(ed with )?(code|status)\W{1,5}(-9|137|247)\b",
     re.IGNORECASE,
 )
-# Or that has ended in a way that its parent does not know: concurrent.futures, datasets' map(),
-# torch's data loader, where it does not see its worker's signal.
+# A process has ended, its parent does not know how: concurrent.futures, datasets' map(), and
+# torch's data loader, if it has not seen its worker's signal.
 _GONE = re.compile(
     r"\bterminated abruptly\b|\babruptly died\b|\(pid\(s\) [\d, ]+\) exited unexpectedly"
 )
-# A process or thread that the kernel has not started: EAGAIN, as Python, C++ and OpenBLAS say it.
+# The kernel refused to start a process or thread: EAGAIN, in the words of Python, C++ and OpenBLAS.
 _REFUSED = re.compile("can't start new thread|Resource temporarily unavailable|pthread_create")
 _HEADER = "Traceback (most recent call last):\n"
 _BETWEEN = {
     "The above exception was the direct cause of the following exception:": "cause",
     "During handling of the above exception, another exception occurred:": "context",
 }
-# In characters: an exception alone, or with the one that it came from.
+# In characters: an exception alone; with its origin; the origin.
 _ALONE, _SHOWN, _ORIGIN = 500, 250, 150
 
 
 class Link(NamedTuple):
     """One exception of a chain; `frames` are innermost last.
 
-    `how` tells what it is to the one before it, in Python's words: its "cause", its "context"
-    (what was being handled), or "hidden" (what Python would not print, such as the context of a
-    `raise ... from None`, and what a group came from whose first member came from something, which
-    stands for it); "" is the outermost.
+    `how` is its relation to the one before it, in Python's words: its "cause", its "context" (which
+    was being handled), or "hidden" (which Python would not print, such as the context of a `raise
+    ... from None`, or the origin of a group whose first member has its own origin, which stands for
+    the group's); "" is the outermost.
     """
 
     exception: str = ""
@@ -92,10 +92,10 @@ class Link(NamedTuple):
 
 
 class End(NamedTuple):
-    """What a rank, or a thread of it, says that ends with an exception (describe.py).
+    """The report of a rank that ends, or a thread that fails, with an exception (describe.py).
 
-    `exit_code` is negative for a signal. `notes` are what else it knows, in words: a child that was
-    killed, what is short (shortage.py).
+    `exit_code` is negative for a signal. `notes` are further facts in words: a killed child, a
+    shortage (shortage.py).
     """
 
     exit_code: int
@@ -104,21 +104,21 @@ class End(NamedTuple):
 
 
 def read(chain: Sequence[Link]) -> tuple[Link, ...]:
-    """Return the exceptions of a chain, with those that others hold in their places."""
+    """Return the exceptions of a chain, with tracebacks in their messages expanded."""
     links: list[Link] = []
     for link in chain:
         before, inner = _printed(link.message)
         if not inner or link.how == "hidden":
             links.append(link)
         elif link.exception.endswith("RemoteTraceback"):
-            # multiprocessing's: the exception before it is the same one, without its frames.
+            # multiprocessing's: the exception before it is the same, without frames.
             if links and inner[0].exception.endswith(links[-1].exception.rpartition(".")[2]):
                 links[-1] = links[-1]._replace(frames=inner[0].frames)
                 del inner[0]
             links += inner
         elif _where(before):
             # torch's: the exception is a copy, or ProcessRaisedException.
-            message = inner[0].message.partition("\n\nAt:\n")[0]  # pybind11 adds where it was
+            message = inner[0].message.partition("\n\nAt:\n")[0]  # pybind11 appends its place
             message = f"{message} ({_where(before)})".lstrip()
             links += [inner[0]._replace(message=message, how=link.how), *inner[1:]]
         else:
@@ -127,7 +127,7 @@ def read(chain: Sequence[Link]) -> tuple[Link, ...]:
 
 
 def headline(links: Sequence[Link]) -> str:
-    """Return how a rank ended that raised these, as one line without its name; "" if unknown.
+    """Return how a rank with these exceptions ended, in a line without its name; "" if unknown.
 
     "failed with RuntimeError: no model (from ValueError: loss is nan)", "exited: no data".
     """
@@ -138,7 +138,7 @@ def headline(links: Sequence[Link]) -> str:
 
 
 def aside(links: Sequence[Link]) -> str:
-    """Return what another thread raised, in few characters: "raised ValueError: bad file"."""
+    """Return another thread's exception, in few characters: "raised ValueError: bad file"."""
     return shortened(_with_origin(f"raised {links[0].title(_ORIGIN)}", _origin(links)), _SHOWN)
 
 
@@ -147,7 +147,7 @@ def _with_origin(shown: str, origin: Link | None) -> str:
         return shortened(shown, _ALONE)
     message = _one_line(origin.message)
     word = "while handling" if origin.how == "context" else "from"
-    # What is said already is not said again: RuntimeError(f"no model: {error}").
+    # Do not repeat a message: RuntimeError(f"no model: {error}").
     named = origin.exception if message and message in shown else origin.title(_ORIGIN)
     return f"{shortened(shown, _SHOWN)} ({word} {named})"
 
@@ -160,15 +160,15 @@ def frames(links: Sequence[Link]) -> str:
 def is_secondary(links: Sequence[Link]) -> bool:
     """Tell whether any of these may be the consequence of another rank's end.
 
-    That is what only collectives say, and a connection that broke where ranks talk to one another:
-    in torch or multiprocessing. In a download or a database driver it is the rank's own failure.
-    So is a GPU that has broken, whoever passes that on.
+    Such are errors that only collectives raise, and connections that broke where ranks talk to each
+    other: in torch or multiprocessing. In a download or a database driver it is the rank's own
+    failure. So is a broken GPU, whoever reports it.
     """
     return not hardware(links) and any(_is_of_another_rank(link) for link in links)
 
 
 def hardware(links: Sequence[Link]) -> str:
-    """Return which hardware has broken, as CUDA or NVML says in any of these; "" if none has."""
+    """Return which hardware CUDA or NVML reports as broken in any of these; "" if none."""
     said = [f"{link.exception}: {link.message}" for link in links]
     for what, text in _BROKEN_HARDWARE.items():
         if any(map(text.search, said)):
@@ -177,9 +177,9 @@ def hardware(links: Sequence[Link]) -> str:
 
 
 def may_be_killed(links: Sequence[Link]) -> bool:
-    """Tell whether any of these says that a process was killed, or may have been.
+    """Tell whether any of these reports that a process was killed, or may have been.
 
-    By whom it does not say: the kernel's counters do (cgroups.oom_kills).
+    They do not say by whom: the kernel's counters do (cgroups.oom_kills).
     """
     return any(
         _KILLED.search(link.message) or _GONE.search(link.message) or _has_lost_child(link)
@@ -193,7 +193,7 @@ def may_lack_processes(links: Sequence[Link]) -> bool:
 
 
 def _has_lost_child(link: Link) -> bool:
-    """Tell whether a connection of multiprocessing's broke: a data loader asks its worker there."""
+    """Tell whether a connection of multiprocessing, as a data loader's to its worker, broke."""
     return link.exception in _BROKEN and "/multiprocessing/" in _raised_in(link.frames)
 
 
@@ -206,13 +206,13 @@ def _is_of_another_rank(link: Link) -> bool:
 
 
 def _raised_in(frames: str) -> str:
-    """Return the file of the innermost frame, "" if there is none; socket.py is whose it serves."""
+    """Return the file of the innermost frame outside socket.py, "" if there is none."""
     files = _FILE.findall(frames)
     return next((file for file in reversed(files) if not file.endswith("/socket.py")), "")
 
 
 def _exit(links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Return what was said at an exit ("" if nothing), and the exceptions that led to it."""
+    """Return the message of an exit ("" if none), and the exceptions that led to it."""
     links = [link for link in links if link.how != "hidden"]
     text = ""
     while links and links[0].exception in _EXITS:
@@ -222,7 +222,7 @@ def _exit(links: Sequence[Link]) -> tuple[str, list[Link]]:
 
 
 def _origin(links: Sequence[Link]) -> Link | None:
-    """Return the last that the first of these came from, all in one way; None if it is alone."""
+    """Return the origin of the first of these: the last of the same kind; None if it is alone."""
     origin = None
     for link in links[1:]:
         if origin and link.how != origin.how:
@@ -237,7 +237,7 @@ def _one_line(text: str) -> str:
 
 
 def _where(before: str) -> str:
-    """Return where the exception was raised that torch has wrapped, "" if it is not torch's."""
+    """Return where an exception that torch has wrapped was raised, "" if torch has not."""
     if before.startswith("Caught ") and before.endswith("Original"):
         return before.partition("\n")[0].partition(" ")[2].partition(" ")[2].rstrip(".")
     if before.startswith("-- Process ") and before.endswith("terminated with the following error:"):
@@ -248,7 +248,7 @@ def _where(before: str) -> str:
 
 
 def _printed(message: str) -> tuple[str, list[Link]]:
-    """Return what a message says before a printed traceback, and the exceptions of that one."""
+    """Return the text before a traceback in a message, and that traceback's exceptions."""
     before, header, printed = message.partition(_HEADER)
     if not header or not (before[-1:] in ("", "\n") or before.endswith("Original ")):
         return message, []
@@ -265,7 +265,7 @@ def _printed(message: str) -> tuple[str, list[Link]]:
         frames.clear()
         said.clear()
 
-    # multiprocessing and concurrent.futures quote it as Python's long strings are.
+    # multiprocessing and concurrent.futures quote it like a long string of Python.
     for line in printed.rstrip().removesuffix('"""').removesuffix("'''").splitlines():
         if line == _HEADER[:-1]:
             close(how)
@@ -275,5 +275,5 @@ def _printed(message: str) -> tuple[str, list[Link]]:
             said.append(line)
         else:
             frames.append(line)
-    close("cause")  # the outermost, of what holds the text
+    close("cause")  # the outermost exception in this text
     return before.strip(), links

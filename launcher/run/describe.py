@@ -1,7 +1,7 @@
 """Describes the exception that ends a rank, in what raised.py reads.
 
-Loaded by rank.py, in the script's process: it imports nothing of ours, and whatever the
-script's own exceptions do when they are looked at must not change how the script ends.
+Loaded by rank.py, in the script's process: it imports no module of ours, and side effects of the
+script's own exceptions, when their attributes are read, must not change how the script ends.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import traceback
 import types
 from typing import Any
 
-# Bounds of what is sent, in characters. People see 1,024 of it, but a message may hold another
-# process's whole traceback, and the end of that says most (raised.py reads it). All together stay
-# under the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
+# Limits of the message, in characters. People see 1,024 of them, but an exception's text may hold
+# another process's whole traceback, whose end matters most (raised.py reads it). The total stays
+# below the limit of lines.py, 1 MiB, at 6 bytes a character (a control character in JSON).
 _BEGIN, _END = 1000, 5000
 _FRAMES, _LINE, _NAME, _NOTE = 3000, 200, 300, 400
-_LINKS = 6  # exceptions of a chain: as many from its begin, from its end, and hidden ones
-_WALK = 10_000  # exceptions, to find its end
-# Whose processes these are: torch's are the first's.
+_LINKS = 6  # exceptions of a chain: so many from its start, from its end, and hidden ones
+_WALK = 10_000  # exceptions to walk through for its end
+# Modules of the base classes of such processes; torch's are the first's.
 _MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process")
 _SIGNALS = {one.value: f"{one.name} (signal {one.value})" for one in signal.Signals}
-_TO_DIE = 0.2  # s from the end of a process's connections to its own
+_TO_DIE = 0.2  # s between the end of a process's connections and its own end
 _ORIGINS = ("__cause__", "__context__", "__suppress_context__")
 
 
 def own_frames(trace: types.TracebackType | None, rank: str) -> types.TracebackType | None:
-    """Return a traceback without the frames of rank.py and what runs it in front: the script's."""
+    """Return a traceback without its first frames, those of rank.py and of what runs it."""
     run = os.path.dirname(rank)
     ours = run, os.path.join(os.path.dirname(run), "warm")
     while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) in ours:
@@ -43,15 +43,15 @@ def own_frames(trace: types.TracebackType | None, rank: str) -> types.TracebackT
 def end(error: BaseException, rank: str) -> dict[str, Any]:
     """Return what the launcher should know of the exception that ends this process.
 
-    `rank` is the path of rank.py, whose frames nobody wants to see. The result is a raised.End,
-    without notes if the exit code is 0.
+    `rank` is the path of rank.py, whose frames are left out. The result is a raised.End, without
+    notes if the exit code is 0.
     """
     exit_code, chain, notes = 1, list[dict[str, str]](), list[str]()
     try:
         if isinstance(error, SystemExit):
             code = 0 if error.code is None else error.code
             if isinstance(code, int):
-                # As Python does it: a C long, of which wait(2) has eight bits.
+                # As Python does it: a C long, of which wait(2) returns eight bits.
                 exit_code = code & 0xFF if -(2**63) <= code < 2**63 else 255
         elif type(error) is KeyboardInterrupt:
             exit_code = -signal.SIGINT
@@ -62,7 +62,7 @@ def end(error: BaseException, rank: str) -> dict[str, Any]:
             notes = killed(error)
             notes += _shortage(rank).behind(text, [link for link, _ in links])
     except Exception:
-        pass  # a property that raises, no memory left: then the exit code has to do
+        pass  # a property that raises, no memory left: then the exit code must suffice
     return {"exit_code": exit_code, "chain": chain, "notes": [note[:_NOTE] for note in notes]}
 
 
@@ -76,11 +76,10 @@ def _shortage(rank: str) -> Any:
 
 
 def killed(error: BaseException) -> list[str]:
-    """Return that a process of multiprocessing's was killed, in words, if one was.
+    """Return that a process of multiprocessing was killed, in words, if one was.
 
-    Only behind an exception of multiprocessing's that
-    says that a connection broke. The process is not waited for: that is the script's to do. One
-    that SIGTERM has ended was meant to end.
+    Only for an exception from multiprocessing about a broken connection. The process is not reaped:
+    the script must do that. A process that SIGTERM has ended does not count: somebody ended it.
     """
     try:
         by = time.monotonic() + _TO_DIE
@@ -97,12 +96,12 @@ def killed(error: BaseException) -> list[str]:
                 break
             time.sleep(0.01)
     except Exception:
-        pass  # of a Python that is other than those that we know
+        pass  # an unknown version of Python
     return []
 
 
 def _is_broken_connection(error: BaseException) -> bool:
-    """Tell whether an exception says that a connection to a process of multiprocessing's broke."""
+    """Tell whether an exception is about a broken connection to a process of multiprocessing."""
     if not isinstance(error, (EOFError, ConnectionError)):
         return False
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -111,7 +110,7 @@ def _is_broken_connection(error: BaseException) -> bool:
 
 
 def _killed_by(child: Any) -> int:
-    """Return the signal that has ended a child, 0 if none has, or it is another process's child."""
+    """Return the signal that has ended a child, 0 if none has, or if it is no child of ours."""
     if child.returncode is not None:
         return max(0, -int(child.returncode))
     with contextlib.suppress(OSError):
@@ -124,8 +123,8 @@ def _killed_by(child: Any) -> int:
 def came_from(error: BaseException) -> list[tuple[BaseException, str]]:
     """Return an exception and those that it came from, each with how (see raised.Link).
 
-    What Python would print comes first, the outermost first; then what it hides. A group is told by
-    its first member: what that came from stands for what the group came from, which is hidden.
+    First those that Python would print, outermost first; then those that it hides. A group's first
+    member stands for the group: its origins are listed, and the group's own are hidden.
     """
     shown: list[tuple[BaseException, str]] = []
     hidden: list[tuple[BaseException, str]] = []
@@ -148,8 +147,8 @@ def came_from(error: BaseException) -> list[tuple[BaseException, str]]:
 
 
 def _origins(error: BaseException) -> list[tuple[BaseException, str]]:
-    """Return what an exception came from by itself, the nearest last."""
-    # By the base's own descriptors, as Python does it: a class may have others.
+    """Return the exceptions that an exception itself came from, the nearest last."""
+    # Read them from the base class as Python does: a subclass may hide them.
     cause, context, silent = (BaseException.__dict__[name].__get__(error) for name in _ORIGINS)
     found = [(context, "hidden" if silent or cause is not None else "context"), (cause, "cause")]
     return [(one, how) for one, how in found if one is not None]
@@ -173,7 +172,7 @@ def described(error: BaseException, how: str, rank: str) -> dict[str, str]:
 
 
 def members(error: BaseException) -> list[BaseException]:
-    """Return the first exceptions that a group holds, in groups in it too, or error itself."""
+    """Return a group's first exceptions, also from nested groups; or error itself."""
     group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
     found: list[BaseException] = []
     todo = [error]
@@ -206,7 +205,7 @@ def text_of(error: BaseException) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text that may be long, without its middle."""
+    """Return a text, without its middle if it is long."""
     return text if len(text) <= _BEGIN + _END else f"{text[:_BEGIN]} ... {text[-_END:]}"
 
 
@@ -216,13 +215,13 @@ def frames_of(error: BaseException, rank: str) -> str:
         lines = "".join(
             traceback.format_tb(own_frames(error.__traceback__, rank), -50)
         ).splitlines()
-    except Exception:  # a loader of the script's own cannot show its source
+    except Exception:  # a loader of the script cannot show its source
         return ""
     return "\n".join(line[:_LINE] for line in lines)[-_FRAMES:]
 
 
 def printed(error: SystemExit) -> str:
-    """Return what a library said on stderr before it ended the script, "" if none is known."""
+    """Return a library's own message before it ended the script, "" if there is none."""
     try:
         if hasattr(error, "trace"):
             return cut(str(error.trace.elements[-1].ErrorAsStr()))  # fire.core.FireExit
@@ -235,7 +234,7 @@ def printed(error: SystemExit) -> str:
             if where == ("click.core", "main") and isinstance(
                 names.get("report"), types.MethodType
             ):
-                # As in 8.5; 8.1 exits while it handles the exception.
+                # Version 8.5; version 8.1 exits while it handles the exception.
                 return cut(str(names["report"].__self__.format_message()))
             trace = trace.tb_next
     except Exception:

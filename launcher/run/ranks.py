@@ -1,4 +1,4 @@
-"""What is known of each rank, from what it reports and how it ends. Pure."""
+"""The state of each rank, from its reports and its end. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from launcher.run.events import RankEnded, RankExits, RankRuns, ScriptEnded, Thr
 from launcher.watch import stacks
 
 RankEvent = Union[RankRuns, RankExits, ScriptEnded, RankEnded, ThreadRaised]
-_MOST_ENDS = 1000  # that one message has
-_RELATED_SECONDS = 60  # in which what a thread raised may have to do with the rank's end
-EXIT_SECONDS = 5.0  # from a script's end to that of its process, within which the former counts
+_MOST_ENDS = 1000  # of one message, at most
+_RELATED_SECONDS = 60  # between a thread's exception and a rank's end that may follow from it
+# A rank departs when its script ends, if its process ends within this time; else with its process.
+EXIT_SECONDS = 5.0
 
 
 class Rank(NamedTuple):
     """One rank in an attempt.
 
-    `pid` is the script's process, 0 while it is not started; `failure` is what the rank failed
-    with, if it did; `exit_code` how its process ended (negative for a signal), None if it has not.
+    `pid` is the script's process, 0 before its start; `failure` is the rank's failure, if any;
+    `exit_code` is that of its process (negative for a signal), None while it runs.
     Times are in seconds since the attempt's start.
     """
 
@@ -32,12 +33,12 @@ class Rank(NamedTuple):
     failure: RankFailure | None = None
     exit_code: int | None = None
     counts: bool = False  # its failure has been reported to the coordinator
-    response: Disposition | None = None  # to the signal that it was sent; None: none was
-    script_ended_at: float = math.inf  # by itself
+    response: Disposition | None = None  # to the signal that was sent to it; None if none was
+    script_ended_at: float = math.inf  # when the script ended by itself
     alone: bool = False  # it has exchanged nothing with other ranks
-    ended_at: float = math.inf  # its process
-    place: str = ""  # where it was when that was requested: `load, data.py:88`
-    threads: tuple[tuple[float, ThreadRaised], ...] = ()  # what they raised, and when, lately
+    ended_at: float = math.inf  # when its process ended
+    place: str = ""  # where it was at the last request: `load, data.py:88`
+    threads: tuple[tuple[float, ThreadRaised], ...] = ()  # recent exceptions, with times
 
     @property
     def runs(self) -> bool:
@@ -50,7 +51,7 @@ NONE: Ranks = {}
 
 
 def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
-    """Return what is known after an event, `time` seconds since the attempt's start."""
+    """Return the ranks after an event, `time` seconds since the attempt's start."""
     rank = ranks.get(event.rank)
     if rank is None:
         return ranks
@@ -70,12 +71,12 @@ def updated(ranks: Ranks, event: RankEvent, time: float) -> Ranks:
 
 
 def placed(ranks: Ranks, places: Mapping[int, str]) -> Ranks:
-    """Return what is known of ranks that have reported where they are."""
+    """Return the ranks with the places that they have reported."""
     return {number: rank._replace(place=places.get(number, "")) for number, rank in ranks.items()}
 
 
 def _with_exit_code(rank: Rank, event: RankEnded, time: float) -> Rank:
-    """Return a rank that really ends so."""
+    """Return a rank whose process has ended with this exit code."""
     exit_code = event.exit_code
     rank = rank._replace(exit_code=exit_code)
     if rank.failure is None:
@@ -85,17 +86,17 @@ def _with_exit_code(rank: Rank, event: RankEnded, time: float) -> Rank:
         place, frames = stacks.place(event.calls), stacks.frames_of(event.calls)
         failure = failure._replace(place=place, frames=frames, at=event.at, last_words=event.said)
         return rank._replace(failure=failure)
-    # Said 1, died of a signal: it was killed, or crashed, on its way out (torch's threads make some
-    # do that). What it reported is the cause, and the code that it would have had.
+    # It said 1 and died of a signal: it was killed, or crashed, while it exited (torch's threads
+    # cause some such crashes). What it reported stays the cause, with its exit code.
     if exit_code >= 0:
         return rank._replace(failure=rank.failure._replace(exit_code=exit_code))
     return rank
 
 
 def succeeded(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, ...]:
-    """Return what the coordinator is to know of ranks that have ended with 0; () if none has.
+    """Return the coordinator's message about ranks that have ended with 0; () if none has.
 
-    A rank has departed when its script ended, not when Python was through with its exit.
+    A rank departed when its script ended, not when Python had finished its exit.
     """
     ends = []
     for rank in ranks.values():
@@ -110,11 +111,11 @@ def succeeded(ranks: Ranks, attempt: int, time: float) -> tuple[RanksSucceeded, 
 
 
 def to_count(ranks: Ranks, time: float, patience: float) -> tuple[list[Rank], float]:
-    """Return the ranks whose failures count now, the first first, and when the next may.
+    """Return the ranks whose failures count now, first failure first, and when the next one may.
 
-    A failure counts when its rank has ended, or `patience` seconds after it reported it: until then
-    a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier one that
-    is not secondary and may still count, so that the first is reported first.
+    A failure counts when its rank has ended, or `patience` seconds after the report: until
+    then a sys.excepthook may choose another exit code, even 0. A failure waits for an earlier one
+    that is not secondary and may still count, so that they are reported in order.
     """
     failed = [(rank.failure.time, rank) for rank in ranks.values() if rank.failure]
     counting: list[Rank] = []
@@ -141,7 +142,7 @@ def _failure(rank: Rank, event: RankExits | RankEnded, exit_code: int, time: flo
         recorded=event.recorded,
         after_script=rank.script_ended_at < math.inf,
     )
-    for at, thread in _lately(rank, time)[:1]:  # the others may follow from it
+    for at, thread in _lately(rank, time)[:1]:  # later ones may follow from it
         aside = Aside(thread.thread, thread.chain, time - at, thread.notes)
         failure = failure._replace(aside=aside, recorded=event.recorded or thread.recorded)
     return failure

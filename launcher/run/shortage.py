@@ -1,11 +1,10 @@
-"""In a rank and its keeper: what has run out of this machine, behind an error that comes from that.
+"""In a rank and its keeper: find the resource whose shortage may have caused an error.
 
-A full disk, little shared memory, a limit of processes and a network interface that is not there
-are frequent failures, whose errors seldom name what is short. It is read when the error is there:
-nobody could tell later.
+A full disk, little shared memory, a limit on processes and a missing network interface are frequent
+causes of errors that seldom name them. They are read at the error: later, nobody could tell.
 
-Loaded by describe.py, in the script's process, at its exception; imported by keeper.py for the end
-by a signal. It imports nothing of ours, and calls nothing of the script's own.
+describe.py loads this in the script's process, at its exception; keeper.py imports it after a death
+by a signal. It imports no module of ours, and calls none of the script's code.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
-# What errors say that may come from each: those of Python, torch, NumPy, SQLite, Rust and NCCL.
+# Messages of errors that each shortage may cause: of Python, torch, NumPy, SQLite, Rust and NCCL.
 _SPACE = (
     r"No space left on device|Disk quota exceeded|os error (?:28|122)\b|(?:disk|device) is full"
     r"|unexpected pos \d+ vs \d+|PytorchStreamWriter|file write failed|iostream error"
@@ -40,17 +39,17 @@ _INTERFACES = {
 _OF_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _PATH = r"""['"<](/[^'"<>\n]+)['">]"""
 _SHM = "/dev/shm"
-_LITTLE = 1 << 30  # bytes: that much may be gone within a moment, and free again
+_LITTLE = 1 << 30  # bytes: so little may fill up and be free again within a moment
 # Volumes whose server may not answer.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "9p", "autofs", "afs", "beegfs")
 _LONGEST_PATH = 1024
 
 
 def behind(text: str, errors: Sequence[BaseException] = ()) -> list[str]:
-    """Return what is short, in words, where an error may come from that.
+    """Return the shortages that may have caused an error, in words.
 
-    `text` is what the exceptions `errors` say, the last words of a process that is gone, or its
-    signal's name.
+    `text` is that of the exceptions `errors`, the last output of a dead process, or its signal's
+    name.
     """
     system = [error for error in errors if isinstance(error, OSError)]
     numbers = {error.errno for error in system}
@@ -73,8 +72,8 @@ def behind(text: str, errors: Sequence[BaseException] = ()) -> list[str]:
 
 
 def _of_shared_memory(text: str) -> list[str]:
-    """Return that shared memory is full, or little: what has filled it may be gone already."""
-    is_bus_error = re.search("SIGBUS|Bus error", text)  # also of a file that is mapped
+    """Return that shared memory is full, or small: its user may have freed it already."""
+    is_bus_error = re.search("SIGBUS|Bus error", text)  # a mapped file can cause it, too
     found = _full([_SHM, *_mounts()] if is_bus_error else [_SHM])
     if found or "Too many open files" in text:
         return found
@@ -84,10 +83,10 @@ def _of_shared_memory(text: str) -> list[str]:
 
 
 def _of_space(text: str, failed: list[OSError], errors: Sequence[BaseException]) -> list[str]:
-    """Return which volume is full, or has little space, or whose quota is used up.
+    """Return which volume is full, nearly full, or over its quota.
 
-    If calls have `failed` with a path, it is that one's; else likely one that the frames of the
-    exceptions name, or the text; or any that is full.
+    It is the volume of the `failed` calls' paths; without paths, that of a path in the exceptions'
+    frames or in the text; otherwise any full volume.
     """
     names = [name for error in failed for name in (error.filename, error.filename2)]
     own = [name for name in names if isinstance(name, str)]
@@ -100,9 +99,9 @@ def _of_space(text: str, failed: list[OSError], errors: Sequence[BaseException])
 
 
 def _full(paths: Iterable[str], little: int = 0) -> list[str]:
-    """Return which volume of these paths is full, the first one, if one is.
+    """Return the first volume of these paths that is full, if any.
 
-    Or, if there is a number of bytes that is `little`, which has less left, or a tenth.
+    If `little` is not 0, a volume with fewer free bytes, or less than a tenth free, counts, too.
     """
     for folder in dict.fromkeys(map(_folder, paths)):
         try:
@@ -112,7 +111,7 @@ def _full(paths: Iterable[str], little: int = 0) -> list[str]:
         free, size = volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
         if volume.f_flag & os.ST_RDONLY or not size:
             continue
-        # A file system may keep some for itself.
+        # File systems may reserve some space for themselves.
         if free <= max(1 << 16, min(size // 100, 1 << 26)):
             return [f"{_mount(folder)} is full ({_bytes(free)} of {_bytes(size)} free)"]
         if volume.f_files and volume.f_favail <= volume.f_files // 1000:
@@ -126,7 +125,7 @@ def _full(paths: Iterable[str], little: int = 0) -> list[str]:
 def _of_processes() -> list[str]:
     """Return that this user has about as many processes and threads as ulimit -u allows."""
     most, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
-    if most == resource.RLIM_INFINITY or not user:  # root has no limit
+    if most == resource.RLIM_INFINITY or not user:  # root is not limited
         return []
     count = 0
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -140,7 +139,7 @@ def _of_processes() -> list[str]:
 
 
 def _paths_of(errors: Iterable[BaseException]) -> list[str]:
-    """Return paths of files, and in texts, that the frames of exceptions have, the innermost first.
+    """Return paths of open files, and path-like texts, in exceptions' frames, innermost first.
 
     The files of a frame come before its texts.
     """
@@ -164,14 +163,14 @@ def _name_of_file(value: object) -> object:
 
 
 def _is_path(value: str) -> bool:
-    """Tell whether a text may be the path of a file, which need not be there."""
+    """Tell whether a text may be a path; the file need not exist."""
     if not 0 < len(value) <= _LONGEST_PATH or "\0" in value:
         return False
     return os.path.lexists(value) or (os.sep in value and os.path.isdir(os.path.dirname(value)))
 
 
 def _mounts() -> Iterator[str]:
-    """Yield where this machine's own volumes are mounted (proc(5), mountinfo)."""
+    """Yield the mount points of this machine's own volumes (proc(5), mountinfo)."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             mount, _, kind = line.partition(" - ")
@@ -182,7 +181,7 @@ def _mounts() -> Iterator[str]:
 
 
 def _mount(path: str) -> str:
-    """Return where the volume of a path begins."""
+    """Return the mount point of a path's volume."""
     path = os.path.realpath(_folder(path))
     while not os.path.ismount(path):
         path = os.path.dirname(path)
@@ -190,7 +189,7 @@ def _mount(path: str) -> str:
 
 
 def _folder(path: str) -> str:
-    """Return the folder of a file that may not be there, or the folder itself."""
+    """Return the nearest existing folder at or above a path."""
     path = os.path.abspath(path)
     while not os.path.isdir(path) and path != os.sep:
         path = os.path.dirname(path)

@@ -1,10 +1,10 @@
-"""In each rank: what ends it, or goes wrong in it, without its main thread raising anything.
+"""In each rank: report crashes, and exceptions in other threads.
 
-A crash writes where it was into a file in memory that the keeper reads after it. What another
-thread raised is reported at once, as the main thread may end in any way after that.
+faulthandler writes where a process crashed into a file in memory, which the keeper reads later. An
+exception in another thread is reported at once: the main thread may end in any way after it.
 
-Loaded by rank.py, in the script's process: it imports nothing of ours, and whatever fails here must
-not be the script's loss.
+Loaded by rank.py, in the script's process: it imports no module of ours, and its failures must not
+harm the script.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ import types
 import weakref
 from typing import Any, Callable
 
-_LAST, _FEW = 1024, 256  # descriptors: most processes may have as many; below few none is high
+_LAST, _FEW = (
+    1024,
+    256,
+)  # descriptors that most processes may have; below few none is high
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _NAME = 100  # characters of a thread's name
-_SELDOM = 1.0  # s from one thread's exception that is reported to the next
+_SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
 
 
 class File:
-    """Where faulthandler writes, which alone holds this object, for as long as it does."""
+    """The file that faulthandler writes to; only faulthandler holds this object."""
 
     def __init__(self, descriptor: int) -> None:
         try:
-            # A script may close all descriptors. If it has closed this one, a crash leaves no
-            # place. Files that it opens later get low numbers, so a high number is unlikely to
-            # become another file's.
+            # A script may close all descriptors. Without this one, a crash leaves no place. Files
+            # that it opens later get low numbers, so another file is unlikely to get a high
+            # one.
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             soft = _LAST if soft == resource.RLIM_INFINITY else min(soft, _LAST)
             if soft < _FEW:
@@ -51,7 +54,7 @@ class File:
         return self._descriptor
 
     def flush(self) -> None:
-        """Do nothing; faulthandler asks for it."""
+        """Do nothing; faulthandler needs this method."""
 
     def close(self) -> None:
         """Close the descriptor, if it is still this file's."""
@@ -61,18 +64,18 @@ class File:
 
 
 def write_crashes(descriptor: int) -> None:
-    """Have faulthandler write where this process crashes, unless it writes elsewhere.
+    """Have faulthandler write where this process crashes, unless it already writes elsewhere.
 
-    If the script enables it for itself, that counts from then on. What the script forks has its own
-    crashes: it must not write here, least of all to a descriptor that it has closed and opened.
+    If the script enables faulthandler later, the script's own file counts. Forks of the script must
+    not write here, least of all to a descriptor that they have closed and opened again.
     Raises OSError.
     """
     if faulthandler.is_enabled():
         os.close(descriptor)
         return
     file = File(descriptor)
-    # Of the thread alone that crashes: others run on meanwhile. From Python 3.14 on it would also
-    # call C's backtrace(), which may wait for ever for a lock of malloc's.
+    # Only of the crashing thread: other threads keep running. From Python 3.14 on faulthandler
+    # would also call C's backtrace(), which may wait for ever for malloc's lock.
     options: dict[str, Any] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
     faulthandler.enable(file, all_threads=False, **options)
     is_ours = weakref.ref(file)
@@ -82,7 +85,7 @@ def write_crashes(descriptor: int) -> None:
         if file is None:
             return
         handlers = {number: signal.getsignal(number) for number in _CRASHES}
-        faulthandler.disable()  # which has them be what they were at its begin
+        faulthandler.disable()  # it restores the previous handlers
         for number, handler in handlers.items():
             if handler is not None and handler is not signal.SIG_DFL:
                 signal.signal(number, handler)
@@ -94,17 +97,17 @@ def write_crashes(descriptor: int) -> None:
 def report_threads(
     send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
 ) -> None:
-    """Report what other threads raise, and have it shown as before.
+    """Report exceptions of other threads, and still show them as before.
 
-    A hook that the script sets after this comes in its place, unless it calls the one before it:
-    then the script decides what an exception means.
+    A hook that the script sets later replaces this one, unless it calls it: then the script decides
+    about exceptions.
     """
     hook = threading.excepthook
     reported_at = -_SELDOM
 
     def show(args: threading.ExceptHookArgs) -> None:
         nonlocal reported_at
-        with contextlib.suppress(BaseException):  # whatever the script's own names and texts raise
+        with contextlib.suppress(BaseException):  # names and texts of the script may raise
             now = time.monotonic()
             # Threads may use SystemExit to end.
             if now - reported_at >= _SELDOM and not issubclass(args.exc_type, SystemExit):
@@ -119,9 +122,9 @@ def report_threads(
 def begin(
     crash: int, send: Callable[[dict[str, Any]], None], describe: types.ModuleType, rank: str
 ) -> None:
-    """Watch for both; `crash` is the keeper's file, `rank` the path of rank.py.
+    """Watch for crashes and threads' exceptions, as far as possible.
 
-    What cannot be done is not.
+    `crash` is the keeper's file, `rank` the path of rank.py.
     """
     with contextlib.suppress(Exception):
         write_crashes(crash)

@@ -1,7 +1,7 @@
-"""What the launcher says: its log, lines on stderr; on stdout what somebody asked for.
+"""What the launcher writes: its log to stderr; to stdout, text that a user has requested.
 
-Nobody may be reading stderr: a stuck `tee`, a log driver that is behind. A thread writes the lines,
-so that a stop, a failure and the end never wait for a reader.
+stderr may have no reader: a stuck `tee`, a log driver that lags. A thread writes the lines, so that
+a stop, a failure and the end never wait for a reader.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 from launcher.text.words import Log, printable, short, shortened
 from launcher.text.writer import Writer
 
-_WAITING_LINES = 1000  # that may wait for a reader
-_END_SECONDS = 1.0  # that a reader has at the end
+_WAITING_LINES = 1000  # at most, that wait for a reader
+_END_SECONDS = 1.0  # at the end, for a reader to catch up
 _VALUE_CHARACTERS = 80  # of a value that --launcher-verbose shows
 
 
-_lost = 0  # lines, for want of a reader
+_lost = 0  # lines that were dropped, because nothing read the log
 _kept: list[str] | None = None
 
 
 def log(message: str) -> None:
-    """Have one line written to stderr. A closed, full or unread stderr must not cost the job."""
+    """Log one line. A closed, full or unread stderr must not cost the job."""
     if _kept is not None:
         _kept.append(printable(message))
-    elif sys.stderr is not None:  # or else 2 may be the number of a file of ours
+    elif sys.stderr is not None:  # if stderr is closed, 2 may be another file of ours
         _add(_encoded(message))
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[list[str]]:
-    """Have all that is logged meanwhile, by any thread, kept in a list and not written."""
+    """Collect all lines that any thread logs meanwhile in a list, and do not write them."""
     global _kept
     lines: list[str] = []
     _kept = lines
@@ -47,7 +47,7 @@ def kept() -> Iterator[list[str]]:
 
 
 def relay(lines: bytes) -> bool:
-    """Have lines of torchrun's written to stderr; return False if too many wait for a reader."""
+    """Write lines of torchrun's to stderr; return False if too many wait for a reader."""
     if _WRITER.waiting >= _WAITING_LINES:
         return False
     if sys.stderr is not None and lines:
@@ -56,14 +56,14 @@ def relay(lines: bytes) -> bool:
 
 
 def flush() -> None:
-    """Wait until all lines are written, but no longer than a second; Python does so at its end."""
+    """Wait until all lines are written, but at most for a second; Python calls this at exit."""
     _WRITER.flush(_END_SECONDS)
 
 
 def show(text: str) -> None:
-    """Write a text and a newline to stdout, as far as somebody takes it (`| head`).
+    """Write a text and a newline to stdout, as much as its reader takes (`| head`).
 
-    As bytes: arguments need not be text in this terminal's encoding.
+    In bytes: arguments need not be text in this terminal's encoding.
     """
     flush()
     data = os.fsencode(text + "\n")
@@ -87,9 +87,9 @@ def _add(line: bytes) -> None:
 
 
 def _write(line: bytes) -> None:
-    """Write a line, in one piece, since ranks write there, too; then how many were lost, if any."""
+    """Write a line in one piece, since ranks write there, too; then the number of lost lines."""
     global _lost
-    # Not by way of sys.stderr: Python could not end while a thread waits with the lock of that.
+    # Not through sys.stderr: Python could not exit while a thread waits and holds its lock.
     while line:
         try:
             line = line[os.write(2, line) :]
@@ -110,7 +110,7 @@ atexit.register(flush)
 
 def traceback_of(error: BaseException) -> list[str]:
     """Return the lines of an exception's traceback."""
-    import traceback  # which only an error of the launcher itself needs
+    import traceback  # only an error of the launcher itself needs it
 
     texts = traceback.format_exception(type(error), error, error.__traceback__)
     return "".join(texts).splitlines()
@@ -126,17 +126,17 @@ def described(
     """
     was, now = type(before.phase).__name__, type(after.phase).__name__
     if not actions and (after == before or (was == now and type(event).__name__ == "Time")):
-        return ""  # at most, what is due next has changed
+        return ""  # at most a due time has changed
     to = "" if was == now else f" to {now}"
     done = ", ".join(_written(action) for action in actions if not isinstance(action, Log))
     return f"{seconds:.3f} s: {machine} {was}{to} on {_written(event)}" + (done and f": {done}")
 
 
 def _written(value: Any) -> str:
-    """Return an event, an action or one of its values as Python writes it, but for what is long.
+    """Return an event, an action or one of its values as Python writes it, but cut if it is long.
 
-    And but for a mapping's values: among those that hosts compare are the script's arguments,
-    which may be secret.
+    Of a mapping, only the keys: the values that hosts compare include the script's arguments, which
+    may be secret.
     """
     if hasattr(value, "_fields"):
         fields = zip(value._fields, value)

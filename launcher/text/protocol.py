@@ -1,4 +1,4 @@
-"""How launchers, and ranks and their launcher, talk: JSON objects, one a line."""
+"""The protocol between launchers, and between ranks and their launcher: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import socket
 
-_DIGITS = 18  # of a number, at most: Python takes its time for long ones
+_DIGITS = 18  # at most, of a number: Python reads long numbers slowly
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
@@ -20,8 +20,8 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 def decoded(line: bytes) -> dict[str, Any]:
     """Return the message of a line.
 
-    Raises ValueError if it is no JSON object, is nested too deep, or holds a number that is
-    endless or huge.
+    Raises ValueError if it is not a JSON object, is nested too deep, or holds a number that is
+    infinite or huge.
     """
     try:
         message = _DECODER.decode(line.decode("utf-8", "surrogatepass"))
@@ -33,7 +33,7 @@ def decoded(line: bytes) -> dict[str, Any]:
 
 
 class Lines:
-    """Makes lines of what a connection gives; `limit` is how many bytes may wait for their end."""
+    """Splits a connection's data into lines; `limit` bounds the bytes of an incomplete line."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,7 +48,7 @@ class Lines:
 
 
 def send(connection: socket.socket, line: bytes) -> bool:
-    """Send a line at once; tell whether the kernel took it whole.
+    """Send a line at once; tell whether the kernel took all of it.
 
     It does, unless the other end has stopped reading: lines are small and few. Raises OSError
     if the connection has ended.

@@ -1,13 +1,13 @@
-"""Makes JSON of messages, and messages of JSON, by the types of their fields. Pure.
+"""Converts messages to JSON and back, by the types of their fields. Pure.
 
     class Stop(NamedTuple):
         number: int
 
     read(Stop, {"number": 15}) == Stop(15)
 
-A message is a NamedTuple, and so may be what it holds; besides these there are enums, tuples, and
-what JSON has itself. One with a method `short` is written as that list of its first fields; the
-others have their defaults then. Texts are cut, and made printable, where they are shown.
+A message is a NamedTuple. Its fields may be NamedTuples, enums, tuples, and JSON's own types. A
+NamedTuple with a method `short` is written as the list of its first fields; the others get their
+defaults. Texts are cut, and made printable, where they are shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def written(value: Any) -> Any:
-    """Return a message, or what it holds, as JSON has it."""
+    """Return a message, or one of its values, as a value for JSON."""
     if isinstance(value, enum.Enum):
         return value.name
     if not isinstance(value, tuple):
@@ -32,9 +32,9 @@ def written(value: Any) -> Any:
 
 
 def read(kind: Any, value: Any) -> Any:
-    """Return what JSON has for something of a kind: a class, or the type of a field.
+    """Return a value from JSON as an object of a kind: a class, or the type of a field.
 
-    Raises ValueError if it is not valid. Fields that are unknown do not matter.
+    Raises ValueError if it is not valid. Unknown fields are ignored.
     """
     origin = get_origin(kind)
     if origin is tuple:

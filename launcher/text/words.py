@@ -1,4 +1,4 @@
-"""How values are quoted and shortened in messages, options spelled, addresses told apart. Pure."""
+"""Quote and shorten values for messages, spell options, recognise loopback addresses. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PREFIX = "--launcher-"
-NAMED = 8  # hosts that one message names; it counts the others
-_NAMES_LIMIT = 600  # characters that their names may take, of the failure file's 1,024
+NAMED = 8  # hosts, at most, that one message names; it counts the others
+_NAMES_LIMIT = 600  # characters, at most, of these names; the failure file has 1,024
 
 
 class Log(NamedTuple):
@@ -18,10 +18,10 @@ class Log(NamedTuple):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return a text with its control characters, newlines too, shown as Python writes them.
+    """Return a text with control characters, newlines too, escaped as Python writes them.
 
-    What ranks and other hosts send ends up on terminals and in the failure file, where an escape
-    sequence or a newline could forge a line. `keep` holds the characters that may stay.
+    Text from ranks and other hosts ends up on terminals and in the failure file, where an escape
+    sequence or a newline could forge a line. `keep` holds characters that stay as they are.
     """
     if text.isprintable():
         return text
@@ -40,13 +40,13 @@ def short(value: object, limit: int = 200) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Cut the middle out of a long text: its beginning and its end say most."""
+    """Cut the middle out of a long text: its beginning and its end matter most."""
     half = (limit - 5) // 2
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
 def some_of(hosts: Sequence[str]) -> Sequence[str]:
-    """Return as many of the first hosts as a message can name."""
+    """Return the first hosts, as many as a message can name."""
     count, length = 0, 0
     for host in hosts[:NAMED]:
         length += len(host)
@@ -57,7 +57,7 @@ def some_of(hosts: Sequence[str]) -> Sequence[str]:
 
 
 def join_and_count(words: Sequence[str], more: int) -> str:
-    """Return words with commas between, and how many more there are."""
+    """Return words joined by commas, with the number of further ones."""
     return ", ".join(words) + (f" and {more} more" if more else "")
 
 
@@ -78,12 +78,12 @@ def lasted(seconds: float) -> str:
 
 
 def plural(count: object, word: str, ending: str = "s") -> str:
-    """Return a number and what it counts: 1 rank, 2 ranks."""
+    """Return a number with its noun: 1 rank, 2 ranks."""
     return f"{count} {word}" if str(count) == "1" else f"{count} {word}{ending}"
 
 
 def ordinal(number: int) -> str:
-    """Return a number above 1 as a place in an order: second, third, 4th."""
+    """Return a number above 1 as an ordinal: second, third, 4th."""
     words = {2: "second", 3: "third"}
     of_ten = {1: "st", 2: "nd", 3: "rd"} if number % 100 // 10 != 1 else {}
     return words.get(number, f"{number}{of_ten.get(number % 10, 'th')}")
@@ -95,7 +95,7 @@ def flag(name: str) -> str:
 
 
 def port_is_taken(endpoint: str) -> str:
-    """Return what to say if torchrun's store on the first host finds its port taken."""
+    """Return the message for a first host where the port of torchrun's store is taken."""
     return (
         f"the rendezvous port of {endpoint} is already in use on this host; choose another "
         "with --launcher-rdzv-port, the same one on every host"

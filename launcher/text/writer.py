@@ -1,4 +1,4 @@
-"""A queue and a thread that writes what is in it: nobody waits for a reader, or for a disk."""
+"""A queue and a thread that writes from it: nothing else waits for a reader, or for a disk."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Callable
 
 
 class Writer:
-    """Calls write(data) for all that is added, in order, in a thread of its own.
+    """Calls write(data) for all data that is added, in order, in a thread of its own.
 
-    It is called at once where no thread can be started.
+    If no thread can be started, add() itself calls it.
     """
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
@@ -20,17 +20,17 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """How much was added and is not written, with what is being written now."""
+        """The number of added items that are not written yet, the current one included."""
         return self._queue.unfinished_tasks
 
     def add(self, data: bytes) -> None:
-        """Have data written."""
+        """Queue data for writing."""
         self._queue.put(data)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # no more threads in this container
+            except RuntimeError:  # this container allows no more threads
                 self._thread = None
                 self._write_next()
 
@@ -43,6 +43,6 @@ class Writer:
         self._queue.task_done()
 
     def flush(self, seconds: float) -> None:
-        """Wait until all is written, but no longer than that."""
+        """Wait until all is written, but at most so many seconds."""
         with self._queue.all_tasks_done:
             self._queue.all_tasks_done.wait_for(lambda: not self.waiting, seconds)
