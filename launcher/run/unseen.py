@@ -23,10 +23,7 @@ import types
 import weakref
 from typing import Any, Callable
 
-_LAST, _FEW = (
-    1024,
-    256,
-)  # descriptors that most processes may have; below few none is high
+_LAST, _FEW = 1024, 256  # descriptors that most processes may have; below few none is high
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _NAME = 100  # characters of a thread's name
 _SELDOM = 1.0  # seconds, at least, between two reported exceptions of threads
