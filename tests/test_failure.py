@@ -158,7 +158,7 @@ def test_the_innermost_frames_are_kept():
     assert LIMIT - 100 < len(text) <= LIMIT
     head, details, *shown = text.splitlines()
     assert "xxx ... xxx" in head and head.endswith("the end")
-    assert "first of 2 failures" in details
+    assert "1 more rank failed independently" in details
     assert shown[0] == "Traceback (most recent call last):"
     assert shown[-2] == '  File "a.py", line 199, in f199'
 

@@ -334,7 +334,7 @@ LOST, FROZEN = lost(SECOND), LOST_FIRST.failure.result
 LATER = failed("later\n", may_restart=False)
 ALL_SUCCEED = [(10, host, Succeeded(1)) for host in (FIRST, THIRD, FIRST, SECOND)]
 THREE = [(10, host, failed("loss is nan\nexit code 1\n")) for host in HOSTS]
-COUNTED = "loss is nan\nexit code 1; first of 3 failures (not counting ranks that were stopped)\n"
+COUNTED = "loss is nan\nexit code 1; 2 more ranks failed independently\n"
 FAILS = (10, SECOND, failed())
 NO_STORE = StoreMade(0, "port 1 is taken")
 NAN_NO_STORE = Result(1, "loss is nan\nno restart: port 1 is taken\n")

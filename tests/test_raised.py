@@ -637,7 +637,7 @@ def test_a_text_that_says_why_there_is_no_restart_stays_within_its_limit():
         "no restart: algo-2, rank 5 (local rank 1) reports a lost GPU; "
         "SageMaker checks and replaces the hosts of a failed job"
     )
-    assert lines[2].startswith("exit code 1, 95 s after start; first of 2 failures")
+    assert lines[2].startswith("exit code 1, 95 s after start; 1 more rank failed independently")
     assert lines[4].startswith("  File ") and lines[-2].endswith("line 39, in f")
 
 

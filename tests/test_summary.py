@@ -92,12 +92,16 @@ def test_the_parts_add_up(started, attempt, trains, closes, ended, later, number
 
 UNSAVED = [
     # the signal, ranks, what is said of them
-    (15, [(DEFAULT, -15)] * 2, "SIGTERM killed 2 of 2 ranks, which had no handler for it"),
-    (15, [(DEFAULT, -15)], "SIGTERM killed 1 of 1 rank, which had no handler for it"),
-    (15, [(HANDLES, 143), (DEFAULT, -15)], "SIGTERM killed 1 of 2 ranks, which had no handler"),
-    (1, [(DEFAULT, -1), (HANDLES, 0)], "SIGHUP killed 1 of 2 ranks, which had no handler for it"),
-    (2, [(DEFAULT, -2)], "SIGINT killed 1 of 1 rank, which had no handler for it"),
-    (15, [(None, -15), (DEFAULT, -15)], "SIGTERM killed 1 of 1 rank, "),  # not of the stop
+    (15, [(DEFAULT, -15)] * 2, "2 of 2 ranks had no SIGTERM handler yet"),
+    (15, [(DEFAULT, -15)], "1 of 1 rank had no SIGTERM handler yet"),
+    (15, [(HANDLES, 143), (DEFAULT, -15)], "1 of 2 ranks had no SIGTERM handler yet"),
+    (1, [(DEFAULT, -1), (HANDLES, 0)], "1 of 2 ranks had no SIGHUP handler yet"),
+    (2, [(DEFAULT, -2)], "1 of 1 rank had no SIGINT handler yet"),
+    (
+        15,
+        [(None, -15), (DEFAULT, -15)],
+        "1 of 1 rank had no SIGTERM handler yet",
+    ),  # not of the stop
     (15, [(HANDLES, -15)], ""),  # what has saved may end itself so
     (2, [(HANDLES, -2)], ""),  # Python's KeyboardInterrupt, which may have been caught
     (15, [(DEFAULT, -9), (IGNORES, -9), (HANDLES, 0), (DEFAULT, 0), (DEFAULT, None)], ""),
@@ -111,7 +115,7 @@ def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
     *unsaved, last = summary.lines(state(stopped(number), ranks=ranks), 113.0)
     assert len(unsaved) == bool(said)
     for line in unsaved:
-        assert line.startswith(f"algo-1: {said}") and " so saved nothing when stopped; " in line
+        assert line.startswith(f"algo-1: {said}") and " killed without saving; " in line
     is_saved = any(one not in ((DEFAULT, -number), (None, -number)) for one in ranks if one[0])
     assert last.endswith(f"training 6.0 s, {'saving' if is_saved else 'stopping'} 3.0 s.")
     for result in (FAILED, SUCCESS):

@@ -53,8 +53,8 @@ Commands:
   stacks    for each job running here, print the Python stacks of all ranks on all hosts
   timeline  show what each rank of a job did, and when, from its hosts' events.jsonl files
   init      run as the container's PID 1: start COMMAND (on SageMaker most often `train`) and
-            forward stop signals to the launcher that COMMAND runs; without COMMAND, or if an
-            option comes first, act as the launcher itself
+            forward stop signals to the launcher that COMMAND runs; without COMMAND, run the
+            launcher directly
 
 What to run (exactly one of these):
   --train-script PATH  run a Python file (or archive, or folder), as `python PATH` would

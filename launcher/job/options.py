@@ -144,10 +144,10 @@ class Options(NamedTuple):
     host_timeout: Annotated[int, Option("SECONDS", whole(5, 3600),
         "how long a host may be unreachable over the network before it counts as lost")] = 14
 
-    grace: Annotated[int, Option("SECONDS", _SECONDS, "how long ranks, and processes they "
-        "started, have between a stop (SIGTERM) and SIGKILL")] = 100
-    failure_grace: Annotated[int, Option("SECONDS", _SECONDS, "how long ranks, and processes they "
-        "left behind, may take to exit after a failure or before a restart; then SIGKILL")] = 10
+    grace: Annotated[int, Option("SECONDS", _SECONDS, "seconds from a stop (SIGTERM) to SIGKILL "
+        "for ranks and their child processes")] = 100
+    failure_grace: Annotated[int, Option("SECONDS", _SECONDS, "seconds for ranks, and processes "
+        "they left behind, to exit after a failure or before a restart; then SIGKILL")] = 10
 
     watch: Annotated[int, Option("SECONDS", _SECONDS,
         "how often to check each rank's progress through its collectives; 0: never")] = 15

@@ -30,6 +30,7 @@ from launcher.text.words import (
     flag,
     lasted,
     named_rank,
+    plural,
     port_is_taken,
     printable,
     shortened,
@@ -139,7 +140,7 @@ class Failure(NamedTuple):
         if self.no_restart:
             lines.insert(1, f"{NO_RESTART}{shortened(self.no_restart, 350)}")
         if self.details:
-            more = f"; first of {self.failures} failures (not counting ranks that were stopped)"
+            more = f"; {plural(self.failures - 1, 'more rank')} failed independently"
             lines.append(self.details + (more if self.failures > 1 else ""))
         if self.restart:
             lines.append(shortened(f"reason for the restart: {self.restart}", 300))

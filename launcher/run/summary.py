@@ -50,9 +50,9 @@ def _unsaved(state: State) -> list[str]:
     assert state.result
     name = signal.Signals(state.result.stop_signal).name
     return [
-        f"{state.job.current_host}: {name} killed {len(died)} of {plural(len(reached), 'rank')}, "
-        f"which had no handler for it (yet) and so saved nothing when stopped; install one at the "
-        "top of the script."
+        f"{state.job.current_host}: {len(died)} of {plural(len(reached), 'rank')} had no {name} "
+        f"handler yet and {'was' if len(died) == 1 else 'were'} killed without saving; install one "
+        "at the top of the script."
     ]
 
 
