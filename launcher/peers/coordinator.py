@@ -1,37 +1,37 @@
-"""The first host decides for all: who has joined, what must agree, which failure counts, restarts.
+"""The first host decides for all: who has joined, what must agree, what failed first, restarts.
 
     state, actions = step(state, event, now)
 
-*One host decides.* Hosts report what happens to them, and the coordinator alone decides how the job
-ends and whether it restarts; what it decides is a command to all hosts, and to this host's own run.
-A host that is alone coordinates itself. EVENTS and MESSAGES have the function that takes an event;
-it branches on the phase.
+*One host decides.* Hosts report events to the coordinator, which alone decides how the job ends and
+whether it restarts. Its decisions are commands to all hosts, and to this host's own run. A host
+that is alone coordinates itself. EVENTS and MESSAGES map each event to its function, which branches
+on the phase.
 
-*The cause is not what is known first.* One failure brings others about, on every host: connections
-break, collectives are aborted. So a failure that may be such a consequence is held (Deciding) for
-as long as a better cause may still come (Cause.patience in causes.py): the ranks that would say it
-are not to be ended before. There is none better than a rank's own: then ranks are ended at once. Of
-two equally good causes the first counts. A lost host is one of these failures, and is found by its
-connection (channel.py).
+*The first failure that we hear of is often not the cause.* One failure leads to others, on every
+host: connections break, collectives are aborted. So a failure that may be such a consequence is
+held (Deciding) while a better cause may still arrive (Cause.patience in causes.py), and no rank
+that could report it is ended. No cause is better than a rank's own: then ranks are ended at once.
+Of two equally good causes the first wins. A lost host is such a failure, too; its connection shows
+the loss (channel.py).
 
-*One way to end, for every reason.* `End` has all hosts end their ranks (Clearing); its number is
-that of their replies. When all that are not lost have cleared, the next attempt starts, or all
-leave. Only then the reason is final: what hosts report of failures that were there before the end
-counts, too. Only failures of ranks, and hangs, restart, while restarts remain, no hardware is
-broken and there is a store for the next attempt. A stop still replaces a restart.
+*One way to end, for every reason.* `End` has all hosts end their ranks (Clearing); their replies
+carry its number. When all hosts that are not lost have cleared, the next attempt starts, or all
+leave. Only then is the reason final: hosts may still report failures from before the end. Only
+failures of ranks, and hangs, restart, if restarts remain, no hardware is broken and there is a
+store for the next attempt. A stop still replaces a restart.
 
-*Of a stop and a failure the first counts that arrives here.* After a stop all hosts end with 128 +
-its number and no failure file; after a failure that does not restart its exit code and text are
-those of all hosts, and a host that is stopped saves all the same.
+*Between a stop and a failure, whichever arrives here first wins.* After a stop all hosts end with
+128 + its number and no failure file; after a failure that does not restart, all end with its exit
+code and text, and a host that is stopped still saves.
 
-*What bounds each wait.* Joining: the start timeout. Running lasts as long as the job. Deciding: the
-patience with its cause. Clearing: `_bound`. Ended: 5 s, in which the others leave before this host,
-whose torchrun and stores they use.
+*Timeouts.* Joining: the start timeout. Running: none, it lasts as long as the job. Deciding: the
+patience with its cause. Clearing: `_bound`. Ended: 5 s for the other hosts to leave before this
+one, whose torchrun and stores they use.
 
-*What holds always.*
-- A report of another attempt changes nothing, but that of a launcher which failed before it
+*Invariants.*
+- A report from another attempt changes nothing, except from a launcher that failed before it
   received the start (host_failed); nor does `Cleared` with the number of an earlier End.
-- No times of two hosts' clocks are compared: hosts report ages.
+- Times of two hosts' clocks are never compared: hosts report ages.
 
 Times are on the clock System.now(), waits in seconds. Pure.
 """
@@ -335,7 +335,7 @@ def store_made(state: JobState, event: events.StoreMade, now: float) -> JobStep:
 
 
 def host_stopped(state: JobState, host: str, message: messages.Stop, now: float) -> JobStep:
-    """Stop all hosts, unless a failure came first that a restart cannot fix."""
+    """Stop all hosts, unless a failure that a restart cannot fix came first."""
     phase = state.phase
     blame = phase.blame if isinstance(phase, (Deciding, Clearing)) else None
     is_final = isinstance(phase, Ended) or (isinstance(phase, Clearing) and not phase.end.restart)
@@ -373,12 +373,12 @@ def progress_reported(
 def stacks_requested(
     state: JobState, host: str, message: overview.StacksRequest, now: float
 ) -> JobStep:
-    """Gather stacks for somebody at a host."""
+    """Gather stacks for a user at a host."""
     return _watched(state, overview.requested(state.watch, host, now), now)
 
 
 def _watched(state: JobState, seen: overview.Step, now: float) -> JobStep:
-    """Do what the watch wants; fail the attempt when the user's limit for a stall is over."""
+    """Act on the watch's findings; fail the attempt when a stall has reached the user's limit."""
     watch, wanted = seen
     state, actions = state._replace(watch=watch), list[events.Action]()
     for one in wanted:
@@ -405,14 +405,14 @@ def _hosts(state: JobState) -> set[str]:
 def _end(
     state: JobState, result: Result, now: float, blame: Blame | None = None, restart: str = ""
 ) -> JobStep:
-    """Have all hosts end their ranks, for a result, or for a restart: `restart` says why."""
+    """Command all hosts to end their ranks, for a result or a restart; `restart` says why."""
     end = messages.End(state.number + 1, result, restart)
     clearing = Clearing(end, now + _bound(state, is_restart=bool(restart)), blame)
     return _command_all(state._replace(phase=clearing, number=end.number), end)
 
 
 def _bound(state: JobState, *, is_restart: bool) -> float:
-    """Return how many seconds all hosts have to clear. A host alone has no restart timeout."""
+    """Return how many seconds all hosts have to clear. A single host has no restart timeout."""
     if not state.attempt:
         return _LATE_HOSTS_SECONDS  # no rank has started
     job = state.job
@@ -426,7 +426,7 @@ def host_cleared(state: JobState, host: str, message: messages.Cleared, now: flo
     if message.number != state.number or not isinstance(phase, Clearing):
         return state, ()
     phase = phase._replace(cleared={**phase.cleared, host: message})
-    if message.survivors and phase.blame:  # they hold what the next attempt needs: a GPU, a port
+    if message.survivors and phase.blame:  # they hold a GPU or a port that the next attempt needs
         why = f"{message.survivors} of {host}'s processes survived SIGKILL"
         why = phase.blame.no_restart or why
         phase = phase._replace(blame=phase.blame._replace(no_restart=why))
@@ -434,13 +434,13 @@ def host_cleared(state: JobState, host: str, message: messages.Cleared, now: flo
 
 
 def _if_cleared(state: JobState, now: float) -> JobStep:
-    """Start the next attempt, or have all leave, if all hosts have cleared."""
+    """Start the next attempt, or command all to leave, if all hosts have cleared."""
     phase = state.phase
     if not isinstance(phase, Clearing) or _behind(state, phase):
         return state, ()
     if not (phase.end.restart and phase.blame and _restarts(state, phase.blame)):
         result = _settled(state, phase)
-        # What a host that is lost has saved is not known.
+        # A lost host may have saved something, too.
         are_all = len(phase.cleared) == len(state.job.cluster.hosts)
         said = saved.lines(result, phase.cleared.values()) if are_all else ()
         state, actions = _leave(state, result, now)
@@ -451,17 +451,17 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
 
 
 def _settled(state: JobState, clearing: Clearing) -> Result:
-    """Return how the job ends, when nothing can change that any more."""
+    """Return how the job ends, once nothing can change it any more."""
     return _result(state, clearing.blame) if clearing.blame else clearing.end.result
 
 
 def _behind(state: JobState, clearing: Clearing) -> set[str]:
-    """Return the hosts that have not cleared; what is left on hosts that are lost is not known."""
+    """Return the hosts that have not cleared; not the lost ones, whose processes nobody sees."""
     return {state.job.current_host, *state.members, *state.absent} - set(clearing.cleared)
 
 
 def _restart_is_late(state: JobState, clearing: Clearing, blame: Blame, now: float) -> JobStep:
-    """End the job since a restart takes too long; name the hosts that are behind, or the store."""
+    """End the job because a restart takes too long; name the late hosts, or the store."""
     job = state.job
     within = f"within {_bound(state, is_restart=True):g} s of the restart"
     behind = sorted(_behind(state, clearing), key=job.cluster.hosts.index)

@@ -1,6 +1,6 @@
-"""Which ranks have ended with exit code 0 where another one saw its connection break. Pure.
+"""Name the ranks that ended with 0 before another rank's connection broke. Pure.
 
-Hosts report how long ago that was, so that no two hosts' clocks are compared.
+Hosts report ages of these ends, so that no two hosts' clocks are compared.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from launcher.text.words import lasted
 
 
 class Ends(NamedTuple):
-    """When ranks of a host have ended with 0, by the coordinator's clock; `rank` was the first."""
+    """When a host's ranks ended with 0, by the coordinator's clock; `rank` was the first."""
 
     rank: int
     times: tuple[float, ...]
 
 
 def received(message: RanksSucceeded, now: float) -> Ends:
-    """Return what a host reports of its ranks."""
+    """Return a host's report with times of this clock."""
     return Ends(message.rank, tuple(now - age for age in message.ages))
 
 
 def named(by_host: Mapping[str, Ends], at: float) -> str:
-    """Return which rank was the first to end before a time, and how many more; "" if none ended.
+    """Return the first rank that ended before a time, with the number of others; "" if none ended.
 
-    If none had by then, the same of those that ended after it: the connections of a rank
-    that departs, or of which little is to end any more, break first.
+    If none had ended yet, return those that ended after it: when a rank departs, its connections
+    break before its process ends.
     """
     first = [(ends.times[0], host, ends.rank) for host, ends in by_host.items() if ends.times]
     if not first:

@@ -1,7 +1,7 @@
-"""What happens between hosts, and what can be done about it. Pure.
+"""Events between hosts, and the actions that follow. Pure.
 
-Reports go up, commands down: a host reports to the coordinator, which may be here; what that
-decides is a command to each host. Both are messages (messages.py).
+Reports go up, commands down: a host reports to the coordinator, which may be itself, and the
+coordinator commands all hosts. Both are messages (messages.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Arrived(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A message of a host that has joined, of the coordinator, or a report of this host's own."""
+    """A message from a joined host or the coordinator, or this host's own report."""
 
     host: str
     message: Message
@@ -34,14 +34,14 @@ CLOSED, NO_MESSAGE = "its launcher died", "it sent an invalid message"
 
 
 class Lost(NamedTuple):
-    """The connection to a host that has joined has ended, or a member's to the coordinator."""
+    """The connection to a joined host, or a member's to the coordinator, has ended."""
 
     host: str
     why: str
 
 
 class CannotListen(NamedTuple):
-    """This host cannot take the connections of all hosts; it `may_tell` those that come why."""
+    """This host cannot accept all hosts' connections; it `may_tell` those that connect why."""
 
     why: str
     may_tell: bool = False
@@ -59,7 +59,7 @@ class Connected(NamedTuple):
 
 
 class Unreachable(NamedTuple):
-    """The coordinator could not be connected to."""
+    """This host could not connect to the coordinator."""
 
     trouble: str
 
@@ -72,18 +72,18 @@ class Time(NamedTuple):
 
 
 class EndListening(NamedTuple):
-    """Take no more connections."""
+    """Accept no more connections."""
 
 
 class Admit(NamedTuple):
-    """Take a connection for a host's."""
+    """Accept a connection as a host's."""
 
     connection: Any
     host: str
 
 
 class Refuse(NamedTuple):
-    """Close a connection: it is not that of a host which is waited for."""
+    """Close a connection: it is not from a missing host."""
 
     connection: Any
 
@@ -103,7 +103,7 @@ class MakeStore(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send hosts a message; this host's own run is commanded with it."""
+    """Send hosts a message; for this host itself, it is a command to its run."""
 
     hosts: tuple[str, ...]
     message: Message | MakeStore

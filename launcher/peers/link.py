@@ -1,17 +1,16 @@
-"""Every other host than the coordinator: it joins, reports, and does what is commanded.
+"""A member's connection to the coordinator: it joins, reports, and obeys commands.
 
     state, actions = step(state, event, now)
 
-Until the coordinator has welcomed this host (Joining), it tries again and again to reach it, sends
-with each hello all that it has to report, and acts on a stop by itself. It waits for the reply as
-long as the connection lasts: a coordinator that is slow has the hello, and would take a second one
-for another host's. Something else that listens in its place changes none of that. From then on
-(Joined) reports go up and commands down as they come, and only the coordinator decides. If it is
-lost, or was never reached, this host ends as the last End has it, or with 69; and it leaves: Left.
+Until the coordinator has welcomed this host (Joining), the host keeps trying to reach it, sends
+all its reports with each hello, and acts on a stop by itself. It waits for the reply as long as the
+connection lasts: a slow coordinator has the hello, and would take a second one for another host's.
+Another program that listens in its place does not matter. From then on (Joined) reports go up,
+commands come down, and only the coordinator decides. If the coordinator is lost, or was never
+reached, this host ends as in the last End, or with 69, and leaves: Left.
 
-What bounds each wait: Joining, the start timeout, or 3 s after a stop. Joined: the channel, which
-finds a coordinator that is lost (channel.py). Times are on the clock System.now(), waits in
-seconds. Pure.
+Timeouts: Joining, the start timeout, or 3 s after a stop. Joined: the channel, which detects a lost
+coordinator (channel.py). Times are on the clock System.now(), waits in seconds. Pure.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from launcher.result.causes import Result, change_port, of_lost_host, stopped
 from launcher.text.words import Log
 from launcher.watch import overview
 
-# Between two tries to reach the coordinator: at first, and after a while.
+# Between two tries to reach the coordinator: at first, and at most.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.02, 1.0
-_STOP_SECONDS = 3.0  # for the coordinator to be told of a stop
+_STOP_SECONDS = 3.0  # to report a stop to the coordinator
 
 # Phases.
 
@@ -49,21 +48,21 @@ class Joined(NamedTuple):
 
 
 class Left(NamedTuple):
-    """This host's run has been told to leave: by the coordinator, or since that is lost."""
+    """This host's run has been told to leave: by the coordinator, or because it is lost."""
 
 
 Phase = Union[Joining, Joined, Left]
 
 
 class LinkState(NamedTuple):
-    """All that is known."""
+    """The member's state."""
 
     job: Job
     phase: Phase
     began: float
-    attempt: int = 0  # that this host was to start
-    stop_signal: int = 0  # that this host was sent
-    result: Result | None = None  # of that, if it was no restart
+    attempt: int = 0  # that this host was told to start
+    stop_signal: int = 0  # that this host got
+    result: Result | None = None  # of the last End, if it was no restart
 
 
 LinkStep = tuple[LinkState, tuple[events.Action, ...]]
@@ -89,7 +88,7 @@ def step(state: LinkState, event: Any, now: float) -> LinkStep:
         return EVENTS[type(event)](state, event, now)
     if event.host == state.job.current_host:
         return reported(state, event.message, now)
-    if isinstance(state.phase, Joining):  # all else is no reply
+    if isinstance(state.phase, Joining):  # nothing else is a reply
         is_reply = isinstance(event.message, messages.Welcome)
         return (state._replace(phase=Joined()) if is_reply else state), ()
     return commanded(state, event.message) if isinstance(state.phase, Joined) else (state, ())
@@ -108,7 +107,7 @@ def unreachable(state: LinkState, event: events.Unreachable, now: float) -> Link
 
 
 def connected(state: LinkState, event: events.Connected, now: float) -> LinkStep:
-    """Send who this host is, and what it has to report."""
+    """Send this host's hello and its reports."""
     phase = state.phase
     if not isinstance(phase, Joining):
         return state, (events.Disconnect(),)
@@ -124,7 +123,7 @@ def _does_not_answer(state: LinkState) -> str:
 
 
 def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
-    """Log every 30 s what is missing; end if no reply comes in time."""
+    """Log every 30 s that the coordinator is missing; end if no reply comes in time."""
     phase, job = state.phase, state.job
     if not isinstance(phase, Joining) or now < due(state):
         return state, ()
@@ -140,7 +139,7 @@ def time_is_up(state: LinkState, event: events.Time, now: float) -> LinkStep:
 
 
 def reported(state: LinkState, message: Any, now: float) -> LinkStep:
-    """Pass a report of this host's own on."""
+    """Forward this host's own report."""
     if isinstance(message, messages.Stop):
         state = state._replace(stop_signal=message.number)
     if isinstance(state.phase, Joining):
@@ -151,7 +150,7 @@ def reported(state: LinkState, message: Any, now: float) -> LinkStep:
 
 
 def _kept(state: LinkState, joining: Joining, message: Any, now: float) -> LinkStep:
-    """Keep a report for each hello. A stop is decided here, unless this host has failed before."""
+    """Add a report to each hello. This host itself acts on a stop, unless it had failed before."""
     if isinstance(message, messages.Cleared):
         return state, ()
     actions = (_report(state, message),) if joining.is_connected else ()
@@ -168,7 +167,7 @@ def _kept(state: LinkState, joining: Joining, message: Any, now: float) -> LinkS
 
 
 def commanded(state: LinkState, message: Any) -> LinkStep:
-    """Do what the coordinator commands, or have this host's run do it."""
+    """Obey the coordinator's command, or pass it to this host's run."""
     if isinstance(message, messages.Missing):
         return state, (Log(f"waiting for {message.hosts}."),)
     if isinstance(message, messages.End):
@@ -183,25 +182,25 @@ def commanded(state: LinkState, message: Any) -> LinkStep:
 
 
 def coordinator_lost(state: LinkState, event: events.Lost, now: float) -> LinkStep:
-    """End: without the coordinator nobody decides, and torchrun's store is lost with it."""
+    """End: nobody else decides, and torchrun's store is lost with the coordinator."""
     if isinstance(state.phase, Joining):  # another program, or a coordinator without room
         return unreachable(state, events.Unreachable(state.phase.trouble), now)
     if not isinstance(state.phase, Joined):
         return state, ()
     how = f"was lost: {event.why}"
-    # If it was only suspended, it ends with the same when it continues.
+    # If it was only suspended, it ends with the same result when it continues.
     lost = messages.Failed(state.attempt, of_lost_host(state.job.coordinator, how))
     state, actions = _alone(state, how)
     return state, (_report(state, lost), *actions)
 
 
 def _alone(state: LinkState, how: str) -> LinkStep:
-    """End this host without the coordinator; it leaves once its ranks are ended."""
+    """End this host without the coordinator; it leaves once its ranks have ended."""
     actions: tuple[events.Action, ...] = ()
     result = state.result
     if not result:
         result = of_lost_host(state.job.coordinator, how).result
-        if state.stop_signal:  # which came first
+        if state.stop_signal:  # the stop came first
             result = stopped(state.stop_signal)
         state, actions = _end(state, messages.End(0, result))
     return state._replace(phase=Left()), (*actions, _command(state, messages.Leave(result)))

@@ -1,8 +1,8 @@
-"""Where the coordinator takes connections until all hosts have joined, and how many it can have.
+"""Where the coordinator accepts connections until all hosts have joined, and how many fit.
 
-A connection is pending until its hello has come. What breaks a rule is closed, and changes nothing
-for the others. When there is no room, the oldest pending connection is closed: so silent ones hold
-none for long, and a host whose hello was on its way connects again.
+A connection is pending until its hello arrives. A connection that breaks a rule is closed, and the
+others do not notice. When there is no room, the oldest pending connection is closed, so idle
+connections can block it only briefly; a host whose hello was on its way connects again.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from launcher.peers.events import CannotListen
 from launcher.peers.messages import Hello, from_stranger
 from launcher.result.causes import change_port
 
-PENDING = 64  # pending connections that there is room for, besides those of missing hosts
-_MOST_ACCEPTED = 100  # connections in one turn, before anything else has its own
-_DESCRIPTORS = 14  # for what is opened later: lookups, the start of torchrun, ranks
+PENDING = 64  # pending connections that fit, besides those of missing hosts
+_MOST_ACCEPTED = 100  # connections in one turn of the loop
+_DESCRIPTORS = 14  # for later needs: lookups, the start of torchrun, ranks
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # descriptors, or memory
 _RETRY_SECONDS = 1  # between two tries to listen
-# For another program to give the port back; others need that long to see it, too.
+# For another program to release the port; other programs need that long to see it, too.
 _LISTEN_SECONDS = 3
 
 
 class Listener:
-    """Calls arrived(connection, hello, the messages behind that), and happens(event).
+    """Calls arrived(connection, hello, messages after the hello), and happens(event).
 
-    `connections` are those of hosts, which count for the room that there is. `listen` is due at
-    `listen_at`; infinite: never.
+    `connections` are those of hosts, which take up room. `listen` is due at `listen_at`; infinite:
+    never.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Listener:
         self._job, self._system = job, system
         self._connections, self._arrived, self._happens = connections, arrived, happens
         self._sockets: list[socket.socket] = []
-        self._pending: dict[Connection, None] = {}  # in their order
+        self._pending: dict[Connection, None] = {}  # oldest first
         self.own_name_resolves = True
         self._room = len(job.members) + PENDING
         self._listen_deadline = system.now() + min(_LISTEN_SECONDS, job.options.start_timeout)
         self.listen_at = math.inf
 
     def listen(self) -> None:
-        """Begin to take connections; try again in a while if another program has the port."""
+        """Start listening; try again in a while if another program has the port."""
         job, now = self._job, self._system.now()
         self.listen_at = math.inf
         try:
@@ -104,13 +104,13 @@ class Listener:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_MOST_ACCEPTED):
             if listening not in self._sockets:
-                return  # since all have joined
+                return  # all have joined
             try:
                 accepted, _ = listening.accept()
             except OSError as error:
                 if error.errno in _NO_ROOM:
                     self._cannot(error)
-                return  # none remain, or one that has ended already (accept(2))
+                return  # none is pending, or one has already ended (accept(2))
             try:
                 connection = Connection(accepted, self._job.options.host_timeout)
             except OSError:
@@ -122,7 +122,7 @@ class Listener:
             self._system.selector.register(
                 connection, EVENT_READ, lambda of=connection: self._read(of)
             )
-            self._read(connection)  # its hello is mostly here, too
+            self._read(connection)  # its hello has usually arrived, too
 
     def _read(self, connection: Connection) -> None:
         if connection not in self._pending:

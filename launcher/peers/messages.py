@@ -1,4 +1,4 @@
-"""What the launchers of one job send each other: these messages are events of the two machines.
+"""The messages between the launchers of one job, which are events of the two state machines.
 
 Each host's launcher keeps one TCP connection to that of the first host, the coordinator
 (`--launcher-peer-port`), which decides for all; the others are members. A message is a line of
@@ -15,12 +15,12 @@ JSON, at most 64 KiB, {"Name": {"field": value, ...}}, in this order:
     StacksRequest                   CollectStacks, the reply is a report; AllStacks
     Alive, each 4 s                 Alive, each 4 s
 
-A fingerprint is what must agree between hosts. A host that cannot start has none, and sends its
-failure right behind its hello. A connection that ends before `Leave` is a lost host, and so is one
-whose other end answers no packet for --launcher-host-timeout (tcp(7)), or whose launcher sends
-nothing for 60 s or more (channel.py). Once all have joined nobody else can connect. The protocol
-has no authentication: it is meant for the job's own network. A message that is not valid closes its
-connection; texts are cut, and show control characters as Python writes them. Pure.
+All hosts must agree on the fingerprint. A host that cannot start has none, and sends its failure
+right after its hello. A connection that ends before `Leave` means a lost host. So does one whose
+other end answers no packet for --launcher-host-timeout (tcp(7)), or whose launcher sends nothing
+for 60 s or more (channel.py). Once all have joined, nobody else can connect. The protocol has no
+authentication: it is meant for the job's own network. An invalid message closes its connection;
+texts are cut, and control characters are shown as Python writes them. Pure.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from launcher.watch.overview import (
     StacksRequest,
 )
 
-_LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello stays within its line
+_LONGEST_VALUE = 1 << 12  # characters of a value to compare, so that a hello fits in its line
 _LONGEST_LINE = 700  # characters of a line for the log
 
 
-# Of a member.
+# From a member.
 
 
 class Hello(NamedTuple):
-    """Which host it is, what must agree, and how many seconds its ranks may take to end."""
+    """Which host this is, what must agree, and how many seconds its ranks may take to end."""
 
     job: str
     host: str
@@ -59,7 +59,7 @@ class Hello(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A host has failed in an attempt, `age` seconds ago: what ends a rank is certain later."""
+    """A host failed in an attempt `age` seconds ago: the cause of a rank's end is known later."""
 
     attempt: int
     failure: Failure
@@ -67,9 +67,9 @@ class Failed(NamedTuple):
 
 
 class RanksSucceeded(NamedTuple):
-    """Ranks of a host have ended with 0, `ages` seconds ago, the first of them first: `rank`.
+    """Ranks of a host ended with 0, `ages` seconds ago, the first of them first: `rank`.
 
-    Reported of the first, and of all with what this host reports next, its failure or its success.
+    Reported when the first ends, and of all before this host's next report of failure or success.
     """
 
     attempt: int
@@ -78,14 +78,14 @@ class RanksSucceeded(NamedTuple):
 
 
 class Succeeded(NamedTuple):
-    """All ranks of a host have ended with 0; if each of them worked alone, how many there are."""
+    """All ranks of a host have ended with 0; how many there are, if each worked alone."""
 
     attempt: int
     alone: int = 0
 
 
 class Stop(NamedTuple):
-    """A host was sent a stop, by a person or the platform: all hosts stop."""
+    """A person or the platform has stopped a host: all hosts stop."""
 
     number: int
 
@@ -93,8 +93,8 @@ class Stop(NamedTuple):
 class Cleared(NamedTuple):
     """A host has ended all of its ranks, as the End of this number commands.
 
-    `survivors` counts processes that survive SIGKILL, `files` those that SageMaker would upload:
-    after a stop those that are new; -1: not known. `handled` counts the ranks that have handled a
+    `survivors` counts processes that survive SIGKILL; `files` those that SageMaker would upload,
+    after a stop only the new ones; -1: unknown. `handled` counts the ranks that have handled a
     stop, the last within `seconds`; -1: not all have.
     """
 
@@ -105,11 +105,11 @@ class Cleared(NamedTuple):
     seconds: float = 0.0
 
 
-# Of the coordinator.
+# From the coordinator.
 
 
 class Welcome(NamedTuple):
-    """This host has joined; the others are waited for."""
+    """This host has joined; others are still missing."""
 
 
 class Missing(NamedTuple):
@@ -119,7 +119,7 @@ class Missing(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start the ranks of an attempt: all hosts have joined, or have cleared the one before.
+    """Start the ranks of an attempt: all hosts have joined, or have cleared the previous attempt.
 
     `port` is that of the attempt's own store on the first host, 0 for torchrun's.
     """
@@ -129,10 +129,10 @@ class Start(NamedTuple):
 
 
 class End(NamedTuple):
-    """End the ranks of this attempt. `result` is how the job ends, as far as that is known yet.
+    """End the ranks of this attempt. `result` is how the job ends, as far as it is known.
 
-    If another attempt follows, `restart` is a line for the log, and the result counts for nothing.
-    A later End replaces this one.
+    If another attempt follows, `restart` is a line for the log, and the result does not count. A
+    later End replaces this one.
     """
 
     number: int
@@ -141,13 +141,13 @@ class End(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """All hosts have cleared: let torchrun go, and end, with a result that is final."""
+    """All hosts have cleared: release torchrun, and end, with the final result."""
 
     result: Result
 
 
 class Alive(NamedTuple):
-    """The launcher that sends it runs: for the channel, and no event of a machine."""
+    """The sending launcher runs: for the channel, not an event of a state machine."""
 
 
 FromMember = Union[
@@ -164,7 +164,7 @@ Message = Union[Hello, FromMember, FromCoordinator, Alive]
 
 
 def hello(job: Job) -> Hello:
-    """Return what a host sends first."""
+    """Return a host's first message."""
     values = (
         {"list of hosts": list(job.cluster.hosts), **job.fingerprint} if job.fingerprint else {}
     )
@@ -177,7 +177,7 @@ def hello(job: Job) -> Hello:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value to compare, or if it is long what differs if the value does."""
+    """Return a value to compare; of a long one, its beginning and a digest."""
     text = json.dumps(value)
     if len(text) <= _LONGEST_VALUE:
         return value
@@ -193,17 +193,17 @@ def to_wire(message: Message) -> Mapping[str, Any]:
 
 
 def from_stranger(message: Mapping[str, Any]) -> Hello:
-    """Return what a host sends first. Raises ValueError if it is not valid."""
+    """Return a host's first message. Raises ValueError if it is not valid."""
     received: Hello = _read({"Hello": Hello}, message)
     for value in received.fingerprint.values():
-        # Nothing that is nested: repr() has a limit to how deep that may be.
+        # No nested values: repr() has a limit on depth.
         if not all(isinstance(v, str) for v in (value if isinstance(value, list) else [value])):
             raise ValueError(value)
     return received
 
 
 def from_member(message: Mapping[str, Any], world: int) -> FromMember | Alive:
-    """Return what a member sends, whose job has `world` ranks (0: that is not known).
+    """Return a message from a member of a job with `world` ranks (0: unknown).
 
     Raises ValueError if it is not valid.
     """
@@ -215,7 +215,7 @@ def from_member(message: Mapping[str, Any], world: int) -> FromMember | Alive:
 
 
 def from_coordinator(message: Mapping[str, Any]) -> FromCoordinator | Alive:
-    """Return what the coordinator sends. Raises ValueError if it is not valid."""
+    """Return a message from the coordinator. Raises ValueError if it is not valid."""
     received: FromCoordinator | Alive = _read(_FROM_COORDINATOR, message)
     if isinstance(received, End):
         restart = printable(received.restart[:_LONGEST_LINE])
@@ -238,7 +238,7 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
 
 
 def as_reported(message: Any, world: int) -> Any:
-    """Return a report as the hosts take it: its ranks are ranks of the job."""
+    """Return a report without ranks that the job does not have."""
     if isinstance(message, NoProgressReport):
         shown = stacks.within(message.stacks, world) if world else message.stacks
         return message._replace(ranks=progress.within(message.ranks, world), stacks=shown)

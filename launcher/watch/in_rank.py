@@ -1,24 +1,23 @@
 """Reports to the launcher, from inside a rank, how far its collectives are, and where it is.
 
-A thread waits for the launcher's requests; it exists only once the script imports
-torch.distributed (makes its first process group, where that is imported before: a warm start), or
-has ended while its process runs on, and replies within milliseconds. Polled
-how far it is, it says that there was progress; else what this rank has begun, what of it has not
-ended, and where its main thread is; once the script has ended, also what keeps the process. If
-stacks are requested, it replies all of that, and where all threads are. If it does not reply, C
-code of the script's does not release the interpreter, or the process is suspended. Where the main
-thread is then, faulthandler writes at a signal, to the same connection: in C, and without the
-interpreter.
+A thread waits for the launcher's requests. It starts only when the script imports torch.distributed
+(or makes its first process group, if that is already imported: a warm start), or when the script
+has ended and its process still runs. It replies within milliseconds. To a poll it replies that
+there was progress; otherwise which collectives this rank has begun, which of them have not ended,
+and where its main thread is; after the script's end, also what keeps the process alive. To a
+request for stacks it adds where all threads are. If it does not reply, the script's C code holds
+the interpreter, or the process is suspended. Then faulthandler, at a signal, writes where the main
+thread is to the same connection: in C, and without the interpreter.
 
-While a rank makes a group, it waits for the others that make it: that is told as the wait in a
-group of its own kind. At the end of its script a rank tells whether it has worked alone: whether no
-collective has begun in any of its groups. Those are seen as they are made and destroyed.
+While a rank makes a group, it waits for the others that make it: it reports this as a wait in a
+group of a special kind. At the end of its script a rank reports whether it worked alone: whether no
+collective began in any of its groups. It notes them as they are made and destroyed.
 
-It reads torch's flight recorder of gloo (torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch
-2.8 on). Of NCCL's the entries are not read: that asks the GPU for the state of events, some of
-which may be gone (ProcessGroupNCCL.cpp, as of graphs and blocking waits). Of NCCL a rank tells how
-many collectives it has begun and, with torch 2.10 to 2.14, where the recorder is on by itself,
-whether the last has ended, as torch's watchdog has seen it: integers in memory. In 2.15 `nccl` is
+For gloo it reads torch's flight recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp, from
+torch 2.8 on). It does not read NCCL's entries: that asks the GPU for the state of events, some of
+which may be gone (ProcessGroupNCCL.cpp, as for graphs and blocking waits). For NCCL a rank reports
+how many collectives it has begun and, with torch 2.10 to 2.14, where the recorder is on by default,
+whether torch's watchdog has seen the last one end: integers in memory. In 2.15 `nccl` is
 ProcessGroupNCCL2, unless TORCH_DIST_USE_NCCL2 is 0: it feeds another recorder, and has no uid.
 """
 
@@ -34,7 +33,7 @@ import signal
 import sys
 import threading
 
-# As they are now: a script may put its own in their place (gevent).
+# Bound before the script runs, which may replace them (gevent).
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from collections.abc import Mapping, Sequence
 from io import FileIO
@@ -44,22 +43,22 @@ from time import monotonic, sleep
 from typing import Any, Callable
 
 _MODULE = "torch.distributed.distributed_c10d"
-# What init_process_group calls: the first not if it is given a store.
+# Functions that init_process_group calls; not the first if it is given a store.
 _AT_FIRST_GROUP = ("rendezvous", "_new_process_group_helper")
-_ENTRIES = "2000"  # of the recorder: torch's own default where it is on by itself
-# Of a reply: groups, and characters of one's ranks; innermost calls of a thread, threads.
+_ENTRIES = "2000"  # of the recorder: torch's default where it is on by default
+# Limits of a reply: groups, and characters of a group's ranks; calls of a thread, threads.
 _MOST_GROUPS, _LONGEST_RANKS = 64, 2000
 _MOST_CALLS, _MOST_THREADS = 60, 30
-_MOST_KEPT = 20  # threads that keep a process
+_MOST_KEPT = 20  # threads that keep a process alive
 _LONGEST, _LONGEST_NAME = 300, 100  # characters of a call's function or file; of other names
-_LONGEST_STACKS = 200_000  # characters: the launcher takes 1 MiB
-_END_SECONDS = 1.0  # from a script's end, within which most processes have ended
-# What makes a group, of _MODULE; the first is of all ranks.
+_LONGEST_STACKS = 200_000  # characters: the launcher accepts 1 MiB
+_END_SECONDS = 1.0  # in which most processes end after their script
+# Functions of _MODULE that make a group; the first makes the one of all ranks.
 _MAKES_GROUP = ("init_process_group", "new_group", "_new_group_with_tag")
 _GIVEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 _ARGUMENTS = {"RANK": "rank", "WORLD_SIZE": "world_size"}  # of init_process_group
 _ARGUMENTS.update(MASTER_ADDR="init_method", MASTER_PORT="init_method")
-# Modules by which ranks may exchange something, or a child may do their work.
+# Modules through which ranks may exchange data, or whose child may do their work.
 _OTHER_WAYS = {"mpi4py.MPI", "horovod.torch"}
 _OTHER_WAYS |= {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
 _WORK_SECONDS = 1.0  # of CPU that another program used: about what importing torch takes
@@ -85,7 +84,7 @@ def begin(keeper: Any) -> Replier:
 
 
 def _record() -> None:
-    """Have the recorder on. NCCL's goes by the same variable, so not where there are GPUs."""
+    """Turn the recorder on, but not with GPUs: the same variable would turn NCCL's on."""
     if not os.path.exists("/dev/nvidiactl"):
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
 
@@ -93,15 +92,15 @@ def _record() -> None:
 class Replier:
     """The thread that replies.
 
-    It is a finder that finds nothing, too, but sees what is imported. It stays in sys.meta_path:
-    others may be looking through that just now.
+    It is also an import finder that finds nothing, but sees the script's imports. It stays in
+    sys.meta_path: another thread may be iterating over that.
     """
 
     def __init__(self, keeper: Any) -> None:
         self._keeper = keeper
         self._main, self._pid = get_ident(), os.getpid()
         self._is_imported = self._has_started = False
-        self._has_returned = False  # the script
+        self._has_returned = False  # of the script
         self._numbers: Any = None  # of all collectives, at the last poll
         self._since = 0.0  # when they changed
         self._groups: list[dict[str, Any]] | None = None  # since then, once they were needed
@@ -109,7 +108,7 @@ class Replier:
         self._busy = allocate_lock()
         self._given = {name: os.environ.get(name, "") for name in _GIVEN}
         self._sees_groups = self._has_exchanged = False
-        self._in_child = mmap.mmap(-1, 1)  # shared with what the script forks: has it made a group?
+        self._in_child = mmap.mmap(-1, 1)  # shared with forks of the script: has one made a group?
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Start if the script imports torch.distributed."""
@@ -117,18 +116,18 @@ class Replier:
             self.see_groups()
         if name == _MODULE and not self._is_imported:
             self._is_imported = True
-            if os.getpid() == self._pid:  # what the script has forked is no rank
+            if os.getpid() == self._pid:  # a fork of the script is not a rank
                 with contextlib.suppress(Exception):
                     _record()
                     if not self._has_started:
                         self._start()
 
     def begin_at(self, module: Any, name: str) -> None:
-        """Start if the script calls that function: it is not to find a thread at its begin."""
+        """Start only when the script calls that function: no thread may exist before."""
         function = getattr(module, name)
 
         def begin(*args: Any, **options: Any) -> Any:
-            if getattr(module, name) is begin:  # and nobody else has wrapped it since
+            if getattr(module, name) is begin:  # and no other code has wrapped it since
                 setattr(module, name, function)
             self.find_spec(_MODULE)
             return function(*args, **options)
@@ -136,7 +135,7 @@ class Replier:
         setattr(module, name, begin)
 
     def see_groups(self) -> None:
-        """Note whether there were collectives, just before a script destroys its groups."""
+        """Note, just before the script destroys its groups, whether they had collectives."""
         self._sees_groups = True
         module: Any = sys.modules[_MODULE]
         update: Any = getattr(module, "_update_default_pg", None)
@@ -162,13 +161,13 @@ class Replier:
 
     def is_alone(self) -> bool:
         """Tell whether this rank has worked alone in a job of several, as far as can be known."""
-        with contextlib.suppress(Exception):  # of a torch that is other than those that we know
+        with contextlib.suppress(Exception):  # an unknown version of torch
             return os.getpid() == self._pid and self._is_alone()
         return False
 
     def _is_alone(self) -> bool:
         if self._given["WORLD_SIZE"] in ("", "1") or _MODULE not in sys.modules:
-            return False  # what did its work is not known
+            return False  # we do not know what did its work
         self._note_collectives()
         calls = getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0)
         if self._has_exchanged or calls or self._in_child[0]:
@@ -178,7 +177,7 @@ class Replier:
         return not worked and _OTHER_WAYS.isdisjoint(sys.modules)
 
     def failed(self, error: BaseException) -> dict[str, Any]:
-        """Return what the launcher is to know of a rank that fails: its groups, and a note."""
+        """Return the report of a rank that fails: its groups, and a note."""
         found: dict[str, Any] = {}
         with contextlib.suppress(Exception):
             if os.getpid() == self._pid and _MODULE in sys.modules:
@@ -192,7 +191,7 @@ class Replier:
         return found
 
     def script_ended(self) -> None:
-        """Start in any case; from now on say, too, what keeps the process."""
+        """Start in any case; from now on also report what keeps the process alive."""
         if os.getpid() == self._pid:
             with contextlib.suppress(Exception):
                 if not self._has_started:
@@ -200,17 +199,17 @@ class Replier:
                 self._has_returned = True
 
     def _start(self, after: float = 0.0) -> None:
-        """Start the thread, which replies from so many seconds on."""
+        """Start the thread, which replies after so many seconds."""
         self._has_started, self._since = True, monotonic()
         atexit.register(self._end)
         with contextlib.suppress(RuntimeError):  # ulimit -u
             start_new_thread(self._run, (after,))
 
     def _end(self) -> None:
-        """Keep threads out of C++ while Python ends: one that it ends there aborts the process.
+        """Keep threads out of C++ while Python exits: ending one there would abort the process.
 
-        A stop may come meanwhile. Python prints what the script's handler raises then, but not
-        SystemExit or KeyboardInterrupt: it is too late for an exit code.
+        A stop may arrive meanwhile. Python then prints an exception of the script's handler, but
+        not SystemExit or KeyboardInterrupt: it is too late for an exit code.
         """
         if os.getpid() == self._pid:
             raised = _raised_in(lambda: self._busy.acquire(timeout=1))
@@ -232,7 +231,7 @@ class Replier:
                 self._keeper.send({**request, **self._reply(wants_all="stacks" in request)})
 
     def _reply(self, *, wants_all: bool) -> dict[str, Any]:
-        """Return that there was progress, or since when there was none, and where threads are."""
+        """Return the reply: that there was progress, or since when not, and where threads are."""
         found: dict[str, Any] = {"ends": True, "unchanged": monotonic() - self._since}
         try:
             if self._busy.acquire(blocking=False):
@@ -241,10 +240,10 @@ class Replier:
                 finally:
                     self._busy.release()
             found.update(self._kept())
-            # A handler of the script's may have come in the place of faulthandler's.
+            # A handler of the script may have replaced faulthandler's.
             if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
                 found["signal"] = 0
-        except Exception as error:  # of a torch that is other than those that we know
+        except Exception as error:  # an unknown version of torch
             found = {"error": f"{type(error).__name__}: {error}"[:_LONGEST]}
         if wants_all or "unchanged" in found:
             with contextlib.suppress(Exception):
@@ -252,14 +251,14 @@ class Replier:
         return found
 
     def _threads(self, most: int) -> list[Any]:
-        """Return where threads are but this one, with their names, the main one first."""
+        """Return where all threads but this one are, with their names, the main thread first."""
         frames = current_frames()
         threads = {one.ident: one for one in list(getattr(threading, "_active", {}).values())}
         frames.pop(get_ident(), None)
         found, room = list[Any](), _LONGEST_STACKS
         for thread in sorted(frames, key=lambda thread: thread != self._main)[:most]:
-            name = hex(thread)  # of one that C++ has started, or without a name
-            with contextlib.suppress(Exception):  # it may be any code of the script's
+            name = hex(thread)  # of a thread that C++ has started, or without a name
+            with contextlib.suppress(Exception):  # the script's own code may run here
                 name = str(threads[thread].name)[:_LONGEST_NAME] or name
             found.append(["" if thread == self._main else name, calls(frames[thread])])
             room -= sum(len(function) + len(path) for function, path, _ in found[-1][1])
@@ -268,7 +267,7 @@ class Replier:
         return found
 
     def _progress(self, *, wants_all: bool) -> dict[str, Any]:
-        """Return how far each group is, unless that has changed since the last poll."""
+        """Return the state of each group, unless it has changed since the last poll."""
         world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
         if world is None:  # it has not imported torch.distributed
             return {"unchanged": monotonic() - self._since, "groups": []}
@@ -284,7 +283,7 @@ class Replier:
             self._note_collectives()
             if not wants_all:
                 return found
-        if self._groups is None:  # thousands of entries take their time, so once
+        if self._groups is None:  # reading thousands of entries is slow: do it once
             self._groups = self._groups_now(making=making)
         found.update(unchanged=now - self._since, groups=self._groups)
         if not self._has_exchanged and self._given["WORLD_SIZE"] not in ("", "1"):
@@ -292,7 +291,7 @@ class Replier:
         return found
 
     def _groups_now(self, making: Any = None, *, has_failed: bool = False) -> list[dict[str, Any]]:
-        """Return how far each group is; a rank that `has_failed` waited in what it began last."""
+        """Return the state of each group; a rank that `has_failed` was in its last one."""
         world = sys.modules[_MODULE]._world
         names = dict(world.pg_names)
         status = recorded("nccl").get("pg_status", {}) if has_status(world, names) else {}
@@ -303,7 +302,7 @@ class Replier:
         return [*([making] if making else []), *found][:_MOST_GROUPS]
 
     def _making(self, frames: Sequence[Any]) -> dict[str, Any] | None:
-        """Return the group that the main thread is making, as one in which it waits."""
+        """Return the group that the main thread is making, as a group in which it waits."""
         for frame in frames:
             name = frame.f_code.co_name
             if name in _MAKES_GROUP and sys.modules[_MODULE].__file__ == frame.f_code.co_filename:
@@ -315,7 +314,7 @@ class Replier:
         return None
 
     def _note(self, frames: Sequence[Any]) -> str:
-        """Return why those that a rank waits for will not come, "" if that is not known."""
+        """Return why the ranks that this one waits for will not come, "" if unknown."""
         for frame in frames:
             path, name = frame.f_code.co_filename, frame.f_code.co_name
             if path.endswith("torch/multiprocessing/spawn.py") and name == "join":
@@ -328,15 +327,15 @@ class Replier:
         return ""
 
     def _kept(self) -> dict[str, Any]:
-        """Return what keeps this process once its script has ended, as far as Python waits for it.
+        """Return what keeps this process alive after its script, if Python waits for it.
 
-        Those are threads that are no daemons, and a child of multiprocessing's.
+        Those are non-daemon threads, and a child of multiprocessing.
         """
         if not self._has_returned:
             return {}
         frames, kept = current_frames(), list[Any]()
         child: list[Any] | None = None
-        with contextlib.suppress(Exception):  # of a Python that is other than those that we know
+        with contextlib.suppress(Exception):  # an unknown version of Python
             child = _joined(frames.get(self._main))
         for one in list(getattr(threading, "_active", {}).values()):
             if one.ident not in (self._main, get_ident()) and not one.daemon:
@@ -348,9 +347,9 @@ class Replier:
 
 
 def _raised_in(wait: Callable[[], Any]) -> BaseException | None:
-    """Wait, anew if a handler of the script's raises meanwhile; return what it raised last.
+    """Wait, again if a handler of the script raises meanwhile; return its last exception.
 
-    An error of this file's own code is dropped: no descriptor is left, say.
+    An error of this file's own code is dropped: no free descriptor, say.
     """
     raised: BaseException | None = None
     for _ in range(3):  # stops come once or twice
@@ -367,26 +366,26 @@ def _raised_in(wait: Callable[[], Any]) -> BaseException | None:
 
 
 def let_torchs_threads_finish(seconds: float = 1.0) -> None:
-    """Wait, for so many seconds at most, until none of torch's own threads is at work.
+    """Wait, for at most so many seconds, until none of torch's own threads is working.
 
-    It polls at least 100 times: the process may have been suspended meanwhile.
+    Poll at least 100 times: the process may have been suspended meanwhile.
 
-    A collective completes before gloo's thread has released its tensors. On a busy machine it may
-    do so only while Python ends, which aborts the process: "terminate called without an active
-    exception". destroy_process_group() joins that thread, but no longer once the script has made an
+    A collective completes before gloo's thread has released its tensors. On a busy machine the
+    thread may do so only while Python exits, which aborts the process: "terminate called without an
+    active exception". destroy_process_group() joins that thread, but not if the script has made an
     optimizer (torch 2.13).
     """
     until, polls, idle = monotonic() + seconds, 0, 0
-    # Twice idle: at the first poll it may be waiting for Python's lock.
+    # Twice idle: at the first poll the thread may be waiting for Python's lock.
     while idle < 2 and (polls < 100 or monotonic() < until):
         polls, idle = polls + 1, 0 if _is_torch_at_work() else idle + 1
         sleep(0.001)
 
 
 def _is_torch_at_work() -> bool:
-    """Tell whether a thread of torch's own runs or waits for a core. Raises OSError.
+    """Tell whether a thread of torch runs or waits for a core. Raises OSError.
 
-    Gloo's is `pt_gloo_runloop`; an older torch leaves it the name of the thread that has made it.
+    Gloo's is `pt_gloo_runloop`; an older torch leaves it the name of the thread that started it.
     """
     python = {getattr(one, "native_id", 0) for one in getattr(threading, "_active", {}).values()}
     inherited, _ = _stat(get_native_id())
@@ -406,7 +405,7 @@ def _stat(thread: int) -> tuple[bytes, bytes]:
 
 
 def _outward(frame: Any) -> list[Any]:
-    """Return a frame and those that it was called by, the innermost first."""
+    """Return a frame and its callers, the innermost first."""
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -415,7 +414,7 @@ def _outward(frame: Any) -> list[Any]:
 
 
 def _asked(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return host, port, rank and world that init_process_group was called with, "" for none."""
+    """Return the host, port, rank and world of a call of init_process_group, "" for none."""
     url = str(arguments.get("init_method") or "file://")  # else it was given a store
     where: tuple[Any, ...] = ("", "")
     if url.startswith("env://"):
@@ -433,13 +432,13 @@ def _asked(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def elsewhere(given: Mapping[str, str], host: Any, port: Any, rank: Any, world: Any) -> str:
-    """Return that a rank does not wait where the others of this job meet, "" if it does.
+    """Return how a rank's rendezvous differs from this job's, "" if it does not.
 
-    `given` are the variables that it was started with; the rest is what it uses, "" if not known.
+    `given` are the variables of the rank's start; the others are what the rank uses, "" if unknown.
     """
     used = dict(zip(_GIVEN, map(str, (rank, world, host, port))))
     if host in ("localhost", "127.0.0.1", "::1", os.uname().nodename):
-        if given["GROUP_RANK"] in ("", "0"):  # of the first host, where that is the same
+        if given["GROUP_RANK"] in ("", "0"):  # on the first host localhost is the same
             used["MASTER_ADDR"] = given["MASTER_ADDR"]
     other = [name for name in used if used[name] not in ("", "None", given[name]) and given[name]]
     if not other:
@@ -457,9 +456,9 @@ def elsewhere(given: Mapping[str, str], host: Any, port: Any, rank: Any, world: 
 
 
 def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[str, str]:
-    """Return of which group nothing is known, as an `error` to reply with; {} if of none.
+    """Return an `error` to reply with, for groups that cannot be watched; {} if there are none.
 
-    `is_recorded` tells whether gloo's recorder holds something.
+    `is_recorded` tells whether gloo's recorder holds anything.
     """
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         return {"error": "TORCH_DISTRIBUTED_DEBUG=DETAIL makes ranks wait before each collective"}
@@ -476,9 +475,9 @@ def unknown(world: Any, names: Mapping[Any, str], *, is_recorded: bool) -> dict[
 
 
 def has_status(world: Any, names: Mapping[Any, str]) -> bool:
-    """Tell whether torch may know what has ended of NCCL's, and can say so at no risk.
+    """Tell whether torch may know which NCCL collectives have ended, and can report it safely.
 
-    Before 2.10 that calls NCCL's profiler plugin, too, and with ROCm the communicators.
+    Before 2.10 the call also calls NCCL's profiler plugin, and with ROCm the communicators.
     """
     torch = sys.modules["torch"]
     if torch.__version__ < (2, 10) or torch.version.hip:
@@ -487,7 +486,7 @@ def has_status(world: Any, names: Mapping[Any, str]) -> bool:
 
 
 def recorded(which: str, *, entries: bool = False) -> dict[str, Any]:
-    """Return what a recorder of torch's holds, `fr` or `nccl`; {} if there is none."""
+    """Return the contents of torch's recorder `fr` or `nccl`; {} if there is none."""
     dump = getattr(sys.modules["torch._C._distributed_c10d"], f"_dump_{which}_trace_json", None)
     return dict(loads(dump(entries, False))) if dump else {}
 
@@ -498,10 +497,10 @@ def groups(
     entries: Sequence[dict[str, Any]],
     status: Mapping[str, Mapping[str, str]],
 ) -> list[dict[str, Any]]:
-    """Return how far each process group is (progress.Group), from what torch knows of them.
+    """Return the state of each process group (progress.Group), by torch's records.
 
-    First come those in which the rank waits. `entries` are gloo's, `status` is NCCL's, by a group's
-    `uid`.
+    Groups in which the rank waits come first. `entries` are gloo's, `status` is NCCL's, by a
+    group's `uid`.
     """
     found, seen = [], dict[str, int]()
     by_name: dict[str, list[dict[str, Any]]] = {}
@@ -525,24 +524,24 @@ def groups(
 
 
 def _is_counted(backends: str) -> bool:
-    """Tell whether a group's own count is of collectives alone: NCCL's, from torch 2.6 on.
+    """Tell whether a group's counter counts only collectives: NCCL's, from torch 2.6 on.
 
-    Before, a batch of point-to-point operations moved it, too (pytorch/pytorch#135132).
+    Before that, a batch of point-to-point operations counted, too (pytorch/pytorch#135132).
     """
     return "nccl" in _kinds(backends) and bool(sys.modules["torch"].__version__ >= (2, 6))
 
 
 def _kinds(backends: str) -> list[str]:
-    """Return the backends of a group: of `cpu:gloo,cuda:nccl`, gloo and nccl."""
+    """Return the backends of a group: for `cpu:gloo,cuda:nccl`, gloo and nccl."""
     return [one.rpartition(":")[2] for one in backends.split(",")]
 
 
 def counted(group: Any, status: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Return the last collective of NCCL's that a group has begun; it `waits` if it has not ended.
+    """Return a group's last NCCL collective; `waits` is set if it has not ended.
 
-    torch numbers sends apart, but keeps the last number of either. So this may not be known; and a
-    collective seems not to have ended if a send has ended after it. Nor is it known of a backend
-    without a uid: what the recorder holds is not of that one.
+    torch numbers sends separately, but keeps only the last number of both. So the number may be
+    unknown; and a collective seems not to have ended if a send has ended after it. A backend
+    without a uid has no status: the recorder's entries are another backend's.
     """
     last = _sequence(group)
     found = {"name": _label(getattr(group, "group_desc", "")), "last": last, "waits": 0}
@@ -561,23 +560,23 @@ def _label(description: str) -> str:
 
 
 def _sequence(group: Any) -> int:
-    """Return a group's own count, which gloo's point-to-point operations move, too."""
+    """Return a group's own counter, which gloo's point-to-point operations increase, too."""
     try:
         return int(group._get_sequence_number_for_group())
-    except RuntimeError:  # a backend without
+    except RuntimeError:  # a backend without a counter
         return 0
 
 
 def summary(own: Sequence[dict[str, Any]], count: int, *, has_lost: bool) -> dict[str, Any]:
-    """Return the last collective that a recorded group has begun, and the first that has not ended.
+    """Return the last collective that a recorded group has begun, and the first unfinished one.
 
-    `waits` is that one's number, 0 if there is none; `op` is what it is, `size` its input's.
-    `count`, of all its operations, is for a group of which the recorder `has_lost` the entries.
+    `waits` is the latter's number, 0 if there is none; `op` is its operation, `size` its input's
+    size. `count`, of all the group's operations, is used if the recorder `has_lost` its entries.
     """
     newest = max((one["pg_id"] for one in own), default=0)  # a name may be used again
     own = [one for one in own if one["pg_id"] == newest and not one["is_p2p"]]
     if own and own[-1]["op_id"] > count:
-        own = []  # of a group that is gone: this one has begun nothing yet
+        own = []  # they are an earlier group's: this one has begun nothing yet
     last = max((one["collective_seq_id"] for one in own), default=count if has_lost else 0)
     begun = [one for one in own if not one["retired"]]
     first = min(begun, key=lambda one: int(one["collective_seq_id"]), default=None)
@@ -598,7 +597,7 @@ def input_size(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> str:
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """Return ranks in few characters: `0-7`, `0-56:8` for each eighth, `0,1,5` for others."""
+    """Return ranks in few characters: `0-7`, `0-56:8` for every eighth, `0,1,5` for others."""
     if len(ranks) > 2:
         step = ranks[1] - ranks[0]
         if all(after - before == step for before, after in zip(ranks, ranks[1:])):
@@ -617,9 +616,9 @@ def calls(frame: Any) -> list[Any]:
 
 
 def _joined(frame: Any) -> list[Any] | None:
-    """Return the name and pid of the child that a thread waits for at the exit, if it does.
+    """Return the name and pid of the child that a thread waits for at exit, if any.
 
-    That is multiprocessing's exit handler, or the thread of a pool of concurrent.futures.
+    The thread is in multiprocessing's exit handler, or the thread of a pool of concurrent.futures.
     """
     while frame is not None:
         name, path, child = frame.f_code.co_name, frame.f_code.co_filename, None
@@ -636,9 +635,9 @@ def _joined(frame: Any) -> list[Any] | None:
 def current_frames() -> dict[int, Any]:
     """Return the innermost frame of each thread.
 
-    In Python 3.11 that must not collect garbage: it holds a lock, and what is collected may want
-    the same one (python/cpython#106883). A script that switches collection off in that very moment
-    has it on again.
+    In Python 3.11 this must not collect garbage: it holds a lock that collected objects may want
+    (python/cpython#106883). If a script turns collection off at that very moment, it is turned on
+    again.
     """
     collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
     if collects:
@@ -653,7 +652,7 @@ def current_frames() -> dict[int, Any]:
 def _write_at_signal(keeper: Any) -> int:
     """Have faulthandler write where the main thread is at a signal; return its number, 0 if none.
 
-    A real-time signal near the end, of which the script is unlikely to have a use of its own.
+    A high real-time signal, which the script is unlikely to use itself.
     """
     if signal.getsignal(signal.SIGRTMAX - 3) != signal.SIG_DFL:
         return 0

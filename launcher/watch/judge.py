@@ -1,7 +1,7 @@
 """The coordinator's part of the watch: when a stall is logged, and when it is a failure. Pure.
 
-It takes in what hosts report, and `check` says what is due: lines for the log, stacks, and `hang`,
-with which the coordinator fails the attempt. launcher/watch/__init__.py says why it is due then.
+It receives the hosts' reports. `check` returns what is due: lines for the log and stacks; it sets
+`hang` if the coordinator must fail the attempt. launcher/watch/__init__.py explains when and why.
 Times are on the clock time.monotonic(), waits in seconds.
 """
 
@@ -15,26 +15,26 @@ from launcher.watch import sentences, stacks
 from launcher.watch.progress import StalledRank
 from launcher.watch.waits import Finding, Reported, ReportedRanks, findings
 
-_SETTLE_SECONDS = 1.0  # until all hosts have reported what they see
-_PROGRESS_SECONDS = 10.0  # without a failure after it, until progress is logged
-_REPORT_SECONDS = 3.0  # after a poll, until it is known here what was replied
-_ONE_LINE_SECONDS = 1.0  # between ranks that run on of which one line is logged
+_SETTLE_SECONDS = 1.0  # for all hosts to report
+_PROGRESS_SECONDS = 10.0  # after progress, without a failure, until it is logged
+_REPORT_SECONDS = 3.0  # after a poll, until its replies are known here
+_ONE_LINE_SECONDS = 1.0  # between idle ranks that share one line
 _MOST_LINES = 5  # at once
 
 
 class Stall(NamedTuple):
-    """A finding that is followed, from one analysis to the next."""
+    """A finding that is tracked from one analysis to the next."""
 
     finding: Finding
-    notice_at: float  # when it is logged, again
+    notice_at: float  # when it is logged next
     is_logged: bool = False
-    progress_at: float = math.inf  # when there was some: after a time-out of torch's, perhaps
+    progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
     root_has_progress: bool = False
-    said: str = ""  # the reason, as it was logged last
+    said: str = ""  # the reason that was logged last
 
 
 class Idle(NamedTuple):
-    """A rank that runs on though its script has ended, or stands still before any collective."""
+    """A rank that still runs after its script, or stands still before any collective."""
 
     rank: StalledRank
     since: float
@@ -49,7 +49,7 @@ class Hang(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """All that is known of an attempt's ranks without progress.
+    """The state of an attempt's ranks without progress.
 
     The coordinator begins it with all hosts in `busy`.
     """
@@ -61,36 +61,37 @@ class Stalls(NamedTuple):
     analyse_at: float = math.inf  # when there are new reports
     stalls: tuple[Stall, ...] = ()
     idle: Mapping[int, Idle] = {}  # by rank
-    # Hosts with ranks that do something else than to wait, to run on so, or to have ended.
+    # Hosts with a rank that is still working.
     busy: frozenset[str] = frozenset()
     hang: Hang | None = None
     notes: bool = True  # --launcher-notes
-    alone: Mapping[str, int] = {}  # how many ranks of hosts have succeeded, if each worked alone
+    alone: Mapping[str, int] = {}  # how many ranks of a host have succeeded, if each worked alone
     gathering: stacks.Gathering = stacks.Gathering()  # of where ranks are
 
     @property
     def patience(self) -> float:
-        """How old a stall is when it is logged first."""
+        """The age of a stall when it is first logged."""
         return min(self.notify, self.timeout)
 
     def over_at(self, since: float) -> float:
-        """When the user's time-out is over for sure for what began then: two polls have seen it."""
+        """When a stall from then on has surely lasted for the time-out: after two polls."""
         return since + self.timeout + 2 * self.every + _REPORT_SECONDS
 
     def next_notice(self, since: float, now: float) -> float:
-        """When what is logged now is logged again: at twice its age."""
+        """When to log again what is logged now: at twice its age."""
         return since + 2 * max(self.notify, now - since)
 
 
-# What hosts report.
+# Reports of hosts.
 
 
 def host_reported(
     state: Stalls, host: str, ranks: Sequence[StalledRank], now: float, others: int = 1
 ) -> Stalls:
-    """Take in which of a host's ranks make no progress; other hosts may report at the same time.
+    """Receive a host's ranks without progress; other hosts may report at the same time.
 
-    `others` counts its ranks that do something else than to wait, or to run on after their script.
+    `others` counts its ranks that are still working: that neither wait nor run on after their
+    script.
     """
     reports = tuple(Reported(host, rank, now - rank.unchanged) for rank in ranks)
     analyse_at = min(state.analyse_at, now + _SETTLE_SECONDS)
@@ -101,12 +102,12 @@ def host_reported(
 
 
 def host_succeeded(state: Stalls, host: str, alone: int) -> Stalls:
-    """Take in that all ranks of a host have ended with 0; if all worked `alone`, how many."""
+    """Receive that all ranks of a host have ended with 0; how many, if all worked `alone`."""
     return state._replace(busy=state.busy - {host}, alone={**state.alone, host: alone})
 
 
 def nothing_exchanged(state: Stalls) -> tuple[str, ...]:
-    """Return, of a job that has succeeded, the line that its ranks did not work together."""
+    """Return the log line if the ranks of a successful job did not work together."""
     count = sum(state.alone.values())
     if not state.notes or count < 2 or not all(state.alone.values()):
         return ()
@@ -131,12 +132,12 @@ def _due(stall: Stall, state: Stalls) -> float:
     finding = stall.finding
     if not finding.is_sure:
         return math.inf
-    # That a group is not made ends nothing: there is no collective yet.
+    # An incomplete group ends nothing: there is no collective yet.
     return min(stall.notice_at, math.inf if finding.is_making else state.over_at(finding.since))
 
 
 def _run_on_too_long_at(state: Stalls) -> float:
-    """Return when ranks have run on for too long while no rank of the job does anything else."""
+    """Return when ranks have run on too long after their scripts, if no rank is working."""
     if state.busy or not _running_on(state):
         return math.inf
     reports = [one for host in state.reports.values() for one in host]
@@ -145,9 +146,9 @@ def _run_on_too_long_at(state: Stalls) -> float:
 
 
 def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
-    """Return the lines that are due for the log, and whether stacks are, of a stall that is new.
+    """Return the lines that are due for the log, and whether to log stacks of a new stall.
 
-    `hang` is set when the user's time-out is over.
+    `hang` is set when the user's time-out is reached.
     """
     if now >= state.analyse_at:
         state = _analysed(state, now)
@@ -163,7 +164,7 @@ def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
         finding = stall.finding
         if stall.progress_at < math.inf:
             lines.append(sentences.progress(finding, stall.progress_at))
-            continue  # and it is forgotten
+            continue  # drop it
         if now >= stall.notice_at:
             reason = sentences.reason(finding)
             lines.append(sentences.stall(finding, now, "" if reason == stall.said else reason))
@@ -171,7 +172,7 @@ def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
             notice_at = state.next_notice(finding.since, now)
             stall = stall._replace(notice_at=notice_at, is_logged=True, said=reason)
         if not (hang or finding.is_making) and now >= state.over_at(finding.since):
-            # What a rank does whose script has ended may be its last save.
+            # A rank whose script has ended may be making its last save.
             may_restart = not any(rank in run_on for rank in finding.root)
             hang = Hang(sentences.stall(finding, now), may_restart)
         stalls.append(stall)
@@ -181,7 +182,7 @@ def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
 
 
 def _notice_idle(state: Stalls, now: float) -> tuple[Stalls, list[str]]:
-    """Return the lines that are due on idle ranks: one of a kind, also for those due soon."""
+    """Return the lines that are due for idle ranks: one of a kind, also for those due soon."""
     if all(now < one.notice_at for one in state.idle.values()):
         return state, []
     soon = now + _ONE_LINE_SECONDS
@@ -200,14 +201,14 @@ def _notice_idle(state: Stalls, now: float) -> tuple[Stalls, list[str]]:
 
 
 def _running_on(state: Stalls) -> Mapping[int, StalledRank]:
-    """Return the ranks that run on after their script."""
+    """Return the ranks that still run after their script."""
     return {number: one.rank for number, one in state.idle.items() if one.rank.runs_on}
 
 
 def reason_of_wait(state: Stalls, rank: int, now: float, *, is_timeout: bool = False) -> str:
-    """Return why a rank waited that a time-out of torch's has ended, "" if that is not known.
+    """Return why a rank waited that torch's time-out has ended, "" if unknown.
 
-    If it `is_timeout` by the rank's own words, there may be no notice of that wait yet.
+    If its own words show that it `is_timeout`, that wait may not have been logged yet.
     """
     if is_timeout and state.analyse_at < math.inf:
         state = _analysed(state, now)
@@ -222,11 +223,11 @@ def reason_of_wait(state: Stalls, rank: int, now: float, *, is_timeout: bool = F
     return ""
 
 
-# What is known of stalls.
+# Stalls.
 
 
 def _analysed(state: Stalls, now: float) -> Stalls:
-    """Find out anew who waits for whom, and which of the stalls that are followed continue."""
+    """Analyse again who waits for whom, and which tracked stalls continue."""
     reports = {one.state.rank: one for host in state.reports.values() for one in host}
     by_rank: dict[int, list[int]] = {}
     for number, stall in enumerate(state.stalls):
@@ -249,13 +250,13 @@ def _analysed(state: Stalls, now: float) -> Stalls:
 
 
 def _continues(finding: Finding, stall: Stall) -> bool:
-    """Tell whether a finding is of a stall that is followed, without progress in between."""
+    """Tell whether a finding belongs to a tracked stall, without progress in between."""
     is_before = finding.since + _REPORT_SECONDS < stall.progress_at
     return is_before and finding.continues(stall.finding)
 
 
 def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stall:
-    """Return the stall of a finding, which continues earlier ones: several may become one."""
+    """Return the stall of a finding; it may continue several earlier ones."""
     since = min((finding.since, *(stall.finding.since for stall in earlier)))
     notice_at = min((stall.notice_at for stall in earlier), default=since + state.patience)
     is_logged = any(stall.is_logged for stall in earlier)
@@ -264,7 +265,7 @@ def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stal
 
 
 def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:
-    """Return a stall that is not found any more."""
+    """Return a stall that is no longer found, with the time of its progress."""
     root = stall.finding.root
     root_has_progress = any(stall.finding.has_progress(rank, reports) for rank in root)
     return stall._replace(
@@ -274,7 +275,7 @@ def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:
 
 
 def _idle(state: Stalls, reports: ReportedRanks, named: Collection[int]) -> Mapping[int, Idle]:
-    """Return which ranks are idle, but for silent ones that are `named`; since when they are."""
+    """Return the idle ranks, without silent ones that are `named`; since when they are idle."""
     found = {}
     for number, one in reports.items():
         is_silent = one.state.silent and state.notes and number not in named

@@ -1,4 +1,4 @@
-"""How far ranks are in their collectives: what ranks reply, and hosts report. Pure."""
+"""Ranks' progress through their collectives, as ranks reply and hosts report it. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from launcher.text import wire
 from launcher.text.words import printable
 
-MOST_GROUPS = 64  # of a rank's reply
+MOST_GROUPS = 64  # of a rank's reply, at most
 REPORT_BYTES = 60_000  # of a host's message, which may have 64 KiB
 ENDED, ENDS = "has ended with exit code 0", "is about to end"  # a rank's trouble
 # In characters.
@@ -22,11 +22,11 @@ Key = tuple[str, int, bool]
 class Group(NamedTuple):
     """One process group, as one of its ranks sees it.
 
-    `ranks` are written as in_rank.ranges() does, `order` is its place among groups of the same
+    `ranks` is a text of in_rank.ranges(), `order` is the group's place among groups of the same
     ranks. `last` is the number of the last collective that the rank has begun; `waits` that of the
-    first which has not ended, 0 if there is none, `op` what it is (`all_reduce`) and `size` its
-    input's. If what the rank has begun is only counted, as of NCCL, `waits` is `last` if that is
-    known not to have ended, and the two others are not known.
+    first which has not ended, 0 if there is none, `op` its operation (`all_reduce`) and `size` its
+    input's size. If collectives are only counted, as for NCCL, `waits` is `last` if that has surely
+    not ended, and `op` and `size` are unknown.
     """
 
     ranks: str
@@ -40,12 +40,12 @@ class Group(NamedTuple):
 
     @property
     def is_making(self) -> bool:
-        """Whether it is no group yet: ranks wait in `op` for the others that make it with them."""
+        """Whether it is not complete yet: ranks wait in `op` for others to join it."""
         return self.order < 0
 
     @property
     def key(self) -> Key:
-        """What is the same on each of its ranks; torch's names for it may differ."""
+        """An identity that is the same on each of its ranks; torch's names may differ."""
         return self.ranks, self.order, self.is_counted
 
     @property
@@ -54,9 +54,9 @@ class Group(NamedTuple):
         return members(self.ranks)
 
     def short(self) -> list[Any]:
-        """Return its fields, but for those at the end that are as by default.
+        """Return its fields, without those at the end that have their defaults.
 
-        Of most groups there is little to report: so it is written (wire.py).
+        Most groups have little to report: wire.py writes them in this form.
         """
         fields = list(self)
         while fields[1:] and fields[-1] == self._field_defaults[self._fields[len(fields) - 1]]:
@@ -67,11 +67,11 @@ class Group(NamedTuple):
 class StalledRank(NamedTuple):
     """One rank that has made no progress for `unchanged` seconds.
 
-    `place` is where its main thread is (`load, data.py:88`). `trouble` is why it begins nothing
-    any more, if that is known: it has ended, or does not reply. Then its groups are those of its
-    last reply, if there was one. `runs_on` is in what its process runs on though its script has
-    ended, "" as long as that runs. `silent` is where it has stood still before its first
-    collective; `note` says that others will not come to where it waits.
+    `place` is where its main thread is (`load, data.py:88`). `trouble` is why it begins nothing any
+    more, if known: it has ended, or does not reply; then its groups are those of its last reply, if
+    any. `runs_on` is what keeps its process alive after its script, "" before. `silent` is where it
+    has stood still before its first collective; `note` explains why others will not come to where
+    it waits.
     """
 
     rank: int
@@ -94,7 +94,7 @@ class StalledRank(NamedTuple):
         return self.trouble.startswith((ENDED, ENDS))
 
     def last_begun(self, key: Key) -> int | None:
-        """Return the last collective that it has begun in a group, 0 if none, None: not known."""
+        """Return its last collective in a group, 0 if none, None if unknown."""
         for group in self.groups:
             if group.key == key:
                 return group.last
@@ -109,7 +109,7 @@ class StalledRank(NamedTuple):
 def members(ranks: str) -> range | tuple[int, ...]:
     """Return the ranks of a text such as `0-7`, `0-56:8` or `0,1,5`.
 
-    Raises ValueError if it is none.
+    Raises ValueError if it is not valid.
     """
     if "-" not in ranks:
         return tuple(_number(text) for text in ranks.split(","))
@@ -124,16 +124,16 @@ def _number(text: str) -> int:
     return int(text)
 
 
-# What a rank has sent.
+# Data from a rank.
 
 
 def groups_of(values: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
     """Return the groups of a reply. Raises one of several errors if they are not valid."""
-    defaults = Group._field_defaults  # are not sent
+    defaults = Group._field_defaults  # defaults are not sent
     groups = []
     for value in values[:MOST_GROUPS]:
         group: Group = wire.read(Group, {**defaults, **value})
-        members(group.ranks)  # raises ValueError if they are none
+        members(group.ranks)  # raises ValueError if they are not valid
         name, op, size = map(_name, (group.name, group.op, group.size))
         groups.append(group._replace(name=name, op=op, size=size))
     return tuple(groups)
@@ -144,9 +144,9 @@ def _name(text: str) -> str:
 
 
 def within(ranks: Iterable[StalledRank], world: int) -> tuple[StalledRank, ...]:
-    """Return the ranks of which all is of ranks of a job with so many.
+    """Return the ranks whose numbers, and whose groups' numbers, are of a job with `world` ranks.
 
-    The others count as ranks that make progress: no stall is found of those that wait for them.
+    The others count as ranks that make progress: no stall is found among ranks that wait for them.
     """
     return tuple(
         one
@@ -164,13 +164,13 @@ def _are_within(ranks: str, world: int) -> bool:
 
 
 def size_of(ranks: Iterable[StalledRank]) -> int:
-    """Return how many bytes of a message ranks take: the same each time, however old they are."""
+    """Return how many bytes these ranks take in a message, whatever their age."""
     timeless = (wire.written(rank._replace(unchanged=0)) for rank in ranks)
     return sum(len(json.dumps(rank)) + _LONGEST_SECONDS for rank in timeless)
 
 
 def bounded(ranks: Iterable[StalledRank], limit: int) -> tuple[StalledRank, ...]:
-    """Return as many ranks as a message of so many bytes holds.
+    """Return as many of these ranks as fit into so many bytes of a message.
 
     The others count as ranks that make progress, too.
     """
