@@ -1,8 +1,8 @@
-"""Keeps one rank: starts, signals and reaps its script on the launcher's word.
+"""Keeps one rank: starts, signals and reaps its script at the launcher's command.
 
-It is a fork of the stub, which torchrun has started (stub.py), in a session of its own: the parent
-of the script's process, which nobody else signals or reaps. It is a subreaper: what the script
-leaves behind stays below it, and "nothing is left" is waitpid's ECHILD.
+It is a fork of the stub, which torchrun has started (stub.py), in a session of its own. It is the
+parent of the script's process, and nothing else signals or reaps that. It is a subreaper: orphans
+of the script stay below it, and "nothing is left" is waitpid's ECHILD.
 
 The launcher and the keeper talk in lines of JSON, in order:
 
@@ -18,12 +18,11 @@ The launcher and the keeper talk in lines of JSON, in order:
     lost: what was killed
     log: a line
 
-A launcher that is gone is the command to end the script, and then to leave with 1. What the
-script's process says goes through the keeper, which reads it to its end before it says that the
-process has ended.
+If the launcher is gone, the keeper ends the script, and then leaves with 1. The script's messages
+go through the keeper, which reads all of them before it reports the end of the process.
 
-A keeper never blocks: its sockets do not, and what a launcher does not read is queued, replies to
-requests within a bound. It needs no torch, no psutil, and nothing of ours but the files beside it.
+A keeper never blocks: its sockets do not; it queues what the launcher does not read, and bounds the
+queue of replies. It needs no torch, no psutil, and none of our files except those next to it.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-_STUCK_SECONDS = 5.0  # from the first SIGKILL until the kernel is known to hold what still runs
-_AGAIN_SECONDS = 0.2  # between two looks at what is left, which may have forked
-_LEFTOVERS_SECONDS = 5.0  # before a stop's deadline what the script has left gets SIGTERM
-_CONSOLE_SECONDS = 1.0  # for the console to take what is there at the script's end
+_STUCK_SECONDS = 5.0  # after the first SIGKILL, processes that still run are stuck in the kernel
+_AGAIN_SECONDS = 0.2  # between two kills of leftovers, which may have forked
+_LEFTOVERS_SECONDS = 5.0  # before a stop's deadline, leftovers of the script get SIGTERM
+_CONSOLE_SECONDS = 1.0  # for the console to take the last output at the script's end
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
 
@@ -77,19 +76,19 @@ class Keeper:
         connection = _socket.socket(_socket.AF_UNIX)
         self._run_dir = environ.pop("LAUNCHER_RUN_DIR")
         run_dir = os.open(self._run_dir, os.O_PATH)
-        connection.connect(f"/proc/self/fd/{run_dir}/socket")  # the folder's name may be too long
+        connection.connect(f"/proc/self/fd/{run_dir}/socket")  # the folder's path may be too long
         os.close(run_dir)
         self._launcher = Link(connection)
         self._torchruns_stderr = environ.pop("LAUNCHER_STDERR", "")
-        # Of the attempt.
+        # Of this attempt.
         self._attempt, self._grace, self._log = 0, 30.0, ""
-        self._script = self._group = 0  # the process; its group, also after its end
+        self._script = self._group = 0  # the script's process; its group, even after its end
         self._says: Link | None = None
         self._streams: list[Stream] = []
         self._file = self._crash = -1
         self._has_said_end = False
-        self._signal, self._response = 0, ""  # that the script was sent; what it does at that
-        # Of an end.
+        self._signal, self._response = 0, ""  # sent to the script; what the script does at that
+        # Of the current end.
         self._number, self._is_ending, self._waits = 0, False, False
         self._deadline = self._leftovers_at = self._kill_at = self._stuck_at = NEVER
         self._signalled: set[int] = set()
@@ -104,7 +103,7 @@ class Keeper:
         self._launcher.send({"hello": {**hello, "pid": os.getpid()}})
 
     def _prepare(self) -> int:
-        """Be a subreaper that no signal ends; return what can be read when a child ends."""
+        """Become a subreaper that no signal ends; return a descriptor that shows ended children."""
         adopt_orphans()
         woken, writer = os.pipe()
         os.set_blocking(woken, False)
@@ -116,7 +115,7 @@ class Keeper:
         return woken
 
     def loop(self) -> NoReturn:
-        """Do as the launcher says until it says to leave, or is gone and nothing is left."""
+        """Obey the launcher until it says to leave, or until it is gone and nothing is left."""
         while True:
             ready = self._wait()
             now = time.monotonic()
@@ -142,11 +141,11 @@ class Keeper:
                 self._do_what_is_due(time.monotonic())
 
     def _wait(self) -> set[int]:
-        """Wait until something happens or is due; return the descriptors that are ready."""
+        """Wait until something happens or is due; return the ready descriptors."""
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         if self._stub >= 0:
-            poll.register(self._stub, 0)  # POLLERR: nobody reads it any more
+            poll.register(self._stub, 0)  # POLLERR: it has no reader any more
         for link in (self._launcher, self._says):
             if link and not link.is_gone:
                 poll.register(link.socket, select.POLLIN | (select.POLLOUT if link.queue else 0))
@@ -161,7 +160,7 @@ class Keeper:
         return {found for found, _ in poll.poll(None if seconds == NEVER else seconds * 1000 + 1)}
 
     def hang_up(self) -> None:
-        """Close its sockets, in a fork that is to be the script."""
+        """Close its sockets, in a fork that becomes the script."""
         self._launcher.socket.close()
         if self._says:
             self._says.socket.close()
@@ -176,7 +175,7 @@ class Keeper:
     # The launcher's commands.
 
     def _take(self) -> None:
-        """Do what the launcher commands."""
+        """Read and obey the launcher's commands."""
         lines, stderr = self._launcher.read()
         for message in map(decoded, lines):
             if "run" in message:
@@ -197,7 +196,7 @@ class Keeper:
         self._use(stderr)
         try:
             self._script = self._group = self._start_script(start)
-        except OSError as error:  # no process or descriptor is left
+        except OSError as error:  # too many processes or open files
             self._cannot_start(error)
         else:
             self._launcher.send({"runs": {"attempt": self._attempt, "pid": self._script}})
@@ -221,13 +220,13 @@ class Keeper:
         return pid
 
     def _hand_over(self, its: int) -> None:
-        """Close what is the script's alone."""
+        """Close the descriptors that only the script uses."""
         os.close(its)
         for stream in self._streams:
             os.close(stream.writer)
 
     def _cannot_start(self, error: OSError) -> None:
-        """Say so, and that the rank has failed."""
+        """Log it, and report that the rank has failed."""
         rank = self._environ["RANK"]
         line = f"rank {rank} cannot be started ({error.strerror}); raise ulimit -u, or ulimit -n."
         self._launcher.send({"log": line})
@@ -236,7 +235,7 @@ class Keeper:
         self._launcher.send({"ended": ended})
 
     def _use(self, stderr: int) -> None:
-        """Have the launcher's stderr in place of torchrun's, unless the user has that elsewhere."""
+        """Use the launcher's stderr instead of torchrun's, unless the user has redirected that."""
         if stderr >= 0:
             seen = os.fstat(2)
             if f"{seen.st_dev}:{seen.st_ino}" == self._torchruns_stderr:
@@ -248,8 +247,8 @@ class Keeper:
     ) -> tuple[int, int]:
         """Return the script's stdout and stderr: pipes that we read, or a terminal.
 
-        `shows`: the console has them. `merges`: both are stdout. `bars`: the numbers of those whose
-        progress bars are shown as they are, as a terminal's are.
+        `shows`: the console shows them. `merges`: both are stdout. `bars`: the numbers of streams
+        whose progress bars are shown unchanged, as on a terminal.
         """
         if self._log:
             try:
@@ -263,7 +262,7 @@ class Keeper:
             is_same = merges or os.path.samestat(os.fstat(1), os.fstat(2))
             if is_terminal and shows and self._file < 0:
                 writers.append(number)
-            elif writers and is_same:  # the order of what is written to both stays
+            elif writers and is_same:  # keep the order of output to both
                 writers.append(writers[0])
             else:
                 stream = Stream(Console(number), self._file, prefix.encode())
@@ -273,7 +272,7 @@ class Keeper:
         return writers[0], writers[1]
 
     def _close(self) -> None:
-        """Close what was of the attempt before."""
+        """Close the previous attempt's files."""
         for stream in self._streams:
             stream.close()
             stream.console.close()
@@ -284,7 +283,7 @@ class Keeper:
         self._file = self._crash = -1
 
     def _ask(self, says: Link, request: dict[str, Any]) -> None:
-        """Pass a request on; or have the script write where it is, at a signal that it handles."""
+        """Forward a request; or, at a signal that it handles, have the script write where it is."""
         number = request.get("signal", 0)
         if not number:
             says.send(request, is_droppable=True)
@@ -294,10 +293,10 @@ class Keeper:
     def _end(
         self, number: int, signal: int, grace: float, waits: bool = False, at_once: bool = False
     ) -> None:
-        """End all: the script gets the signal, once, and what it leaves behind SIGTERM after that.
+        """End all: the script gets the signal, once, and its leftovers get SIGTERM later.
 
-        `waits`: a stop, after which that has time until near the deadline. The deadline of an end
-        that is under way can only become later, but for one that is `at_once`.
+        `waits`: a stop, which gives leftovers until near the deadline. The deadline of an end that
+        is under way can only become later, except for an end that is `at_once`.
         """
         now = time.monotonic()
         deadline = now if at_once else now + grace
@@ -306,38 +305,38 @@ class Keeper:
         self._number, self._is_ending, self._waits = number, True, waits
         self._deadline = self._kill_at = deadline
         self._stuck_at = NEVER
-        # Else a moment later: helpers of multiprocessing's end by themselves.
+        # Otherwise a moment later: multiprocessing's helpers end by themselves.
         before = min(_LEFTOVERS_SECONDS, grace / 4)
         self._leftovers_at = deadline - before if waits else now + _AGAIN_SECONDS
         self._signalled, self._has_told_left = set(), False
-        # What has said why it ends is left to that, but for a stop.
+        # A script that has reported its end may finish it, except at a stop.
         if self._script and not self._signal and (waits or not self._has_said_end):
             self._signal, self._response = signal, response(self._script, signal)
             send(self._script, signal)
             if waits and self._response == "ignores" and signal in (2, 3):
-                self._signal_group()  # os.system ignores them while it waits for a program
+                self._signal_group()  # os.system() ignores stops while it waits for its program
 
     def _signal_group(self) -> None:
-        """Send the stop to what the script has started in its process group."""
+        """Send the stop to the script's children in its process group."""
         for pid in below(os.getpid()):
             with suppress(OSError):
                 if pid != self._script and os.getpgid(pid) == self._group:
                     os.kill(pid, self._signal)
-                    if self._signal == signal.SIGTERM:  # which comes once
+                    if self._signal == signal.SIGTERM:  # SIGTERM is sent once
                         self._signalled.add(pid)
 
     def _leave(self, code: int) -> NoReturn:
-        """End, and have the stub end with a code."""
+        """Exit, and have the stub exit with a code."""
         for pid in below(os.getpid()):
             send(pid, signal.SIGKILL)
         with suppress(OSError):  # torchrun has killed it
             os.write(self._stub, bytes([code]))
         os._exit(0)
 
-    # What happens below.
+    # Events of the script.
 
     def _relay(self, *, to_the_end: bool = False) -> None:
-        """Pass on what the script's process says."""
+        """Forward the messages of the script's process."""
         says = self._says
         if says is None:
             return
@@ -347,7 +346,7 @@ class Keeper:
                 text = line.decode("utf-8", "backslashreplace")
                 self._launcher.send({"wrote": text}, is_droppable=True)
                 continue
-            with suppress(ValueError, RecursionError):  # none of ours writes that
+            with suppress(ValueError, RecursionError):  # no launcher code writes such lines
                 message = decoded(line)
                 is_end = "end" in message
                 self._has_said_end |= is_end
@@ -358,7 +357,7 @@ class Keeper:
             self._launcher.send({"said": {"hangs_up": True}})
 
     def _reap(self) -> None:
-        """Reap all that has ended; what the script has said and written comes before its end."""
+        """Reap all ended processes; send the script's messages and output before its end."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -371,7 +370,7 @@ class Keeper:
                 self._clear(0)
 
     def _script_ended(self, code: int) -> None:
-        """Say how the script's process has ended, after all that it has said and written."""
+        """Report how the script's process has ended, after its messages and output."""
         self._relay(to_the_end=True)
         self._script = 0
         self._finish_streams()
@@ -384,14 +383,14 @@ class Keeper:
         said = {-signal.SIGBUS: "SIGBUS", -signal.SIGABRT: tail}.get(code, "")
         ended["notes"] = _notes(said) if said else []
         self._launcher.send({"ended": ended})
-        # It has died unsaved, and may have started what can save. Python's own handler of SIGINT
-        # saves nothing.
+        # It died without saving, and may have started a process that can save. Python's own handler
+        # of SIGINT saves nothing.
         has_died = code in (-self._signal, -signal.SIGTERM) and self._waits and self._is_ending
         if has_died and (self._response != "handles" or self._signal == signal.SIGINT):
             self._signal_group()
 
     def _finish_streams(self) -> None:
-        """Have the console take what is there, for a moment; say how much it did not take."""
+        """Write the last output to the console, for a moment; log how much it did not take."""
         deadline = time.monotonic() + _CONSOLE_SECONDS
         count = sum(stream.finish(deadline) for stream in self._streams)
         if count:
@@ -403,7 +402,7 @@ class Keeper:
     # What is due.
 
     def _do_what_is_due(self, now: float) -> None:
-        """End what the script has left behind; kill all at the deadline, and again."""
+        """End the script's leftovers; at the deadline kill everything, repeatedly."""
         is_due = now >= self._leftovers_at or not self._has_told_left
         if not self._script and now < self._deadline and is_due:
             self._end_leftovers(now)
@@ -415,10 +414,10 @@ class Keeper:
         for pid in left:
             send(pid, signal.SIGKILL)
         if now >= self._stuck_at:
-            self._clear(len(left) or 1)  # a debugger holds what has ended
+            self._clear(len(left) or 1)  # a debugger holds an ended process
 
     def _end_leftovers(self, now: float) -> None:
-        """Say what the script has left; send each process of that SIGTERM once it is time."""
+        """Report the script's leftovers; when it is time, send each of them SIGTERM."""
         pids = [pid for pid in below(os.getpid()) if pid not in self._signalled]
         is_time, self._has_told_left = now >= self._leftovers_at, True
         if is_time:
@@ -432,7 +431,7 @@ class Keeper:
             self._launcher.send({"left": {"pids": pids, "seconds": self._deadline - now}})
 
     def _clear(self, survivors: int) -> None:
-        """Say that nothing is left, but for what the kernel holds."""
+        """Report that nothing is left, except processes stuck in the kernel."""
         self._finish_streams()
         self._is_ending = False
         self._deadline = self._leftovers_at = self._kill_at = self._stuck_at = NEVER
@@ -442,9 +441,9 @@ class Keeper:
 
 
 def _notes(said: str) -> list[str]:
-    """Return what has run out where a death may come from that (shortage.py).
+    """Return the shortages that may have caused a death (shortage.py).
 
-    That is imported for it alone: it needs modules that no keeper needs for its start.
+    Import that only here: it needs modules that no keeper needs at its start.
     """
     sys.path.insert(0, HERE)
     try:
@@ -452,7 +451,7 @@ def _notes(said: str) -> list[str]:
 
         found: list[str] = shortage.behind(said)
         return found
-    except Exception:  # what is not read is not said
+    except Exception:  # report nothing that could not be read
         return []
     finally:
         sys.path.remove(HERE)
@@ -490,13 +489,13 @@ def below(top: int) -> list[int]:
 
 
 def fork(descriptors: list[int], ignored: list[int]) -> int:
-    """Fork; the fork is what a child of torchrun's is, by its session, streams and signals.
+    """Fork; the fork is like a child of torchrun's in its session, streams and signals.
 
     A stop that arrives before then stays blocked until its dispositions are set. Raises OSError.
     """
     keeper, pid = os.getpid(), -1
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    for number in STOPS:  # what a stop would do may be looked at at once
+    for number in STOPS:  # the disposition may be read at once
         signal.signal(number, signal.SIG_DFL)
     try:
         pid = os.fork()
@@ -504,14 +503,14 @@ def fork(descriptors: list[int], ignored: list[int]) -> int:
         if pid == 0:
             _be_child(keeper, descriptors, ignored)
         else:
-            for number in STOPS:  # this drops what came meanwhile
+            for number in STOPS:  # this drops stops that arrived meanwhile
                 signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 
 def _be_child(keeper: int, descriptors: list[int], ignored: list[int]) -> None:
-    """Be such a fork. The kernel sends it SIGTERM should the keeper be killed."""
+    """Become such a fork. The kernel sends it SIGTERM if the keeper is killed."""
     os.setsid()
     _PRCTL(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != keeper:
@@ -552,14 +551,14 @@ def _file_in_memory(folder: str) -> int:
 
 
 def adopt_orphans() -> None:
-    """Have what this process's children leave behind become its children (a subreaper)."""
+    """Become the parent of the orphans of this process's children (a subreaper)."""
     _PRCTL(_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_all(grace: float) -> NoReturn:
-    """In the stub of a keeper that was killed: end what is left.
+    """In the stub of a killed keeper: end the keeper's leftovers.
 
-    The kernel has sent the script SIGTERM; what has not ended within the grace is killed.
+    The kernel has sent the script SIGTERM; processes that outlive the grace are killed.
     """
     deadline = time.monotonic() + grace
     with suppress(ChildProcessError):
@@ -573,11 +572,11 @@ def end_all(grace: float) -> NoReturn:
 
 
 def main(stub: int) -> NoReturn:
-    """Be the keeper of a stub's rank."""
+    """Run the keeper of a stub's rank."""
     os.setsid()
     try:
         keeper = Keeper(execute, sys.argv[1:], dict(os.environ), stub)
-    except OSError as error:  # the launcher is gone, or this rank's limits are spent
+    except OSError as error:  # the launcher is gone, or this rank's limits are reached
         os.write(2, f"launcher: a rank cannot reach its launcher ({error}).\n".encode())
         os._exit(1)
     keeper.loop()

@@ -1,28 +1,28 @@
-"""What becomes of this host's torchrun and ranks: an event and the time in, actions out. Pure.
+"""Decides about this host's torchrun and ranks: an event and the time in, actions out. Pure.
 
     state, actions = step(state, event, now)
 
-*Who owns ranks.* Each rank's keeper does (keeper.py): it starts the script, ends all of it, and
-says when nothing is left. torchrun starts the keepers, once; it sees no rank end before the job
-does. So an attempt is RunRanks, whatever was before it.
+*Who owns ranks.* Each rank's keeper (keeper.py) starts the script, ends all of its processes, and
+reports when none is left. torchrun starts the keepers, once; it sees no rank end before the job
+does. So every attempt begins with RunRanks.
 
-*Who decides.* The coordinator, on how the job ends and on restarts. This host reports what happens,
-and does what is commanded; by itself it acts on a stop alone.
+*Who decides.* The coordinator decides how the job ends, and about restarts. This host reports
+events and obeys commands; by itself it acts only on a stop.
 
 *One way to end, for every reason.* Ending: EndRanks to all keepers; when all have cleared,
 `Cleared` to the coordinator. It answers with the Start of the next attempt, or with Leave: then
-keepers and torchrun end, and when nothing is left this host is Done. What ends while the job ends
-changes nothing.
+keepers and torchrun end, and when nothing is left this host is Done. Ends of ranks during the end
+of the job change nothing.
 
-*What bounds each wait.* Joining: the coordinator, by the start timeout; a host that cannot start
-has 5 s to say why. Running lasts as long as the job, but torchrun has to have started all ranks
-within the start timeout. Ending: the keepers, by the grace and 5 s; then the coordinator, whose
-loss is an End and a Leave; then torchrun, 15 s after a success, and 5 s for what was killed.
+*Timeouts.* Joining: the coordinator's start timeout; a host that cannot start has 5 s to report
+why. Running: none, it lasts as long as the job, but torchrun must have started all ranks within the
+start timeout. Ending: the keepers' grace and 5 s; then the coordinator, whose loss acts as an End
+and a Leave; then torchrun, 15 s after a success, and 5 s for killed processes.
 
-*What holds always.*
-- The result is set once, but for a restart that becomes an end.
-- A stop is never cut short by anything but the third Ctrl-C.
-- No rank runs in Joining and Done, nor beside another attempt's.
+*Invariants.*
+- The result is set once, except when a restart becomes an end.
+- Only the third Ctrl-C cuts a stop short.
+- No rank runs in Joining and Done, nor at the same time as another attempt's.
 
 Times are on the clock System.now(), waits in seconds.
 """
@@ -85,7 +85,7 @@ from launcher.run.state import (
 )
 from launcher.text.words import NAMED, Log, plural, signal_name
 
-LOCAL = -1  # of an Ending: the coordinator's number is not known
+LOCAL = -1  # number of an Ending that the coordinator has not commanded
 
 
 def begin(job: Job, now: float) -> State:
@@ -119,7 +119,7 @@ def started(state: State, event: Start, now: float) -> Step:
         state = state._replace(phase=Running(_starts_by(state, now)), torchrun_runs=True)
         return state._replace(attempt=1, times=times), (StartTorchrun(),)
     if not (isinstance(phase, Ending) and phase.why is Why.RESTART):
-        return state, ()  # a stop came first
+        return state, ()  # a stop arrived first
     again = {one.rank: Rank(one.rank, one.local_rank) for one in state.ranks.values()}
     state = state._replace(
         attempt=event.attempt,
@@ -134,7 +134,7 @@ def started(state: State, event: Start, now: float) -> Step:
 
 
 def _starts_by(state: State, now: float) -> float:
-    """Return by when torchrun has started all ranks; a program that runs it may work before."""
+    """Return when torchrun must have started all ranks; the program that runs it has no limit."""
     return math.inf if state.job.runner else now + state.job.options.start_timeout
 
 
@@ -171,23 +171,23 @@ def _why(event: End) -> Why:
 
 
 def left(state: State, event: Leave, now: float) -> Step:
-    """Let keepers and torchrun end: torchrun by itself after a success, else with SIGKILL.
+    """Have keepers and torchrun end: torchrun by itself after a success, else by SIGKILL.
 
     What torchrun copies (--tee) after a failure has the failure grace. A program that runs torchrun
-    works on after a success, without a bound.
+    may work on after a success, without a timeout.
     """
     phase = state.phase
     if not isinstance(phase, Ending) or phase.leaves:
         return state, ()
-    if event.result.exit_code:  # or else what ran torchrun may have failed since
+    if event.result.exit_code:  # after a success, the program that ran torchrun may have failed
         state = state._replace(result=event.result)
     by = phase.deadline + GONE_SECONDS
-    if phase.open and now < by:  # this launcher was suspended, and the others have not waited
+    if phase.open and now < by:  # this launcher was suspended, and the others did not wait
         return state._replace(phase=phase._replace(may_leave=True, torchrun_by=by)), ()
     phase = phase._replace(leaves=True, places_at=math.inf, says_at=math.inf)
     code = 0 if _is_success(state) else 1
     if not state.torchrun_runs or (code and not state.job.tees):
-        # torchrun would say much about the ends of its stubs.
+        # torchrun would log much about the ends of its stubs.
         state, actions = _kill_torchrun(state, phase, now)
         return state, (*actions, LeaveRanks(code))
     by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
@@ -202,12 +202,12 @@ def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
 
 
 def _gone_by(state: State, now: float) -> float:
-    """Return until when leftovers are waited for: a stub may end what a killed keeper has left."""
+    """Return until when to wait for leftovers: a stub may end those of a killed keeper."""
     return now + state.grace(Why.FAILURE) + GONE_SECONDS
 
 
 def nothing_left(state: State, event: NothingLeft, now: float) -> Step:
-    """Be done, if this host may leave."""
+    """Finish, if this host may leave."""
     phase = state.phase
     is_over = isinstance(phase, Ending) and phase.leaves and not state.torchrun_runs
     return state._replace(phase=Done()) if is_over else state, ()
@@ -225,7 +225,7 @@ def cannot_start(state: State, event: CannotStart, now: float) -> Step:
 
 
 def signalled(state: State, event: Signal, now: float) -> Step:
-    """Report a stop; begin it where ranks run: each gets the signal once, and its grace to save.
+    """Report a stop; begin it if ranks run: each gets the signal once, and its grace to save.
 
     After a failure the coordinator decides which of the two counts.
     """
@@ -240,13 +240,13 @@ def signalled(state: State, event: Signal, now: float) -> Step:
     if isinstance(phase, Joining):
         return state, (report,)
     if isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART):
-        # If there is to be no restart, the stop changes nothing, and the End before it is cleared.
+        # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         command = phase.command if isinstance(phase, Ending) else LOCAL
         state, actions = _end(state, Why.STOP, now, number, command)
         return state, (report, *actions)
     if isinstance(phase, Ending) and phase.why is Why.STOP:
         line = f"{name}: the ranks are already stopping; this does not give them more time."
-        # SageMaker signals every host: the first signal here is the stop that another one reported.
+        # SageMaker signals every host: the first signal here is the one that another host reported.
         return state, () if is_first else (Log(line),)
     if isinstance(phase, Ending) and phase.why is Why.SUCCESS and state.job.runner:
         return _stop_runner(state, phase, number, now)
@@ -254,7 +254,7 @@ def signalled(state: State, event: Signal, now: float) -> Step:
 
 
 def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
-    """Kill a program that works on after a success: no rank has to save anything."""
+    """Kill a program that still works after a success: no rank has to save anything."""
     state = state._replace(result=stopped(number))
     lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.runner}."),)
     if not phase.leaves or phase.killed:
@@ -264,7 +264,7 @@ def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
 
 
 def _interrupted(state: State, now: float) -> Step:
-    """Kill all that runs, at once; the other hosts cannot be waited for."""
+    """Kill all processes at once, without waiting for the other hosts."""
     state = state._replace(result=state.result or stopped(signal.SIGINT))
     if not isinstance(state.phase, (Running, Ending)):
         line = f"{LAST_INTERRUPT}: exiting at once."
@@ -289,7 +289,7 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
     is_bounded = bool(state.alive) and why not in (Why.SUCCESS, Why.INTERRUPT)
     if is_bounded:
         places_at = deadline - min(PLACES_SECONDS, grace / 2)
-        # Before keepers kill what runs, of which nothing would be known then.
+        # Before keepers kill the ranks: afterwards nobody knows where they were.
         says_at = deadline - min(SAYS_SECONDS, grace / 4)
         ending = ending._replace(places_at=places_at, says_at=says_at)
     lines = _lines_of_stop(state, number) if why is Why.STOP else ()
@@ -313,7 +313,7 @@ def _lines_of_stop(state: State, number: int) -> Actions:
 
 
 def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
-    """Report that nothing of this attempt is left, if that is so, and who is told knows of it."""
+    """Report that nothing of this attempt is left, once that is so and an End commanded it."""
     state = state._replace(phase=phase)
     if phase.why is Why.INTERRUPT and not phase.open:
         return state, (*before, LeaveRanks(1))
@@ -340,7 +340,7 @@ def _cleared(state: State, phase: Ending) -> Cleared:
 
 
 def cleared(state: State, event: KeeperCleared, now: float) -> Step:
-    """Note that nothing of a rank is left; what survives SIGKILL is given up."""
+    """Note that nothing of a rank is left; give up on processes that survive SIGKILL."""
     phase = state.phase
     if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()
@@ -358,7 +358,7 @@ def cleared(state: State, event: KeeperCleared, now: float) -> Step:
 
 
 def keeper_joined(state: State, event: KeeperJoined, now: float) -> Step:
-    """Have a rank's script run, unless ranks are to end: then there is nothing to end of it."""
+    """Run a rank's script, unless ranks are being ended: then this one has nothing to end."""
     rank = Rank(event.rank, event.local_rank)
     state = state._replace(nproc=event.nproc, ranks={**state.ranks, event.rank: rank})
     phase = state.phase
@@ -372,7 +372,7 @@ def keeper_joined(state: State, event: KeeperJoined, now: float) -> Step:
 
 
 def keeper_lost(state: State, event: KeeperLost, now: float) -> Step:
-    """Fail: nobody keeps that rank any more; its stub ends what the rank has left."""
+    """Fail: that rank has lost its keeper or stub; a stub ends a killed keeper's leftovers."""
     phase, rank = state.phase, state.ranks.get(event.rank)
     if rank is None:
         return state, ()
@@ -389,11 +389,11 @@ def keeper_lost(state: State, event: KeeperLost, now: float) -> Step:
 
 
 def places_reported(state: State, event: PlacesReported, now: float) -> Step:
-    """Note where ranks are, for the log when they are killed."""
+    """Note where ranks are, to log it when they are killed."""
     return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
 
 
-# What ranks do, and torchrun.
+# Events of ranks and of torchrun.
 
 
 def rank_runs(state: State, event: RankRuns, now: float) -> Step:
@@ -403,9 +403,9 @@ def rank_runs(state: State, event: RankRuns, now: float) -> Step:
 
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
-    """Note what is known of a rank; its failure may count, or its success complete this host's."""
+    """Note a rank's event; its failure may count, or its success may complete this host's."""
     if isinstance(event, RankEnded) and event.exit_code == -signal.SIGKILL:
-        state, said = _say_why_killed(state, now)  # on a busy host its end comes before the time
+        state, said = _say_why_killed(state, now)  # on a busy host its end arrives before the time
         if said:
             state, more = rank_reports(state, event, now)
             return state, (*said, *more)
@@ -433,7 +433,7 @@ def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
 
 
 def _report_successes(state: State, now: float) -> Actions:
-    """Report which ranks have ended with 0: that may break others' collective."""
+    """Report which ranks have ended with 0: that may break a collective of other ranks."""
     age = now - state.times.attempt
     return tuple(map(Report, ranks.succeeded(state.ranks, state.attempt, age)))
 
@@ -476,7 +476,7 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
 
 
 def _without_success(state: State) -> State:
-    """Have a success not count where the program has failed that ran torchrun."""
+    """Drop a success after which the program that ran torchrun has failed."""
     is_failure = state.failure and _is_success(state)
     return state._replace(result=state.failure.result) if is_failure and state.failure else state
 
@@ -504,7 +504,7 @@ def _of_torchrun(state: State, event: TorchrunEnded, now: float) -> Failure:
     )
 
 
-# What happens during a stop, which changes no result.
+# Events during a stop: they do not change the result.
 
 
 def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
@@ -521,7 +521,7 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
 
 
 def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
-    """Report a rank that had failed before it could be ended, or hardware that is broken."""
+    """Report a rank that failed before it could be ended, or broken hardware."""
     if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.failure or rank.counts:
         return ()
     failure = of_rank(rank.failure, state.job.current_host)
@@ -534,7 +534,7 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
 
 
 def _failed_before(state: State, ended: Iterable[Rank], number: int) -> Actions:
-    """Say which ranks failed by themselves before a stop came here: nobody else says it."""
+    """Log which ranks failed by themselves before a stop arrived: nothing else logs it."""
     return tuple(map(Log, stops.failed_before(ended, number, state.job.current_host)))
 
 
@@ -562,7 +562,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
         return _say_why_killed(state, now)
     if now >= phase.torchrun_by and not phase.leaves:
         assert state.result
-        return left(state, Leave(state.result), now)  # a keeper hangs
+        return left(state, Leave(state.result), now)  # a keeper is stuck
     if now >= phase.torchrun_by:
         if _is_success(state):
             line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
@@ -575,7 +575,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
 
 
 def _say_why_killed(state: State, now: float) -> Step:
-    """Log why ranks are killed, once, if they are by now."""
+    """Log why ranks are killed, once, if it is time."""
     phase = state.phase
     if not isinstance(phase, Ending) or now < phase.says_at:
         return state, ()
@@ -603,7 +603,7 @@ def _why_killed(state: State) -> list[str]:
     return lines
 
 
-# Which function takes an event. Each branches on the phase in plain sight.
+# The function for each event; each branches on the phase.
 EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     Start: started,
     End: ended,

@@ -1,6 +1,6 @@
-"""How ranks have taken a stop: which died of it, which have handled it, which had failed. Pure.
+"""How ranks reacted to a stop: which died of it, handled it, or had failed before. Pure.
 
-`number` is that of the stop's signal. What a rank has saved nobody but its script knows.
+`number` is the stop signal's. Only its script knows what a rank has saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def died(rank: Rank, number: int) -> bool:
 def has_handled(rank: Rank, number: int) -> bool:
     """Whether a rank has handled the stop, and ended by itself.
 
-    What has saved may end itself by the signal; but of SIGINT Python dies that does not catch it.
+    A rank may save and then end itself by the signal; but an uncaught SIGINT ends Python the same
+    way.
     """
     codes = _ends_of_handled(number)
     if number != signal.SIGINT:
@@ -41,14 +42,14 @@ def _ends_of_handled(number: int) -> tuple[int, ...]:
 
 
 def is_end_of_stop(exit_code: int | None, number: int) -> bool:
-    """Whether a rank that ends so was stopped, and has not failed by itself."""
+    """Whether a rank with this exit code was stopped, and did not fail by itself."""
     return exit_code in (-number, -signal.SIGTERM, *_ends_of_handled(number))
 
 
 def failed_before(ended: Iterable[Rank], number: int, host: str) -> list[str]:
-    """Return the line of the ranks that failed by themselves before a stop came, if any did.
+    """Return the line about ranks that failed by themselves before a stop arrived, if any did.
 
-    Not those that whoever stops the job has signalled as well, nor what follows from others' ends.
+    Not ranks that got the stopper's signal, too, nor consequences of other ranks' ends.
     """
     failed = [
         rank.failure

@@ -1,13 +1,13 @@
-"""The loop of one host: turns what happens into events, and carries out what is decided.
+"""The loop of one host: turns what happens into events, and carries out the decided actions.
 
-One loop waits for what keepers say (keepers.py), for the launchers of other hosts, for signals, the
-ends of children, and torchrun's stderr. While a job runs it polls ranks for their progress every
---launcher-watch seconds. The clock, processes, signals and connections are reached through System;
-this host's names (reached_at) and files are not.
+The loop waits for keepers (keepers.py), launchers of other hosts, signals, ends of children, and
+torchrun's stderr. While a job runs it polls the ranks for their progress every --launcher-watch
+seconds. It reaches the clock, processes, signals and connections through System, but not this
+host's names (reached_at) and files.
 
-What happens is taken in one event after the other: all actions of a step are carried out before the
-next (_step). An error of the launcher itself is reported to the other hosts; then all connections
-are closed, at which keepers end their ranks, and this process waits for that.
+It handles one event at a time: all actions of a step are carried out before the next step (_step).
+An error of the launcher itself is reported to the other hosts; then all connections are closed, so
+that keepers end their ranks, and this process waits for that.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from launcher.watch.overview import AllStacks, CollectStacks, NoProgressReport, 
 
 STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
-_LAST_SECONDS = 10.0  # more than the grace, for what is left after an error of the launcher itself
-_OF_TORCHRUN = ("TMPDIR", "PYTHONSAFEPATH")  # which scripts have as this process has them
-# Below /opt/ml; what a stop is to leave comes last.
+_LAST_SECONDS = 10.0  # more than the grace, for leftovers after an error of the launcher itself
+_OF_TORCHRUN = ("TMPDIR", "PYTHONSAFEPATH")  # scripts get this process's values of these
+# Below /opt/ml; the folder that a stop should fill is the last.
 _UPLOADED = ("model", os.path.join("output", "data"), "checkpoints")
-# A loop that is so late was suspended, or blocked: nobody has missed a deadline meanwhile.
+# A loop that is so late was suspended or blocked: no deadline counts for that time.
 _LATE_SECONDS = 1.0
 _PLACES = -1  # the number of the stacks that are requested before ranks are killed
-_LOOK_SECONDS = 0.1  # between two looks at what is left
+_LOOK_SECONDS = 0.1  # between two checks for leftovers
 Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 def run(job: Job, environ: Mapping[str, str], system: System) -> State:
-    """Run this host's share of the job to its end; return the state at the end, with its result."""
+    """Run this host's share of the job to its end; return the final state, with its result."""
     supervisor = Supervisor(job, environ, system)
     turns = supervisor.turns()
     with contextlib.suppress(StopIteration):
@@ -72,16 +72,16 @@ def run(job: Job, environ: Mapping[str, str], system: System) -> State:
 
 
 def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
-    """Wait for what happens, at most so many seconds; return it.
+    """Wait for something to happen, at most so many seconds; return it.
 
-    If this process was suspended meanwhile, select() says only that the time is over, and not what
-    has happened, which comes before what is due.
+    If this process was suspended meanwhile, select() may only report a timeout. So poll again: what
+    has happened comes before what is due.
     """
     return selector.select(timeout) or selector.select(0)
 
 
 class Supervisor:
-    """The effects: what is open and running. What is known and decided is in `state`."""
+    """The effects: open connections and running processes. `state` has all that is decided."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Supervisor:
         self._helpers: list[Helper | Warm] = []
         self._warm: Warm | None = None
         self._store: Helper | None = None
-        self._logged = {""}  # of what the watch cannot see
+        self._logged = {""}  # why the watch cannot see ranks
         self._events: deque[Any] = deque()  # to be taken in
         self._is_stepping = False
         self._signals: deque[int] = deque()  # to be taken in
@@ -110,7 +110,7 @@ class Supervisor:
             try:
                 self._folder = self._folders.enter_context(system.folder(environ))
                 self._keepers = Keepers(self._folder, system, self._receive, self._watch)
-            except Exception as error:  # before any host starts anything
+            except Exception as error:  # before any host has started anything
                 job = job._replace(plan=error)
         self.state = machine.begin(job, system.now())
         folder = history.folder(environ, job.options.log_dir)
@@ -121,7 +121,7 @@ class Supervisor:
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
 
-        Yields how long to wait at most, None for ever; is sent what the selector found ready.
+        Yields how long to wait at most, None for ever; receives what the selector found ready.
         """
         try:
             self._safely(self._begin)
@@ -134,9 +134,9 @@ class Supervisor:
                 if woke > due + _LATE_SECONDS:
                     self._system.stood_still(woke - due)
                     woke = due
-                # Signals last: what happened before a stop has come before it.
+                # Signals last: events from before a stop come first.
                 for key, _ in sorted(ready, key=lambda one: one[0].data == self._on_signals):
-                    if self._system.selector.get_map().get(key.fd) is key:  # else it is closed
+                    if self._system.selector.get_map().get(key.fd) is key:  # otherwise it is closed
                         self._safely(key.data)
                 self._safely(self._do_what_is_due)
             if self._error:
@@ -157,7 +157,7 @@ class Supervisor:
     def _begin(self) -> None:
         self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
         self._on_signals()
-        self._take_signals()  # a stop that came before anything was started
+        self._take_signals()  # a stop may have arrived before any start
         if not isinstance(self.state.phase, Done):
             self._begin_warm()
             self._channel.begin()
@@ -195,7 +195,7 @@ class Supervisor:
     # Errors of the launcher itself.
 
     def _safely(self, act: Callable[[], None]) -> None:
-        """Do something; an error that it raises, and no person can fix, ends this launcher."""
+        """Call a function; an error of it that no person can fix ends this launcher."""
         try:
             if not self._error:
                 act()
@@ -219,7 +219,7 @@ class Supervisor:
             self._keepers.close()
         self._kill_torchrun()
         selector = self._system.selector
-        for key in list(selector.get_map().values()):  # which nobody would read any more
+        for key in list(selector.get_map().values()):  # nothing would read them any more
             selector.unregister(key.fileobj)
         deadline = self._system.now() + self.state.grace(Why.STOP) + _LAST_SECONDS
         while self._torchrun and self._system.now() < deadline:
@@ -251,7 +251,7 @@ class Supervisor:
     # What happens.
 
     def _receive(self, event: Any) -> None:
-        """Take in a message of the coordinator, a keeper or somebody else at this host."""
+        """Receive a message from the coordinator, a keeper, or a user at this host."""
         if isinstance(event, StacksRequest):
             self._channel.report(event)
         elif isinstance(event, MakeStore):
@@ -273,9 +273,9 @@ class Supervisor:
             self._keepers.watch = self._watch
 
     def _step(self, event: Any) -> None:
-        """Take an event in, and do what is decided: all of that before the next event is taken in.
+        """Handle an event, and carry out its actions, before the next event.
 
-        What is done may bring events about, such as a command that follows from a report.
+        An action may cause events, such as a command that follows from a report.
         """
         self._events.append(event)
         if self._is_stepping:
@@ -323,7 +323,7 @@ class Supervisor:
             else:
                 self._system.log(left_alone(number))
 
-    # What is done.
+    # Actions.
 
     def _do_log(self, action: Log) -> None:
         self._system.log(action.line)
@@ -335,7 +335,7 @@ class Supervisor:
         self._channel.report(message)
 
     def _files(self) -> int:
-        """Count what SageMaker would upload, or after a stop what is new of it; -1: not known."""
+        """Count the files that SageMaker would upload, after a stop only new ones; -1: unknown."""
         phase, base = self.state.phase, base_dir(self._environ)
         is_on_sagemaker = os.path.isdir(os.path.join(base, "input", "config"))
         has_run = self.state.times.trains < math.inf and not summary.says_unsaved(self.state)
@@ -356,14 +356,14 @@ class Supervisor:
     def _start_torchrun(self) -> None:
         job, plan = self.state.job, self.state.job.plan
         if isinstance(plan, Exception):
-            return  # which is about to be reported
+            return  # an error that is about to be reported
         environ = {**self._environ, **plan.environment}
         if self._channel.own_address:
             resolves = self._channel.own_name_resolves
             plan = reached_at(plan, job, self._channel.own_address, resolves, environ)
             environ.update(plan.environment)
         run_dir = os.path.abspath(self._folder)  # a relative TMPDIR is this process's
-        # torchrun leaves a log folder behind, which goes with that of the job.
+        # torchrun leaves a log folder behind; it is removed with the job's folder.
         environ |= {RUN_DIR: run_dir, JOB_MARK: os.path.basename(run_dir), "TMPDIR": run_dir}
         # `python -m` would have torchrun import a queue.py of the current folder (Python 3.11).
         environ["PYTHONSAFEPATH"] = "1"
@@ -379,7 +379,7 @@ class Supervisor:
             self._keepers.run(action.ranks, start)
 
     def _start_of_rank(self, attempt: int, port: int, rank: int) -> Mapping[str, Any]:
-        """Return how a rank's script is started; a variable that is None is removed."""
+        """Return the start of a rank's script; a variable that is None is removed."""
         options = self.state.job.options
         environ: dict[str, str | None] = dict.fromkeys((*INTERNAL, "LAUNCHER_STUB_GRACE"))
         environ |= {name: self._environ.get(name) for name in (*INTERNAL, *_OF_TORCHRUN)}
@@ -431,7 +431,7 @@ class Supervisor:
     # Helpers.
 
     def _begin_warm(self) -> None:
-        """Have a process import torch that forks keepers (warm/)."""
+        """Start the process that imports torch and forks keepers (warm/)."""
         job, plan = self.state.job, self.state.job.plan
         if isinstance(plan, LaunchPlan) and plan.warm:
             environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
@@ -439,7 +439,7 @@ class Supervisor:
             self._helpers.append(self._warm)
 
     def _make_store(self) -> None:
-        """Have the next attempt's store made; tell the coordinator its port."""
+        """Have a helper make the next attempt's store; report its port to the coordinator."""
         plan = self.state.job.plan
         if isinstance(plan, Exception):
             return
@@ -478,7 +478,7 @@ class Supervisor:
             self._system.log(self._watch.error)
 
     def _request_stacks(self, number: int, *, may_signal: bool) -> None:
-        """Request from all ranks where they are, for the report of this number."""
+        """Ask all ranks where they are, for the report of this number."""
         now = self._system.now()
         request = self._watch.request_stacks(number, now, may_signal=may_signal)
         if self._keepers:
@@ -489,7 +489,7 @@ class Supervisor:
         self._request_stacks(_PLACES, may_signal=True)
 
     def _report_ranks(self, now: float) -> None:
-        """Report how far ranks are, and where, if the replies are in, or overdue."""
+        """Report ranks' progress and places if the replies are complete, or overdue."""
         for pid, number in self._watch.signals_due(now).items():
             if self._keepers and self._system.state_of(pid) in ("R", "S"):
                 self._keepers.ask({"signal": number}, [pid])
@@ -504,7 +504,7 @@ class Supervisor:
 
     def _reply_stacks(self, event: AllStacks) -> None:
         job = self.state.job
-        # The same on all hosts whose launchers talk, and another job's is not.
+        # Equal on all hosts of this job, and different for another job.
         key = job.endpoint if job.has_peers else self._folder
         message = {"job": job.cluster.job_name, "key": key, "lines": list(event.lines)}
         if self._keepers:

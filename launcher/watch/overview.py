@@ -1,7 +1,7 @@
-"""What the coordinator hands to the watch, and does for it: reports, requests for stacks. Pure.
+"""The coordinator's interface to the watch: reports and requests for stacks. Pure.
 
-Each function returns what is known then (judge.Stalls), and what is to be done: lines for the log,
-and messages to hosts. Times are on the clock time.monotonic(), waits in seconds.
+Each function returns the new state (judge.Stalls), lines for the log and messages to hosts. Times
+are on the clock time.monotonic(), waits in seconds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from launcher.watch import judge, stacks
 from launcher.watch.judge import Stalls
 from launcher.watch.progress import StalledRank
 
-# What torch says of a collective that did not complete within the group's own timeout.
+# torch's words for a collective that did not complete within the group's own timeout.
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out|timing out")
 
 
 class NoProgressReport(NamedTuple):
-    """The ranks of a host that have made no progress for a while: all of them, each time.
+    """The ranks of a host that have made no progress for a while: the full list, each time.
 
-    `others` counts those that run and neither wait in a collective nor run on after their script.
-    For the CollectStacks of a `number`: all of its ranks, and their stacks.
+    `others` counts its ranks that are still working: they neither wait in a collective nor run on
+    after their script. In reply to CollectStacks of a `number`: all of its ranks, and their stacks.
     """
 
     attempt: int
@@ -36,24 +36,24 @@ class NoProgressReport(NamedTuple):
 
 
 class StacksRequest(NamedTuple):
-    """Somebody at a host requests the stacks of all ranks."""
+    """A user at a host requests the stacks of all ranks."""
 
 
 class CollectStacks(NamedTuple):
-    """Report how far ranks are now, and their stacks; those that do not reply may get a signal."""
+    """Report ranks' progress and stacks; a rank that does not reply may get a signal."""
 
     number: int
     may_signal: bool
 
 
 class AllStacks(NamedTuple):
-    """The stacks of all ranks, for those that have requested them."""
+    """The stacks of all ranks, for the users who have requested them."""
 
     lines: tuple[str, ...]
 
 
 class Tell(NamedTuple):
-    """Send a message to hosts, None: to all of the job."""
+    """Send a message to hosts; None: to all hosts of the job."""
 
     hosts: tuple[str, ...] | None
     message: CollectStacks | AllStacks
@@ -63,8 +63,8 @@ Step = tuple[Stalls, tuple[Union[Log, Tell], ...]]
 
 
 def begin(options: Options, hosts: Collection[str], number: int) -> Stalls:
-    """Return what is known as an attempt begins; `number` is that of the last CollectStacks."""
-    # A restart cuts off who requested stacks.
+    """Return the state for a new attempt; `number` is that of the last CollectStacks."""
+    # A restart drops pending requests for stacks.
     return Stalls(
         options.hang_notify,
         options.hang_timeout,
@@ -81,12 +81,12 @@ def due(state: Stalls, *, is_running: bool) -> float:
 
 
 def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
-    """Log what is due, or the stacks without those of hosts that are late."""
+    """Log what is due; show stacks without those of late hosts."""
     if now >= state.gathering.deadline:
         return _shown(state, hosts)
     state, lines, is_new = judge.check(state, now)
     asks: tuple[Any, ...] = ()
-    if is_new:  # for the log alone no rank gets a signal, unless this stall ends the job anyway
+    if is_new:  # for the log, ranks get a signal only if this stall ends the job anyway
         state, asks = _collect(state, {""}, now, may_signal=state.timeout < math.inf)
     return state, (*map(Log, lines), *asks)
 
@@ -94,9 +94,9 @@ def time_is_up(state: Stalls, hosts: Collection[str], now: float) -> Step:
 def reported(
     state: Stalls, host: str, report: Any, hosts: Collection[str], now: float, *, is_running: bool
 ) -> Step:
-    """Take in a host's report; show the stacks when all hosts' are here.
+    """Receive a host's report; show the stacks when all hosts' have arrived.
 
-    What was known when a rank failed is why it did, but for what was requested since.
+    After a rank's failure, reports change nothing, unless they were requested after it.
     """
     if is_running or (report.number and report.number == state.gathering.number):
         state = judge.host_reported(state, host, report.ranks, now, report.others)
@@ -116,19 +116,19 @@ def reported(
 
 
 def requested(state: Stalls, host: str, now: float) -> Step:
-    """Collect stacks for somebody at a host."""
+    """Collect stacks for a user at a host."""
     return _collect(state, {host}, now, may_signal=True)
 
 
 def failed(state: Stalls, text: str, now: float) -> Step:
-    """Have all hosts report at once if a rank has failed since a collective did not complete."""
+    """Have all hosts report at once if a rank failed because a collective did not complete."""
     if not state.every or not _TIMED_OUT.search(text):
         return state, ()
     return _collect(state, set(), now, may_signal=False)
 
 
 def reason_of_wait(state: Stalls, rank: int, text: str, now: float) -> str:
-    """Return why a rank waited that has failed with a text, "" if that is not known."""
+    """Return why a rank that failed with this text had waited, "" if unknown."""
     return judge.reason_of_wait(state, rank, now, is_timeout=bool(_TIMED_OUT.search(text)))
 
 
@@ -136,12 +136,12 @@ def _collect(state: Stalls, requested_by: set[str], now: float, *, may_signal: b
     gathering = stacks.requested(state.gathering, requested_by, now, may_signal=may_signal)
     before, state = state.gathering.number, state._replace(gathering=gathering)
     if gathering.number == before:
-        return state, ()  # it has been requested just now
+        return state, ()  # a request is under way
     return state, (Tell(None, CollectStacks(gathering.number, may_signal)),)
 
 
 def _shown(state: Stalls, hosts: Collection[str]) -> Step:
-    """Show the stacks to all that have requested them."""
+    """Show the stacks to all who have requested them."""
     gathering = state.gathering
     state = state._replace(gathering=stacks.Gathering(gathering.number))
     lines = stacks.shown(gathering, hosts)
