@@ -1,13 +1,13 @@
-"""Progress bars on a console that is no terminal: a state of a bar is a line now and then.
+"""Progress bars on a console that is not a terminal: print a bar's state as a line now and then.
 
-Imported by output.py, in the keeper's process: it needs nothing of ours.
+Imported by output.py, in the keeper's process: it needs no package of ours.
 """
 
 from __future__ import annotations
 
 NEVER = float("inf")
-_STATE_SECONDS = 5.0  # between two lines of a bar that goes on
-_SOON_SECONDS = 0.2  # until its first: a bar that is through by then has its last state alone
+_STATE_SECONDS = 5.0  # between two lines of a bar that is still moving
+_SOON_SECONDS = 0.2  # until its first: a bar that ends earlier shows only its last state
 _WRITTEN_AT_ONCE_SECONDS = 0.01
 _MOST_ROWS = 100
 _LONGEST = 1 << 16  # bytes of a row
@@ -19,7 +19,7 @@ _UNSEEN = rb"\x1b\[[\d;]*m|\s"
 
 
 def writes_over(text: bytes) -> bool:
-    """Tell whether text goes back to what stands before it, as a bar does."""
+    """Tell whether text overwrites earlier text, as a bar does."""
     if b"\r" in text and b"\r" in text.replace(b"\r\n", b"")[:-1]:
         return True
     if b"\x1b[" not in text:
@@ -30,7 +30,7 @@ def writes_over(text: bytes) -> bool:
 
 
 class _Row:
-    """A row of a terminal: its text, and the last one that was not blank."""
+    """A row of a terminal: its text, and its last text that was not blank."""
 
     def __init__(self) -> None:
         self.text = self.state = b""
@@ -48,31 +48,31 @@ class _Row:
 class Bars:
     """The rows of a terminal that a script may still write over.
 
-    These are the last ones: as many as it has gone up, and one more. A row above them is a line.
-    So are states of the others, but only each 5 s.
+    These are the last ones: as many as the cursor has gone up, and one more. A row above them is
+    finished: a line. Of the others, states are shown as lines, every 5 s at most.
     """
 
     def __init__(self) -> None:
-        self.due = NEVER  # when states are shown
+        self.due = NEVER  # when to show states
         self._rows, self._at = [_Row()], 0
-        self._is_at_begin = False  # of a row: what comes next replaces it
+        self._is_at_begin = False  # of a row: the next text replaces it
         self._depth, self._ups, self._has_gone_up = 1, 0, False
-        self._cut_off = b""  # the state of a bar behind which something else was written
+        self._cut_off = b""  # the state of a bar that other text has interrupted
         self._next = self._fed_at = -NEVER
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to be shown, or to be written over."""
+        """Whether nothing is left to show or to overwrite."""
         return self._depth == 1 and not (self._rows[0].text or self._cut_off)
 
     def feed(self, text: bytes, now: float) -> bytes:
-        """Take what was written at a time, in seconds; return the lines that are whole."""
+        """Process text that was written `now`, in seconds; return complete lines."""
         import re
 
         lines: list[bytes] = []
         row = self._rows[self._at]
         is_later = self._is_at_begin or now > self._fed_at + _WRITTEN_AT_ONCE_SECONDS
-        if is_later and row.text and re.match(_WHOLE_LINE, text):  # printed, not the bar's
+        if is_later and row.text and re.match(_WHOLE_LINE, text):  # a printed line, not the bar's
             self._cut_off = row.state if row.is_new else b""
             self._rows[self._at], self._is_at_begin = _Row(), False
         self._fed_at = now
@@ -129,7 +129,7 @@ class Bars:
         for row in self._rows:
             row.is_new = False
         self._cut_off = b""
-        if not self._has_gone_up:  # rows one below the other are over
+        if not self._has_gone_up:  # rows below each other are finished
             self._rows, self._at, self._depth = self._rows[self._at :][:1], 0, 1
         self._has_gone_up = False
         self.due, self._next = NEVER, now + _STATE_SECONDS

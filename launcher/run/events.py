@@ -1,7 +1,7 @@
-"""What happens to this host's ranks and its torchrun, and what can be done about it.
+"""Events of this host's ranks and its torchrun, and the actions that follow.
 
-Events come from the loop, which carries the actions out; commands of the coordinator (Start, End,
-Leave of peers/messages.py) are events, too. Ranks are named by their global numbers.
+Events come from the loop, which carries out the actions; the coordinator's commands (Start, End,
+Leave of peers/messages.py) are events, too. Ranks have their global numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CannotStart(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """The launcher was sent a signal that stops a job."""
+    """The launcher got a signal that stops a job."""
 
     number: int
 
@@ -40,13 +40,13 @@ class TorchrunEnded(NamedTuple):
 
 
 class NothingLeft(NamedTuple):
-    """Torchrun and all that it has started have ended."""
+    """Torchrun and all of its processes have ended."""
 
 
 class KeeperJoined(NamedTuple):
-    """Torchrun has started a rank, whose keeper waits for what to do.
+    """Torchrun has started a rank, whose keeper waits for a command.
 
-    `nproc` is how many this host has; `group_rank` is 0 for those of the host whose address all
+    `nproc` is the number of ranks of this host; `group_rank` is 0 on the host whose address all
     ranks get as MASTER_ADDR.
     """
 
@@ -57,7 +57,7 @@ class KeeperJoined(NamedTuple):
 
 
 class KeeperLost(NamedTuple):
-    """A process that stands for a rank was killed: its keeper (then it `is_gone`), or the stub."""
+    """A rank's keeper (then `is_gone`) or stub was killed."""
 
     rank: int
     what: str
@@ -76,13 +76,13 @@ class RankExits(NamedTuple):
 
     rank: int
     exit_code: int  # negative: by this signal
-    chain: Sequence[Link]  # what it raised, as raised.read gives it
-    notes: tuple[str, ...] = ()  # what else it knows (raised.End)
-    recorded: str = ""  # what the kernel's counters say that may be behind it: a kill for memory
+    chain: Sequence[Link]  # its exceptions, from raised.read
+    notes: tuple[str, ...] = ()  # further facts (raised.End)
+    recorded: str = ""  # a possible cause by the kernel's counters: an out-of-memory kill
 
 
 class ThreadRaised(NamedTuple):
-    """A thread of a rank raised; the rank itself may go on."""
+    """A thread of a rank raised; the rank itself may continue."""
 
     rank: int
     thread: str  # its name
@@ -94,7 +94,7 @@ class ThreadRaised(NamedTuple):
 class ScriptEnded(NamedTuple):
     """A rank's script has returned, or called sys.exit(0); its threads and exit handlers run on.
 
-    It has worked `alone`: it is known to have exchanged nothing with other ranks.
+    It has worked `alone` if it has surely exchanged nothing with other ranks.
     """
 
     rank: int
@@ -102,20 +102,20 @@ class ScriptEnded(NamedTuple):
 
 
 class RankEnded(NamedTuple):
-    """A rank's process has ended; `response` is what it did at the signal that it got, if any."""
+    """A rank's process has ended; `response` is its reaction to the signal that it got, if any."""
 
     rank: int
     exit_code: int  # negative: by this signal
     response: Disposition | None = None
-    notes: tuple[str, ...] = ()  # what its keeper knows besides
-    recorded: str = ""  # as of RankExits; after a SIGKILL also that no kill for memory was
+    notes: tuple[str, ...] = ()  # further facts from its keeper
+    recorded: str = ""  # as in RankExits; after a SIGKILL also that there was no such kill
     calls: Calls = ()  # where it crashed, if it did
     at: str = ""  # the time of day of a crash
-    said: str = ""  # why it was aborted, by the last lines that it has written
+    said: str = ""  # why it was aborted, by its last output
 
 
 class KeeperCleared(NamedTuple):
-    """Nothing of a rank is left but `survivors` that the kernel holds, since the end `number`."""
+    """Nothing of a rank is left after end `number`, except `survivors` stuck in the kernel."""
 
     rank: int
     number: int
@@ -128,7 +128,7 @@ class PlacesReported(NamedTuple):
     places: Mapping[int, str]
 
 
-# Time, when something is due, is that of peers/events.py.
+# The event Time, when something is due, is in peers/events.py.
 
 
 # Actions.
@@ -153,10 +153,10 @@ class RunRanks(NamedTuple):
 
 
 class EndRanks(NamedTuple):
-    """Have all keepers end what runs: KeeperCleared of this number follows.
+    """Have all keepers end their processes: KeeperCleared with this number follows.
 
-    `number` counts the ends of this host. `waits`: what ranks leave behind has the grace, too.
-    `at_once`: there is no grace, also if there was.
+    `number` counts the ends of this host. `waits`: ranks' leftovers get the grace, too. `at_once`:
+    there is no grace, even if a previous command gave one.
     """
 
     number: int
@@ -177,7 +177,7 @@ class KillTorchrun(NamedTuple):
 
 
 class RequestPlaces(NamedTuple):
-    """Request of all ranks where they are. Brings about PlacesReported."""
+    """Ask all ranks where they are: PlacesReported follows."""
 
 
 Actions = tuple[Any, ...]

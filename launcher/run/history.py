@@ -1,4 +1,4 @@
-"""What a host notes of its job's course: a line of events.jsonl for each event that decides. Pure.
+"""What a host records about its job: a line of events.jsonl for each decisive event. Pure.
 
 `of_run` and `of_hosts` see each step of the two state machines and decide nothing. The journal
 (host/journal.py) writes what they return; `sm-launch timeline` reads it.
@@ -23,9 +23,9 @@ from launcher.watch import judge, sentences
 from launcher.watch.waits import Absent
 
 _LONGEST_CAUSE = 600  # characters
-_STACK = "  main thread:"  # a line of the log that stacks alone have
+_STACK = "  main thread:"  # a line that only stacks in the log have
 
-# The events, and what the page says of them (docs/tables.py).
+# The events, with their meanings on the page (docs/tables.py).
 EVENTS: Mapping[str, str] = {
     "began": "the launcher has started; `job` is the job's name",
     "joined": "all hosts have joined",

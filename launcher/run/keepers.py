@@ -1,7 +1,7 @@
-"""The launcher's end of the connections to its keepers (keeper.py), and what comes from there.
+"""The launcher's end of the connections to its keepers (keeper.py), and the events from there.
 
-Keepers connect to a Unix socket in the job's folder, and so does `sm-launch stacks`, which requests
-where all ranks are. Whatever a script's process has said goes to the watch or becomes an event.
+Keepers connect to a Unix socket in the job's folder; so does `sm-launch stacks`, which requests all
+ranks' stacks. Messages of a script's process go to the watch or become events.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from launcher.watch.stacks import CRASHES, GATHER_SECONDS, crash_in
 
 _LINE_LIMIT = 1 << 22  # bytes; a rank sends less (describe.py)
 _MOST_IGNORED = 20  # invalid messages that the log shows
-# After these a reply of the coordinator's has come, or never will.
+# After these the coordinator has replied, or never will.
 _STACKS_REPLY_SECONDS = GATHER_SECONDS + 1.0
-# Exit codes of a process that was killed, or passes a child's on: as shells do it, and sys.exit.
+# Exit codes of a killed process, or of one that passes on a killed child's: shells', sys.exit's.
 _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 
 
 class Keepers:
-    """All keepers of this host; calls take(event) for what they say (events.py).
+    """All keepers of this host; calls take(event) for their messages (events.py).
 
-    `watch` is what takes in how far ranks are. Raises LaunchError if there can be no socket in the
+    `watch` receives the ranks' progress. Raises LaunchError if there can be no socket in the
     folder.
     """
 
     def __init__(
         self, folder: str, system: System, take: Callable[[Any], None], watch: Watch
     ) -> None:
-        self.world = 0  # how many ranks the job has; 0: not known
+        self.world = 0  # how many ranks the job has; 0: unknown
         self.watch = watch
         self._system, self._take = system, take
-        self._connections: dict[socket.socket, int] = {}  # ranks; -1: not known, or none
-        self._pids: dict[int, int] = {}  # of scripts' processes that run, by rank
+        self._connections: dict[socket.socket, int] = {}  # ranks; -1: not yet known, or no rank's
+        self._pids: dict[int, int] = {}  # of the scripts' running processes, by rank
         self._local: dict[int, int] = {}  # local ranks
         self._stacks_requests: set[socket.socket] = set()
-        self._request_again_at = -math.inf  # until then the coordinator has the request
+        self._request_again_at = -math.inf  # the coordinator has a request until then
         self._leaves = False
         self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
@@ -66,7 +66,7 @@ class Keepers:
         return all(rank < 0 for rank in self._connections.values())
 
     def close(self) -> None:
-        """Close all connections: keepers that are there end their ranks, and leave."""
+        """Close all connections: connected keepers end their ranks, and leave."""
         for connection in (self._listener, *self._connections):
             with contextlib.suppress(KeyError, ValueError):  # closed already
                 self._system.selector.unregister(connection)
@@ -76,30 +76,30 @@ class Keepers:
     # Commands.
 
     def run(self, ranks: Sequence[int], start: Callable[[int], Mapping[str, Any]]) -> None:
-        """Have ranks' scripts run; start(rank) is the rest of the command."""
+        """Command keepers to run scripts; start(rank) is the rest of the command."""
         for connection, rank in list(self._connections.items()):
             if rank in ranks:
-                with contextlib.suppress(OSError):  # it was killed, as is about to be read
+                with contextlib.suppress(OSError):  # it was killed; the next read finds that
                     self._system.send_with_stderr(connection, encoded({"run": start(rank)}))
 
     def end(self, action: events.EndRanks) -> None:
-        """Have all ranks ended."""
+        """Command all keepers to end their ranks."""
         self._send_all({"end": action._asdict()})
 
     def ask(self, request: Mapping[str, Any], pids: Sequence[int] | None = None) -> None:
-        """Pass a request on to the processes of all scripts, or of some."""
+        """Forward a request to the processes of all scripts, or of some."""
         to = [rank for rank, pid in self._pids.items() if pids is None or pid in pids]
         self._send_all({"ask": request}, to)
 
     def leave(self, exit_code: int) -> None:
-        """Have all keepers leave."""
+        """Command all keepers to leave."""
         self._leaves = True
         self._send_all({"leave": exit_code})
 
     def _send_all(self, message: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
         for connection, rank in self._connections.items():
             if rank >= 0 and (ranks is None or rank in ranks):
-                with contextlib.suppress(OSError):  # it was killed, as is about to be read
+                with contextlib.suppress(OSError):  # it was killed; the next read finds that
                     send(connection, encoded(message))
 
     def reply_stacks(self, message: Mapping[str, Any]) -> None:
@@ -159,10 +159,10 @@ class Keepers:
         if rank in self._pids:
             self.watch.disconnected(self._pids[rank])
 
-    # What messages say.
+    # Messages.
 
     def _event_of(self, connection: socket.socket, message: Mapping[str, Any]) -> Any:
-        """Return the event that a message is, if any; raise one of several errors if not valid."""
+        """Return the event of a message, if any; raise one of several errors if it is not valid."""
         rank = self._connections[connection]
         if "want_stacks" in message:
             return self._stacks_requested(connection)
@@ -204,7 +204,7 @@ class Keepers:
         return event
 
     def _log(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Log what a keeper says of processes that its script has left, or of its output."""
+        """Log a keeper's message about leftovers of its script, or about its output."""
         if "left" in message:
             count = plural(len(message["left"]["pids"]), "process", "es")
             seconds = f"{message['left']['seconds']:.0f} s"
@@ -219,7 +219,7 @@ class Keepers:
             self._system.log(printable(str(message["log"])))
 
     def _said(self, rank: int, message: Mapping[str, Any]) -> Any:
-        """Return the event that a script's process reports, if it is one."""
+        """Return the event that a script's process reports, if any."""
         now, pid = self._system.now(), self._pids[rank]
         if "poll" in message:
             self.watch.replied(pid, message, now)
@@ -259,7 +259,7 @@ class Keepers:
         return event
 
     def _recorded(self, code: int, chain: Sequence[Link], notes: Sequence[str] = ()) -> str:
-        """Return what the kernel has counted since the start that may be behind an end."""
+        """Return the kernel's counts since the start that may explain an end."""
         is_sure = any(note.endswith(signal_name(signal.SIGKILL)) for note in notes)
         is_killed = is_sure or code in _OF_A_KILL or may_be_killed(chain)
         oom = self.oom() if is_killed else ""

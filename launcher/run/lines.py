@@ -1,8 +1,8 @@
-"""Lines of JSON on a socket that never blocks: how a keeper talks.
+"""Lines of JSON on a socket that never blocks: the keeper's protocol.
 
-Imported by keeper.py, in the keeper's process: it needs nothing of ours. Each rank waits for these
-imports, and keeps them in its memory: modules of C, and not those of the standard library that
-wrap them, save half of a keeper's CPU time.
+Imported by keeper.py, in the keeper's process: it needs no package of ours. Each rank waits for
+these imports, and keeps them in memory: C modules, instead of the standard library's wrappers, save
+half of a keeper's CPU time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READ = 1 << 16  # bytes at a time
-_LONGEST_LINE = 1 << 20  # of what the script's process says
-_DESCRIPTOR = _socket.CMSG_LEN(4)  # bytes of a message's that holds one
-_QUEUE = 1 << 22  # bytes that may wait for the launcher: more of what a script says is dropped
+_LONGEST_LINE = 1 << 20  # of a message from the script's process
+_DESCRIPTOR = _socket.CMSG_LEN(4)  # bytes of an ancillary message with one descriptor
+_QUEUE = 1 << 22  # bytes that may wait for the launcher: further messages of a script are dropped
 
 
 class _Values:
-    """Of which types decoded values are, as json.JSONDecoder has them."""
+    """The types of decoded values, as in json.JSONDecoder."""
 
     strict, object_hook, object_pairs_hook = True, None, None
     parse_float = parse_constant = float
@@ -41,11 +41,11 @@ def encoded(message: dict[str, Any]) -> bytes:
 
 
 def decoded(line: bytes) -> Any:
-    """Return what a line says. Raises ValueError or RecursionError."""
+    """Return the value of a line. Raises ValueError or RecursionError."""
     text = line.decode("utf-8", "surrogatepass")
     try:
         value, end = _scan(text, 0)
-    except (StopIteration, SystemError):  # Python 3.10 raises what json is imported for
+    except (StopIteration, SystemError):  # Python 3.10 imports json for the error that it raises
         raise ValueError(text) from None
     if text[end:].strip():
         raise ValueError(text)
@@ -53,7 +53,7 @@ def decoded(line: bytes) -> Any:
 
 
 class suppress:
-    """Suppress errors, as contextlib's."""
+    """Suppress errors, as contextlib.suppress does."""
 
     def __init__(self, *errors: type[BaseException]) -> None:
         self._errors = errors
@@ -75,14 +75,14 @@ class Link:
         self.queue, self._rest = bytearray(), b""
 
     def send(self, message: dict[str, Any], *, is_droppable: bool = False) -> None:
-        """Send a message, or queue it; one that is droppable only as far as there is room."""
+        """Send a message, or queue it; drop a droppable one if there is no room."""
         if self.is_gone or (is_droppable and len(self.queue) > _QUEUE):
             return
         self.queue += encoded(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what the other end takes now. A write that fails is its end, too."""
+        """Send what the other end takes now. A write error means its end."""
         try:
             while self.queue:
                 del self.queue[: self.socket.send(self.queue)]
@@ -93,11 +93,11 @@ class Link:
             self.queue.clear()
 
     def read(self) -> tuple[list[bytes], int]:
-        """Return the lines that have come, and a descriptor that came with them, or -1."""
+        """Return the received lines, and a descriptor that came with them, or -1."""
         lines: list[bytes] = []
         passed = -1
         try:
-            for _ in range(64):  # whoever floods it is not to keep us
+            for _ in range(64):  # a flood must not keep us here
                 data, ancillary, _, _ = self.socket.recvmsg(_READ, _DESCRIPTOR)
                 for _, _, descriptor in ancillary:
                     passed = int.from_bytes(descriptor, sys.byteorder)

@@ -1,7 +1,7 @@
-"""What a rank's script writes, on its way to the console and to a file of its own.
+"""A rank's output, on its way to the console and to a file of its own.
 
-Imported by keeper.py, in the keeper's process: it needs nothing of ours. Each line reaches the
-console in one write, so that no two ranks' lines are torn; none of these writes blocks.
+Imported by keeper.py, in the keeper's process: it needs no package of ours. Each line reaches the
+console in one write, so that ranks' lines are never torn; none of these writes blocks.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from lines import suppress  # type: ignore[import-not-found]
 
 PARTIAL_SECONDS = 0.2  # until text without a line end is shown
 READ = 1 << 16  # bytes at a time
-# Bytes that may wait for a console. Where the rank has a file, it never waits for the console.
+# Bytes that may wait for a console. A rank with a file never waits for the console.
 _WAITING, _WAITING_WITH_FILE = 1 << 16, 1 << 22
 _GETPIPE_SZ = 1032  # fcntl.F_GETPIPE_SZ of Python 3.10
 
 
 class Console:
-    """Where a stream's lines go, a descriptor of this process's."""
+    """The destination of a stream's lines: a descriptor of this process."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.waiting, self.left_out = descriptor, bytearray(), 0
         self._given, self._may_block = descriptor, False
         mode = os.fstat(descriptor).st_mode
         self._socket = _socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(mode) else None
-        # A pipe takes so much in one piece, whoever else writes to it.
+        # A pipe takes so much in one piece, even with other writers.
         self._piece = READ if stat.S_ISREG(mode) else select.PIPE_BUF
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             self._may_block = True
-            with suppress(OSError):  # another user's; nobody reads it
-                # A description of its own: the flag is nobody else's.
+            with suppress(OSError):  # another user's; without a reader
+                # Open it anew: then other processes do not get the flag.
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
                 self.descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
                 self._may_block = False
 
     def close(self) -> None:
-        """Close what is its own."""
+        """Close the descriptor that was opened here."""
         if self._socket:
             self._socket.close()
         if self.descriptor != self._given:
@@ -50,13 +50,13 @@ class Console:
             self.descriptor = self._given
 
     def write(self, data: bytes = b"") -> None:
-        """Write as far as the console takes it, pieces of whole lines; the rest waits."""
+        """Write what the console takes, in pieces of whole lines; the rest waits."""
         self.waiting += data
         while self.waiting:
             end = len(self.waiting)
             if end > self._piece:
                 end = self.waiting.rfind(b"\n", 0, self._piece) + 1 or self._piece
-            # A pipe that is ready takes such a piece without a wait.
+            # A pipe that is ready takes such a piece without blocking.
             if self._may_block and not select.select([], [self.descriptor], [], 0)[1]:
                 return
             try:
@@ -67,19 +67,19 @@ class Console:
                     count = os.write(self.descriptor, piece)
             except BlockingIOError:
                 return
-            except OSError:  # nobody reads it, a disk is full
+            except OSError:  # no reader, a full disk
                 count = len(self.waiting)
             del self.waiting[:count]
 
     def drain(self, deadline: float) -> None:
-        """Wait until the console has taken all, or the time is over."""
+        """Wait until the console has taken all, or until the deadline."""
         self.write()
         while self.waiting and (seconds := deadline - time.monotonic()) > 0:
             select.select([], [self.descriptor], [], seconds)
             self.write()
 
     def leave_out(self, most: int) -> None:
-        """Leave out what waits beyond a number of bytes, the oldest lines first."""
+        """Drop what waits beyond a number of bytes, the oldest lines first."""
         if len(self.waiting) > most:
             end = self.waiting.find(b"\n", len(self.waiting) - most) + 1 or len(self.waiting)
             self.left_out += end
@@ -89,7 +89,7 @@ class Console:
 class Stream:
     """A pipe that is the script's stdout, stderr, or both; every byte goes to the file, too.
 
-    Progress bars reach a console that `has_bars` as they are, else as lines (bars.py).
+    Progress bars reach a console that `has_bars` unchanged, other consoles as lines (bars.py).
     """
 
     shows, has_bars = True, False
@@ -98,19 +98,19 @@ class Stream:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
         self.console, self._file, self._prefix = console, file, prefix
-        self.tail = b""  # the end of all
+        self.tail = b""  # the end of all output
         self._rest, self._is_in_line = b"", False
         self._rest_due = NEVER  # when text without a line end is shown
         self._bars = Bars()
 
     @property
     def is_read(self) -> bool:
-        """Whether more is taken now: not while the console is full."""
+        """Whether to read more now: not while the console is full."""
         is_full = self._file < 0 and len(self.console.waiting) >= _WAITING
         return self.reader >= 0 and not is_full
 
     def read(self, now: float) -> int:
-        """Take what has come; return how many bytes that is."""
+        """Read what is there; return how many bytes that was."""
         try:
             data = os.read(self.reader, READ)
         except BlockingIOError:
@@ -126,7 +126,7 @@ class Stream:
         return len(data)
 
     def _take(self, text: bytes, now: float) -> None:
-        """Take text that was not shown yet."""
+        """Process text that was not shown yet."""
         end = text.rfind(b"\n") + 1
         if not self.has_bars and (not self._bars.is_over or writes_over(text)):
             end = len(text)
@@ -134,19 +134,19 @@ class Stream:
         else:
             self._show(text[:end])
         self._rest = text[end:]
-        begun = NEVER if end else self._rest_due  # the line that is shown then
+        begun = NEVER if end else self._rest_due  # when its first part is shown
         self._rest_due = min(begun, now + PARTIAL_SECONDS) if self._rest else NEVER
         if len(self._rest) > _WAITING:
             self._show_rest()
 
     @property
     def due(self) -> float:
-        """When something is to be shown, whether or not more comes."""
+        """When something must be shown even without more input."""
         due: float = min(self._rest_due, self._bars.due)
         return due
 
     def show_due(self, now: float) -> None:
-        """Show text that has no line end, and how far bars are, if it is time."""
+        """Show text without a line end, and bars' states, if it is time."""
         if now >= self._rest_due:
             if self._rest.endswith(b"\r"):  # and no line end after that
                 self._take(self._rest + b"\r", now)
@@ -174,9 +174,8 @@ class Stream:
             self.console.leave_out(_WAITING_WITH_FILE)
 
     def finish(self, deadline: float) -> int:
-        """Take what is there, within a time; return how many bytes the console did not take."""
-        # Read at most as much as a pipe holds: a process that still runs has written what comes
-        # after that.
+        """Read the rest until the deadline; return how many bytes the console did not take."""
+        # Read at most what a pipe holds: anything later is from a process that still runs.
         left = fcntl.fcntl(self.reader, _GETPIPE_SZ) if self.reader >= 0 else 0
         while left > 0 and (count := self.read(0.0)):
             left -= count
@@ -200,7 +199,7 @@ class Stream:
 def open_file(path: str) -> int:
     """Open the file that a rank writes to. Raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    # It may be there already, as a pipe that nobody reads: no wait for that.
+    # A pipe without a reader may have this name: do not wait for it.
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)

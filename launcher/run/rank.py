@@ -2,8 +2,8 @@
 
 Executed by the rank's keeper: `python rank.py script PATH ARGUMENT ...` or `python rank.py module
 NAME ARGUMENT ...`. The script must not notice: its `__main__`, `sys.argv`, `sys.path[0]`, exit
-code, traceback and child processes are those of `python PATH ARGUMENT ...`. What nobody outside can
-tell is which exception ended a rank, and when.
+code, traceback and child processes are those of `python PATH ARGUMENT ...`. From outside, nobody
+can tell which exception ended a rank, and when.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import sys
 import types
 
-# As they are now: a script may put its own in their place (gevent).
+# Bound before the script runs, which may replace it (gevent).
 from _thread import allocate_lock
 from collections.abc import Iterator
 from json import dumps, loads
@@ -32,15 +32,15 @@ _SEND_SECONDS = 1  # for the keeper to take a message
 class KeeperConnection:
     """The process's end of the socket to its keeper.
 
-    Nothing of it may be the script's loss: what cannot be sent is not. Raises OSError.
+    It must never harm the script: messages that cannot be sent are dropped. Raises OSError.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._pid = os.getpid()
-        self._is_sending = allocate_lock()  # threads raise at any time
+        self._is_sending = allocate_lock()  # threads may raise at any time
         self._socket = socket(fileno=descriptor)
         self._socket.set_inheritable(False)
-        # Of sends alone: a thread waits here for requests.
+        # Only for sends: a thread waits here for requests.
         self._socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, pack("ll", _SEND_SECONDS, 0))
         self._identity = self._status()
         os.register_at_fork(after_in_child=self.close)
@@ -50,22 +50,22 @@ class KeeperConnection:
         return status.st_dev, status.st_ino
 
     def _is_ours(self) -> bool:
-        """Tell whether the descriptor is what it was: a script may close all that it sees."""
+        """Tell whether the descriptor is still this socket: a script may close all descriptors."""
         return self._status() == self._identity
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, but not from a fork of the script's that came back here."""
+        """Send a message, but not from a fork of the script that returned here."""
         try:
             if os.getpid() == self._pid and self._is_ours():
                 text = dumps(message, ensure_ascii=False) + "\n"
-                data = text.encode("utf-8", "surrogatepass")  # as json has it
+                data = text.encode("utf-8", "surrogatepass")  # as json does
                 with self._is_sending:
                     self._socket.sendall(data)
-        except OSError:  # the keeper is gone, or stands still: half a message is none
+        except OSError:  # the keeper is gone or suspended; it ignores half a message
             self.close()
 
     def requests(self) -> Iterator[dict[str, Any]]:
-        """Wait for what the launcher requests, for as long as the connection is there."""
+        """Yield the launcher's requests, until the connection ends."""
         rest = b""
         while self._is_ours() and (data := self._socket.recv(4096)):
             *lines, rest = (rest + data).split(b"\n")
@@ -76,7 +76,7 @@ class KeeperConnection:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Hang up; also in what the script has forked."""
+        """Close the connection, in forks of the script, too."""
         with contextlib.suppress(OSError):
             if self._is_ours():
                 self._socket.close()
@@ -88,8 +88,8 @@ Failed = Callable[[BaseException], dict[str, Any]]
 def connect(describe: types.ModuleType) -> tuple[Send, Failed, Callable[[], None]]:
     """Connect to the keeper, where there is one.
 
-    Returns the way to report more, what more there is to report of an exception, and the function
-    to call once the script has ended.
+    Returns the function that reports more, the one that describes an exception further, and the one
+    to call when the script has ended.
     """
     nobody: tuple[Send, Failed, Callable[[], None]]
     nobody = (lambda message: None), (lambda error: {}), (lambda: None)
@@ -100,7 +100,7 @@ def connect(describe: types.ModuleType) -> tuple[Send, Failed, Callable[[], None
     says, crash = map(int, descriptors.split(","))
     try:
         keeper = KeeperConnection(says)
-    except OSError:  # the program that PYTHON_EXEC names has closed it
+    except OSError:  # PYTHON_EXEC's program has closed it
         return nobody
     load(beside("unseen.py")).begin(crash, keeper.send, describe, __file__)
     if not watcher:
@@ -119,7 +119,7 @@ def script_code(main: types.ModuleType, path: str) -> types.CodeType:
 
     Raises ImportError for a folder or an archive without __main__, and a damaged .pyc file.
     """
-    full = os.path.join(os.getcwd(), path)  # Python does not tidy it up either
+    full = os.path.join(os.getcwd(), path)  # Python does not normalize it either
     spec = importlib.machinery.PathFinder.find_spec("__main__", [full])
     if spec is not None:
         _set_first_path(full, always=True)
@@ -174,7 +174,7 @@ def _code_by(loader: Any, name: str) -> types.CodeType:
 
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
-    """Put folder where this file's own folder stands; if Python was told not to, only always."""
+    """Put folder in the place of this file's in sys.path; if Python left that out, only `always`."""
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         sys.path[0] = folder
     elif always:
@@ -182,12 +182,12 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
 
 
 def beside(name: str) -> str:
-    """Return the path of a file beside this one."""
+    """Return the path of a file next to this one."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
 
 
 def load(path: str) -> types.ModuleType:
-    """Load a file of the launcher's, out of the script's sight."""
+    """Load a file of the launcher, invisibly for the script."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -196,11 +196,11 @@ def load(path: str) -> types.ModuleType:
 
 
 def wrap_hook(describe: types.ModuleType) -> None:
-    """Have the traceback shown without this file's frames, by whichever hook there is now."""
+    """Have the current hook show tracebacks without this file's frames."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:
-        return  # deleted by the script; Python has words for that
-    here = __file__  # an exit handler may fail when Python has taken this module's names apart
+        return  # the script has deleted it; Python reports that
+    here = __file__  # an exit handler may fail after Python has cleared this module
 
     def show(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
         trace = describe.own_frames(trace, here)
@@ -210,7 +210,7 @@ def wrap_hook(describe: types.ModuleType) -> None:
 
 
 def main() -> None:
-    """Run the script or module that the arguments name, and end as it ends."""
+    """Run the script or module that the arguments name, and exit as it does."""
     kind, target = sys.argv[1:3]
     del sys.argv[:2]
     describe = load(beside("describe.py"))

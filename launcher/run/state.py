@@ -1,6 +1,6 @@
-"""What is known of this host's run: the phase it is in, its torchrun, its ranks. Pure.
+"""The state of this host's run: its phase, its torchrun, its ranks. Pure.
 
-Times are on the clock System.now(), infinite if not known; waits in seconds.
+Times are on the clock System.now(), infinite if unknown; waits in seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from launcher.run.events import Actions
 from launcher.run.ranks import NONE, Rank, Ranks
 
 # All in seconds.
-CONFIRM_FAILURE_SECONDS = 2.5  # from what a rank raised to its end: then its failure counts
-PLACES_SECONDS = 2.0  # for ranks to say where they are, before they are killed
-SAYS_SECONDS = 0.1  # before ranks are killed the log says it
-UNHEARD_SECONDS = 5.0  # for a host that cannot start to tell the others why
+CONFIRM_FAILURE_SECONDS = 2.5  # until a rank counts as failed after its exception, if it has not ended
+PLACES_SECONDS = 2.0  # for ranks to report where they are, before they are killed
+SAYS_SECONDS = 0.1  # between the log line and the kill of ranks
+UNHEARD_SECONDS = 5.0  # for a host that cannot start to tell other hosts why
 TORCHRUN_SECONDS = 15.0  # for torchrun to end after a success
-GONE_SECONDS = 5.0  # for what was killed to be gone
+GONE_SECONDS = 5.0  # for killed processes to be gone
 INTERRUPTS_TO_KILL, INTERRUPTS_WITHIN_SECONDS = 3, 2.0  # SIGINTs, within seconds
 LAST_INTERRUPT = f"third SIGINT within {INTERRUPTS_WITHIN_SECONDS:g} s"
 
@@ -40,22 +40,22 @@ class Why(enum.Enum):
 
 
 class Joining(NamedTuple):
-    """This host waits until all hosts have joined, or, if it cannot start, until they know why."""
+    """This host waits until all hosts have joined; if it cannot start, until it has told them."""
 
     deadline: float = math.inf
 
 
 class Running(NamedTuple):
-    """Ranks run. By the deadline torchrun has started all of them."""
+    """Ranks run. torchrun must have started all of them by the deadline."""
 
     deadline: float = math.inf
 
 
 class Ending(NamedTuple):
-    """All that ranks have started is ended; then torchrun ends.
+    """All processes of ranks are being ended; then torchrun ends.
 
-    `command` is the number of the coordinator's End, -1 while this host alone knows of it; `open`
-    are the ranks whose keepers have not cleared; at `deadline` they kill what runs.
+    `command` is the number of the coordinator's End, -1 while only this host knows of the end;
+    `open` are the ranks whose keepers have not cleared; at `deadline` they kill their processes.
     """
 
     why: Why
@@ -64,13 +64,13 @@ class Ending(NamedTuple):
     open: frozenset[int]
     number: int = signal.SIGTERM  # of the signal that ranks get
     survivors: int = 0
-    places_at: float = math.inf  # when ranks are requested to say where they are
-    says_at: float = math.inf  # when the log says that they are killed
-    may_leave: bool = False  # when it has cleared: the others have left without it
+    places_at: float = math.inf  # when ranks are asked where they are
+    says_at: float = math.inf  # when to log that they are killed
+    may_leave: bool = False  # once it has cleared: the others have left without it
     leaves: bool = False  # the coordinator has said that this host may leave
-    killed: bool = False  # torchrun
+    killed: bool = False  # torchrun was killed
     torchrun_by: float = math.inf  # when torchrun is killed
-    gone_by: float = math.inf  # when nothing is waited for any more
+    gone_by: float = math.inf  # when to stop waiting for leftovers
 
 
 class Done(NamedTuple):
@@ -81,34 +81,34 @@ Phase = Union[Joining, Running, Ending, Done]
 
 
 class Times(NamedTuple):
-    """When the parts of the job began on this host."""
+    """When each phase of the job began on this host."""
 
     began: float
     started: float = math.inf  # torchrun
     attempt: float = math.inf  # this attempt
-    trains: float = math.inf  # since this attempt's first rank runs
+    trains: float = math.inf  # when this attempt's first rank began to run
     closes: float = math.inf  # when ranks were ended
     ended: float = math.inf
 
 
 class State(NamedTuple):
-    """All that is known of this host's run."""
+    """The state of this host's run."""
 
     job: Job
     times: Times
     phase: Phase = Joining()
     attempt: int = 0
-    nproc: int = 0  # how many ranks torchrun starts here; 0: not known yet
-    ranks: Ranks = NONE  # whose keepers are there, with what is known of this attempt
+    nproc: int = 0  # how many ranks torchrun starts here; 0: unknown yet
+    ranks: Ranks = NONE  # with connected keepers, and their state in this attempt
     ends: int = 0  # how many EndRanks there were
     port: int = 0  # of this attempt's store, 0 for torchrun's
     torchrun_runs: bool = False
     interrupts: tuple[float, ...] = ()  # when SIGINT came
-    was_signalled: bool = False  # this host itself, and not only told of another one's stop
+    was_signalled: bool = False  # this host itself got a stop, not only another host
     count_at: float = math.inf  # when a rank's failure may count
     failure: Failure | None = None  # why it cannot start, or the program that runs torchrun failed
     result: Result | None = None  # how all hosts end
-    cause: str = ""  # as the log has it already
+    cause: str = ""  # that has been logged
 
     @property
     def alive(self) -> list[Rank]:

@@ -1,11 +1,11 @@
 """What torchrun starts for each rank, in place of the script: the stub.
 
 `python -I -S stub.py script PATH ARGUMENT ...`, or `module NAME ARGUMENT ...`. It forks the rank's
-keeper (keeper.py) and waits for its exit code: for torchrun a rank runs until the launcher has
-decided how the job ends. So torchrun ends and restarts nothing; and its SIGKILL, 30 s after it has
-begun to end itself, hits a stub. If the keeper is killed, the stub ends what it has left behind.
+keeper (keeper.py) and waits for its exit code: to torchrun, a rank runs until the launcher has
+decided how the job ends. So torchrun ends and restarts no rank; and its SIGKILL, 30 s after it has
+begun to end itself, hits only a stub. If the keeper is killed, the stub ends its leftovers.
 
-Python compiles this file for each rank, and keeper.py once: so it is short.
+Python compiles this file for each rank, but keeper.py only once: so this file is short.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 
 def main() -> None:
-    """Fork the keeper; wait for an exit code, and end with it."""
+    """Fork the keeper; wait for an exit code, and exit with it."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     if warm := os.environ.pop("LAUNCHER_WARM", ""):

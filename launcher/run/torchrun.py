@@ -1,7 +1,7 @@
-"""This host's torchrun, as it is: its process, its stderr, and its own words about its end.
+"""This host's torchrun: its process, its stderr, and its own explanation of its end.
 
-Its stdout is the launcher's. Its stderr comes through the launcher, which has to know the last line
-of it: torchrun's errors about arguments stand nowhere else. What it raises is in an error file
+Its stdout is the launcher's. Its stderr comes through the launcher, which needs the last line:
+torchrun reports errors in arguments nowhere else. Its exceptions are in an error file
 (torch.distributed.elastic.multiprocessing.errors.record).
 """
 
@@ -20,9 +20,9 @@ from launcher.result import raised
 from launcher.text import log
 
 ERROR_FILE = "torchrun.json"
-_FULL_SECONDS = 0.1  # until more of its stderr is taken, where nobody reads ours
+_FULL_SECONDS = 0.1  # until more of its stderr is read, if nothing reads ours
 _OF_ARGPARSE = re.compile(r"^\S+: error: ")
-_OF_CHILDREN = "ChildFailedError"  # of which the launcher knows more
+_OF_CHILDREN = "ChildFailedError"  # the launcher knows more about it
 
 
 class Torchrun:
@@ -41,7 +41,7 @@ class Torchrun:
         self._stderr, stderr = os.pipe()
         os.set_blocking(self._stderr, False)
         self._rest = self._last_line = b""
-        self.is_muted = False  # at the job's end: it says how others of its kind end
+        self.is_muted = False  # at the job's end it logs how its stubs end
         self._is_registered, self.due = False, float("inf")
         status = os.fstat(stderr)
         environ = {
@@ -66,17 +66,17 @@ class Torchrun:
     def _unregister(self) -> None:
         if self._is_registered:
             self._is_registered = False
-            with contextlib.suppress(KeyError):  # the loop waits for nothing any more
+            with contextlib.suppress(KeyError):  # the selector is closed
                 self._system.selector.unregister(self._stderr)
 
     def tick(self) -> None:
-        """Take more of its stderr."""
+        """Read more of its stderr."""
         if not self._is_registered:
             self._register()
 
     def _read(self) -> bool:
-        """Take what has come of its stderr; return whether there may be more."""
-        if not log.relay(b""):  # nobody reads ours
+        """Read its stderr; return whether there may be more."""
+        if not log.relay(b""):  # ours has no reader
             self._unregister()
             self.due = self._system.now() + _FULL_SECONDS
             return False
@@ -105,7 +105,7 @@ class Torchrun:
         ):
             return _words_of(json.load(file)["message"])
         line = self._last_line.decode(errors="replace").strip()
-        return _OF_ARGPARSE.sub("", line).strip("=")  # which is below a report of its children
+        return _OF_ARGPARSE.sub("", line).strip("=")  # the line below a report of its children
 
     def close(self) -> None:
         """Close its stderr."""
@@ -115,7 +115,7 @@ class Torchrun:
 
 
 def _words_of(message: Any) -> str:
-    """Return what torchrun raised, with what that came from, in one line."""
+    """Return torchrun's exception, with its origin, in one line."""
     if isinstance(message, str):
         return message
     title = str(message["message"])
