@@ -50,7 +50,7 @@ EVENTS: Mapping[str, str] = {
 
 
 class Note(NamedTuple):
-    """One line, but for the time of day. What is not known, or does not apply, is null."""
+    """One line, without the time of day. Unknown or inapplicable fields are null."""
 
     seconds: float
     host: str
@@ -66,12 +66,12 @@ class Note(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The line's fields, without those that say nothing."""
+        """The line's fields, without the empty ones."""
         fields = self._asdict().items()
         return {key: one for key, one in fields if key == "rank" or one not in (None, "", ())}
 
 
-# The fields of a line, `utc` among them, and what the page says of them.
+# The fields of a line, `utc` included, with their meanings on the page.
 FIELDS: Mapping[str, str] = {
     "utc": "the time of day by this host's clock, such as `2026-11-22T16:56:12.345Z`",
     "seconds": (
@@ -91,12 +91,12 @@ FIELDS: Mapping[str, str] = {
 
 
 def folder(environ: Mapping[str, str], log_dir: str) -> str:
-    """Return the folder DIR of DIR/HOST/events.jsonl; "" for none, as below another launcher."""
+    """Return the folder DIR of DIR/HOST/events.jsonl; "" for none, as under another launcher."""
     return "" if environ.get(JOB_MARK) else environ.get(EVENTS_DIR) or log_dir
 
 
 def logs_folder(environ: Mapping[str, str], log_dir: str) -> str:
-    """Return the folder DIR of ranks' logs; "" for none: one below has its variables from above."""
+    """Return the folder DIR of ranks' logs; "" for none, as under another launcher."""
     return "" if environ.get(JOB_MARK) else log_dir
 
 
@@ -106,7 +106,7 @@ def began(state: State) -> list[Note]:
 
 
 def of_run(before: State, event: Any, after: State, actions: Actions, now: float) -> list[Note]:
-    """Return what a step of this host's run (machine.py) decides."""
+    """Return the lines for a step of this host's run (machine.py)."""
     at, host = round(now - after.times.began, 3), after.job.current_host
     note = Note(at, host, after.attempt)
     notes: list[Note] = []
@@ -136,7 +136,7 @@ def _line(text: str) -> str:
 
 
 def _of_ranks(before: State, after: State, note: Note) -> list[Note]:
-    """Return which ranks' processes have ended, and whether they had saved at a stop."""
+    """Return the lines for ended ranks, and for those that had saved at a stop."""
     if after.ranks is before.ranks:
         return []
     notes = []
@@ -154,7 +154,7 @@ def _of_ranks(before: State, after: State, note: Note) -> list[Note]:
 
 
 def _of_phase(before: State, event: Any, after: State, actions: Actions, note: Note) -> list[Note]:
-    """Return why this host's ranks begin to be ended, and how its share of the job has ended."""
+    """Return the lines for the end of this host's ranks, and of its share of the job."""
     notes = []
     why, result = _why(after), after.result
     if why is not None and why is not _why(before):
@@ -166,7 +166,7 @@ def _of_phase(before: State, event: Any, after: State, actions: Actions, note: N
         elif why is Why.FAILURE:
             notes.append(note._replace(event="ending", cause=_line(result.text if result else "")))
     elif isinstance(after.phase, Joining):
-        for action in actions:  # nothing runs here that could be stopped
+        for action in actions:  # no rank runs here that could be stopped
             if isinstance(action, Report) and isinstance(action.message, Stop):
                 cause = signal_name(action.message.number)
                 notes.append(note._replace(event="stop", cause=cause))
@@ -181,13 +181,13 @@ def _why(state: State) -> Why | None:
     return state.phase.why if isinstance(state.phase, Ending) else None
 
 
-# What the coordinator alone knows.
+# Only the coordinator knows these.
 
 
 def of_hosts(
     before: Any, event: Any, after: Any, actions: Actions, host: str, now: float, began: float
 ) -> list[Note]:
-    """Return what a step of the coordinator decides: stalls as the log has them, lost hosts."""
+    """Return the lines for a step of the coordinator: logged stalls, lost hosts."""
     if not isinstance(after, of_peers.JobState):
         return []  # a member's
     note = Note(round(now - began, 3), host, after.attempt)
@@ -221,7 +221,7 @@ def of_hosts(
 
 
 def _waiting(watch: judge.Stalls) -> Mapping[int, float]:
-    """Return since when ranks wait; of two stalls of a rank that the log has, the later counts."""
+    """Return since when ranks wait; if a rank is in two logged stalls, the later counts."""
     found: dict[int, float] = {}
     for stall in watch.stalls:
         for rank in _waiting_in(stall):
@@ -235,23 +235,23 @@ def _only_in(
     there: Mapping[int, float],
     is_other: Callable[[float, float], bool],
 ) -> list[int]:
-    """Return the ranks that wait in a stall, but at the other end of a step in none, or another.
+    """Return the ranks that wait in a stall at one end of a step, but not at its other end.
 
-    Of a stall that continues the beginning may become earlier, when more is known of it.
+    When more becomes known about a stall, its start may become earlier.
     """
     ranks = [rank for rank in _waiting_in(stall) if here[rank] == stall.finding.since]
     return [rank for rank in ranks if rank not in there or is_other(here[rank], there[rank])]
 
 
 def _waiting_in(stall: judge.Stall) -> list[int]:
-    """Return the ranks that wait in a stall which the log has, and of which it has no progress."""
+    """Return the ranks that wait in a logged stall without logged progress."""
     finding = stall.finding
     absent = finding.root if isinstance(finding.reason, Absent) else ()
     return [rank for rank in sorted(finding.ranks) if stall.is_logged and rank not in absent]
 
 
 def _at_root(note: Note, stall: judge.Stall) -> Note:
-    """Return a line of the rank that the others wait for, if it is one."""
+    """Return the line with the rank that the others wait for, if it is a single rank."""
     if len(stall.finding.root) != 1:
         return note
     (rank,) = stall.finding.root

@@ -174,7 +174,7 @@ def _code_by(loader: Any, name: str) -> types.CodeType:
 
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
-    """Put folder in the place of this file's in sys.path; if Python left that out, only `always`."""
+    """Put folder in the place of this file's in sys.path; if there is none, only if `always`."""
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         sys.path[0] = folder
     elif always:

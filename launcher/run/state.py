@@ -16,7 +16,7 @@ from launcher.run.events import Actions
 from launcher.run.ranks import NONE, Rank, Ranks
 
 # All in seconds.
-CONFIRM_FAILURE_SECONDS = 2.5  # until a rank counts as failed after its exception, if it has not ended
+CONFIRM_FAILURE_SECONDS = 2.5  # from a rank's exception until its failure counts; less if it ends
 PLACES_SECONDS = 2.0  # for ranks to report where they are, before they are killed
 SAYS_SECONDS = 0.1  # between the log line and the kill of ranks
 UNHEARD_SECONDS = 5.0  # for a host that cannot start to tell other hosts why

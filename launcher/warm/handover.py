@@ -1,12 +1,12 @@
-"""How a stub has its keeper forked by warm.py, which has imported torch, in place of itself.
+"""How a stub has warm.py, which has imported torch, fork its keeper.
 
     stub       Request, with its descriptors    -> warm.py, which forks
     stub       FORKED                           <- the fork, which is as this process by then
     stub       GO                               -> the fork, whose fork is the keeper
     stub       an exit code                     <- the keeper
 
-All of that on one connection. A stub that has given up does not say GO; one that hears nothing more
-starts its keeper itself: so a rank has one keeper, whenever warm.py is killed.
+All of this happens on one connection. A stub that has given up does not send GO; a stub that gets
+no reply starts its keeper itself: so a rank has one keeper, whenever warm.py is killed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 FORKED, GO = b"f", b"g"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_SECONDS = 60.0  # for a keeper to be forked: for imports that have not ended, too
+_SECONDS = 60.0  # for a fork of the keeper, including unfinished imports
 _DESCRIPTORS = 3  # stdin, stdout, stderr
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG = 1  # PR_SET_ of linux/prctl.h
 
 
 def be_stub(path: str) -> None:
-    """Have the keeper forked; end with its exit code. Return if it is to be started here.
+    """Have the keeper forked; exit with its code. Return if this process must start it.
 
-    Until it is forked, this process ends as any would: at a stop, and with torchrun.
+    Before the fork, this process ends like any other: at a stop, and with torchrun.
     """
     _PRCTL(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     connection = socket.socket(socket.AF_UNIX)
@@ -46,8 +46,8 @@ def be_stub(path: str) -> None:
         _send(connection)
         is_forked = connection.recv(1) == FORKED
     except socket.timeout:  # TimeoutError, from Python 3.10 on
-        _kill_listener(connection)  # which has the launcher say so
-    except OSError:  # it has ended, as the launcher says
+        _kill_listener(connection)  # the launcher then logs it
+    except OSError:  # it has ended; the launcher logs that
         pass
     for number in STOPS if is_forked else ():
         signal.signal(number, signal.SIG_IGN)
@@ -64,7 +64,7 @@ def be_stub(path: str) -> None:
 
 
 def _send(connection: socket.socket) -> None:
-    """Send all that a new process would have of this one, and of the launcher's other children not.
+    """Send what a new process would inherit from this one, but not from the launcher.
 
     Raises OSError.
     """
@@ -81,7 +81,7 @@ def _send(connection: socket.socket) -> None:
 
 
 def memory_policy() -> str:
-    """Return this process's policy for memory (numactl), "default" as a rule: see numa(7)."""
+    """Return this process's policy for memory (numactl), usually "default": see numa(7)."""
     with suppress(OSError, IndexError), open("/proc/self/numa_maps") as file:
         return file.readline().split()[1]
     return "default"
@@ -95,7 +95,7 @@ def _kill_listener(connection: socket.socket) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return what a stub hands over, and its descriptors. Raises OSError or ValueError."""
+    """Return a stub's request, and its descriptors. Raises OSError or ValueError."""
     room = socket.CMSG_LEN(4 * _DESCRIPTORS)
     data, ((_, _, passed), *_), _, _ = connection.recvmsg(1 << 16, room)
     while data[-1:] != b"\n" and (more := connection.recv(1 << 16)):
@@ -104,7 +104,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be as the stub, but for its environment. Raises OSError."""
+    """Become like the stub, except for its environment. Raises OSError."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -20,8 +20,8 @@ WARM = os.path.join(PACKAGE, "warm", "warm.py")
 class Warm:
     """Imports torch while the hosts join; `environ` has torchrun's stubs find it.
 
-    It ends once it has forked all keepers. If it cannot fork any, a line says why, and they are
-    started cold.
+    It ends once it has forked all keepers. If it cannot fork any, a line in the log explains why,
+    and they are started cold.
     """
 
     def __init__(

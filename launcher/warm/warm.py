@@ -1,18 +1,18 @@
-"""Imports torch once for its host, and forks its ranks' keepers, whose scripts are forks, too.
+"""Imports torch once for its host, and forks the ranks' keepers, whose scripts are forks, too.
 
-Executed by path: the path of its socket, the script's folder, modules to import besides torch, and
-the descriptor of its socket to the launcher. It starts when the plan is made, so that its imports
-overlap with joining; stubs hand over to it what they are (handover.py). It ends once all keepers
-are forked, or with the launcher.
+Executed by path with the path of its socket, the script's folder, modules to import besides torch,
+and the descriptor of its socket to the launcher. It starts when the plan is made, so that its
+imports overlap with joining; stubs send it their state (handover.py). It ends when all keepers are
+forked, or with the launcher.
 
     stub             torchrun's child, waits for the keeper's exit code
     warm.py
-     └─ guard        ends what a keeper leaves that was killed, as the stub of a cold start does
-         └─ keeper   run/keeper.py; it tells the stub the exit code itself
+     └─ guard        ends the leftovers of a killed keeper, as a cold start's stub does
+         └─ keeper   run/keeper.py; it sends the stub the exit code itself
              └─ the script
 
-A fork is not a new Python: it is mended here as far as that can be (as_new). What would be shared,
-or lost, is looked for first (why_unfit): then all starts are cold.
+A fork is not a new Python: as_new repairs it as far as possible. why_unfit checks first for state
+that forks would share or lose: then all starts are cold.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RUN = os.path.join(os.path.dirname(HERE), "run")
-# Modules of ours stand in for nobody's, nor does this folder in sys.path. If Python was told to
-# have no script's folder there, the ranks' is not there either.
+# Our modules must not hide others, nor may this folder stay in sys.path. If Python was told to
+# leave a script's folder out of it, the ranks' is left out, too.
 IS_FIRST = sys.path[:1] == [HERE]
 sys.path[:IS_FIRST] = [RUN, HERE]
 import handover  # type: ignore[import-not-found]
@@ -51,17 +51,17 @@ for name in {*sys.modules} - BEFORE:
     if os.path.dirname(getattr(sys.modules[name], "__file__", None) or "") in (RUN, HERE):
         del sys.modules[name]
 _FINDERS = {"BuiltinImporter", "FrozenImporter", "PathFinder"}  # of Python itself
-# Finders that .pth files install, whatever a sitecustomize does: setuptools' and virtualenv's.
+# Finders that .pth files install, with or without a sitecustomize: setuptools' and virtualenv's.
 _OF_PTH_FILES = ("_distutils_hack", "__editable__", "_virtualenv")
-_REQUEST_SECONDS = 20.0  # for a stub that has connected to send all, on a machine that is busy
-_before = dict(os.environ)  # what is imported later
+_REQUEST_SECONDS = 20.0  # for a connected stub to send its request, on a busy machine
+_before = dict(os.environ)  # before the imports
 
 
-# Whether forks can be as new processes are.
+# Whether forks can be like new processes.
 
 
 def why_unfit(folder: str, preload: list[str]) -> str:
-    """Import all; return why forks of this process would not be as new ones, "" if they are."""
+    """Import all; return why forks would differ from new processes, "" if they would not."""
     if hooks := _hooks():
         return f"{hooks} changes how Python imports modules"
     known, folder_before, handlers = _descriptors(), os.getcwd(), _handlers()
@@ -81,13 +81,13 @@ def why_unfit(folder: str, preload: list[str]) -> str:
         return f"an import has set a handler for signal {changed[0][0]}"
     if problem := _problem_in_a_fork():
         return problem
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its own at a fork
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # OpenBLAS ends its threads at a fork
         return f"an import has started a thread ({threads} are running)"
     return "an import has started a process" if keeper.below(os.getpid()) else ""
 
 
 def _hooks() -> str:
-    """Return the name of a module of the site's that hooks imports: it may look at RANK."""
+    """Return the name of a site module that hooks imports: it may read RANK."""
     own = next((one for one in ("sitecustomize", "usercustomize") if one in sys.modules), "")
     finders = {
         getattr(one, "__name__", type(one).__name__)
@@ -110,7 +110,7 @@ def _modules_in(folder: str) -> set[str]:
 
 
 def _is_in(folder: str, name: str) -> bool:
-    """Tell whether a module that is loaded is the script's own: by PYTHONPATH, say."""
+    """Tell whether a loaded module is the script's own (through PYTHONPATH, say)."""
     file = getattr(sys.modules.get(name), "__file__", None)
     parts = os.path.realpath(folder or os.curdir), os.path.realpath(file or os.sep)
     return os.path.commonpath(parts) == parts[0]
@@ -118,7 +118,7 @@ def _is_in(folder: str, name: str) -> bool:
 
 def _descriptors() -> set[int]:
     listed = map(int, os.listdir("/proc/self/fd"))
-    return {one for one in listed if _opened(one)}  # not that of the listing
+    return {one for one in listed if _opened(one)}  # not the listing's own
 
 
 def _opened(descriptor: int) -> str:
@@ -133,7 +133,7 @@ def _handlers() -> dict[int, int]:
 
 
 def _problem_in_a_fork() -> str:
-    """Return what is wrong in a fork, "" for nothing."""
+    """Return what goes wrong in a fork, "" for nothing."""
     import torch
 
     problems = {  # by wait statuses of exit codes
@@ -154,19 +154,20 @@ def _problem_in_a_fork() -> str:
 
 
 class Forked(BaseException):
-    """Ends the keeper's loop in its fork that is to be the script."""
+    """Ends the keeper's loop in the fork that becomes the script."""
 
 
 def serve(listener: socket.socket, launcher: socket.socket) -> tuple[dict[str, Any], int]:
-    """Fork a keeper for each stub; return in it what the stub has handed over, and its descriptor.
+    """Fork a keeper for each stub; return, in the keeper, the stub's request and the descriptor of
+    the stub's connection.
 
-    That of its connection. This process ends once it has forked all keepers of its host.
+    This process ends once it has forked all keepers of its host.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps all that it forks
     policy, left = handover.memory_policy(), 0
     while True:
         ready = select.select([listener, launcher], [], [])[0]
-        if launcher in ready:  # it never says anything: it has ended
+        if launcher in ready:  # it never sends anything: it has ended
             os._exit(0)
         connection = listener.accept()[0]
         connection.settimeout(_REQUEST_SECONDS)

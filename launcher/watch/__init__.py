@@ -1,21 +1,21 @@
-"""The watch: which rank the others wait for while nothing makes progress, and what comes of it.
+"""The watch: find the rank that others wait for when nothing makes progress, and report it.
 
 How a hang is found, and who may end the job
 ============================================
 
     in_rank.py      in each rank, a thread: replies how far its collectives are, and where it is
-    host.py         on each host: polls its ranks every --launcher-watch seconds, and has the
-                    coordinator know which have made no progress for half the time to a notice
+    host.py         on each host: polls its ranks every --launcher-watch seconds, and reports to
+                    the coordinator those without progress for half the time to a notice
     waits.py        in the coordinator: who waits for whom, and who is at the root; as plain values
     sentences.py    those values in words
     judge.py        in the coordinator: when a stall is logged, and when it is a failure
-    overview.py     what the coordinator hands reports to: lines and messages come back
-    progress.py     what ranks reply and hosts report, checked; stacks.py, the stacks of all ranks
+    overview.py     the coordinator's interface: takes reports, returns lines and messages
+    progress.py     ranks' replies and hosts' reports, checked; stacks.py, the stacks of all ranks
 
-run/supervisor.py carries requests to the ranks and reports to the coordinator, which makes a
-failure of `Stalls.hang`, with exit code 75, after which there may be a restart. The watch ends
-ranks in no other way. The coordinator also asks it why a rank had waited whose own time-out
-(torch's) has ended it: all ranks are then polled at once, since that may be before any notice.
+run/supervisor.py carries requests to the ranks and reports to the coordinator. The coordinator
+makes a failure of `Stalls.hang`, with exit code 75; a restart may follow. The watch ends ranks in
+no other way. When torch's own time-out has ended a rank, the coordinator also asks the watch why
+that rank had waited: all ranks are then polled at once, because there may be no notice yet.
 
 Theory
 ======
@@ -24,38 +24,38 @@ Sequence. All ranks of a process group begin the same collectives in the same or
 numbers from 1 in each group. So the number of the last collective that a rank has begun says how
 far it is in that group. A rank makes progress when any of its numbers changes.
 
-Wait. A rank waits in the first collective that it has begun and that has not ended. A member of the
-group that has not begun it is absent, and is what the rank waits for. If all have begun it, none is
-absent: it does not complete, since the network or a GPU fails, or since they did not call the same.
+Wait. A rank waits in the first of its collectives that has not ended. The rank waits for the
+absent members: those of the group that have not begun this collective. If all have begun it, none
+is absent: it does not complete because the network or a GPU fails, or because their calls differ.
 
 Root. An absent rank may itself wait, in another group. The ranks at the root of the wait are absent
-somewhere and wait nowhere; they are named. If there are none, a collective does not complete, or
-ranks wait for each other. Of a rank that does not reply, the wait may have ended or another rank
-may be at the root: it is named only where no other is at the root.
+somewhere and wait nowhere; the log names them. If there are none, a collective does not complete,
+or ranks wait for each other. The wait of a rank that does not reply may have ended, or another rank
+may be at the root: the log names such a rank only if no other is at the root.
 
 Before the first collective. A rank inside init_process_group or new_group waits for the others that
-make the group, as in a collective. A rank stands still whose stack is the same in all polls, while
-it and all below it use next to no CPU. Both are logged, and end nothing: --launcher-hang-timeout
+make the group, as in a collective. A rank stands still if its stack is the same in all polls, and
+its process tree uses almost no CPU. Both are logged, and end nothing: --launcher-hang-timeout
 counts collectives.
 
-Stall. Ranks belong together that are members of groups in which one of them waits, directly or
+Stall. Ranks belong together if they are members of groups in which one of them waits, directly or
 through others. They stall when none of them makes progress; the stall began with the last progress
-of any. While one of them makes progress nothing is logged: it may arrive yet.
+of any. While one of them makes progress nothing is logged: it may still arrive.
 
-When one is sure. What the coordinator knows is old: by one poll and the time to report. So a rank
-whose reply is late counts as it was until it has missed two polls, a report is analysed 1 s later,
-with the other hosts' of the same moment, and a time-out counts as over only after two more polls,
-which would have shown progress. Of a wait of which none of the waiting ranks replies one is
-not sure: all may have continued. Nothing is logged of it then, and nothing is ended.
+Certainty. The coordinator's knowledge is old: by one poll and the time to report. So a late rank
+keeps its last known state until it has missed two polls; a report is analysed 1 s later, with the
+other hosts' reports of the same moment; and a time-out counts only after two more polls, which
+would have shown progress. If no waiting rank of a wait replies, the wait is uncertain: all may have
+continued. Then nothing is logged about it, and nothing is ended.
 
-Notices. A stall is no fault: rank 0 may evaluate for minutes while the others wait. So it is logged
-as a fact, after --launcher-hang-notify seconds and after each doubling of its age: often enough to
-be seen, too seldom to fill the log. That it is over is logged too.
+Notices. A stall is not an error: rank 0 may evaluate for minutes while the others wait. So the log
+reports it as a fact, after --launcher-hang-notify seconds and after each doubling of its age: often
+enough to be seen, too seldom to fill the log. The log also reports its end.
 
-What may fail an attempt: --launcher-hang-timeout, which only the user sets, and nothing else. It
-does so when one is sure of a stall that has lasted so long; and when the script of a rank has
-ended, its process runs on, and for so long no rank of the job has done anything but to wait, to run
-on so, or to have ended. In the second case there is no restart, nor after a stall with such a rank
-at its root: what it does may be its last save. Never does one fail because a rank does not reply,
-because a wait is long, or because nothing is known.
+Only --launcher-hang-timeout may fail an attempt, and only the user sets it. It does so when a
+certain stall has lasted so long; and when a rank's script has ended, its process still runs, and
+for so long no rank of the job has been working: all wait, run on after their scripts, or have
+ended. In the second case there is no restart, nor after a stall with such a rank at its root: the
+rank may be making its last save. No attempt fails because a rank does not reply, because a wait is
+long, or because the state is unknown.
 """

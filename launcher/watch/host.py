@@ -1,10 +1,10 @@
-"""How a host watches its own ranks: it polls them every few seconds, and has the coordinator know
+"""How a host watches its own ranks: it polls them every few seconds, and reports to the coordinator
 when some make no progress for a while, and when they do again. When the coordinator requests it,
 all are polled at once, also for their stacks.
 
-While all ranks make progress other hosts hear nothing of it. Nothing is done here: what is to be
-sent, and to whom, is returned. But what is known is kept in objects that change. Times are on the
-clock time.monotonic(), waits in seconds.
+While all ranks make progress, nothing is reported. This module sends nothing: it returns messages
+and their receivers. But its objects keep state. Times are on the clock time.monotonic(), waits in
+seconds.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from launcher.watch.stacks import (
     threads_of,
 )
 
-_REPLY_SECONDS = 1.0  # that a rank has to say how far it is
-_MISSES = 2  # polls that a rank misses until it counts as one that does not reply: hosts are busy
+_REPLY_SECONDS = 1.0  # for a rank to reply how far it is
+_MISSES = 2  # missed polls until a rank counts as silent: hosts may be busy
 _LONGEST_TEXT = 200  # characters
-# That a rank has to say where it is; and after that to write it, at a signal.
+# For a rank to reply where it is; then to write it, at a signal.
 _STACKS_SECONDS, _WRITE_SECONDS = 0.5, 1.0
-_IDLE = 0.02  # of a core, which a rank and all below it use while they wait
-# By the letter of the process's state; else it runs code that keeps Python's lock.
+_IDLE = 0.02  # of a core; a waiting rank and its children use less
+# By the letter of the process's state; otherwise its code holds Python's lock.
 _WHY_SILENT = {
     "D": "it is blocked in the kernel",
     "T": "it is suspended (SIGSTOP)",
@@ -58,7 +58,7 @@ _HOLDS_LOCK = "it is running code that holds Python's lock (the GIL)"
 
 
 class Report(NamedTuple):
-    """What the coordinator is to know of a host, as overview.NoProgressReport has it."""
+    """A host's report to the coordinator, as in overview.NoProgressReport."""
 
     ranks: tuple[StalledRank, ...]
     others: int
@@ -67,17 +67,17 @@ class Report(NamedTuple):
 
 
 class _Rank:
-    """What is known of a rank: `known.unchanged` is 0 if it had made progress at its last reply."""
+    """The state of a rank: `known.unchanged` is 0 if its last reply reported progress."""
 
     def __init__(self, known: StalledRank, now: float) -> None:
         self.known, self.replied_at, self.poll = known, now, 0
         self.is_connected: bool | None = None  # None: not yet
-        self.has_failed = False  # where `known` has it
-        self.error = ""  # why it cannot say how far it is
-        self.signal = 0  # at which it writes where it is; 0: none
+        self.has_failed = False  # at the place in `known`
+        self.error = ""  # why it cannot report its progress
+        self.signal = 0  # at which it writes where it is; 0: no signal
         self.threads: Threads = ()  # at its last reply
         self.written: list[str] = []  # at its signal
-        self.returned_at, self.runs_on = math.inf, AT_EXIT  # its script; in what it runs on
+        self.returned_at, self.runs_on = math.inf, AT_EXIT  # its script's end; what keeps it alive
         # Before its first collective: where it is, and since when; and how many CPU seconds it and
         # all below it had used at a later time.
         self.still: tuple[Calls, float] = ((), now)
@@ -85,14 +85,14 @@ class _Rank:
 
     @property
     def calls(self) -> Calls:
-        """Where its main thread is, () if that is not known."""
+        """Where its main thread is, () if unknown."""
         for name, calls in self.threads:
             if not name:
                 return calls
         return calls_in(self.written)
 
     def at(self, now: float, every: float, why_silent: Callable[[], str]) -> StalledRank | None:
-        """Return how far it is, None if that is not known."""
+        """Return its progress, None if unknown."""
         known, age, ran_on = self.known, now - self.replied_at, now - self.returned_at
         if self.is_connected and age > _MISSES * every:
             known = known._replace(trouble=no_reply(why_silent()))
@@ -109,9 +109,9 @@ class _Rank:
 
 
 class Watch:
-    """What is known of this host's ranks in one attempt, by pid. With `every` 0 none is polled.
+    """The state of this host's ranks in one attempt, by pid. With `every` 0 none is polled.
 
-    cpu_of(pid) is how many seconds a process and all below it have used.
+    cpu_of(pid) returns the CPU seconds of a process and its children.
     """
 
     def __init__(
@@ -120,16 +120,16 @@ class Watch:
         self._every, self._reported_from, self._cpu_of = every, notify / 2, cpu_of
         self._ranks: dict[int, _Rank] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
-        self._report = Report((), 0)  # the last, without times
-        self._without_room = 0  # ranks of which no message holds the groups
+        self._report = Report((), 0)  # the last report, without times
+        self._without_room = 0  # ranks whose groups do not fit into a message
         # A poll for stacks: the numbers of those who want them, and when ranks get a signal.
         self._wanted: list[int] = []
         self._may_signal, self._signal_at = False, math.inf
 
-    # What ranks report.
+    # Reports of ranks.
 
     def started(self, pid: int, rank: int, local_rank: int, now: float) -> None:
-        """Take in a rank, which cannot be polled yet."""
+        """Add a rank, which cannot be polled yet."""
         self._ranks[pid] = _Rank(StalledRank(rank, local_rank, 0), now)
         if self._every:
             self._poll_at = min(self._poll_at, now + self._every)
@@ -141,12 +141,12 @@ class Watch:
             one.is_connected, one.signal, one.replied_at = True, number, now
 
     def script_ended(self, pid: int, now: float) -> None:
-        """Take in that a rank's script has ended."""
+        """Note that a rank's script has ended."""
         if pid in self._ranks:
             self._ranks[pid].returned_at = now
 
     def replied(self, pid: int, fields: Mapping[str, Any], now: float) -> None:
-        """Take in a rank's reply. Raises one of several errors if it is not valid."""
+        """Handle a rank's reply. Raises one of several errors if it is not valid."""
         if pid not in self._ranks or fields["poll"] != self._polls:
             return  # it is too late
         one, calls = self._ranks[pid], Calls()
@@ -164,7 +164,7 @@ class Watch:
                 known = one.known.without_waits(f"{ENDS}{in_place(calls)}")
                 known = known._replace(unchanged=unchanged)
             else:
-                # Where Python waits for a thread says nothing.
+                # Python's own wait for a thread is no useful place.
                 where = place(calls) if one.returned_at == math.inf else ""
                 note = printable(str(fields.get("note", "")))[:_LONGEST_TEXT]
                 groups = groups_of(fields["groups"])
@@ -176,9 +176,9 @@ class Watch:
         self._note_still(pid, one, calls if fields.get("before") else (), now)
 
     def _note_still(self, pid: int, one: _Rank, calls: Calls, now: float) -> None:
-        """Note whether a rank without a collective is where it was at the poll before."""
+        """Note whether a rank without a collective is where it was at the previous poll."""
         was, since = one.still
-        # A loop that waits is at one of its lines or another.
+        # A waiting loop may be at any of its lines.
         if not calls or calls[:-1] != was[:-1] or calls[-1].function != was[-1].function:
             one.still, one.used = (calls, now), None
         elif one.used is None:
@@ -190,22 +190,22 @@ class Watch:
             one.known = one.known._replace(silent=still_in(calls), unchanged=unchanged)
 
     def failed(self, pid: int, fields: Any) -> None:
-        """Take in the groups of a rank that fails, as it sends them with the reason."""
+        """Note the groups of a failing rank, which it sends with its reason."""
         if pid in self._ranks and fields:
             one = self._ranks[pid]
             one.known, one.has_failed = one.known._replace(groups=groups_of(fields)), True
 
     def wrote(self, pid: int, line: str) -> None:
-        """Take in a line that a rank has written at its signal."""
+        """Note a line that a rank has written at its signal."""
         if pid in self._ranks:
             lines = self._ranks[pid].written
-            if line.startswith("Stack "):  # it begins again, for somebody else
+            if line.startswith("Stack "):  # it begins again, for another request
                 lines.clear()
             elif len(lines) < MOST_CALLS:
                 lines.append(line)
 
     def disconnected(self, pid: int) -> None:
-        """Note that a rank cannot be polled any more: it has ended, or goes on without us."""
+        """Note that a rank cannot be polled any more: it has ended, or continues without us."""
         if pid in self._ranks:
             self._ranks[pid].is_connected = False
 
@@ -249,7 +249,7 @@ class Watch:
         if now < self._signal_at:
             return {}
         self._signal_at = math.inf
-        # What has closed its connection would write to whatever has that descriptor now.
+        # A rank that has closed its connection would write to the descriptor's new file.
         there = {pid: self._ranks[pid].signal for pid in self._missing()}
         return {pid: number for pid, number in there.items() if number and self._may_signal}
 
@@ -259,7 +259,7 @@ class Watch:
         state_of: Callable[[int], str],
         now: float,
     ) -> list[Report]:
-        """Return what is to be reported after a poll: what is not known yet, or was requested.
+        """Return the report after a poll, if it is new or was requested.
 
         `ranks` are the pids of those that have started, with their exit codes, if they have ended;
         state_of(pid) is a letter as in proc(5).
@@ -304,7 +304,7 @@ class Watch:
 
     @property
     def error(self) -> str:
-        """Why a rank cannot say how far it is, "" if each can."""
+        """Why a rank cannot report its progress, "" if all can."""
         if self._without_room:
             some = plural(self._without_room, "rank")
             return f"the progress of {some} of this host does not fit into a message."
@@ -316,7 +316,7 @@ class Watch:
     # Where ranks are.
 
     def place(self, pid: int) -> str:
-        """Return where a rank is, by the last poll for stacks; "" if that is not known."""
+        """Return where a rank is, by the last poll for stacks; "" if unknown."""
         return place(self._ranks[pid].calls)
 
     def text(self, pid: int, state: str) -> str:
@@ -336,7 +336,7 @@ class Watch:
 def no_reply(state: str, *, may_signal: bool = True) -> str:
     """Return why a rank's process does not reply, by the letter of its state (proc(5)).
 
-    And how to see where it is, unless it `may_signal` that.
+    With advice how to see where it is, unless `may_signal`.
     """
     why = _WHY_SILENT.get(state, _HOLDS_LOCK)
     how = "; `sm-launch stacks` shows where, by sending it a signal" if why == _HOLDS_LOCK else ""

@@ -1,4 +1,4 @@
-"""What the log says of ranks that make no progress: findings in words. Pure."""
+"""Log lines about ranks without progress: findings in words. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def stall(finding: Finding, now: float, why: str | None = None) -> str:
 
 
 def progress(finding: Finding, at: float) -> str:
-    """Return that a stall is over since a time."""
+    """Return that a stall ended at a time."""
     return f"ranks are making progress again after {lasted(at - finding.since)}."
 
 
 def runs_on(ranks: Mapping[int, StalledRank]) -> str:
-    """Return in what ranks run on whose script has ended: one of them, and how many there are."""
+    """Return what keeps a rank alive after its script, and the number of other such ranks."""
     number, more = min(ranks), len(ranks) - 1
     what = f"rank {number}'s script has ended, but its process is still running"
     others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
@@ -38,7 +38,7 @@ def runs_on(ranks: Mapping[int, StalledRank]) -> str:
 
 
 def silent(rank: StalledRank, seconds: float, more: int) -> str:
-    """Return where a rank stands still that has begun no collective, and how many more do."""
+    """Return where a rank stands still before any collective, and how many more do."""
     where = f"rank {rank.rank} has begun no collective: it is in {rank.silent}"
     hint = " (a lock file of a run that was killed?)" if _LOCK.search(rank.silent) else ""
     others = f"; the same applies to {plural(more, 'more rank')}" if more else ""
@@ -92,7 +92,7 @@ def _named(root: Sequence[Reported]) -> str:
 
 
 def _trouble(root: Sequence[Reported]) -> str:
-    """Return why ranks begin nothing any more: of several the first one's trouble."""
+    """Return why ranks begin nothing any more: the first rank's trouble."""
     first = root[0].state
     if len(root) == 1:
         return first.trouble
@@ -100,7 +100,7 @@ def _trouble(root: Sequence[Reported]) -> str:
 
 
 def _at(root: Sequence[Reported]) -> str:
-    """Return a rank's place or trouble as the end of a sentence: of several the first one's."""
+    """Return the first rank's place or trouble, as the end of a sentence."""
     first = root[0].state
     state = first.trouble or (f"is in {first.place}" if first.place else "")
     return f"; rank {first.rank} {state}" if state else ""
@@ -125,7 +125,7 @@ def _incomplete(wait: Wait, ranks: ReportedRanks) -> str:
 
 
 def _calls(wait: Wait, ranks: ReportedRanks) -> Mapping[tuple[str, str], list[int]]:
-    """Return which operation, of which size where that must agree, each waiting rank is in."""
+    """Return each waiting rank's operation, with its size if sizes must agree."""
     calls: dict[tuple[str, str], list[int]] = {}
     for rank in wait.waiting:
         for view in ranks[rank].state.groups:

@@ -1,9 +1,9 @@
 """Where ranks are: their Python stacks, of all hosts, equal ones grouped. Pure.
 
-A rank replies with its threads (in_rank.py); one that keeps Python's lock does not, and writes
-where its main thread is when it gets a signal (faulthandler). That one is sent only if a user wants
-it: poll(2) and others end early at any signal, also where Python's lock is kept, and what the
-script runs may take that for an error. Times are on the clock time.monotonic(), waits in seconds.
+A rank replies with its threads (in_rank.py). A rank that holds Python's lock does not; it writes
+where its main thread is when it gets a signal (faulthandler). The signal is sent only if a user
+wants it: poll(2) and others end early at any signal, even while Python's lock is held, and the
+script's code may take that for an error. Times are on the clock time.monotonic(), waits in seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launcher.text.words import join_and_count, printable, some_of
 
 GATHER_SECONDS = 3.0  # for all hosts
 MOST_CALLS, _MOST_THREADS, _LONGEST = 60, 30, 300  # of a rank; characters of a name
-_MOST_TEXT, _MOST_BYTES = 5_000, 40_000  # characters of one rank's; bytes of a message
+_MOST_TEXT, _MOST_BYTES = 5_000, 40_000  # characters of a rank's stacks; bytes of a message
 _MOST_LINES = 400
 _MOST_PLACE = 100  # characters
 AT_EXIT = "in its exit handlers"
@@ -40,7 +40,7 @@ _WRITTEN = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 
 
 class Call(NamedTuple):
-    """A call of a stack: its function, and where it goes on."""
+    """A call of a stack: its function, file and current line."""
 
     function: str
     path: str
@@ -75,9 +75,9 @@ def calls_in(lines: Iterable[str]) -> Calls:
 
 
 def crash_in(text: str, number: int) -> Calls:
-    """Return where a thread of Python's was when a signal ended its process, as faulthandler wrote.
+    """Return where a Python thread was when a signal ended its process, from faulthandler's text.
 
-    () if that is not known: it was a thread of C++, or what is written is of something else.
+    () if unknown: it was a thread of C++, or the text is about something else.
     """
     *_, last = text.split(_FATAL)
     if not last.replace("-", " ").startswith(f"{CRASHES[number]}\n"):
@@ -86,7 +86,7 @@ def crash_in(text: str, number: int) -> Calls:
 
 
 def frames_of(calls: Calls) -> str:
-    """Return calls as a traceback has them, without the lines of the source."""
+    """Return calls in a traceback's form, without source lines."""
     return "\n".join(f"  {_frame(one)}" for one in calls)
 
 
@@ -99,7 +99,7 @@ def _text(value: Any) -> str:
 
 
 def place(calls: Calls) -> str:
-    """Return where the innermost call is that is the user's own: `load, data.py:88`."""
+    """Return the place of the innermost call in the user's own code: `load, data.py:88`."""
     own = _own(calls) or calls
     if not own:
         return ""
@@ -108,24 +108,24 @@ def place(calls: Calls) -> str:
 
 
 def still_in(calls: Calls) -> str:
-    """Return where the innermost call is, and the user's own below which it was called."""
+    """Return the place of the innermost call, and of the user's own call that led there."""
     innermost, own = place(calls[-1:]), place(calls)
     return innermost if innermost == own else f"{innermost}, called in {own}"
 
 
 def in_place(calls: Calls) -> str:
-    """Return that place as the end of a sentence, "" if it is not known."""
+    """Return that place as the end of a sentence, "" if unknown."""
     where = place(calls)
     return f", in {where}" if where else ""
 
 
 def kept_by(fields: Mapping[str, Any]) -> str:
-    """Return in words what a rank's process runs on in whose script has ended, by its reply.
+    """Describe what keeps a rank's process alive after its script ended, by its reply.
 
-    Raises one of several errors if that is not valid.
+    Raises one of several errors if the reply is not valid.
     """
     threads = threads_of(fields["kept"])
-    own = [one for one in threads if _own(one[1])]  # says most
+    own = [one for one in threads if _own(one[1])]  # the user's own threads say most
     if own or (threads and not fields["child"]):
         name, calls = (own or threads)[0]
         more = f", and {len(threads) - 1} more" if len(threads) > 1 else ""
@@ -141,10 +141,10 @@ def _own(calls: Calls) -> Calls:
 
 
 def text_of(threads: Threads) -> str:
-    """Return the lines of a rank's stacks: the main thread, and those that run code of the user's.
+    """Return the lines of a rank's stacks: the main thread, and threads in the user's code.
 
-    Others wait in libraries, each rank's at another line. If they are too long, the outermost calls
-    are left out.
+    Other threads wait in libraries, at different lines in each rank. If the text is too long, the
+    outermost calls are omitted.
     """
     lines, room = list[str](), _MOST_TEXT
     for name, calls in threads:
@@ -179,19 +179,19 @@ def grouped(texts: Mapping[int, str], room: int = _MOST_BYTES) -> Stacks:
 
 
 def within(stacks: Stacks, world: int) -> Stacks:
-    """Return the stacks of the ranks that a job with so many has."""
+    """Return the stacks of ranks that exist in a job of `world` ranks."""
     own = ((tuple(rank for rank in ranks if rank < world), text) for ranks, text in stacks)
     return tuple((ranks, text) for ranks, text in own if ranks)
 
 
 class Gathering(NamedTuple):
-    """What the coordinator knows of the stacks that are requested now, if they are."""
+    """The coordinator's state of the current request for stacks, if any."""
 
     number: int = 0
     deadline: float = math.inf
     requested_by: frozenset[str] = frozenset()  # users on these hosts; "": the log
     received: Mapping[str, Stacks] = {}
-    may_signal: bool = False  # ranks that do not reply
+    may_signal: bool = False  # signal ranks that do not reply
 
 
 def requested(
@@ -205,7 +205,7 @@ def requested(
 
 
 def received(state: Gathering, host: str, number: int, stacks: Stacks) -> Gathering:
-    """Take in a host's stacks."""
+    """Add a host's stacks."""
     if number != state.number:
         return state  # too late
     return state._replace(received={**state.received, host: stacks})
@@ -228,9 +228,9 @@ def shown(state: Gathering, hosts: Collection[str]) -> tuple[str, ...]:
 
 
 def _fitting(blocks: Sequence[list[str]]) -> list[str]:
-    """Return as many lines as people read, and a message holds: of the rarest stacks first.
+    """Return as many lines as people read, and a message holds: the rarest stacks first.
 
-    Those say most of a hang. Of each the innermost calls are kept.
+    Those say most about a hang. The innermost calls of each are kept.
     """
     kept, lines, size = list[str](), 0, 0
     most = max(8, _MOST_LINES // max(1, len(blocks)))

@@ -1,15 +1,14 @@
-"""Who waits for whom: what the coordinator finds out about ranks that make no progress. Pure.
+"""Who waits for whom: the coordinator's findings about ranks without progress. Pure.
 
-launcher/watch/__init__.py says what a wait, its root and a stall are. Which waits there are is read
-from two kinds of groups:
+launcher/watch/__init__.py defines a wait, its root and a stall. There are two kinds of groups:
 
-- Of a recorded one (gloo's) each rank says in which collective it waits: so it is known who waits,
+- In a recorded group (gloo's) each rank reports in which collective it waits: so we know who waits,
   and who is absent.
-- Of a counted one (NCCL's) each rank says how many collectives it has begun, and perhaps that the
-  last has not ended. Ranks run ahead of their GPUs: those that have begun more than others count as
-  waiting in the first collective that not all have begun, unless those that are behind are held up
-  in their last one. If all have begun the same number, nothing is known to wait, unless a member
-  does not reply.
+- In a counted group (NCCL's) each rank reports how many collectives it has begun, and perhaps that
+  the last has not ended. Ranks run ahead of their GPUs: those that have begun more than others
+  count as waiting in the first collective that not all have begun, unless the ranks behind are held
+  up in their last one. If all have begun the same number, nobody surely waits, unless a member does
+  not reply.
 
 Findings are plain values; sentences.py puts them in words.
 """
@@ -30,17 +29,17 @@ class Reported(NamedTuple):
     since: float
 
 
-# Of ranks without progress, by number; every other one makes some.
+# The ranks without progress, by number; every other rank makes progress.
 ReportedRanks = Mapping[int, Reported]
 
 
 class Wait(NamedTuple):
     """A collective in which ranks wait."""
 
-    group: Group  # as one of these sees it; `waits` is the collective's number
+    group: Group  # as one of these ranks sees it; `waits` is the collective's number
     waiting: tuple[int, ...]
     absent: tuple[int, ...]  # members that have not begun it
-    is_sure: bool = True  # that somebody waits
+    is_sure: bool = True  # that a rank waits
 
 
 class Absent(NamedTuple):
@@ -58,7 +57,7 @@ class Incomplete(NamedTuple):
 
 
 class Circle(NamedTuple):
-    """Ranks wait for each other: each in the wait of the same place."""
+    """Ranks wait for each other: each rank in the wait at the same index."""
 
     root: tuple[int, ...]
     waits: tuple[Wait, ...]
@@ -70,7 +69,7 @@ Reason = Union[Absent, Incomplete, Circle]
 class Finding(NamedTuple):
     """A stall: ranks that belong together, none with progress since a time, and why they wait.
 
-    Unless it `is_sure` that somebody still waits, nothing is logged and nothing is ended.
+    Unless it `is_sure` that a rank still waits, nothing is logged and nothing is ended.
     """
 
     ranks: ReportedRanks
@@ -86,11 +85,11 @@ class Finding(NamedTuple):
 
     @property
     def root(self) -> tuple[int, ...]:
-        """The ranks that the others wait for, or that wait for each other, if there are some."""
+        """The ranks that the others wait for, or that wait for each other, if any."""
         return self.reason.root
 
     def continues(self, earlier: Finding) -> bool:
-        """Tell whether this is a stall that was found before, and of which more is known now."""
+        """Tell whether this is an earlier stall, with more facts now."""
         both = self.ranks.keys() & earlier.ranks.keys()
         return bool(both) and not any(earlier.has_progress(rank, self.ranks) for rank in both)
 
@@ -99,7 +98,7 @@ class Finding(NamedTuple):
         if rank not in later:
             return True
         before, after = self.ranks[rank].state.groups, later[rank].state.groups
-        return before not in ((), after)  # the groups of one that did not reply may be unknown
+        return before not in ((), after)  # the groups of a silent rank may be unknown
 
 
 def findings(reports: ReportedRanks) -> list[Finding]:
@@ -115,10 +114,10 @@ def findings(reports: ReportedRanks) -> list[Finding]:
 
 
 def _reason(waits: Sequence[Wait], reports: ReportedRanks) -> Reason:
-    """Return why ranks wait that belong together, from all of their waits."""
+    """Return why these ranks, which belong together, wait: from all of their waits."""
     first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
     roots = [(wait, [rank for rank in wait.absent if rank not in first_wait]) for wait in waits]
-    # Of a rank that does not reply, another one may be at the root.
+    # A silent rank may wait itself: prefer another root.
     for may_be_silent in (False, True):
         for wait, ranks in roots:
             root = [rank for rank in ranks if may_be_silent or not reports[rank].state.trouble]
@@ -159,34 +158,34 @@ def _waits(reports: ReportedRanks) -> list[Wait]:
     return sorted(waits, key=lambda wait: (-len(wait.waiting), wait.group))
 
 
-# Both take `views`: a group as those of its ranks see it that wait, or reply.
+# Both take `views`: a group as seen by its ranks that wait, or reply.
 
 
 def _recorded_waits(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
-    """Return the wait in one collective of a recorded group, of which these ranks wait in it."""
+    """Return the wait of these ranks in one collective of a recorded group."""
     group = next(iter(views.values()))
     absent = [one for one in group.members if one in reports and _lacks(reports[one].state, group)]
     replying = tuple(rank for rank in views if not reports[rank].state.trouble)
     if absent:
         return [Wait(group, tuple(views), tuple(absent), is_sure=bool(replying))]
-    return [Wait(group, replying, ())] if replying else []  # else all may have continued
+    return [Wait(group, replying, ())] if replying else []  # otherwise all may have continued
 
 
 def _lacks(rank: StalledRank, group: Group) -> bool:
-    """Tell whether a rank is known not to have begun the collective that another one waits in."""
+    """Tell whether a rank has surely not begun the collective in which another rank waits."""
     last = rank.last_begun(group.key)
     return last is not None and last < group.waits
 
 
 def _counted_waits(views: Mapping[int, Group], reports: ReportedRanks) -> list[Wait]:
-    """Return the waits in a counted group, of which these ranks reply."""
+    """Return the waits in a counted group, by the ranks that reply."""
     furthest = max(views.values(), key=lambda view: view.last)
     least = min(view.last for view in views.values())
     is_uneven = least < furthest.last
     unknown = [rank for rank in furthest.members if rank in reports and rank not in views]
     silent = [rank for rank in unknown if _may_be_behind(reports[rank].state, furthest, is_uneven)]
     if silent and furthest.last:
-        # How far these are is not known; those that have ended may have done all there was.
+        # Their progress is unknown; ranks that have ended may have completed everything.
         is_sure = is_uneven or not all(reports[rank].state.has_ended for rank in silent)
         in_last = furthest._replace(waits=furthest.last)
         return [Wait(in_last, tuple(views), tuple(silent), is_sure)]
@@ -196,7 +195,7 @@ def _counted_waits(views: Mapping[int, Group], reports: ReportedRanks) -> list[W
     absent = [rank for rank, view in behind.items() if not view.waits]
     if ahead and absent:
         waits.append(Wait(furthest._replace(waits=least + 1), tuple(ahead), tuple(absent)))
-    # In what all have begun, those wait whose GPUs have not ended it.
+    # In a collective that all have begun, ranks wait whose GPUs have not ended it.
     unfinished = [rank for rank, view in (behind if absent else views).items() if view.waits]
     if unfinished and not unknown:
         waits.append(Wait(furthest._replace(waits=least), tuple(unfinished), ()))
