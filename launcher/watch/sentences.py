@@ -47,11 +47,14 @@ def silent(rank: StalledRank, seconds: float, more: int) -> str:
 
 
 def nothing_exchanged(count: int) -> str:
-    """Return that so many ranks did not work together."""
+    """Return that so many ranks did not work together, as far as torch knows.
+
+    They may have by other ways: a store of the script's, files, sockets.
+    """
     return (
-        f"{count} ranks ran, and none exchanged anything with another: each worked alone. If that "
-        "was not meant: torchrun passes no --local_rank; RANK, WORLD_SIZE and LOCAL_RANK are in "
-        "the environment (--launcher-notes false turns this line off)."
+        f"{count} ranks ran, and none exchanged anything with another in a process group. If they "
+        "were to work together: torchrun passes no --local_rank; RANK, WORLD_SIZE and LOCAL_RANK "
+        "are in the environment (--launcher-notes false turns this line off)."
     )
 
 
