@@ -1,4 +1,4 @@
-"""Reads the launcher's options from the command line and from their twins in the environment.
+"""Reads the launcher's options from the command line and from environment variables.
 
 `--train-script`, `--train-module` and everything that begins with `--launcher-`, or with
 `--launcher_`, are the launcher's, wherever they stand. Everything else reaches the script byte for
@@ -21,14 +21,14 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     **{field: option.parse for field, option in OPTIONS.items()},
 }
 _FIELDS = {flag(field): field for field in OPTIONS}
-# torchrun's own variables for options of ours, which win over them: the first that is set.
+# torchrun's variables for options of ours, which win: the first that is set counts.
 _OF_TORCHRUN = {
     "PET_MAX_RESTARTS": "max_restarts",
     "PET_SHUTDOWN_TIMEOUT": "grace",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "grace",
 }
 _TWINS = {"LAUNCHER_" + field.upper(): field for field in OPTIONS}
-# What people mean as a switch's value, and what SageMaker makes of None.
+# Likely attempts at a switch's value, and SageMaker's form of None.
 _NO_SWITCH = ("", "0", "1", "yes", "no", "on", "off", "none", "null")
 
 
@@ -47,8 +47,8 @@ def wants_version(argv: Sequence[str]) -> bool:
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Return the options.
 
-    Raises LaunchError for an unknown option, a missing or invalid value, if neither a script nor
-    a module is named, and if both are.
+    Raises LaunchError for an unknown option, for a missing or invalid value, if neither a script
+    nor a module is named, and if both are.
     """
     values: dict[str, Any] = {}
     unknown: list[str] = []
@@ -96,7 +96,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, str]]:
-    """Yield what was typed, with the option's field and value; without, if it is the script's."""
+    """Yield the typed words, with the option's field and value, "" for the script's own."""
     rest = list(reversed(argv))
     while rest:
         word = rest.pop()
@@ -110,7 +110,7 @@ def _options_and_words(argv: Sequence[str]) -> Iterator[tuple[list[str], str, st
 
 
 def _next(name: str, rest: list[str], parser: Callable[[str], Any]) -> list[str]:
-    """Take an option's value from the words that are left; a switch needs none.
+    """Take an option's value from the remaining words; a switch needs none.
 
     SageMaker sends `--flag true`; people type `--flag`. Raises LaunchError.
     """

@@ -1,8 +1,8 @@
-"""Who the hosts are, which one this is, what devices it has, and which job they do.
+"""The hosts, which of them this is, its devices, and the job's name.
 
 This is read from the `SM_*` variables that the SageMaker toolkit (or SDK v3's driver) makes, or
-from those that toolkit.py makes of the config files; without either this host is alone. Nothing
-has checked those variables before, so all of them are checked here.
+that toolkit.py makes from the config files; without either, this host is alone. Nothing has checked
+those variables before, so all of them are checked here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_cluster(
 ) -> Cluster:
     """Return the cluster that the environment describes, limited to some instance groups.
 
-    A stop among the signals ends the wait for the drivers of its devices; then it has none.
+    A stop among the signals ends the wait for the devices' drivers; then there are no devices.
     Raises LaunchError, which names the variable, if the description is invalid.
     """
     if "SM_HOSTS" in environ:

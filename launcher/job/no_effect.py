@@ -1,4 +1,4 @@
-"""What somebody asked for and does not get: a line for each, where that is sure."""
+"""Warn about settings that surely have no effect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def without_effect(options: Options, environ: Mapping[str, str]) -> Iterator[str
 
 
 def _meant_for_the_launcher(options: Options) -> Iterator[str]:
-    """Yield what reaches the script under the name of an option of ours, or of torchrun's."""
+    """Yield a line for each script argument with the name of an option of ours or of torchrun."""
     own_names = {field.replace("_", "-"): flag(field) for field in OPTIONS}
     words = [*options.script_args, ""]
     for word, value in zip(words, words[1:]):

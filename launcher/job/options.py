@@ -1,4 +1,4 @@
-"""The launcher's options: one table, whose rows are the fields of the value that holds them all.
+"""The launcher's options: one table, whose rows are the fields of `Options`.
 
 Every `--launcher-NAME` can also be set by the variable `LAUNCHER_NAME`, for an estimator's
 `environment=`. arguments.py reads both, help.py and docs/tables.py print the table.
@@ -11,25 +11,25 @@ from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 from launcher.errors import UnexpectedError
 
-# Internal variables, not options. For what a job runs (run/): the folder of the launcher's socket,
-# and what tells its processes from others.
+# Internal variables, not options. For processes of the job (run/): the folder of the launcher's
+# socket, and a mark that tells them from others.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 JOB_MARK = "LAUNCHER_JOB_MARK"
-# For launchers below an init (presence.py): its socket.
+# For launchers below an init (presence.py): the init's socket.
 INIT = "LAUNCHER_INIT"
-# For the init: its command's exit code is the container's, whatever the launcher's is.
+# For the init: end with its command's exit code, whatever the launcher's is.
 KEEP_EXIT_CODE = "LAUNCHER_KEEP_EXIT_CODE"
 # From `sm-launch local`: a JSON object of the hosts' addresses, as their names do not resolve.
 HOST_ADDRESSES = "LAUNCHER_HOST_ADDRESSES"
-# And the folder DIR of each host's DIR/HOST/events.jsonl, whatever --launcher-log-dir names.
+# Also the folder DIR of each host's DIR/HOST/events.jsonl, whatever --launcher-log-dir names.
 EVENTS_DIR = "LAUNCHER_EVENTS_DIR"
-# And those of the descriptors 1 and 2 that are a terminal: it shows progress bars itself.
+# Also which of the descriptors 1 and 2 are terminals: `sm-launch local` shows bars there itself.
 BARS = "LAUNCHER_BARS"
 INTERNAL = (RUN_DIR, JOB_MARK, INIT, KEEP_EXIT_CODE, HOST_ADDRESSES, EVENTS_DIR, BARS)
 SWITCHES = {"true": True, "false": False}
 
 
-# Parsers of one value each; they raise ValueError, which says what was expected.
+# Parsers, each of one value; their ValueError says what was expected.
 
 
 def whole(minimum: int, maximum: int, word: str = "", meaning: object = None) -> Any:
@@ -48,7 +48,7 @@ def whole(minimum: int, maximum: int, word: str = "", meaning: object = None) ->
 
 
 def checked(where: str, text: str, parse: Callable[[str], Any]) -> Any:
-    """Return what a text stands for. Raises LaunchError, with where it was said."""
+    """Return the parsed text. Raises LaunchError, which names `where` it was given."""
     try:
         return parse(text)
     except ValueError as error:
@@ -57,11 +57,11 @@ def checked(where: str, text: str, parse: Callable[[str], Any]) -> Any:
 
 MOST_RANKS, _DAY = 1024, 86400  # of one host; in seconds
 _PORT, _SECONDS = whole(1, 65535), whole(0, _DAY)
-COUNTED = ("auto", "cpu", "gpu", "xpu")  # what torchrun counts for --nproc-per-node
+COUNTED = ("auto", "cpu", "gpu", "xpu")  # devices that torchrun counts for --nproc-per-node
 
 
 def switch(text: str) -> bool:
-    """Return what `true` or `false` stands for, in any case of letters."""
+    """Return the value of `true` or `false`, in upper or lower case."""
     if text.lower() not in SWITCHES:
         raise ValueError("true or false")
     return SWITCHES[text.lower()]
@@ -190,7 +190,7 @@ class Options(NamedTuple):
         "print the command and the environment variables added, without starting anything")] = False
     # fmt: on
 
-    # What is not a --launcher-NAME.
+    # Fields that are not a --launcher-NAME.
     train_script: str = ""
     train_module: str = ""
     script_args: tuple[str, ...] = ()

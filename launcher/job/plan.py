@@ -1,8 +1,8 @@
 """The torchrun command of this host, and the environment it adds. Nothing is started here.
 
 The comments say what goes wrong without an option, as seen in torchrun's source and in trials.
-`torchrun` and `torch.distributed.run` are the same program. What its PET_ variables say counts in
-place of the launcher's own choice, but not of an option that the user gives.
+`torchrun` and `torch.distributed.run` are the same program. Its PET_ variables override the
+launcher's own choice, but not an option that the user gives.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SAGEMAKER_KILLS_AFTER = 120  # seconds, from SIGTERM to SIGKILL
 
 
 def command(plan: LaunchPlan, folder: str = "") -> str:
-    """Return plain torchrun's command for a shell: where it runs, and the variables it adds."""
-    import shlex  # only people need it
+    """Return plain torchrun's command for a shell, with its folder and added variables."""
+    import shlex  # only a dry run needs it
 
     words = [shlex.quote(f"{name}={value}") for name, value in plan.environment.items()]
     begin = f"cd {shlex.quote(folder)} && env" if folder else "env"
@@ -42,7 +42,7 @@ def _plain(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _keeper(python: str) -> tuple[str, ...]:
-    """Return the words by which torchrun starts a keeper, which starts and ends its rank."""
+    """Return torchrun's arguments that start a keeper, which starts and ends its rank."""
     # Without "--" torchrun takes a script's --log or --node for its own --log-dir or --nnodes.
     return ("--no-python", "--", python, "-I", "-S", STUB.replace("$", "$$"))
 
@@ -55,11 +55,11 @@ def make_plan(
     *,
     added: Mapping[str, str],
 ) -> LaunchPlan:
-    """Turn what is known into one torchrun command.
+    """Turn all facts into one torchrun command.
 
-    `added` are variables that the ranks need besides those that are made here: the `SM_*` of an
-    image without the toolkit, and its PYTHONPATH. Raises LaunchError for settings that contradict
-    each other, and for text that cannot be passed to a process.
+    `added` are further variables for the ranks: the `SM_*` of an image without the toolkit, and its
+    PYTHONPATH. Raises LaunchError for settings that contradict each other, and for text that cannot
+    be passed to a process.
     """
     planning = _Planning(options, cluster, resources, {**environ, **added})
     planning.refuse_conflicts()
@@ -96,16 +96,16 @@ def make_plan(
 
 
 def _target(options: Options) -> tuple[str, str]:
-    """Return what runs, as the keeper takes it: KIND and TARGET."""
+    """Return the keeper's arguments KIND and TARGET."""
     if options.train_module:
         return "module", options.train_module
     return "script", options.train_script
 
 
 class _Planning:
-    """The parts of a plan, which depend on the same facts. `remarks` are what the log says of it.
+    """The steps of a plan, which share the same facts. `remarks` are for the log.
 
-    `users` is what the user has torchrun do, by the fields of its options.
+    `users` are the user's own settings of torchrun, by the fields of its options.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class _Planning:
             from launcher.job import torchrun_args  # 5 ms of CPU that most jobs need not spend
 
             self.users |= torchrun_args.settings_of(options.torchrun_args, resources.torchrun)
-        # torchrun itself writes what ranks print.
+        # torchrun itself writes the ranks' output.
         self.tees = any(self.users.get(name, "0") not in ("", "0") for name in ("tee", "redirects"))
         self._ranks_python = environ.get("PYTHON_EXEC") or resources.python
 
     def refuse_conflicts(self) -> None:
         """Raise LaunchError for settings that cannot work with this job."""
         options, users, nnodes = self.options, self.users, self.cluster.nnodes
-        # Modes that would not run the stub, or would make a job of each host.
+        # Modes that would bypass the stub, or make a separate job of each host.
         for name in ("module", "no_python", "run_path"):
             if users.get(name, "0") != "0":
                 expected = "it to be unset: use --train-script PATH or --train-module NAME"
@@ -140,12 +140,12 @@ class _Planning:
                 "torchrun's standalone mode is set on a cluster of several hosts, where each "
                 "would train by itself; remove --standalone, and unset PET_STANDALONE."
             )
-        # A rendezvous that the hosts cannot meet by: no etcd is here, nor a node rank.
+        # Other rendezvous cannot work: there is no etcd, nor a node rank.
         backend = users.get("rdzv_backend") or "c10d"
         if backend != "c10d" and (backend, nnodes) != ("static", 1):
             expected = "c10d, or the variable to be unset"
             raise UnexpectedError("PET_RDZV_BACKEND", backend, expected)
-        # Of another number of hosts torchrun would wait for some, or leave some out.
+        # With another number of hosts, torchrun would wait for more, or leave some out.
         number = users.get("nnodes", "")
         if number not in ("", f"{nnodes}", f"{nnodes}:{nnodes}"):
             if "instance_groups" not in options.given:
@@ -176,7 +176,7 @@ class _Planning:
         else:
             nproc = checked(where, text, whole(1, MOST_RANKS))
         if nproc > cluster.num_neurons > 0 and not cluster.num_gpus:
-            # Each process takes cores for itself: the last ones would fail late, in the runtime.
+            # Each process reserves a core: the last ones would fail late, in the runtime.
             cores = plural(cluster.num_neurons, "Neuron core")
             raise LaunchError(
                 f"{where} is {nproc}, but {cluster.current_host} has {cores} (SM_NUM_NEURONS, else "
@@ -184,7 +184,7 @@ class _Planning:
             )
         is_alike = cluster.nnodes == 1 or "nproc_per_node" in self.options.given
         last = max((ranks[-1] for ranks in self.options.log_ranks), default=-1)
-        if is_alike and last >= nproc * cluster.nnodes:  # else hosts may have more
+        if is_alike and last >= nproc * cluster.nnodes:  # otherwise hosts may have more
             ranks = f"ranks from 0 to {nproc * cluster.nnodes - 1}"
             raise LaunchError(f"{flag('log_ranks')} names rank {last}; expected {ranks}.")
         slices = "a process can use at most one MIG slice"
@@ -209,20 +209,20 @@ class _Planning:
         """Return torchrun's options. An option would win over the user's PET_ variable for it."""
         options, cluster = self.options, self.cluster
         first, this = map(cluster.address, (cluster.hosts[0], cluster.current_host))
-        values = [  # each with the field of ours that sets it, or ""
+        values = [  # each with our option that sets it, or ""
             ("nproc-per-node", f"{self._derived_nproc()}", "nproc_per_node"),
             ("rdzv-backend", "c10d", ""),
             ("rdzv-endpoint", endpoint_at(cluster, options, first), "rdzv_port"),
             ("rdzv-id", cluster.job_name, ""),
-            # Also what the ranks get as MASTER_ADDR, in place of a name that may not resolve.
+            # Ranks also get it as MASTER_ADDR, in place of a name that may not resolve.
             ("local-addr", this if cluster.nnodes > 1 else "localhost", ""),
         ]
         if options.log_dir and self.tees:
             values.append(("log-dir", os.path.abspath(options.log_dir), "log_dir"))
         if self.resources.torch_version >= (2, 12):
-            # How long the ranks' keepers have if torchrun ends before the job.
+            # The time for the ranks' keepers to end if torchrun ends before the job.
             values.append(("shutdown-timeout", f"{options.grace}", "grace"))
-        self._is_users("max-restarts", "0", "max_restarts")  # by the launchers, not by torchrun
+        self._is_users("max-restarts", "0", "max_restarts")  # launchers restart, not torchrun
         flags = [f"--nnodes={cluster.nnodes}", "--max-restarts=0"]
         flags.append(f"--rdzv-conf={self._rdzv_conf()}")
         for name, value, field in values:
@@ -231,7 +231,7 @@ class _Planning:
         return [*flags, *options.torchrun_args]
 
     def _is_users(self, name: str, value: str, field: str) -> bool:
-        """Tell whether the user's PET_ variable counts, and not what the launcher would choose."""
+        """Tell whether the user's PET_ variable overrides the launcher's choice."""
         variable = "PET_" + name.upper().replace("-", "_")
         users = self.environ.get(variable)
         if not users or field in self.options.given:
@@ -244,7 +244,7 @@ class _Planning:
         options, cluster = self.options, self.cluster
         # Without is_host torchrun guesses from the host's own name, which need not resolve.
         pairs = [f"is_host={int(cluster.node_rank == 0)}"]
-        typed: list[str] = []  # by the user, as options of ours
+        typed: list[str] = []  # the user's own launcher options
         if cluster.nnodes > 1:
             # If the first host is late, the others fail on read_timeout; if another one is late,
             # on join_timeout.
@@ -255,13 +255,13 @@ class _Planning:
                 seconds = -(-options.host_timeout // 3)
                 typed.append(f"keep_alive_interval={seconds},keep_alive_max_attempt=3")
         users = self.environ.get("PET_RDZV_CONF")
-        # Of a key given twice the last counts.
+        # The last of two equal keys counts.
         return ",".join([*pairs, *([users] if users else []), *typed])
 
     def tuned(self, nproc: int | str) -> tuple[dict[str, str], str]:
-        """Return the variables that make ranks fast, and what the log says of them, if any.
+        """Return the variables that make ranks fast, and their log line, if any.
 
-        Nothing that the user set is overwritten.
+        The user's own variables are not overwritten.
         """
         cluster, resources = self.cluster, self.resources
         wanted: list[tuple[str, str, str]] = []  # each a variable, its value, and why
@@ -278,7 +278,7 @@ class _Planning:
                     wanted.append((name, interface, "from resourceconfig.json"))
             if resources.efa:
                 wanted.append(("FI_PROVIDER", "efa", "this host has an EFA device"))
-            # Containers of one machine have the same of what NCCL tells machines apart by.
+            # NCCL cannot tell the containers of one machine apart without it.
             wanted.append(("NCCL_HOSTID", cluster.current_host, "this host's name"))
         settings = [setting for setting in wanted if setting[0] not in self.environ]
         reasons = ", ".join(f"{name}={value} ({why})" for name, value, why in settings)
@@ -286,9 +286,9 @@ class _Planning:
         return made, f"environment: {reasons}" if settings else ""
 
     def runner(self) -> str:
-        """Return the program that is to run torchrun, "" if torchrun is to run by itself.
+        """Return the program that runs torchrun, "" if torchrun runs directly.
 
-        As in SageMaker's toolkit (torch_distributed.py), the value 1 alone asks for it. Raises
+        As in SageMaker's toolkit (torch_distributed.py), only the value 1 turns it on. Raises
         LaunchError (exit code 127) if it is not installed.
         """
         if self.environ.get(_COMPILES) != "1":
@@ -306,10 +306,10 @@ class _Planning:
         return COMPILE
 
     def smddp(self) -> tuple[str, Mapping[str, str]]:
-        """Return whose smdistributed.dataparallel ranks import, and its variables."""
+        """Return which smdistributed.dataparallel ranks import, and its variables."""
         if not self.options.smddp_compat:
             return "none", {}
-        from launcher.job import smddp  # which most jobs need not import
+        from launcher.job import smddp  # most jobs do not need it
 
         library, variables, remark = smddp.chosen(self.environ)
         self.remarks.append(remark)
@@ -328,7 +328,7 @@ class _Planning:
         return not other
 
     def program(self) -> str:
-        """Return what runs with which versions. PYTHON_EXEC may have others."""
+        """Return the program and its versions. PYTHON_EXEC's may differ."""
         options, resources = self.options, self.resources
         script = options.train_script or f"the module {options.train_module}"
         python = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
@@ -337,9 +337,9 @@ class _Planning:
         return f"{script} with torch {resources.torch}, {python} and sm-launch {__version__}"
 
     def master_addr(self) -> str:
-        """Return the MASTER_ADDR that ranks get in place of torchrun's, "" if torchrun's is right.
+        """Return the ranks' MASTER_ADDR if it replaces torchrun's, "" if torchrun's is right.
 
-        Torch 2.4 makes it of what the first host calls itself (getfqdn), which need not resolve.
+        Torch 2.4 uses the first host's own name (getfqdn), which may not resolve.
         """
         if self.resources.torch_version >= (2, 5):
             return ""
@@ -350,13 +350,13 @@ class _Planning:
 def at_address(
     plan: LaunchPlan, job: Job, address: str, interface: str, *, has_name: bool
 ) -> LaunchPlan:
-    """Return the plan of a host that the others reach at an address.
+    """Return the plan of a host that the others reach at this address.
 
-    gloo has to use the interface with that address ("": it is chosen already): by itself it takes
-    the one that the host's own name resolves to, which may be the loopback. `has_name` is false if
-    a host's own name does not resolve: then torchrun on the first host uses the address for its
-    store and for itself. (It sorts hosts by what they call themselves: an address comes before all
-    names, and so the first host stays the first.)
+    gloo must use the interface with that address ("": already chosen): by default it uses the
+    interface that the host's own name resolves to, which may be the loopback. `has_name` is false
+    if a host's own name does not resolve: then torchrun on the first host uses the address for its
+    store and for itself. (torchrun sorts hosts by their own names: an address sorts before all
+    names, so the first host stays the first.)
     """
     if interface:
         plan = plan._replace(environment={**plan.environment, "GLOO_SOCKET_IFNAME": interface})

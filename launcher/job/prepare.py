@@ -1,4 +1,4 @@
-"""From arguments and environment to what this host is to run, before anything is started."""
+"""From arguments and environment to this host's plan, before anything is started."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from launcher.text.words import port_is_taken
 def prepare(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
 ) -> Job | None:
-    """Return the job, what this host is to start included; None if it takes no part in it.
+    """Return the job with this host's plan; None if this host takes no part in it.
 
-    If a stop is among the signals it is not waited for drivers that block: nothing will be started.
+    If a stop is among the signals, do not wait for drivers that block: nothing will be started.
     Raises LaunchError if it is not even clear which hosts the job has.
     """
     _refuse_surroundings(environ)
@@ -47,7 +47,7 @@ def prepare(
         job = Job(cluster, options, plan)
         if job.has_peers and cluster.node_rank == 0:
             _require_port(job.endpoint)
-    except Exception as error:  # which the other hosts are told, too
+    except Exception as error:  # the other hosts are told, too
         return Job(cluster, options, error)
     # Logged only now, so that an error is the only line.
     for line in (*given.lines, *without_effect(options, environ)):
@@ -58,7 +58,7 @@ def prepare(
 def reached_at(
     plan: LaunchPlan, job: Job, address: str, own_name_resolves: bool, environ: Mapping[str, str]
 ) -> LaunchPlan:
-    """Have torchrun and gloo use the address that the other hosts have found this one at."""
+    """Have torchrun and gloo use the address at which other hosts have reached this one."""
     interface = "" if "GLOO_SOCKET_IFNAME" in environ else interface_of(address)
     if job.options.verbose:
         uses = f": GLOO_SOCKET_IFNAME={interface}" if interface else ""
@@ -69,7 +69,7 @@ def reached_at(
 def _options(given: toolkit.JobInput, environ: Mapping[str, str]) -> Options:
     """Return the options.
 
-    A script that SM_HPS names, and no argument, is said with the error.
+    The error adds a script that only SM_HPS names.
     """
     try:
         return arguments.parse(given.words, environ)
@@ -91,9 +91,9 @@ def _cluster(
 
 
 def _surroundings(options: Options, home: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that ranks need to find, and to import, what they would under `train`.
+    """Return the variables with which ranks find and import the same files as under `train`.
 
-    Paths that are relative to the current folder become absolute, where the ranks have another one.
+    Relative paths become absolute if the ranks have another current folder.
     """
     path = environ.get("PYTHONPATH", "")
     folders = path.split(os.pathsep) if path else []
@@ -110,7 +110,7 @@ def _surroundings(options: Options, home: str, environ: Mapping[str, str]) -> di
 
 
 def _require_folder(path: str, log_dir: str) -> None:
-    """Make DIR/HOST, where ranks' logs are to be made."""
+    """Create DIR/HOST for the ranks' logs."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -123,18 +123,18 @@ def _require_folder(path: str, log_dir: str) -> None:
 
 
 def _require_port(endpoint: str) -> None:
-    """See on the first host that torchrun's store can listen; it would take seconds to fail."""
+    """Check on the first host that torchrun's store can listen; torchrun takes seconds to fail."""
     port = int(endpoint.rpartition(":")[2])
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
             socket.create_server(("", port), family=family).close()
-        except OSError as error:  # others: IPv6 may be switched off
+        except OSError as error:  # others: IPv6 may be disabled
             if error.errno == errno.EADDRINUSE:
                 raise LaunchError(f"{port_is_taken(endpoint)}.") from None
 
 
 def _refuse_surroundings(environ: Mapping[str, str]) -> None:
-    """Refuse to start below another launcher, or in a folder that is no more."""
+    """Refuse to start below another launcher, or in a removed folder."""
     for variable in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"):
         if environ.get(variable):
             raise LaunchError(

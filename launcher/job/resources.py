@@ -1,7 +1,7 @@
-"""What this host has: devices, cores, network interfaces, and which torch.
+"""This host's devices, cores, network interfaces and torch.
 
-All of it is read from the system, without importing torch (about 1 s and 200 MB). Where the system
-does not say, there is a usable default.
+All of it is read from the system, without importing torch (about 1 s and 200 MB). If the system
+does not know, there is a usable default.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_resources() -> Resources:
 
 def require_files() -> None:
     """Raise LaunchError if this process may have so few files open that torchrun would fail."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # to which the soft one is raised
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # the soft limit is raised to it
     if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
         raise LaunchError(
             f"this process may have {hard} files open (ulimit -n), but torchrun needs "
@@ -109,7 +109,7 @@ def torch_version(folder: str) -> str:
 
 
 class Gpu(NamedTuple):
-    """A GPU of `nvidia-smi -L`, and its MIG slices, if it is in MIG mode and has some."""
+    """A GPU of `nvidia-smi -L`, and its MIG slices, if it is in MIG mode and has any."""
 
     uuid: str
     slices: tuple[str, ...] = ()  # their UUIDs
@@ -117,7 +117,7 @@ class Gpu(NamedTuple):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The UUIDs of its slices, else its own."""
+        """The UUIDs of its slices, otherwise its own."""
         return self.slices or (self.uuid,)
 
 
@@ -130,7 +130,7 @@ def gpus(
     """Return the GPUs that `nvidia-smi -L` lists, as the toolkit counts them.
 
     A driver may block for ever; a stop among the signals ends the wait, and then there are none.
-    `otherwise` is said of a driver that fails.
+    `otherwise` is logged if a driver fails.
     """
     found: list[Gpu] = []
     for line in _ask("nvidia-smi", "-L", environ, signals, otherwise).splitlines():
@@ -145,9 +145,9 @@ def gpus(
 
 
 def visible_gpus(found: Sequence[Gpu], number: int, environ: Mapping[str, str]) -> list[Gpu]:
-    """Return those of a number of GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order.
 
-    Of one that is not among those found nothing is known but the entry that names it. CUDA ignores
+    A GPU that was not found has only the name in its entry. CUDA ignores
     entries after the first invalid one (programming guide, "Environment Variables").
     """
     all_gpus = [*found, *[Gpu("")] * (number - len(found))][:number]
@@ -213,7 +213,7 @@ def _ask(
     if answer.was_stopped:
         return ""
     if answer.problem:
-        # Nobody should train on a CPU at the price of a GPU without being told.
+        # Tell users who pay for a GPU that they train on a CPU.
         log(f"{command} {option} failed ({answer.problem}); {otherwise}.")
         return ""
     return answer.out
@@ -273,7 +273,7 @@ def interface_of(host: str) -> str:
     addresses = {address for address in found if not is_loopback(address)}
     if not addresses:
         return ""
-    import psutil  # not at the top: read_resources says what is wrong with it
+    import psutil  # not at the top: read_resources reports problems with it
 
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address in addresses for entry in entries):

@@ -1,20 +1,20 @@
-"""This host's part of the job's agreement, and its connections to the other hosts' launchers.
+"""This host's side of the hosts' agreement, and its connections to the other launchers.
 
     channel = Channel(job, system, command, decided)
     channel.begin()
 
-What happens is given to the coordinator's state machine, or a member's; what they decide is done
-here, but for what they command this host's own run: that is done by command(message). Whoever
-notes what is decided has decided(before, event, after, actions, now).
+Events go to the coordinator's state machine, or a member's. The actions are carried out here,
+except commands to this host's own run: command(message) carries those out. Each step is also passed
+to decided(before, event, after, actions, now), for the journal and the log.
 
-*The order of things.* A command may have this host's run report at once, and a report is an event
-here. So events queue: all actions of a step are carried out before the next event is taken in
-(happens). The supervisor does the same, so that neither machine is ever stepped within a step.
+*The order of events.* A command may make this host's run report at once, and a report is an event
+here. So events queue: all actions of a step are carried out before the next event (happens). The
+supervisor does the same, so that no state machine is stepped within a step.
 
-TCP finds a host that is gone, but not a launcher that is suspended, frozen or blocked: its kernel
-still answers. So the loop itself sends `Alive` on each connection, and one on which nothing has
-come for a while is lost. Before its first message nothing is expected of a coordinator: it may be
-slow to welcome this host.
+TCP detects a dead host, but not a launcher that is suspended, frozen or blocked: its kernel still
+answers. So the loop itself sends `Alive` on each connection, and a connection that has been silent
+for a while is lost. A coordinator may be silent before its first message: it may be slow to welcome
+this host.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 
-# Between two messages that this launcher is alive. Until one is acknowledged the kernel sends no
-# probes, and counts the host timeout from that message: so it finds a cut this much later.
+# Between two `Alive` messages. Until such a message is acknowledged the kernel sends no probes, and
+# counts the host timeout from that message: so it detects a cut this much later.
 _ALIVE_SECONDS = 4.0
-# Until a launcher is lost that sends nothing: the first, or the second after the host timeout.
+# Until a silent launcher is lost: the first, or the second after the host timeout.
 _SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
 
 
 class Channel:
-    """This host's connections, and where it listens, if it does."""
+    """This host's connections, and its listener, if it has one."""
 
     def __init__(
         self,
@@ -60,21 +60,21 @@ class Channel:
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else link
         self._connections: dict[str, Connection] = {}  # by host
-        self._silent: list[Connection] = []  # of hosts that are lost
+        self._silent: list[Connection] = []  # of lost hosts
         self._listener: Listener | None = None
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._send_alive_at = self._check_at = math.inf
         self._events = collections.deque[Any]()
         self._is_acting = False
         self._began = system.now()
-        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: not known
-        self.own_address = ""  # at which other hosts have reached this one, or it them
+        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: unknown
+        self.own_address = ""  # the address that connects this host to the others
         self.state: JobState | link.LinkState
         self.state, self._first = self._machine.begin(job, self._began)
 
     @property
     def own_name_resolves(self) -> bool:
-        """Whether this host can be found by its own name, as far as it knows."""
+        """Whether other hosts can find this one by its name, as far as it knows."""
         return self._listener is None or self._listener.own_name_resolves
 
     def begin(self) -> None:
@@ -107,9 +107,9 @@ class Channel:
         self.happens(Received(host, messages.as_reported(message, self.world)))
 
     def report_last(self, failure: Failure) -> None:
-        """Send the other hosts why this one ends, past its state machine, which has failed.
+        """Tell the other hosts why this one ends, without the state machine, which has failed.
 
-        If the coordinator has decided, that stays.
+        A decision of the coordinator stays.
         """
         message: Message = messages.Failed(self.state.attempt, failure)
         if isinstance(self.state, JobState):
@@ -119,7 +119,7 @@ class Channel:
         self._send(list(self._connections), message)
 
     def happens(self, event: Any) -> None:
-        """Take an event in, and do what is decided: all of that before the next event."""
+        """Handle an event, and carry out its actions, before the next event."""
         self._events.append(event)
         if not self._is_acting:
             self._act(())
@@ -155,10 +155,10 @@ class Channel:
         for connection in self._silent:
             connection.close()
 
-    # Who is alive.
+    # Liveness.
 
     def _check_silence(self, now: float) -> None:
-        """Send that this launcher runs, and find those that do not."""
+        """Send that this launcher runs, and find launchers that do not."""
         connections = list(self._connections.values())
         if now >= self._send_alive_at:
             self._send(list(self._connections), messages.Alive())
@@ -172,7 +172,7 @@ class Channel:
     def _give_up(self, connection: Connection) -> None:
         """Lose a host whose launcher is silent.
 
-        The connection stays: if the launcher continues, it reads there how the job has ended.
+        The connection stays: if the launcher continues, it reads there how the job ended.
         """
         self._silent.append(connection)
         why = f"its launcher has not answered for {self._silence:g} s"
@@ -181,7 +181,7 @@ class Channel:
             del self._connections[connection.host]
             self._system.selector.unregister(connection)
 
-    # What is done.
+    # Actions.
 
     def _do(self, action: Action) -> None:
         if isinstance(action, events.Send):
@@ -230,7 +230,7 @@ class Channel:
             self._system.selector.unregister(connection)
             connection.close()
 
-    # What happens on connections.
+    # Events of connections.
 
     def _arrives(
         self, connection: Connection, hello: messages.Hello, more: list[dict[str, Any]]
@@ -255,7 +255,7 @@ class Channel:
 
     def _read(self, connection: Connection) -> None:
         if connection.closed_by:
-            return  # by what came before it
+            return  # an earlier event has closed it
         received = connection.read()
         connection.received_at = self._system.now()
         self._read_on(connection, received)
@@ -264,7 +264,7 @@ class Channel:
         host = connection.host
         for each in received:
             if self._connections.get(host) is not connection:
-                return  # it was closed by what came before it
+                return  # an earlier message has closed it
             try:
                 message = self._understood(each, host)
             except ValueError:
@@ -283,5 +283,5 @@ class Channel:
 
 
 def _unknown(action: NoReturn) -> NoReturn:
-    """Have mypy find actions that nothing carries out."""
+    """Let mypy find actions that nothing carries out."""
     raise TypeError(action)

@@ -1,4 +1,4 @@
-"""One TCP connection between two launchers: how it is read and written; none of it blocks."""
+"""One TCP connection between two launchers: read and write it without blocking."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BUFFER = 1 << 18  # bytes that may wait to be acknowledged
 
 
 class Connection:
-    """One end; `host` is who is at the other, "" while that is not known.
+    """One end; `host` is the host at the other end, "" while unknown.
 
-    `closed_by` is why it is closed ("": it is not); `received_at` is when something has come,
-    infinite if nothing has. The connection ends when the other end's kernel has not answered for
+    `closed_by` is why it is closed ("": it is not); `received_at` is when data last arrived,
+    infinite if none has. The connection ends if the other end's kernel does not answer for
     `timeout` seconds.
     Raises OSError if it is closed already.
     """
@@ -30,7 +30,7 @@ class Connection:
         self.received_at = math.inf
         self._socket = connection
         self._lines = Lines(LINE_LIMIT)
-        self._stopped_reading = False  # the other end
+        self._stopped_reading = False  # by the other end
         connection.setblocking(False)
         between = max(1, timeout // _PROBES)
         for level, option, value in (
@@ -40,38 +40,38 @@ class Connection:
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, between),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between),
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
-            # The kernel sends no probes while what was sent is not acknowledged. (ms)
+            # The kernel sends no probes while sent data is not acknowledged. (ms)
             (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout),
         ):
             connection.setsockopt(level, option, value)
         self.own_address = _plain(connection.getsockname()[0])
 
     def fileno(self) -> int:
-        """Return what a selector waits for."""
+        """Return the descriptor for a selector."""
         return self._socket.fileno()
 
     @property
     def address(self) -> str:
-        """Where the other end is."""
+        """The other end's address."""
         try:
             return _plain(self._socket.getpeername()[0])
         except OSError:
             return "an address that is gone"
 
     def send(self, line: bytes) -> None:
-        """Send a line, of which there are so few that the kernel takes each whole.
+        """Send a line; there are so few that the kernel takes each line whole.
 
-        The longest have stacks of ranks; the buffer has room for several, not acknowledged yet.
+        The longest hold ranks' stacks; the buffer has room for several unacknowledged ones.
         """
         if self.closed_by or self._stopped_reading:
             return
-        with contextlib.suppress(OSError):  # read() finds it
+        with contextlib.suppress(OSError):  # read() reports it
             self._stopped_reading = not send(self._socket, line)
             if self._stopped_reading:
-                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and finds it
+                self._socket.shutdown(socket.SHUT_RDWR)  # read() is due, and reports it
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the messages that have come, all of them valid; it may have ended then."""
+        """Return the received messages, all valid; check `closed_by` afterwards."""
         try:
             data = self._socket.recv(LINE_LIMIT)
         except BlockingIOError:
@@ -91,14 +91,14 @@ class Connection:
             return []
 
     def close(self) -> None:
-        """Close it; what was sent before arrives, unless something is here that was not read.
+        """Close it; data sent before arrives, unless received data was not read.
 
-        Then the kernel resets the connection, which costs what has not arrived by then.
+        In that case the kernel resets the connection, and data in flight is lost.
         """
         self.closed_by = self.closed_by or "this launcher has closed it"
         self._socket.close()
 
 
 def _plain(address: str) -> str:
-    """Return an IPv4 address as such, which a socket for both gives within IPv6."""
+    """Return an IPv4 address without its IPv6 form, which sockets for both use."""
     return address.removeprefix("::ffff:")

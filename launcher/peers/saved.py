@@ -1,4 +1,4 @@
-"""What is said of what a job leaves to SageMaker: that it is nothing, or how a stop went. Pure."""
+"""Log lines about a job's files for SageMaker: that there are none, or how a stop went. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = (
 
 
 def lines(result: Result, hosts: Collection[Cleared]) -> list[str]:
-    """Return what is said when all hosts have cleared; what one does not know is not said."""
+    """Return the lines when all hosts have cleared; nothing about unknown facts."""
     files = -1 if any(host.files < 0 for host in hosts) else sum(host.files for host in hosts)
     if result == SUCCESS:
         return [] if files else [NOTHING]

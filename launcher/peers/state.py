@@ -1,4 +1,4 @@
-"""The coordinator's phases, and what it knows. Pure."""
+"""The coordinator's phases and state. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.watch import judge
 
 
 class Joining(NamedTuple):
-    """Hosts join; what must agree is compared."""
+    """Hosts join; the coordinator compares what must agree."""
 
     deadline: float
     log_missing_at: float
@@ -27,15 +27,15 @@ class Running(NamedTuple):
 
 
 class Blame(NamedTuple):
-    """Why an attempt fails: the best cause that is known, and what keeps the job from a restart."""
+    """Why an attempt fails: the best cause so far, and what prevents a restart."""
 
     failure: Failure
-    failed_at: float  # when that cause was one
+    failed_at: float  # when that cause occurred
     failures: int = 0  # of ranks
     no_restart: str = ""  # in words
 
     def noted(self, failure: Failure, at: float) -> Blame:
-        """Return this with a failure more; of two equally good causes the first counts."""
+        """Return this with one more failure; of two equally good causes the first counts."""
         blame = self
         if failure.cause < blame.failure.cause:
             blame = blame._replace(failure=failure, failed_at=at)
@@ -57,8 +57,8 @@ class Deciding(NamedTuple):
 class Clearing(NamedTuple):
     """All hosts end their ranks, by the last End.
 
-    Then the job ends, or the next attempt starts if the End says so and nothing has come between.
-    If there is a `blame` it is that which counts then, and not what the End says of it.
+    Then the job ends, or the next attempt starts if the End says so and nothing prevents it. If
+    there is a `blame`, it counts, and not its copy in the End.
     """
 
     end: End
@@ -68,7 +68,7 @@ class Clearing(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """All hosts were told to leave, but perhaps this one: it does so at `leave_at`."""
+    """All other hosts were told to leave; this one leaves at `leave_at`, at the latest."""
 
     result: Result
     leave_at: float
@@ -78,26 +78,26 @@ JobPhase = Union[Joining, Running, Deciding, Clearing, Ended]
 
 
 class JobState(NamedTuple):
-    """All that the coordinator knows."""
+    """The coordinator's state."""
 
     job: Job
     phase: JobPhase
     hello: Hello  # this host's own
-    absent: frozenset[str]  # hosts that have never joined, and may
+    absent: frozenset[str]  # hosts that have not joined yet
     grace: float  # the longest of all hosts that have joined
     attempt: int = 0  # 0: not all hosts have joined yet
     attempt_began: float = 0.0
     members: Mapping[str, str] = {}  # that have joined and are not lost, with their addresses
     number: int = 0  # of the last End
     store: StoreMade | None = None  # of the next attempt
-    kinds: tuple[str, ...] = ()  # of failures, of the attempts before
+    kinds: tuple[str, ...] = ()  # of failures, of earlier attempts
     refused: int = 0  # connections
     ends: Mapping[str, ends.Ends] = {}  # of ranks that have ended with 0, by host
     watch: judge.Stalls = judge.Stalls()  # ranks without progress, and where ranks are
 
     @property
     def result(self) -> Result | None:
-        """How the job ends, if that is decided."""
+        """How the job ends, if decided."""
         phase = self.phase
         if isinstance(phase, Clearing):
             return None if phase.end.restart else phase.end.result

@@ -1,4 +1,4 @@
-"""What the log says at a host's end: how the job ended, and where the time went. Pure."""
+"""A host's last log lines: how the job ended, and where the time went. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.run.ranks import Rank
 from launcher.run.state import State
 from launcher.text.words import lasted, plural, signal_name
 
-# The last line has one clock, which began with the launcher.
+# The last line counts all seconds from the launcher's start.
 _SINCE_START = re.compile(r", \d+ s after start")
 
 
@@ -37,7 +37,7 @@ def lines(state: State, now: float) -> list[str]:
 
 
 def says_unsaved(state: State) -> bool:
-    """Tell whether all that got a stop died of it, which is said of them."""
+    """Tell whether all ranks that got a stop died of it, as the log then says."""
     reached, died = _died(state)
     return bool(died) and len(died) == len(reached)
 
@@ -57,7 +57,7 @@ def _unsaved(state: State) -> list[str]:
 
 
 def _died(state: State) -> tuple[list[Rank], list[Rank]]:
-    """Return the ranks that got the stop while they ran, and those of them that died of it."""
+    """Return the ranks that got the stop while they ran, and those that died of it."""
     number = state.result.stop_signal if state.result else 0
     reached = stops.reached(state.ranks.values()) if number else []
     return reached, [rank for rank in reached if stops.died(rank, number)]
@@ -74,8 +74,8 @@ def _took(state: State, now: float) -> str:
 def where_time_went(state: State, now: float) -> list[tuple[str, float]]:
     """Return the parts of the time from the launcher's start until now; they add up to it.
 
-    All from the first attempt's start to the last one's is lost: nobody knows what a script goes on
-    from. A host that is alone joins nobody: what it does before its start is a part of that.
+    All time from the first attempt's start to the last one's counts as lost: only the script knows
+    where it resumes. A single host joins nobody: its time before the start counts as joining.
     """
     times, result = state.times, state.result
     if math.isinf(times.started):
