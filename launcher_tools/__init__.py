@@ -1,4 +1,4 @@
-"""Tools beside the launcher, which no job needs: `sm-launch local`, doctor, stacks, timeline.
+"""Tools that no job needs: `sm-launch local`, doctor, stacks, timeline.
 
-The file of that name is the whole of each in one screen; all use the launcher's modules.
+The file of that name shows each tool in one screen; all use the launcher's modules.
 """

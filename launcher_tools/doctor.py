@@ -1,7 +1,7 @@
 """`sm-launch doctor`: what the launcher sees on this host, and whether a job would run.
 
-Here are the order of the checks (doctor_checks.py), and the report. Each check runs in a thread of
-its own, so that nothing that hangs can hold up the others, or a stop.
+This file has the order of the checks (doctor_checks.py), and the report. Each check runs in a
+thread of its own, so that a hanging check holds up neither the others nor a stop.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from launcher.text.words import plural, printable, signal_name
 from launcher_tools import doctor_checks as checks
 from launcher_tools.doctor_checks import OK, PROBLEM, WARNING, Finding, in_thread
 
-# Stands for the script if none is named: a module of Python's own. It is never started.
+# Stands for the script if none is named: one of Python's own modules. It is never started.
 _ANY = ("--train-module", "site")
-_NOTHING = Cluster((), "", "", 0, 0, "")  # known of the hosts
+_NOTHING = Cluster((), "", "", 0, 0, "")  # no known hosts
 _POLL_SECONDS = 0.05
-# That all checks have together. An import of torch from a new disk can take most of a minute.
+# For all checks together. An import of torch from a new disk can take most of a minute.
 SECONDS = 70
 TORCH_SECONDS = 60
 CHECKS = {
@@ -60,7 +60,7 @@ Exit codes: 0 if a job would run, with or without warnings; 2 if it would fail."
 
 
 class ReportLine(NamedTuple):
-    """One line of the report: a finding, and which check has it."""
+    """One line of the report: a finding, with its check."""
 
     check: str
     level: str
@@ -69,12 +69,12 @@ class ReportLine(NamedTuple):
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    """Look at this host, and report; return 2 as the exit code if a job would fail."""
+    """Check this host, and report; the exit code is 2 if a job would fail."""
     if arguments.wants_help(argv):
         show(_HELP)
         return SUCCESS
     is_json = argv[:1] == ["--json"]
-    with kept() as logged:  # a job would log it; here it is in the report
+    with kept() as logged:  # lines that a job would log go into the report
         job, report = _report(argv[1:] if is_json else argv, environ, signals, logged)
     if number := signals.stop():
         log(f"{signal_name(number)}: stopping doctor.")
@@ -89,7 +89,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 def _report(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals, logged: Sequence[str]
 ) -> tuple[Job, list[ReportLine]]:
-    """Return the job and all that is found, in the order of the report; less after a stop."""
+    """Return the job and all findings, in the report's order; fewer after a stop."""
     job, has_script = planned(argv, environ, signals)
     if job is None:
         return Job(_NOTHING, Options(), LaunchPlan((), {}, "")), [
@@ -119,9 +119,9 @@ def _report(
 def planned(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
 ) -> tuple[Job | None, bool]:
-    """Return the job as its own first steps plan it, and whether a script or module is named.
+    """Return the planned job, and whether a script or module is named.
 
-    None: this host takes no part in it. Nothing is made: it is a dry run.
+    None: this host takes no part in it. Nothing is created: it is a dry run.
     """
     environ, has_script = {**environ, "LAUNCHER_DRY_RUN": "true"}, True
     try:
@@ -129,18 +129,18 @@ def planned(
             job = prepare(argv, environ, signals)
         except NothingToRunError:
             has_script = False
-            # Hyperparameters are of a job that is not this command's.
+            # Ignore hyperparameters: they belong to another job.
             job = prepare([*argv, *_ANY], {**environ, "SM_HPS": ""}, signals)
     except LaunchError as error:
         return Job(_NOTHING, Options(), error), has_script
     if job and isinstance(job.plan, Exception) and not isinstance(job.plan, LaunchError):
-        raise job.plan  # a mistake of the launcher's own
+        raise job.plan  # a bug of the launcher
     return job, has_script
 
 
 def _of_job(job: Job, logged: Sequence[str], *, has_script: bool) -> list[ReportLine]:
-    """Say what the job would log, and what would run, or why it would not start."""
-    if isinstance(job.plan, Exception):  # the launcher's message says what to do
+    """Report the job's log lines and program, or why it would not start."""
+    if isinstance(job.plan, Exception):  # the launcher's message has the fix
         return [ReportLine("job", PROBLEM, str(job.plan).rstrip("."))]
     report = [
         ReportLine("settings", WARNING if line.startswith("warning: ") else OK, line.rstrip("."))
@@ -154,7 +154,7 @@ def _torch(job: Job, environ: Mapping[str, str]) -> Answer:
     """Have a child process import torch; return its answer."""
     spec = importlib.util.find_spec("launcher_tools.doctor_probe")
     source: str = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
-    # `-c` puts the current folder first, where a json.py of the user's may be.
+    # `-c` puts the current folder first, where the user may have a json.py.
     text = f"import sys\nsys.path[:] = filter(None, sys.path)\n{source}"
     command = (sys.executable, "-c", text, str(job.cluster.num_gpus))
     return ask(command, environ, TORCH_SECONDS)
@@ -164,7 +164,7 @@ def _torch(job: Job, environ: Mapping[str, str]) -> Answer:
 
 
 def as_text(job: Job, report: Sequence[ReportLine]) -> str:
-    """Return three columns: how it is, what was checked, what was seen; below it what to do."""
+    """Return three columns: level, check, finding; the fix is on the next line."""
     lines = []
     for check, level, seen, to_do in report:
         lines.append(f"{level:8} {check:10} {printable(seen)}")

@@ -1,8 +1,8 @@
-"""The checks of `sm-launch doctor`: each is a function that looks at one thing of this host.
+"""The checks of `sm-launch doctor`: each function checks one property of this host.
 
-It gets the job as its own first steps have planned it (`plan` is an error if it would not start)
-and the environment, and yields what it finds. It may hang: doctor.py does not wait for ever.
-`root` is in front of /proc, /sys and /dev, for tests.
+It gets the planned job (whose `plan` is an error if it would not start) and the environment, and
+yields its findings. It may hang: doctor.py does not wait for ever. `root` is a prefix of /proc,
+/sys and /dev, for tests.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from launcher.text.words import flag, is_loopback, join_and_count, plural, short
 # How bad a finding is; only the last one changes the exit code.
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 NAMES_SECONDS, _CONNECT_SECONDS = 10, 2
-_MOST_NAMES = 64  # hosts whose names are looked up
+_MOST_NAMES = 64  # hosts, at most, whose names are looked up
 _MOST_ABOVE = 50  # processes
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-_PLUGINS = (  # of aws-ofi-nccl: where AWS's installer and AWS's images put it
+_PLUGINS = (  # of aws-ofi-nccl, as in AWS's installer and AWS's images
     "/opt/amazon/ofi-nccl/lib*",
     "/opt/amazon/ofi-nccl/lib/*-linux-gnu",
     "/opt/aws-ofi-nccl/lib",
@@ -46,14 +46,14 @@ _PLUGINS = (  # of aws-ofi-nccl: where AWS's installer and AWS's images put it
 )
 _SHM, _SHM_USE = "/dev/shm", "data loader workers and NCCL pass data through it"
 _LITTLE_SHM, _LITTLE_DISK = 512 << 20, 1 << 30  # bytes; Docker's default of the first is 64 MiB
-_FEW_FILES, _DESCRIPTORS = 4096, 30  # the first launcher needs these, and one for each host
+_FEW_FILES, _DESCRIPTORS = 4096, 30  # the first launcher needs so many, and one for each host
 _OTHER_THREADS = 16  # of a rank: torch's own, and its keeper's processes
 _INITS = ("tini", "tini-static", "dumb-init", "docker-init", "catatonit")
 _FEWER_WORKERS = "use fewer data loader workers (num_workers)"
 
 
 class Finding(NamedTuple):
-    """What a check has found. `to_do` is empty if all is well."""
+    """A finding of a check. `to_do` is empty if there is nothing to fix."""
 
     level: str  # OK, WARNING or PROBLEM
     seen: str
@@ -72,7 +72,7 @@ def in_thread(function: Callable[..., Any], *args: Any) -> Future[Any]:
 
     try:
         threading.Thread(target=run, daemon=True).start()
-    except RuntimeError:  # this container has no more threads
+    except RuntimeError:  # this container allows no more threads
         run()
     return future
 
@@ -93,7 +93,7 @@ def _restart(environ: Mapping[str, str], option: str, otherwise: str) -> str:
 
 
 def names(job: Job, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Say whether the names of the other hosts lead to them."""
+    """Check whether the names of the other hosts resolve to them."""
     cluster = job.cluster
     others = [host for host in cluster.hosts[:_MOST_NAMES] if host != cluster.current_host]
     asked = {host: in_thread(look_up, cluster.address(host)) for host in others}
@@ -122,7 +122,7 @@ def names(job: Job, environ: Mapping[str, str]) -> Iterator[Finding]:
 def interface(
     job: Job, environ: Mapping[str, str], have: Sequence[str] | None = None
 ) -> Iterator[Finding]:
-    """Say whether an interface that the user names is there, of one host's ranks, too."""
+    """Check whether the interface that the user names exists, with a single host, too."""
     have = sorted(resources.network_interfaces()) if have is None else have
     shown = _listed(have) or "none"
     users = {name: environ[name] for name in _INTERFACES if environ.get(name)}
@@ -141,9 +141,9 @@ def interface(
 
 
 def _fits(variable: str, value: str, have: Sequence[str]) -> bool:
-    """Tell whether a *_SOCKET_IFNAME of the user's fits an interface.
+    """Tell whether the user's *_SOCKET_IFNAME matches an interface.
 
-    Both take the beginning of a name. gloo needs all of a list; for NCCL ^ excludes, = is exact.
+    Both match a name's beginning. gloo needs all names of a list; for NCCL ^ excludes, = is exact.
     """
     if variable.startswith("GLOO_"):
         return all(any(name.startswith(part) for name in have) for part in value.split(","))
@@ -156,7 +156,7 @@ def _fits(variable: str, value: str, have: Sequence[str]) -> bool:
 
 
 def ports(job: Job, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Say on the first host whether its ports are free, on another whether it can be reached."""
+    """Check the first host's ports: there whether they are free, elsewhere the connection."""
     cluster, options = job.cluster, job.options
     wanted = {flag("peer_port"): options.peer_port} if cluster.nnodes > 1 else {}
     if wanted and (not environ.get("PET_RDZV_ENDPOINT") or "rdzv_port" in options.given):
@@ -185,7 +185,7 @@ def ports(job: Job, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:
-    """Say whether there is an EFA device, and what it lacks."""
+    """Check whether there is an EFA device, and what it lacks."""
     if not resources.has_efa(f"{root}/sys/class/infiniband"):
         if job.cluster.nnodes > 1:
             yield Finding(OK, "this host has no EFA device")
@@ -212,7 +212,7 @@ def efa(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Findin
 
 
 def devices(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:
-    """Say what the ranks would run on, and whether they are more than that."""
+    """Report the ranks' devices, and whether there are more ranks than devices."""
     cluster, cores = job.cluster, resources.usable_cores()
     gpus, neurons = cluster.num_gpus, cluster.num_neurons
     seen, most = f"no GPU; {plural(cores, 'core')}", cores
@@ -234,13 +234,13 @@ def devices(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Fi
 
 
 def _ranks(job: Job) -> int:
-    """Return the number of ranks of this host; torchrun's words stand for its GPUs."""
+    """Return the number of ranks of this host; for torchrun's words, its number of GPUs."""
     count = job.plan.nproc_per_node if isinstance(job.plan, LaunchPlan) else ""
     return int(count) if count.isdecimal() else job.cluster.num_gpus or 1
 
 
 def _has_gpu(root: str) -> bool:
-    """Tell whether the kernel has an NVIDIA GPU: as a device file, or on its bus."""
+    """Tell whether the kernel knows an NVIDIA GPU, by a device file or on the bus."""
     vendors = glob.glob(f"{root}/sys/bus/pci/devices/*/vendor")
     return bool(glob.glob(f"{root}/dev/nvidia[0-9]*")) or any(
         read_text(path).strip() == "0x10de" for path in vendors
@@ -248,7 +248,7 @@ def _has_gpu(root: str) -> bool:
 
 
 def torch(job: Job, answer: Answer) -> Iterator[Finding]:
-    """Say what doctor_probe.py has found: as lines of JSON, however it has ended."""
+    """Report doctor_probe.py's findings, its lines of JSON, however it ended."""
     for line in answer.out.splitlines():
         with contextlib.suppress(ValueError, TypeError):
             yield Finding(*json.loads(line))
@@ -265,7 +265,7 @@ def torch(job: Job, answer: Answer) -> Iterator[Finding]:
 
 
 def disk(job: Job, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Find each folder that is of no use; the others of one disk are one line."""
+    """Report each unusable folder; the usable ones of one disk share a line."""
     fine: dict[str, list[str]] = {}
     workers = f"{_FEWER_WORKERS}, or torch.multiprocessing.set_sharing_strategy('file_system')"
     for path, use in _folders(environ, job.options.log_dir):
@@ -315,16 +315,16 @@ def _folders(environ: Mapping[str, str], log_dir: str) -> Iterator[tuple[str, st
     if log_dir:
         there = os.path.abspath(log_dir)
         while not os.path.exists(there) and os.path.dirname(there) != there:
-            there = os.path.dirname(there)  # the launcher makes the rest
+            there = os.path.dirname(there)  # the launcher creates the rest
         yield there, flag("log_dir")
     yield environ.get("TMPDIR") or "/tmp", "TMPDIR"
     yield _SHM, _SHM_USE
 
 
 def limits(job: Job, environ: Mapping[str, str], root: str = "") -> Iterator[Finding]:
-    """Say whether there may be enough files open, and enough processes and threads.
+    """Check the limits on open files, and on processes and threads.
 
-    The launcher itself raises the soft limit of files. How many workers data loaders have is a
+    The launcher itself raises the soft limit of files. The number of data loader workers is a
     guess: one for each core.
     """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -370,7 +370,7 @@ _SYSTEMS = ("systemd", "init", "launchd")
 
 
 def stop(job: Job, environ: Mapping[str, str], root: str = "", pid: int = 0) -> Iterator[Finding]:
-    """Say whether a stop, SIGTERM to PID 1, would reach the ranks of a job in this place."""
+    """Check whether a stop, SIGTERM to PID 1, would reach the ranks of a job started here."""
     pid = pid or os.getpid()
     above = _above(root, pid)
     words = _arguments(root, 1)
@@ -391,7 +391,7 @@ def stop(job: Job, environ: Mapping[str, str], root: str = "", pid: int = 0) -> 
 
 
 def _above(root: str, pid: int) -> dict[int, list[str]]:
-    """Return the arguments of the processes above one, by their pids, the parent first."""
+    """Return the arguments of a process's ancestors, by their pids, the parent first."""
     found: dict[int, list[str]] = {}
     for _ in range(_MOST_ABOVE):
         match = re.search(r"^PPid:\s*(\d+)$", read_text(f"{root}/proc/{pid}/status"), re.MULTILINE)
@@ -403,13 +403,13 @@ def _above(root: str, pid: int) -> dict[int, list[str]]:
 
 
 def _arguments(root: str, pid: int) -> list[str]:
-    """Return a process's arguments; none if they cannot be seen."""
+    """Return a process's arguments; none if this user cannot see them."""
     text = read_text(f"{root}/proc/{pid}/cmdline").rstrip("\0")
     return text.split("\0") if text else []
 
 
 def _is_launcher(words: Sequence[str]) -> bool:
-    """Tell whether a process is the launcher: by its name, as a module, by its path."""
+    """Tell whether a process is the launcher: by its name, module or path."""
     return _runs(words, "sm-launch", "launcher", "launcher.py") or any(
         word.endswith("launcher/__main__.py") for word in words[:3]
     )
@@ -428,6 +428,6 @@ def _init_answers(name: str) -> bool:
         return False
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         probe.connect("\0" + name)
-        probe.sendall(b"doctor")  # one that sends nothing is a launcher that was killed
+        probe.sendall(b"doctor")  # a client that sends nothing counts as a killed launcher
         return True
-    return False  # the variable has outlived its init
+    return False  # the init of this variable has ended

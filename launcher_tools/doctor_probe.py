@@ -1,7 +1,7 @@
-"""In a child process: imports torch and prints what it has, and what is wrong with it.
+"""In a child process: imports torch, and prints its properties and problems.
 
 Executed as text (`python -c`), with the number of GPUs; each line is a finding as JSON: its level,
-what was seen, what to do. It imports nothing of the launcher's.
+the finding, the fix. It imports no module of the launcher.
 """
 
 import json
@@ -15,7 +15,7 @@ def say(level: str, seen: str, to_do: str = "") -> None:
 
 
 def look_at_torch(gpus: int) -> None:
-    """Print which torch it is, and what keeps ranks from using it."""
+    """Print torch's version, and any problem for ranks."""
     try:
         import torch
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""`sm-launch local`: from its arguments to the job's exit code, and what is said on the way."""
+"""`sm-launch local`: from its arguments to the job's exit code, and its messages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from launcher_tools.local_output import Output, Printer
 from launcher_tools.local_setup import Share
 
 _LOOPBACK = "lo"
-_NAMED = 8  # files of a folder
+_NAMED = 8  # files of a folder, at most
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    """Run a job on this machine; return how it ended. A person's mistake is one line in the log."""
+    """Run a job on this machine; return how it ended. A user's mistake is one line in the log."""
     if local_options.wants_help(argv):
         show(local_options.HELP)
         return SUCCESS
@@ -38,7 +38,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
                 return _run(chosen._replace(run_dir=folder), environ, signals)
         return _run(chosen, environ, signals)
     except LaunchError as error:
-        # Not for a failure file: this is no host of a job.
+        # Not for a failure file: this is not a host of a job.
         log(str(error))
         return of_error(error).result
 
@@ -46,7 +46,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Re
 def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Result:
     interfaces = resources.read_resources().interfaces
     shares = local_setup.shares(len(chosen.hosts), environ, signals)
-    if number := signals.stop():  # while the driver was asked for GPUs
+    if number := signals.stop():  # a stop during the query for GPUs
         log(f"{signal_name(number)}: nothing was started.")
         return stopped(number)
     ports = local_setup.free_ports(2)
@@ -59,7 +59,7 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
     named = {chosen.target[0][2:]: json.dumps(chosen.target[1])} if chosen.target else {}
     interface = _LOOPBACK if _LOOPBACK in interfaces else ""
     local_setup.fill(run_dir, chosen.hosts, chosen.channels, {**named, **passed}, interface)
-    # Names sort as these addresses do, by which torchrun sorts the hosts.
+    # Names sort like these addresses, by which torchrun sorts the hosts.
     addresses = {host: share.address for host, share in zip(chosen.hosts, shares)}
     output = Output(environ)
     bars = "".join(str(fd) for fd in sorted(output.terminals))
@@ -68,7 +68,7 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
         base_dir = os.path.join(run_dir, host)
         variables = local_setup.environment(environ, base_dir, job_name, share, ports)
         variables[HOST_ADDRESSES] = json.dumps(addresses)
-        # Where the user has a folder for logs, events are there, too.
+        # If the user names a folder for logs, events go there, too.
         variables |= {EVENTS_DIR: os.path.abspath(chosen.log_dir or run_dir), BARS: bars}
         hosts.append(Host(number, share.cpus, base_dir, variables))
     words = [*chosen.launcher_words, *(chosen.script_args if refused else ())]
@@ -89,11 +89,11 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
     return result_of(hosts)
 
 
-# What is said
+# Messages
 
 
 def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[str]:
-    """Return the lines that say what each host has."""
+    """Return the lines with each host's share of the machine."""
     count, first = len(shares), shares[0]
     named = [f"algo-{number}: {share.address}" for number, share in enumerate(shares, 1)]
     who = ", ".join(named if count < 3 else [named[0], "...", named[-1]])
@@ -117,7 +117,7 @@ def _beginning(chosen: Choices, shares: Sequence[Share], run_dir: str) -> list[s
 
 
 def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str) -> list[str]:
-    """Return the lines that say which arguments SageMaker would pass in another form, or not."""
+    """Return the lines about arguments that SageMaker would pass in another form, or not at all."""
     if refused:
         return [
             "the arguments are passed to the script unchanged, but SageMaker could not pass "
@@ -130,9 +130,9 @@ def _what_is_passed(args: Sequence[str], passed: Mapping[str, str], refused: str
 
 
 def result_of(hosts: Sequence[Host]) -> Result:
-    """Return how the job ended: as a launcher that failed, before one that was killed."""
+    """Return how the job ended: a failed launcher's result counts before a killed one's."""
     codes = [host.process.returncode for host in hosts if host.process]
-    # One that SIGKILL has not ended yet (the loop waits for 10 s) counts as killed.
+    # A launcher that SIGKILL has not ended yet (the loop waits for 10 s) counts as killed.
     codes = [-signal.SIGKILL if code is None else code for code in codes]
     for code in sorted(codes, key=lambda code: code < 0):
         if code:

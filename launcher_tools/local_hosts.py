@@ -1,6 +1,6 @@
-"""The hosts: each a launcher in a session of its own, and all that runs below it; their loop.
+"""The hosts: each is a launcher in a session of its own, with its processes; and their loop.
 
-The loop does what is due, hears stops, and never waits for a reader of what the hosts print.
+The loop acts when events are due, handles stops, and never waits for a reader of hosts' output.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     import psutil
 
 _TO_WRITE = 2  # seconds
-_TO_DIE = 10  # seconds that a process may take to die of SIGKILL
+_TO_DIE = 10  # seconds for a process to die of SIGKILL
 _LAUNCHER = os.path.join(PACKAGE, "__main__.py")
 
 
 class Host:
     """Attributes: `number`, N of algo-N; `process`, its launcher, None until it starts.
 
-    `logs` are the paths of what it writes to stdout and to stderr. `drains` write them, until the
-    last of its processes has ended.
+    `logs` are the paths of its logs of stdout and stderr. `drains` write them, until the last of
+    its processes has ended.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Host:
 
     @property
     def runs(self) -> bool:
-        """Whether its launcher has started and not ended."""
+        """Whether its launcher is running."""
         return self.process is not None and self.process.returncode is None
 
     @property
     def is_written(self) -> bool:
-        """Whether its logs hold all that its processes have written."""
+        """Whether its logs hold all output of its processes."""
         return all(drain.returncode is not None for drain in self.drains)
 
     def start(self, words: Sequence[str]) -> None:
@@ -78,9 +78,9 @@ class Host:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
-                    # Or else a terminal's Ctrl-C would reach it, and its ranks, without us.
+                    # Otherwise a terminal's Ctrl-C would reach it and its ranks directly.
                     start_new_session=True,
-                    # SIGKILL leaves us no time to stop the job, and nobody else would.
+                    # After a SIGKILL we cannot stop the job, and nobody else would.
                     preexec_fn=tie_to_this_process(),
                 )
         except OSError as error:
@@ -91,9 +91,9 @@ class Host:
     def _drain(self, stream: int) -> IO[bytes]:
         """Return a pipe to its log, as on SageMaker: a file could be emptied (`> /dev/stdout`).
 
-        What reads it lives as long as somebody writes, and takes all: nobody waits for a reader of
-        our output, or needs us to live, or fails because the disk is full. It is a shell's fixed
-        line, since two programs in turn read the pipe; a Python would be ten times as large.
+        A process reads the pipe as long as anything writes to it. So no writer waits for a reader
+        of our output, needs us to live, or fails because of a full disk. It is a fixed shell
+        command with two programs in turn; a Python would be ten times as large.
         """
         with open(self.logs[stream], "ab") as log:
             drain = subprocess.Popen(
@@ -113,19 +113,19 @@ class Host:
             send(self.process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill all of its processes, none of which is to see another one die first."""
+        """Kill all of its processes; none of them may see another one die first."""
         if self.process and self.runs:
             _kill_all(functools.partial(tree, self.process.pid))
 
     def tidy(self) -> None:
-        """Remove what it could not remove itself, if it was killed."""
+        """Remove the folder that it left behind if it was killed."""
         if self.process and self.process.returncode and self.process.returncode < 0:
             run_dir.remove_left(self.process.pid, self._environment)
 
 
 @contextlib.contextmanager
 def _on_cpus(cpus: frozenset[int]) -> Iterator[None]:
-    """Have children that are started here inherit an affinity mask."""
+    """Have children that start meanwhile inherit an affinity mask."""
     if sys.platform != "linux" or not cpus:
         yield
         return
@@ -138,7 +138,7 @@ def _on_cpus(cpus: frozenset[int]) -> Iterator[None]:
 
 
 def _kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
-    """Kill all processes that are found: first hold each, so that it starts no other."""
+    """Kill all processes that are found: first suspend each, so that it starts no other."""
     held: dict[int, psutil.Process] = {}
     while new := {process.pid: process for process in find() if process.pid not in held}:
         for process in new.values():
@@ -149,7 +149,7 @@ def _kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
 
 
 class Loop:
-    """Runs the hosts to their ends. `was_stopped`: one or all of them were told to stop."""
+    """Runs the hosts to their ends. `was_stopped`: one or all of them got a stop."""
 
     def __init__(
         self,
@@ -164,13 +164,13 @@ class Loop:
         self._words = words
         self._signals = signals
         self._printer = printer
-        self._others = processes.children()  # of who has executed this program
+        self._others = processes.children()  # from before this program was executed
         self._all_stopped = False
         self.was_stopped = False
 
     def run(self) -> float:
-        """Return the seconds that it took. Raises LaunchError if a launcher cannot be started."""
-        processes.adopt_orphans()  # what a killed launcher leaves behind becomes our child
+        """Return the seconds of a whole run. Raises LaunchError if a launcher cannot be started."""
+        processes.adopt_orphans()  # orphans of a killed launcher become our children
         began = time.monotonic()
         try:
             while self._goes_on():
@@ -189,7 +189,7 @@ class Loop:
         return time.monotonic() - began
 
     def _goes_on(self) -> bool:
-        """Tell whether a host runs, or one is to start: not after a stop or a failure."""
+        """Tell whether a host runs, or is still to start (none is after a stop or a failure)."""
         if any(host.runs for host in self._hosts):
             return True
         failed = any(host.process and host.process.returncode for host in self._hosts)
@@ -248,7 +248,7 @@ class Loop:
             host.stop()
 
     def _reap(self) -> bool:
-        """Note which children have ended; return whether any, adopted ones too, are left."""
+        """Note which children have ended; return whether any remain, adopted ones included."""
         return reap(*self._children())
 
     def _children(self) -> list[subprocess.Popen[bytes]]:
@@ -256,7 +256,7 @@ class Loop:
         return [*launchers, *(drain for host in self._hosts for drain in host.drains)]
 
     def _wait_for_logs(self) -> None:
-        """Wait until the logs hold all; not long for what is not the job's, and still writes."""
+        """Wait until the logs are complete, but not long for processes that still write to them."""
         deadline = time.monotonic() + _TO_WRITE
         while self._reap() and time.monotonic() < deadline:
             if all(child.returncode is not None for child in self._children()):
@@ -264,14 +264,14 @@ class Loop:
             time.sleep(0.005)
 
     def _kill_the_rest(self) -> None:
-        """Kill what runs without its launcher, or because of an error of our own."""
+        """Kill processes that have lost their launcher, or all after an error of our own."""
         deadline = time.monotonic() + _TO_DIE
         while self._reap() and self._below() and time.monotonic() < deadline:
             _kill_all(self._below)
             time.sleep(0.02)
 
     def _below(self) -> list[psutil.Process]:
-        """Return all processes below this one, but for those that write the logs."""
+        """Return all processes below this one, except those that write the logs."""
         drains = {drain.pid for host in self._hosts for drain in host.drains}
         others = processes.children() - drains - self._others
         return [process for pid in others for process in tree(pid)]

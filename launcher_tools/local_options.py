@@ -16,13 +16,13 @@ from launcher.text.words import flag
 
 _T = TypeVar("_T")
 _MOST_HOSTS = 100
-START, STOP, KILL = "start", "stop", "kill"  # what is done to a host
+START, STOP, KILL = "start", "stop", "kill"  # actions on a host
 _HELP = ("-h", "--help")
 _TARGETS = ("--train-script", "--train-module")
 
 
 class Event(NamedTuple):
-    """What happens to a host: `at` seconds since the start; `host` is "" for all hosts."""
+    """An action on a host: `at` seconds since the start; `host` is "" for all hosts."""
 
     at: float
     act: str  # START, STOP or KILL
@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What was asked for, checked."""
+    """The checked options and arguments."""
 
     hosts: tuple[str, ...]  # algo-1 ...
     channels: Mapping[str, str]  # name: folder
@@ -45,9 +45,9 @@ class Choices(NamedTuple):
     target: tuple[str, str] | None  # --train-script or --train-module, and its value
     launcher_words: tuple[str, ...]
     script_args: tuple[str, ...]
-    doctor: bool  # each host says what it sees; target may be None
-    log_dir: str = ""  # the launchers' own
-    behind: tuple[str, ...] = ()  # arguments of the script that look like options of local's
+    doctor: bool  # run doctor on each host; target may be None
+    log_dir: str = ""  # the launchers' option
+    behind: tuple[str, ...] = ()  # arguments of the script that look like options of this command
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,20 +88,20 @@ them as they are.
 --channel, --kill, --stop and --late may be repeated. --launcher-... options go anywhere after --;
 they apply to every host. Ctrl-C stops the job as SageMaker would; a second Ctrl-C kills it. The
 exit code is that of the job."""
-# Values that an argument of a script's own under that name would hardly have.
+# Values that a script's own argument of that name would hardly have.
 _AT = r"(algo-\d+)?@[\d.]+"
 _ONLY_OURS = {"--hosts": r"\d{1,3}", "--kill": _AT, "--stop": _AT, "--late": _AT}
 
 
 def wants_help(argv: Sequence[str]) -> bool:
-    """Tell whether help is asked for, and not by the script's arguments."""
+    """Tell whether help is requested, before the script's arguments."""
     return any(word in _HELP for word in _own(argv))
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:
-    """Return what was asked for.
+    """Return the checked options and arguments.
 
-    Raises LaunchError for whatever is wrong with it, before anything is made or started.
+    Raises LaunchError for any mistake, before anything is created or started.
     """
     own = _own(argv)
     values, unknown = _parser().parse_known_args(own)
@@ -145,7 +145,7 @@ def _own(argv: Sequence[str]) -> Sequence[str]:
 def _target(
     ours: list[str], script_words: list[str], *, is_optional: bool
 ) -> tuple[tuple[str, str] | None, list[str], list[str]]:
-    """Return what to run, the launcher's other words, and the script's arguments."""
+    """Return the script or module, the launcher's other words, and the script's arguments."""
     for index, word in enumerate(ours):
         name, equals, value = word.partition("=")
         if name in _TARGETS:  # as on SageMaker
@@ -203,7 +203,7 @@ def _of_launchers(words: Sequence[str], environ: Mapping[str, str]) -> Options:
     try:
         return target.located(chosen, (chosen.script_dir,))
     except LaunchError as error:
-        name, _, rest = str(error).partition(" ")  # what people did not type
+        name, _, rest = str(error).partition(" ")  # an option's name that the user did not type
         raise LaunchError(rest if name in _TARGETS else str(error)) from None
 
 
@@ -214,10 +214,10 @@ def schedule(
     stop: Sequence[str] = (),
     kill: Sequence[str] = (),
 ) -> tuple[Event, ...]:
-    """Return all that is to happen, the first first, of what was typed for these options.
+    """Return the events of these options, in their order.
 
-    Raises LaunchError for what is not HOST@SECONDS, for a host that does not exist, one that is
-    late twice, and one that would be stopped or killed before it starts.
+    Raises LaunchError for a value that is not HOST@SECONDS, for a host that does not exist, for a
+    host that is late twice, and for a host that would be stopped or killed before it starts.
     """
     starts: dict[str, Event] = {}
     for event in [_parsed("--late", START, text, hosts) for text in late]:
@@ -233,7 +233,7 @@ def schedule(
                 "starts that host; expected a later time."
             )
     events = [starts.get(host, Event(0.0, START, host)) for host in hosts]
-    # Of what is due at one time, starts come first and kills last: sorted() keeps this order.
+    # At the same time, starts come first and kills last: sorted() keeps this order.
     return tuple(sorted([*events, *faults], key=lambda event: event.at))
 
 

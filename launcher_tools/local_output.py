@@ -1,7 +1,7 @@
-"""What the hosts print: whole lines, each behind its host's name, and progress bars.
+"""The hosts' output: whole lines, each after its host's name, and progress bars.
 
-It is read from their logs in a thread: only that waits for a slow reader. On a terminal one bar
-stands below the lines; elsewhere ranks' keepers make lines of bars (launcher/run/bars.py).
+A thread reads it from their logs: only that thread waits for a slow reader. On a terminal one bar
+stands below the lines; elsewhere ranks' keepers turn bars into lines (launcher/run/bars.py).
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from launcher.text.words import printable
 STDOUT, STDERR = 1, 2
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _CLEAR = b"\r\x1b[K"
-_MOST = 64 * 1024  # bytes that may wait for the end of their line
+_MOST = 64 * 1024  # bytes of an incomplete line
 _READ = 64 * 1024  # bytes
 _PATIENCE_SECONDS = 5
-_POLL_SECONDS = 0.02  # to poll all logs of two hosts takes 10 microseconds
+_POLL_SECONDS = 0.02  # polling all logs of two hosts takes 10 microseconds
 _CONTROL = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class OutputLines:
-    """One stream of bytes. What `\\r` overwrites is gone, as on a terminal."""
+    """One stream of bytes. Text that `\\r` overwrites is gone, as on a terminal."""
 
     def __init__(self) -> None:
         self._tail = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what was read; return the lines that have ended, without newlines."""
+        """Add data; return the complete lines, without newlines."""
         *lines, tail = (self._tail + data).split(b"\n")
         if b"\r" in tail:
-            # A newline may follow at once: then the last \r is a part of the line's end.
+            # A newline may follow at once: then the last \r belongs to the line's end.
             tail = b"\r" + _last(tail) + (b"\r" if tail.endswith(b"\r") else b"")
         while len(tail) > _MOST:
             lines.append(tail[:_MOST])
@@ -54,7 +54,7 @@ class OutputLines:
 
     @property
     def bar(self) -> bytes:
-        """The progress bar: what is there of a line that was begun anew with `\\r`."""
+        """The progress bar: the current text of a line that `\\r` has restarted."""
         return _last(self._tail) if b"\r" in self._tail else b""
 
     def end(self) -> list[bytes]:
@@ -69,10 +69,10 @@ def _last(line: bytes) -> bytes:
 
 
 class Output:
-    """Takes what hosts write to their stdout and stderr, and writes it to this process's."""
+    """Copies the hosts' stdout and stderr to this process's."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # One that was closed from the start (`>&-`) has its number taken by something of ours.
+        # If a stream was closed at the start (`>&-`), another file of ours has its number.
         streams = ((STDOUT, sys.stdout), (STDERR, sys.stderr))
         self._open = {fd for fd, stream in streams if stream is not None}
         self.terminals = {fd for fd in self._open if os.isatty(fd)}
@@ -83,7 +83,7 @@ class Output:
         self._bar: tuple[int, bytes] | None = None  # on the screen: where, and what
 
     def feed(self, number: int, fd: int, data: bytes) -> None:
-        """Take what host algo-NUMBER has written to a descriptor; b"" if it has closed it."""
+        """Add output of host algo-NUMBER to a descriptor; b"" if the host has closed it."""
         stream = self._streams.get((number, fd))
         if stream is None:
             stream = self._streams[number, fd] = OutputLines()
@@ -91,12 +91,12 @@ class Output:
         self._write_lines(number, fd, lines)
 
     def say(self, text: str) -> None:
-        """Write a line of our own to stderr."""
+        """Write our own line to stderr."""
         line = f"launcher: {printable(text)}\n"
         self._write(STDERR, line.encode("utf-8", "backslashreplace"))
 
     def show(self, text: str) -> None:
-        """Write a text of our own to stdout, its lines as they are."""
+        """Write our own text to stdout, unchanged."""
         self._write(STDOUT, os.fsencode(text))
 
     def _write_lines(self, number: int, fd: int, lines: Sequence[bytes]) -> None:
@@ -133,12 +133,12 @@ class Output:
 def _columns(fd: int) -> int:
     try:
         return os.get_terminal_size(fd).columns or 80
-    except OSError:  # its window was closed, and the job goes on (`nohup`, `disown`)
+    except OSError:  # its window was closed, and the job continues (`nohup`, `disown`)
         return 80
 
 
 def _cut(bar: bytes, width: int) -> bytes:
-    """Cut a bar to the terminal's width: one that wraps could not be overwritten."""
+    """Cut a bar to the terminal's width: a bar that wraps could not be overwritten."""
     text = bar.decode("utf-8", "surrogateescape")
     if len(text) <= width:
         return bar
@@ -174,7 +174,7 @@ class _Log:
         return os.fstat(self._file.fileno()).st_mtime_ns
 
     def print(self, size: int) -> None:
-        """Print what has come until the log had that size."""
+        """Print the log up to that size."""
         while self.printed < size:
             data = os.pread(self._file.fileno(), min(_READ, size - self.printed), self.printed)
             if not data:
@@ -183,7 +183,7 @@ class _Log:
             self._feed(data)
 
     def print_all(self, *, is_last: bool) -> None:
-        """Print what is there, and if nobody writes any more also a line without its newline."""
+        """Print the rest; if nothing writes any more, also a line without its newline."""
         ends = is_last or (self._is_over() and not self._has_ended)
         self.print(self.size())
         if ends:
@@ -194,14 +194,14 @@ class _Log:
 class Printer:
     """Follows logs, from `follow` to the end of `with`, which waits until all is printed.
 
-    Whoever reads need not do so: a stop ends that wait, and after `hurry` it takes a reader.
+    The reader may be slow or gone: a stop ends that wait, and after `hurry` nothing waits for long.
     """
 
     def __init__(self, output: Output, signals: Signals) -> None:
         self._output = output
         self._signals = signals
         self._logs: tuple[_Log, ...] = ()
-        # What is ours to print, and how far each log is to be printed before it.
+        # Our own texts, and how far to print each log before them.
         self._ours: collections.deque[tuple[Sequence[tuple[_Log, int]], Callable[[], None]]]
         self._ours = collections.deque()
         self._is_over = threading.Event()
@@ -223,11 +223,11 @@ class Printer:
                 return
 
     def hurry(self) -> None:
-        """Wait no more for whoever has read nothing for 5 s: the job was stopped."""
+        """Stop waiting for a reader that has read nothing for 5 s: the job was stopped."""
         self._patience = _PATIENCE_SECONDS
 
     def follow(self, number: int, logs: Mapping[int, str], is_over: Callable[[], bool]) -> None:
-        """Print from now on what host algo-NUMBER writes into its logs.
+        """From now on print the logs of host algo-NUMBER.
 
         `is_over()` tells whether all of it has been written.
         """
@@ -238,11 +238,11 @@ class Printer:
         self._logs = (*self._logs, *opened)
 
     def say(self, text: str) -> None:
-        """Print a line of our own to stderr, behind what the hosts have written until now."""
+        """Print our own line to stderr, after the hosts' output until now."""
         self._add(functools.partial(self._output.say, text))
 
     def show(self, text: str) -> None:
-        """Print a text of our own to stdout, behind what the hosts have written until now."""
+        """Print our own text to stdout, after the hosts' output until now."""
         self._add(functools.partial(self._output.show, text))
 
     def _add(self, act: Callable[[], None]) -> None:
@@ -257,6 +257,6 @@ class Printer:
                 for log, size in sizes:
                     log.print(size)
                 act()
-            # What was written last comes last, as nearly as the kernel's clock tells.
+            # Keep the order of writes, as precisely as the kernel's clock does.
             for log in sorted(self._logs, key=_Log.changed):
                 log.print_all(is_last=is_over)

@@ -1,6 +1,6 @@
-"""What each host gets: its part of this machine, and what SageMaker would give it.
+"""Each host's share of this machine, and its substitute for SageMaker.
 
-A part is an address, cores and GPUs; from SageMaker come files, folders and variables.
+A share is an address, cores and GPUs; SageMaker provides files, folders and variables.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from launcher.job.options import INTERNAL
 _T = TypeVar("_T")
 # Below Linux's ephemeral ports (ip(7), ip_local_port_range): the kernel gives them to nobody.
 _PORTS = range(20000, 29000)
-# A host's folders for what a job leaves, and the file that says why it failed.
+# A host's folders for a job's results, and the file with the failure reason.
 RESULTS = ("model", os.path.join("output", "data"), "checkpoints")
 FAILURE = os.path.join("output", "failure")
-# Of another job: this process may itself run in a training container.
+# Another job's variables: this process may itself run in a training container.
 _PREFIXES = ("SM_", "SAGEMAKER_", "TRAINING_JOB_", "CURRENT_HOST")
 _NUMBER = r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
 
@@ -34,13 +34,13 @@ class Share(NamedTuple):
     """One host's part of this machine."""
 
     address: str
-    cpus: frozenset[int]  # what its processes may run on; empty: all
+    cpus: frozenset[int]  # for its processes; empty: all
     cores: int  # physical ones
     gpus: tuple[str, ...] | None  # UUIDs; None: this machine has none
 
 
 def shares(count: int, environ: Mapping[str, str], signals: Signals | None = None) -> list[Share]:
-    """Divide this machine among `count` hosts, all equal, as SageMaker's are.
+    """Divide this machine among `count` equal hosts, as on SageMaker.
 
     Raises LaunchError if there are fewer loopback addresses.
     """
@@ -60,7 +60,7 @@ def shares(count: int, environ: Mapping[str, str], signals: Signals | None = Non
 
 
 def divided(things: Sequence[_T], count: int) -> list[Sequence[_T]]:
-    """Return equal parts of some things; if there are fewer than parts, some parts are the same."""
+    """Return equal parts; if there are fewer things than parts, some parts are the same."""
     if not things:
         return []
     if len(things) < count:
@@ -89,7 +89,7 @@ def addresses(count: int) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different free ports, at random: two jobs at once do not get the same."""
+    """Return different free ports, at random: two jobs at the same time get different ones."""
     found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         try:
@@ -108,8 +108,8 @@ def free_ports(count: int) -> list[int]:
 def gpus(environ: Mapping[str, str], signals: Signals | None = None) -> list[str]:
     """Return the UUIDs of this machine's GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
 
-    Of a GPU in MIG mode, those of its slices. A host sees its GPUs by their UUIDs: by their
-    numbers, the second host's would not begin at 0.
+    For a GPU in MIG mode, those of its slices. A host sees its GPUs by their UUIDs: with numbers,
+    the second host's would not begin at 0.
     """
     found = resources.gpus(environ, signals)
     visible = resources.visible_gpus(found, len(found), environ)
@@ -129,7 +129,7 @@ def make_run_dir(wanted: str, first_host: str) -> str:
         try:
             os.makedirs(path, exist_ok=True)
             if not os.listdir(path):
-                os.mkdir(os.path.join(path, first_host))  # nobody else has it from here on
+                os.mkdir(os.path.join(path, first_host))  # from here on it is ours
                 return path
         except FileExistsError:  # a file, or another job was faster
             continue
@@ -142,7 +142,7 @@ def make_run_dir(wanted: str, first_host: str) -> str:
 
 
 def _named(path: str) -> str:
-    """Return the path of a folder that ends in its name: not in a slash or a dot."""
+    """Return a folder's path without a slash or dot at its end."""
     path = path.rstrip("/")
     return os.path.abspath(path) if os.path.basename(path) in (".", "..") else path
 
@@ -198,9 +198,9 @@ def _fill_host(base: str, channels: Mapping[str, str], files: Mapping[str, Any])
 def environment(
     environ: Mapping[str, str], base_dir: str, job_name: str, share: Share, ports: Sequence[int]
 ) -> dict[str, str]:
-    """Return the variables of a host's launcher: those that SageMaker sets, and what it shares.
+    """Return the variables of a host's launcher: those that SageMaker sets, and its share.
 
-    The launcher makes the other `SM_*` variables of the files in base_dir (job/toolkit.py).
+    The launcher makes the other `SM_*` variables from the files in base_dir (job/toolkit.py).
     """
     kept = {
         name: value
@@ -217,11 +217,11 @@ def environment(
         made["SM_NUM_CPUS"] = str(len(share.cpus))
     if share.gpus is not None:
         made["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
-    # Where SageMaker's toolkit has the folder of the code, which here is the current one.
+    # In place of the toolkit's folder of the code, which here is the current folder.
     others = [environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else []
     made["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *others])
     unless_set = {
-        # As in AWS's images. Lines would come in blocks otherwise: stdout is a pipe.
+        # As in AWS's images. Otherwise lines would arrive in blocks: stdout is a pipe.
         "PYTHONUNBUFFERED": "1",
         "LAUNCHER_RDZV_PORT": str(ports[0]),
         "LAUNCHER_PEER_PORT": str(ports[1]),
@@ -272,7 +272,7 @@ def as_hyperparameters(args: Sequence[str]) -> tuple[dict[str, str], str]:
 
 
 def changes(args: Sequence[str], hyperparameters: Mapping[str, str]) -> list[str]:
-    """Return what SageMaker makes of the arguments, where that is not what was typed."""
+    """Return the arguments that SageMaker would change, with their new form."""
     decoded = {name: toolkit.decoded(value) for name, value in hyperparameters.items()}
     rendered = toolkit.to_cmd_args(decoded)
     changed = []
@@ -286,7 +286,7 @@ def changes(args: Sequence[str], hyperparameters: Mapping[str, str]) -> list[str
 
 
 def _name(key: str) -> str:
-    """Return the hyperparameter that an option would be, "" if none."""
+    """Return the hyperparameter of an option, "" if it cannot be one."""
     if re.fullmatch(r"--[^-].*", key, re.DOTALL):
         return key[2:]
     return key[1:] if re.fullmatch(r"-[^-\d.]", key) else ""

@@ -1,4 +1,4 @@
-"""`sm-launch stacks`: where all ranks of the jobs on this host are, of all their hosts.
+"""`sm-launch stacks`: the stacks of all ranks, on all hosts, of the jobs on this host.
 
 Each launcher has a Unix socket in its job's folder, which only its user can reach. The kernel lists
 it (/proc/net/unix), unless it is in another network namespace; a rank's environment names it, too,
@@ -40,7 +40,7 @@ Exit codes: 0; 2 if no job that this user may see runs here."""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    """Print the stacks, or say why not; the failure file is the job's, and left to it."""
+    """Print the stacks, or why there are none; do not touch the job's failure file."""
     if arguments.wants_help(argv):
         show(_HELP)
         return SUCCESS
@@ -61,7 +61,7 @@ def _show(argv: Sequence[str], signals: Signals) -> Result:
         is_silent = is_silent or answer == {}
         if signals.stop():
             return stopped(signals.stop())
-        if answer:  # launchers of one job's hosts, on one machine, say the same
+        if answer:  # on one machine, launchers of one job give the same answer
             key = answer["uid"], str(answer.get("job")), str(answer.get("key"))
             answers.setdefault(key, answer["lines"])
     if not answers and is_silent:
@@ -99,7 +99,7 @@ def _folders() -> Iterator[str]:
 
 
 def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
-    """Return what the launcher of a folder says: {} if nothing, None if it has gone."""
+    """Return the answer of a folder's launcher: {} if none, None if it has gone."""
     lines = Lines(_LIMIT)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TO_CONNECT)
@@ -119,7 +119,7 @@ def _answer(folder: str, signals: Signals) -> dict[str, Any] | None:
 
 
 def _can_read(connection: socket.socket, signals: Signals, by: float) -> bool:
-    """Wait until a connection has something to read; not past a time, or a stop."""
+    """Wait for data on a connection, until a deadline or a stop."""
     while not signals.stop():
         ready, _, _ = select.select([connection, signals], [], [], max(0, by - time.monotonic()))
         if signals not in ready:

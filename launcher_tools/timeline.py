@@ -43,14 +43,14 @@ Show what each rank of a job did when, from DIR/HOST/{NAME}. DIR is the folder g
   --text   print the timeline as text instead
 
 Exit codes: 0; 2 if DIR has no {NAME}, or the page cannot be written."""
-# What a rank does, and what has happened, as one character.
+# One character for each thing that a rank does, and for each event.
 _LETTERS = dict(zip(KINDS, "j-=wsxr. "))
 _MARKS = dict(zip(MARKS, "X!vSRL"))
 _MOST_HAPPENED = 100  # lines
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    """Write the page, or print the text; say in one line why not."""
+    """Write the page, or print the text; or log in one line why not."""
     if arguments.wants_help(argv):
         show(_HELP)
         return SUCCESS
@@ -94,7 +94,7 @@ def read(folder: str) -> Timeline:
     """Return the timeline of a folder. Raises LaunchError if it has no file of a host."""
     logs: dict[str, list[Line]] = {}
     notes = []
-    for host, path in _files(folder):  # by their folders' names
+    for host, path in _files(folder):  # sorted by their folders' names
         try:
             with open(path, "rb") as file:
                 data = file.read(_MOST_BYTES)
@@ -134,7 +134,7 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
         yield os.path.basename(os.path.abspath(folder)), os.path.join(folder, NAME)
     for name in names:
         path = os.path.join(folder, name, NAME)
-        if os.path.isfile(path):  # no pipe, which may never say anything
+        if os.path.isfile(path):  # not a pipe, which may never have data
             yield name, path
 
 
@@ -151,9 +151,9 @@ def write(found: Timeline, path: str) -> None:
 
 
 def left_in(run_dir: str, folder: str) -> str:
-    """Write the page of a folder into a run folder; return what the file is, or why there is none.
+    """Write the page of a folder into a run folder; return a line about it, or why there is none.
 
-    Of a job that has not begun there are no events.
+    A job that has not begun has no events.
     """
     try:
         write(read(folder), os.path.join(run_dir, PAGE))
@@ -168,9 +168,9 @@ def left_in(run_dir: str, folder: str) -> str:
 
 
 def text(found: Timeline, columns: int) -> list[str]:
-    """Return the timeline as lines: one for each rank, or for ranks of a host that did the same."""
+    """Return the timeline as lines: one for each rank, or for a host's ranks with equal lines."""
     label = max((len(_label(host, lane)) for host in found.hosts for lane in host.lanes), default=0)
-    label += 3 + 4  # of a second number
+    label += 3 + 4  # for a second number
     width = max(20, min(columns, 200) - label)
     rows = [f"{name:{label}}{strip}".rstrip() for name, strip in _rows(found, width)]
     used = {letter for row in rows for letter in row[label:]}
@@ -221,7 +221,7 @@ def _rows(found: Timeline, width: int) -> list[tuple[str, str]]:
 
 
 def _strip(lane: Lane, of_host: Sequence[Mark], seconds: float, width: int) -> str:
-    """Return a lane as characters: what is longest in each, with a mark where there is one."""
+    """Return a lane as characters: the longest bar's, or a mark."""
     cell = max(seconds, 1e-9) / width
     longest: list[tuple[float, str]] = [(0.0, " ")] * width
     for bar in lane.bars:
@@ -230,20 +230,20 @@ def _strip(lane: Lane, of_host: Sequence[Mark], seconds: float, width: int) -> s
             part = min(end, (at + 1) * cell) - max(bar.start, at * cell)
             longest[at] = max(longest[at], (part, _LETTERS[bar.kind]))
     letters = [letter for _, letter in longest]
-    for mark in (*of_host, *lane.marks):  # the rank's own count more
+    for mark in (*of_host, *lane.marks):  # the rank's own replace the host's
         letters[max(0, min(width - 1, int(mark.at / cell)))] = _MARKS[mark.kind]
     return "".join(letters)
 
 
 def _time(found: Timeline, at: float) -> str:
-    """Return a time of the job: UTC, or if that is not known seconds since its begin."""
+    """Return a time of the job: UTC or, if unknown, seconds since its start."""
     if not found.utc:
         return f"{at:.1f} s"
     return time.strftime("%H:%M:%SZ", time.gmtime(found.utc + at))
 
 
 def _happened(found: Timeline) -> list[str]:
-    """Return what has happened, in order, with tracebacks and stacks."""
+    """Return the events, in order, with tracebacks and stacks."""
     lines = []
     for event in found.events:
         said = f"{event.where}: {event.kind}" + (f": {event.words}" if event.words else "")

@@ -1,8 +1,8 @@
-"""From lines of events.jsonl to what each rank did when, and what has happened. Pure.
+"""From lines of events.jsonl to what each rank did when, and the events. Pure.
 
-Clocks of hosts differ. All hosts start an attempt at the same time, but for the network's delay: so
-the seconds of each host are shifted by those at which its own attempt began. A host that has begun
-none is placed by its clock.
+Hosts' clocks differ. All hosts start an attempt at the same time, except for the network's delay:
+so each host's seconds are shifted by the start of its own attempt. A host without an attempt is
+placed by its time of day.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS: Mapping[str, str] = {
 }
 _RUNS = ("start", "training")
 MARKS = ("failed", "stalled", "saved", "stop", "restart", "lost")
-_HAPPENED = (*MARKS, "stacks", "continued", "ended")  # what the list of events has
+_HAPPENED = (*MARKS, "stacks", "continued", "ended")  # events in the list
 _LONGEST_TEXT = 50_000  # characters
 
 
@@ -49,7 +49,7 @@ class Line(NamedTuple):
     since: float
     job: str
     text: str  # several lines
-    utc: float  # 0: not known
+    utc: float  # 0: unknown
 
 
 class Bar(NamedTuple):
@@ -63,7 +63,7 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What has happened at one time."""
+    """An event at one time."""
 
     kind: str
     at: float
@@ -71,7 +71,7 @@ class Mark(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What has happened, once, whichever hosts say so: `where` is the first of them, or a rank."""
+    """An event, once, even if several hosts report it: `where` is the first of them, or a rank."""
 
     kind: str
     at: float
@@ -84,16 +84,16 @@ class Event(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One rank; None: a host of which no rank is known."""
+    """One rank; None: a host without a known rank."""
 
     rank: int | None
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
-    ended: str = ""  # how its last process did: `exit 1`, `SIGTERM`
+    ended: str = ""  # how its last process ended: `exit 1`, `SIGTERM`
 
 
 class Host(NamedTuple):
-    """A host, with what has happened to all of its ranks."""
+    """A host, with the events of all of its ranks."""
 
     name: str
     lanes: tuple[Lane, ...]
@@ -112,7 +112,7 @@ class Timeline(NamedTuple):
     hosts: tuple[Host, ...]
     notes: tuple[str, ...]
     events: tuple[Event, ...]
-    utc: float  # at its begin, in seconds since 1970; 0: not known
+    utc: float  # its start, in seconds since 1970; 0: unknown
 
     @property
     def lanes(self) -> list[Lane]:
@@ -120,7 +120,7 @@ class Timeline(NamedTuple):
         return [lane for host in self.hosts for lane in host.lanes]
 
     def means(self) -> dict[str, float]:
-        """Return how long a rank does each thing, on average."""
+        """Return a rank's average seconds of each kind."""
         lanes = self.lanes
         bars = [bar for lane in lanes for bar in lane.bars]
         sums = {kind: sum(bar.seconds for bar in bars if bar.kind == kind) for kind in KINDS}
@@ -131,7 +131,7 @@ class Timeline(NamedTuple):
 
 
 def parsed(text: str) -> tuple[list[Line], int]:
-    """Return the lines of a file's last job, and how many of the file are no lines of ours."""
+    """Return the lines of a file's last job, and the number of the file's invalid lines."""
     lines: list[Line] = []
     bad = 0
     for row in text.split("\n"):
@@ -239,7 +239,7 @@ def aligned(logs: Mapping[str, Sequence[Line]]) -> tuple[dict[str, list[Line]], 
 
 
 def _clock(lines: Sequence[Line]) -> float:
-    """Return the time of day at a launcher's begin; 0 if it is not known."""
+    """Return the time of day at a launcher's start; 0 if unknown."""
     return next((one.utc - one.seconds for one in lines if one.utc), 0.0)
 
 
@@ -247,14 +247,14 @@ def _clock(lines: Sequence[Line]) -> float:
 
 
 class _Said(NamedTuple):
-    """What the first host says of others: stalls of ranks, and hosts that are lost."""
+    """The first host's reports about others: stalls of ranks, and lost hosts."""
 
     stalls: Mapping[int, Sequence[tuple[float, float, str]]]
     lost: Mapping[str, tuple[float, str]]
 
 
 def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> Timeline:
-    """Return what each rank of a job did when; of several jobs in the files, the last one's."""
+    """Return the timeline of a job; if the files have several jobs, of the last one."""
     began = {name: lines[0] for name, lines in logs.items() if lines and lines[0].job}
     job = max(began.values(), key=lambda line: line.utc).job if began else ""
     others = [name for name, line in began.items() if line.job != job]
@@ -303,7 +303,7 @@ def _of(rank: int | None, marks: Sequence[tuple[int | None, Mark]]) -> tuple[Mar
 
 
 def _roots(lines: Sequence[Line]) -> list[Line]:
-    """Return the failures that ended an attempt, each of one: that which the job's hosts name."""
+    """Return, for each attempt, the failure that ended it: the one that the hosts name."""
     roots = []
     for attempt in {one.attempt for one in lines if one.event == "failed"}:
         here = sorted((one for one in lines if one.attempt == attempt), key=lambda one: one.seconds)
@@ -314,7 +314,7 @@ def _roots(lines: Sequence[Line]) -> list[Line]:
 
 
 def _events(lines: Sequence[Line], roots: Sequence[Line]) -> Iterator[Event]:
-    """Yield what has happened, in order; what several hosts or ranks say is said once."""
+    """Yield the events, in order; events of several hosts or ranks once."""
     same: dict[tuple[object, ...], list[Line]] = {}
     for one in sorted(lines, key=lambda one: one.seconds):
         if one.event in _HAPPENED and (one.event != "ended" or one.rank is None):
@@ -373,7 +373,7 @@ def _ends_of(rank: int, later: Sequence[Line]) -> Iterator[float]:
 def _gone_at(
     name: str, lines: Sequence[Line], said: _Said, *, has_ended: bool, end: float
 ) -> tuple[float, str]:
-    """Return from when on nothing is known of a host, and why."""
+    """Return the time after which nothing is known about a host, and why."""
     if any(_is_end(one) for one in lines):
         return end, ""
     if name in said.lost:
@@ -437,7 +437,7 @@ def _next(kind: str, line: Line) -> tuple[str, str]:
 
 
 def _with_stalls(bar: Bar, stalls: Sequence[tuple[float, float, str]]) -> Iterator[Bar]:
-    """Yield a bar of training in parts: in some the rank waits."""
+    """Split a bar of training: in some of its parts the rank waits."""
     at, end = bar.start, bar.start + bar.seconds
     for since, until, cause in sorted(stalls) if bar.kind == "training" else ():
         since, until = max(at, since), min(end, until)

@@ -1,4 +1,4 @@
-"""The page of `sm-launch timeline`: one file that needs nothing else, and no network.
+"""The page of `sm-launch timeline`: one file that needs no other file, and no network.
 
 What comes from the job is in one block of JSON, and gets into the page as text alone (textContent);
 its Content-Security-Policy lets it load nothing.
@@ -343,8 +343,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def page(found: Timeline, title: str, text: str) -> str:
-    """Return the page; `text` is what a browser without scripts shows."""
-    # "<" is written so that nothing in the data can end its block.
+    """Return the page; a browser without scripts shows `text`."""
+    # Escape "<", so that no text in the data can end its block.
     data = json.dumps(_data(found)).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -358,7 +358,7 @@ def page(found: Timeline, title: str, text: str) -> str:
 
 
 def _data(found: Timeline) -> dict[str, object]:
-    """Return what the script reads."""
+    """Return the data for the page's script."""
     hosts = [
         {**host._asdict(), "lanes": [lane._asdict() for lane in host.lanes]} for host in found.hosts
     ]

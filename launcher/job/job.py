@@ -1,4 +1,4 @@
-"""One job, seen from one of its hosts: what does not change while it runs. Pure."""
+"""One job, seen from one of its hosts: the facts that do not change while it runs. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Cluster(NamedTuple):
     hosts: tuple[str, ...]  # sorted as strings on all hosts: the order of node ranks
     current_host: str
     job_name: str  # the same on every host, never empty
-    num_gpus: int  # of this host, without those that CUDA_VISIBLE_DEVICES hides
+    num_gpus: int  # of this host, without those hidden by CUDA_VISIBLE_DEVICES
     num_neurons: int  # Neuron cores of this host
     network_interface_name: str  # "" if SageMaker names none
-    addresses: Mapping[str, str] = {}  # of hosts whose names are not to be looked up
-    # GPUs and MIG slices, if there are any slices: of all these CUDA shows a process one slice.
+    addresses: Mapping[str, str] = {}  # of hosts whose names must not be looked up
+    # GPUs and MIG slices, if there are any slices: CUDA shows a process only one slice.
     mig: int = 0
-    gpu_models: tuple[str, ...] = ()  # each once, as far as they are known
-    is_described: bool = True  # by SageMaker; else this host is alone
+    gpu_models: tuple[str, ...] = ()  # each once, as far as known
+    is_described: bool = True  # by SageMaker; otherwise this host is alone
 
     @property
     def nnodes(self) -> int:
@@ -35,7 +35,7 @@ class Cluster(NamedTuple):
         return self.hosts.index(self.current_host)
 
     def address(self, host: str) -> str:
-        """Return what a host is looked up by: its name, as a rule."""
+        """Return the name or address with which to look up a host."""
         return self.addresses.get(host, host)
 
     @property
@@ -47,25 +47,25 @@ class Cluster(NamedTuple):
 class LaunchPlan(NamedTuple):
     """One host's share of the job, ready to be started.
 
-    `nproc_per_node` is as torchrun takes it ("2", or what PET_NPROC_PER_NODE says);
-    `environment` holds only what is added to the launcher's own.
+    `nproc_per_node` is torchrun's argument ("2", or the value of PET_NPROC_PER_NODE);
+    `environment` holds only the variables that are added to the launcher's own.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     nproc_per_node: str
-    remark: str = ""  # a line for the log: what is not as the user may expect
-    reasons: str = ""  # the variables that were set for speed, and why
-    fingerprint: Mapping[str, Any] = {}  # what must agree on all hosts, by its name in messages
+    remark: str = ""  # a line for the log about surprises for the user
+    reasons: str = ""  # the variables set for speed, and why
+    fingerprint: Mapping[str, Any] = {}  # must agree on all hosts; by names for messages
     runner: str = ""  # the program in front of torchrun, which runs it: neuron_parallel_compile
     warm: bool = False  # whether ranks are forked from a process that has imported torch
-    tees: bool = False  # torchrun itself copies what ranks write
-    master_addr: str = ""  # what ranks get as MASTER_ADDR; "": what torchrun gives them
-    program: str = ""  # what runs, and with which versions
+    tees: bool = False  # torchrun itself copies the ranks' output
+    master_addr: str = ""  # the ranks' MASTER_ADDR; "": torchrun's
+    program: str = ""  # the program and its versions
 
 
 def endpoint_at(cluster: Cluster, options: Options, host: str) -> str:
-    """Return where the torchruns find each other, if this word leads to the first host."""
+    """Return where the torchruns meet, if `host` resolves to the first host."""
     if cluster.nnodes > 1:
         return host_and_port(host, options.rdzv_port)
     return "localhost:0"  # a free port of torchrun's own: two jobs on one machine do not collide
@@ -77,9 +77,9 @@ def host_and_port(host: str, port: int) -> str:
 
 
 class Job(NamedTuple):
-    """The hosts, the options as they count, and what this host is to start.
+    """The hosts, the final options, and this host's plan.
 
-    `plan` is the error that prevents it, if one does, which the other hosts are told.
+    `plan` is the error instead, if this host cannot start; the other hosts are told.
     """
 
     cluster: Cluster
@@ -93,7 +93,7 @@ class Job(NamedTuple):
 
     @property
     def has_peers(self) -> bool:
-        """Whether the launchers of several hosts talk."""
+        """Whether launchers of several hosts communicate."""
         return self.cluster.nnodes > 1 and not self.options.dry_run
 
     @property
@@ -113,7 +113,7 @@ class Job(NamedTuple):
 
     @property
     def tees(self) -> bool:
-        """Whether torchrun copies what ranks write (--tee, --redirects)."""
+        """Whether torchrun copies the ranks' output (--tee, --redirects)."""
         return isinstance(self.plan, LaunchPlan) and self.plan.tees
 
     @property
@@ -123,19 +123,19 @@ class Job(NamedTuple):
 
     @property
     def endpoint(self) -> str:
-        """Where the torchruns of all hosts find each other, on the first host, by its name."""
+        """Where the torchruns of all hosts meet, on the first host, by its name."""
         return endpoint_at(self.cluster, self.options, self.cluster.hosts[0])
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """What must agree between hosts: in words for a message, a text or a list of texts.
+        """The values that must agree between hosts, for messages: a text or a list of texts each.
 
         It is empty if this host cannot start.
         """
         return self.plan.fingerprint if isinstance(self.plan, LaunchPlan) else {}
 
     def lines(self) -> tuple[str, ...]:
-        """Return what the log says of the plan: two lines, and what is not as expected."""
+        """Return the log lines of the plan: two, and one for surprises."""
         if isinstance(self.plan, Exception):
             return ()
         runs = "runs" if self.plan.nproc_per_node == "1" else "run"
@@ -144,7 +144,7 @@ class Job(NamedTuple):
         return tuple(filter(None, [first, others and f"{others}.", self.plan.remark]))
 
     def summary(self) -> str:
-        """Return who this host is, and how many ranks it has on what."""
+        """Return this host's name, and its ranks and devices."""
         if isinstance(self.plan, Exception):
             return ""
         cluster, nproc = self.cluster, self.plan.nproc_per_node
@@ -166,7 +166,7 @@ class Job(NamedTuple):
         return f"{who}: {ranks} on {devices}"
 
     def _others(self) -> str:
-        """Return who the other hosts are, and where all meet; "" for a host that is alone."""
+        """Return the other hosts, and where all meet; "" for a single host."""
         cluster = self.cluster
         if cluster.nnodes == 1:
             return ""

@@ -1,7 +1,7 @@
-"""Which smdistributed.dataparallel the ranks import with --launcher-smddp-compat true.
+"""Chooses the ranks' smdistributed.dataparallel for --launcher-smddp-compat true.
 
-AWS's library is closed, and few images have it. smddp/, beside launcher/, holds an open
-implementation of its PyTorch API, which is used where AWS's is missing.
+AWS's library is closed, and few images have it. smddp/, next to launcher/, holds an open
+implementation of its PyTorch API; ranks use it if AWS's is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIBRARY = f"{_PARENT}.dataparallel"
 
 
 def chosen(environ: Mapping[str, str]) -> tuple[str, dict[str, str], str]:
-    """Return whose library it is, the variables that the ranks need for it, and a line to log.
+    """Return the library's owner, the ranks' variables for it, and a log line.
 
     Nothing is imported: AWS's library imports torch. Raises LaunchError if the ranks could import
     neither.

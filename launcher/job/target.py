@@ -13,10 +13,10 @@ from launcher.errors import LaunchError
 from launcher.job.options import Options
 from launcher.text.words import printable, shortened
 
-# Programs of a `#!` line that run Python: python3.11, pypy, /opt/venv/bin/python; uv run --script.
+# Programs in a `#!` line that run Python: python3.11, pypy, /opt/venv/bin/python; uv run --script.
 _RUNS_PYTHON = re.compile("py|^(uvx?|pipx|hatch|torchrun|accelerate|deepspeed)$")
-# What a shell and Python both take: to Python it begins with a string (pip writes such for long
-# paths). A shell's `"$PROGRAM" ...` is none.
+# A valid start for both a shell and Python: to Python it is a string (pip writes it for long
+# paths). A shell's `"$PROGRAM" ...` is not.
 _BEGINS_WITH_A_STRING = re.compile(r"""(\s*(#.*)?\n)*['"](?!\$)""")
 _SHELLS = (".sh", ".bash", ".zsh", ".ksh")
 
@@ -41,7 +41,7 @@ def located(options: Options, folders: Sequence[str], home: str = "") -> Options
         script = options.train_script
         place = _find_script(script, folders)
         is_typed = place == os.path.abspath(script)
-        if not is_typed:  # else it becomes the script's sys.argv[0] as it was typed
+        if not is_typed:  # otherwise the script's sys.argv[0] stays as typed
             options = options._replace(train_script=place)
         is_below = bool(home) and os.path.commonpath([home, place]) == home
         is_at_home = is_below and (os.path.isabs(script) or not is_typed)
@@ -51,7 +51,7 @@ def located(options: Options, folders: Sequence[str], home: str = "") -> Options
 
 
 def _find_script(script: str, folders: Sequence[str]) -> str:
-    """Return the first place where there is a script of this name. Raises LaunchError."""
+    """Return the first existing path of a script of this name. Raises LaunchError."""
     places = [os.path.abspath(os.path.join(folder, script)) for folder in (".", *folders) if folder]
     places = list(dict.fromkeys(places))
     place = next((path for path in places if _is_program(path)), "")
@@ -75,11 +75,11 @@ def _is_program(path: str) -> bool:
 
 
 def _other_language(path: str) -> str:
-    """Return why python cannot run a file, "" if nothing shows that it cannot."""
+    """Return why python cannot run a file, "" if there is no sign of that."""
     try:
         with open(path, "rb") as file:
             head = file.read(4096).decode("utf-8", "replace")
-    except OSError:  # a folder; or Python will say it
+    except OSError:  # a folder; or Python will report it
         return ""
     name = printable(os.path.basename(path))
     if head.startswith("\x7fELF"):
@@ -101,7 +101,7 @@ def _other_language(path: str) -> str:
         why = "it is a shell script by its name"
     else:
         return ""
-    import zipfile  # only where something is wrong
+    import zipfile  # only needed for an error
 
     if zipfile.is_zipfile(path):
         return ""
@@ -114,8 +114,8 @@ def _other_language(path: str) -> str:
 def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
     """Return why `python -m name` would fail, "" if it would not. Imports no package.
 
-    It is looked for in the folders, which are in front of the ranks' sys.path and must not be in
-    the launcher's; `or_else` says where else it is.
+    Search the folders, which are in front of the ranks' sys.path and must not be in the launcher's;
+    `or_else` names the other places.
     """
     path: Sequence[str] | None = folders
     full = ""
@@ -138,7 +138,7 @@ def _problem(name: str, folders: Sequence[str], or_else: str = "") -> str:
             )
         path = spec.submodule_search_locations
         if path is not None and spec.origin is None:
-            path = inside  # of a namespace package, which gets a path only when it is imported
+            path = inside  # of a namespace package, which has a path only after its import
     if path is None or _has_main(path, name):
         return ""
     programs = [f"{name}.{module}" for _, module in zip(range(5), _programs(path))]

@@ -1,12 +1,12 @@
-"""What the SageMaker toolkit's `train` would have done, for an image without it.
+"""Does what the SageMaker toolkit's `train` would have done, for an image without it.
 
-All that such an image is given are the files under /opt/ml/input/config. From them this module
-makes the same `SM_*` variables and the same script arguments as sagemaker-training 5.1
-(environment.py, mapping.py), so that a script cannot tell the difference.
+Such an image only gets the files under /opt/ml/input/config. From them this module makes the same
+`SM_*` variables and script arguments as sagemaker-training 5.1 (environment.py, mapping.py), so
+that a script cannot tell the difference.
 
-Last come hyperparameters that nobody has made arguments of, where something has made SM_HPS of
-them. SDK v3 does not with `command` (aws/sagemaker-python-sdk#5226), nor a shell script that the
-toolkit runs and that leaves "$@" out. What v3 does is read from sagemaker-train 1.27.
+It also handles hyperparameters that nothing has turned into arguments although SM_HPS has them: SDK
+v3 does not with `command` (aws/sagemaker-python-sdk#5226), nor does a shell script that the toolkit
+runs and that omits "$@". v3's behaviour is taken from sagemaker-train 1.27.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BASE_DIR_VARIABLE = "SAGEMAKER_BASE_DIR"
 # The platform's own hyperparameters, which never reach the script (toolkit's params.py).
 _OWN_PREFIX = "sagemaker_"
 _OWN_KEYS = ("_tuning_objective_metric", "default_user_module_name")
-# Those of them that the toolkit handles itself; the others are "framework parameters".
+# Those that the toolkit handles itself; the others are "framework parameters".
 _CONSUMED_KEYS = (
     "sagemaker_program",
     "sagemaker_submit_directory",
@@ -58,21 +58,21 @@ class TrainingConfig(NamedTuple):
 
 
 class JobInput(NamedTuple):
-    """What SageMaker says of the job, in whichever way it does."""
+    """SageMaker's description of the job, in whatever form."""
 
     words: Sequence[str]  # the arguments, hyperparameters first
-    variables: Mapping[str, str] = {}  # which the toolkit's `train` would have added
+    variables: Mapping[str, str] = {}  # that the toolkit's `train` would have added
     lines: Sequence[str] = ()  # for the log
-    folder: str = ""  # of the config files that this was read from
-    home: str = ""  # the folder for code, where `train` would have put it and run
+    folder: str = ""  # of these config files
+    home: str = ""  # the folder where `train` would have put the code and run
 
 
 def read_input(
     argv: Sequence[str], environ: Mapping[str, str], signals: Signals | None = None
 ) -> JobInput:
-    """Return what the arguments, the environment and SageMaker's files say of the job.
+    """Return the job as the arguments, the environment and SageMaker's files describe it.
 
-    The files count where neither the toolkit nor SDK v3 has made variables of them. Raises
+    The files count if neither the toolkit nor SDK v3 has made variables from them. Raises
     LaunchError.
     """
     words, lines = list(argv), []
@@ -93,7 +93,7 @@ def read_input(
         made = to_env_vars(config, environ, signals)
     except RecursionError:
         raise LaunchError(f"a file in {config.folder} is nested too deeply.") from None
-    # SageMaker allows longer hyperparameters than the kernel takes in a variable.
+    # SageMaker allows longer hyperparameters than the kernel accepts in a variable.
     too_long = [
         name
         for name in _REPEAT_OTHERS
@@ -191,7 +191,7 @@ def to_cmd_args(hyperparameters: Mapping[str, Any]) -> list[str]:
 def to_env_vars(
     config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None = None
 ) -> dict[str, str]:
-    """Return the variables that the toolkit would have made from these files.
+    """Return the variables that the toolkit would make from these files.
 
     `SM_*` as its Environment names them, except those that only its own distributions use, and
     those without that prefix. Raises LaunchError if the instance groups of resourceconfig.json are
@@ -221,7 +221,7 @@ def to_env_vars(
 def _training_env(
     config: TrainingConfig, environ: Mapping[str, str], signals: Signals | None
 ) -> dict[str, Any]:
-    """Return what is in SM_TRAINING_ENV, most of it under the name of a variable."""
+    """Return the values of SM_TRAINING_ENV, most of them named like a variable."""
     resource_config, params = config.resource_config, config.framework_params
     groups = instance_groups(resource_config)
     group = resource_config.get("current_group_name", "homogeneousCluster")
@@ -308,7 +308,7 @@ def as_arguments(environ: Mapping[str, str]) -> list[str]:
 
 
 def not_passed(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the line that names the hyperparameters that are not among the arguments, if any."""
+    """Return the line that names hyperparameters missing from the arguments, if any."""
     typed = set(map(_name, argv))
     keys = [key for key in _hyperparameters(environ) or {} if not is_platforms_own(key)]
     lost = [key for key in keys if _name(key) not in typed]

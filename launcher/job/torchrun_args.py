@@ -1,8 +1,8 @@
-"""What --launcher-torchrun-args says, read as torchrun itself reads it.
+"""Reads --launcher-torchrun-args as torchrun itself does.
 
-torchrun takes the first word that is neither an option of its own nor the value of one for the
-script to run. Which options it has depends on its version, and importing it takes a second: so its
-parser is made anew from the text of its source, with argparse, which knows the rest.
+torchrun runs the first word that is neither one of its options nor the value of one. Its options
+depend on its version, and importing it takes a second: so its parser is rebuilt from its source's
+text, with argparse, which knows the rest.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def settings_of(words: Sequence[str], source: str) -> Mapping[str, str]:
-    """Return the values that some words give torchrun's options, by the options' fields.
+    """Return the values of torchrun's options in some words, by the options' fields.
 
     A switch has the value 1. `source` is that of torch/distributed/run.py. Raises LaunchError for
-    what torchrun would refuse, or would run, and for options that the launcher sets.
+    words that torchrun would refuse, or would run, and for options that the launcher sets.
     """
     try:
         given, others = parser_of(source).parse_known_args(words)
@@ -59,7 +59,7 @@ def settings_of(words: Sequence[str], source: str) -> Mapping[str, str]:
 
 
 def parser_of(source: str) -> _Parser:
-    """Return a parser with the options of torchrun's, without those that argparse adds."""
+    """Return a parser with torchrun's options, without argparse's own."""
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
