@@ -66,7 +66,7 @@ def read_cluster(
 def _gpus(environ: Mapping[str, str], signals: Signals | None) -> tuple[int, int, tuple[str, ...]]:
     """Return how many GPUs a process sees, `mig`, and the GPUs' models.
 
-    A process sees no more than one MIG slice, and beside it no GPU that has none (MIG User Guide,
+    A process sees at most one MIG slice, and with it no GPU without slices (MIG User Guide,
     "CUDA Device Enumeration"). The toolkit, which makes SM_NUM_GPUS, counts no slices.
     """
     number = resources.count("SM_NUM_GPUS", environ)

@@ -14,7 +14,7 @@ from launcher import PACKAGE
 from launcher.errors import LaunchError
 from launcher.text.words import flag
 
-OURS = os.path.join(os.path.dirname(PACKAGE), "smddp")  # beside launcher/
+OURS = os.path.join(os.path.dirname(PACKAGE), "smddp")  # next to launcher/
 _API = "1.0.0"  # the version in the labels of AWS's "PyTorch Guide" to SMDDP v1
 _PARENT = "smdistributed"
 _LIBRARY = f"{_PARENT}.dataparallel"

@@ -61,9 +61,9 @@ from launcher.watch import judge, overview
 
 LOG_MISSING_SECONDS = 30  # between two lines on who is missing
 _MOST_REFUSALS_LOGGED = 20
-# For hosts to join that are to learn why the job ends before it starts.
+# For late hosts to join, and to learn why the job ends before it starts.
 _LATE_HOSTS_SECONDS = 3.0
-# For ranks that have had their grace, and for the kernel to end what it holds; for messages.
+# For ranks after their grace, and for processes stuck in the kernel; for messages.
 _KILL_SECONDS, _REPLY_SECONDS = 5.0, 5.0
 _LEAVE_SECONDS = 5.0  # for the other hosts to leave
 
@@ -107,7 +107,7 @@ def step(state: JobState, event: Any, now: float) -> JobStep:
 
 
 def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
-    """Let a host of this job join; start once all have, end the job if they do not agree."""
+    """Let a host of this job join; start once all have, or end the job if they disagree."""
     job, other = state.job, event.hello
     why = _reason_to_refuse(state, other)
     if why:
@@ -142,7 +142,7 @@ def host_arrived(state: JobState, event: events.Arrived, now: float) -> JobStep:
 
 
 def _reason_to_refuse(state: JobState, other: messages.Hello) -> str:
-    """Return why a host is refused, for this host's own log: a stranger is told nothing."""
+    """Return why a host is refused, for this host's own log: a stranger gets no reason."""
     job, host = state.job, other.host
     if other.job != job.cluster.job_name:
         return f"this is job {job.cluster.job_name}, not {short(other.job, 60)}"
@@ -154,7 +154,7 @@ def _reason_to_refuse(state: JobState, other: messages.Hello) -> str:
 
 
 def _difference(state: JobState, other: messages.Hello) -> str:
-    """Return what must agree between that host and this one, but does not; "" if it does."""
+    """Return the values on which that host and this one disagree; "" if they agree."""
     for what, value in state.hello.fingerprint.items():
         different = other.fingerprint.get(what)
         if different != value:
@@ -166,13 +166,13 @@ def _difference(state: JobState, other: messages.Hello) -> str:
 
 
 def _await_reason(state: JobState, host: str, now: float) -> JobStep:
-    """Wait for what a host that cannot start is about to report: a better cause than this."""
+    """Wait for the report of a host that cannot start: a better cause than this."""
     why = of_host(f"{host} cannot start, and did not report why", cause=Cause.SECONDARY)
     return _fail(state, why, now)
 
 
 def cannot_listen(state: JobState, event: events.CannotListen, now: float) -> JobStep:
-    """End the job, for a cause that this host has reported, if there is one."""
+    """End the job, for a cause that this host has already reported, if any."""
     if not event.may_tell:
         state = state._replace(absent=frozenset())
     if isinstance(state.phase, (Clearing, Ended)):
@@ -181,7 +181,7 @@ def cannot_listen(state: JobState, event: events.CannotListen, now: float) -> Jo
 
 
 def time_is_up(state: JobState, event: events.Time, now: float) -> JobStep:
-    """Do what is due: decide, since no better cause has come, go on without hosts that are late."""
+    """Act on a timeout: decide, as no better cause has come, or continue without late hosts."""
     phase = state.phase
     if now >= _watch_due(state):
         return _watched(state, overview.time_is_up(state.watch, _hosts(state), now), now)
@@ -221,24 +221,24 @@ def _miss_hosts(state: JobState, phase: Joining, now: float) -> JobStep:
 def host_failed(state: JobState, host: str, message: messages.Failed, now: float) -> JobStep:
     """Count a failure of this attempt."""
     failure = message.failure
-    # A launcher that fails while it waits for a start may not have received it.
+    # A launcher that fails while it waits for a start may not have received that.
     crosses = message.attempt == state.attempt - 1 and not failure.may_restart
     if message.attempt == state.attempt or crosses:
         return _fail(state, failure, now, message.age)
-    return state, ()  # of an attempt that is over
+    return state, ()  # of an earlier attempt
 
 
 def ranks_succeeded(
     state: JobState, host: str, message: messages.RanksSucceeded, now: float
 ) -> JobStep:
-    """Note which ranks have ended with 0: that may break the collective of another one."""
+    """Note which ranks have ended with 0: that may break a collective of other ranks."""
     if message.attempt != state.attempt or not isinstance(state.phase, (Running, Deciding)):
         return state, ()
     return state._replace(ends={**state.ends, host: ends.received(message, now)}), ()
 
 
 def host_lost(state: JobState, event: events.Lost, now: float) -> JobStep:
-    """Count a loss; a job that has lost a host does not restart, in any case."""
+    """Count a lost host; a job that has lost a host never restarts."""
     members = {host: at for host, at in state.members.items() if host != event.host}
     state, phase = state._replace(members=members), state.phase
     if isinstance(phase, Ended):
@@ -259,7 +259,7 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
         if not (is_of_rank or phase.end.restart):
             return state, ()  # of a launcher, or torchrun: the job ends anyway
         blame = phase.blame.noted(failure, at)
-        # A loss, or a launcher's own error, ends a job whose ranks were about to start again.
+        # A lost host, or a launcher's own error, ends a job that was about to restart.
         if not is_of_rank and failure.cause <= Cause.HOST_LOST and phase.blame.failure.may_restart:
             blame = Blame(_while_restarting(state, failure), at, no_restart=failure.headline)
         return state._replace(phase=phase._replace(blame=blame)), ()
@@ -278,7 +278,7 @@ def _fail(state: JobState, failure: Failure, now: float, age: float = 0.0) -> Jo
 
 
 def _while_restarting(state: JobState, failure: Failure) -> Failure:
-    """Return a failure that ends a job instead of a restart, with the reason for that."""
+    """Return a failure that ends a job during a restart, with the restart's reason."""
     return failure._replace(restart=state.kinds[-1])
 
 
@@ -315,13 +315,13 @@ def _has_restarts(state: JobState) -> bool:
 
 
 def _obstacle(state: JobState, blame: Blame) -> str:
-    """Return what keeps the job from a restart; "": nothing that is known yet."""
+    """Return what prevents a restart, "" for nothing so far."""
     has_none = state.store and not state.store.port
     return blame.no_restart or (state.store.why if state.store and has_none else "")
 
 
 def _result(state: JobState, blame: Blame) -> Result:
-    """Return how the job ends that does not restart."""
+    """Return the result of a job that does not restart."""
     failure = blame.failure
     if not failure.may_restart:
         return failure.result

@@ -100,9 +100,9 @@ class Supervisor:
         self._warm: Warm | None = None
         self._store: Helper | None = None
         self._logged = {""}  # why the watch cannot see ranks
-        self._events: deque[Any] = deque()  # to be taken in
+        self._events: deque[Any] = deque()  # to be handled
         self._is_stepping = False
-        self._signals: deque[int] = deque()  # to be taken in
+        self._signals: deque[int] = deque()  # to be handled
         self._error: Exception | None = None  # the launcher's own
         self._watch = _watch(job, system)
         self._plan = job.plan
