@@ -184,6 +184,8 @@ class Stream:
                 self.console.leave_out(0)
         self._show_rest()
         self._show_lines(self._bars.states(0.0))
+        if self._is_in_line:  # what others write now would be in this line, too
+            self._show(b"\n")
         self.console.drain(deadline)
         self.console.leave_out(0)
         count, self.console.left_out = self.console.left_out, 0
