@@ -105,6 +105,17 @@ PIN = read([Link("ValueError", "bad file", '  File "pin.py", line 3, in pin\n')]
             "failed with EOFError; its process x was; out of memory",
         ),
         (
+            noted(5, exception="E", message="It failed (1.2.3.4, 9).")._replace(
+                notes=("rank 1 waits",)
+            ),
+            "failed with E: It failed (1.2.3.4, 9); rank 1 waits",
+        ),
+        (
+            noted(5, exception="E", message="It failed...")._replace(notes=("rank 1 waits",)),
+            "failed with E: It failed...; rank 1 waits",
+        ),
+        (noted(5, exception="E", message="It failed."), "failed with E: It failed."),
+        (
             noted(5, exception="E", message="x")._replace(aside=Aside("pin", PIN, 3.0)),
             'failed with E: x (thread "pin" raised ValueError: bad file, 3.0 s earlier)',
         ),

@@ -132,8 +132,10 @@ class Failure(NamedTuple):
     def text(self) -> str:
         """The failure file's text, the cause first; nothing changes it later."""
         limit = _OF_RANK if self.rank >= 0 else _OF_OTHERS
-        first = shortened(self.what, max(_LEAST, limit - len(self.more))) + self.more
-        first = shortened(first, limit)
+        first = shortened(self.what, max(_LEAST, limit - len(self.more)))
+        if (self.more or self.departed) and not first.endswith(".."):
+            first = first.removesuffix(".")  # the sentence goes on
+        first = shortened(first + self.more, limit)
         if self.departed:
             first += f"; {shortened(self.departed, 400)}"
         lines = [shortened(self.wait, 500), first] if self.wait else [first]
