@@ -404,10 +404,10 @@ def test_more_ranks_that_come_to_wait_are_no_other_trouble():
     ranks = [rank(0, group(9, 9, **two), group(60)), rank(1, group(8, **two), group(60))]
     state = judge.host_reported(state, "algo-1", ranks, 60)
     state, _, is_new = judge.check(state, 61)
-    assert is_new and [one.is_logged for one in state.stalls] == [True]
+    assert is_new and [bool(one.logged) for one in state.stalls] == [True]
     state = judge.host_reported(state, "algo-2", [rank(2, IN_61), rank(3, IN_61)], 61)
     state, lines, is_new = judge.check(state, 62)
-    assert lines == [] and not is_new and [one.is_logged for one in state.stalls] == [True]
+    assert lines == [] and not is_new and [bool(one.logged) for one in state.stalls] == [True]
 
 
 def test_who_is_named_may_change_while_nothing_moves():

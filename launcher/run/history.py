@@ -20,7 +20,6 @@ from launcher.run.events import Actions, KeeperJoined, RankRuns, Report
 from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.text.words import Log, shortened, signal_name
 from launcher.watch import judge, sentences
-from launcher.watch.waits import Absent
 
 _LONGEST_CAUSE = 600  # characters
 _STACK = "  main thread:"  # a line that only stacks in the log have
@@ -246,8 +245,8 @@ def _only_in(
 def _waiting_in(stall: judge.Stall) -> list[int]:
     """Return the ranks that wait in a logged stall without logged progress."""
     finding = stall.finding
-    absent = finding.root if isinstance(finding.reason, Absent) else ()
-    return [rank for rank in sorted(finding.ranks) if stall.is_logged and rank not in absent]
+    absent = () if finding.is_circle else finding.root
+    return [rank for rank in sorted(finding.ranks) if stall.logged and rank not in absent]
 
 
 def _at_root(note: Note, stall: judge.Stall) -> Note:

@@ -27,10 +27,9 @@ class Stall(NamedTuple):
 
     finding: Finding
     notice_at: float  # when it is logged next
-    is_logged: bool = False
+    logged: str = ""  # the reason that was logged last; "": none yet
     progress_at: float = math.inf  # when there was progress, perhaps after a time-out of torch's
     root_has_progress: bool = False
-    said: str = ""  # the reason that was logged last
 
 
 class Idle(NamedTuple):
@@ -167,10 +166,10 @@ def check(state: Stalls, now: float) -> tuple[Stalls, list[str], bool]:
             continue  # drop it
         if now >= stall.notice_at:
             reason = sentences.reason(finding)
-            lines.append(sentences.stall(finding, now, "" if reason == stall.said else reason))
-            is_new = is_new or not (stall.is_logged or finding.is_making)
+            lines.append(sentences.stall(finding, now, "" if reason == stall.logged else reason))
+            is_new = is_new or not (stall.logged or finding.is_making)
             notice_at = state.next_notice(finding.since, now)
-            stall = stall._replace(notice_at=notice_at, is_logged=True, said=reason)
+            stall = stall._replace(notice_at=notice_at, logged=reason)
         if not (hang or finding.is_making) and now >= state.over_at(finding.since):
             # A rank whose script has ended may be making its last save.
             may_restart = not any(rank in run_on for rank in finding.root)
@@ -242,7 +241,7 @@ def _analysed(state: Stalls, now: float) -> Stalls:
         stalls.append(_followed(finding, [state.stalls[number] for number in same], state))
         continued.update(same)
     for number, stall in enumerate(state.stalls):
-        if stall.is_logged and number not in continued:
+        if stall.logged and number not in continued:
             stalls.append(_with_progress(stall, reports, now))
     named = {rank for stall in stalls for rank in stall.finding.ranks}
     idle = _idle(state, reports, named)
@@ -259,9 +258,8 @@ def _followed(finding: Finding, earlier: Sequence[Stall], state: Stalls) -> Stal
     """Return the stall of a finding; it may continue several earlier ones."""
     since = min((finding.since, *(stall.finding.since for stall in earlier)))
     notice_at = min((stall.notice_at for stall in earlier), default=since + state.patience)
-    is_logged = any(stall.is_logged for stall in earlier)
-    said = earlier[0].said if len(earlier) == 1 else ""
-    return Stall(finding._replace(since=since), notice_at, is_logged, said=said)
+    logged = next((stall.logged for stall in earlier if stall.logged), "")
+    return Stall(finding._replace(since=since), notice_at, logged)
 
 
 def _with_progress(stall: Stall, reports: ReportedRanks, now: float) -> Stall:

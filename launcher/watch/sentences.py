@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.text.words import join_and_count, lasted, named_rank, plural
 from launcher.watch.progress import Group, StalledRank
-from launcher.watch.waits import Absent, Circle, Finding, Incomplete, Reported, ReportedRanks, Wait
+from launcher.watch.waits import Finding, Reported, ReportedRanks, Wait
 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
@@ -60,31 +60,28 @@ def nothing_exchanged(count: int) -> str:
 
 def reason(finding: Finding) -> str:
     """Return why ranks wait."""
-    if isinstance(finding.reason, Absent):
-        why = _absent(finding.reason, finding.ranks)
-    elif isinstance(finding.reason, Incomplete):
-        why = _incomplete(finding.reason.wait, finding.ranks)
+    if finding.is_circle:
+        why = _circle(finding)
     else:
-        why = _circle(finding.reason)
+        why = (_absent if finding.root else _incomplete)(finding)
     notes = [one.state.note for _, one in sorted(finding.ranks.items()) if one.state.note]
     return f"{why}; {notes[0]}" if notes else why
 
 
-def _absent(reason: Absent, ranks: ReportedRanks) -> str:
-    wait, root = reason.wait, [ranks[rank] for rank in reason.root]
+def _absent(finding: Finding) -> str:
+    wait, root = finding.waits[0], [finding.ranks[rank] for rank in finding.root]
     if wait.group.is_counted and root[0].state.trouble:
         last = f"no rank has begun a collective after #{wait.group.waits} of {_name(wait.group)}"
         return f"{_named(root)} {_trouble(root)}; {last}"
-    what, count = _collective(wait.group), len(wait.waiting)
-    if wait.group.is_making:
-        others = f"where {plural(count, 'other')} {_verb(wait.waiting, 'is', 'are')} waiting"
-        have = _verb(root, "has", "have")
-        return f"{_named(root)} {have} not joined {what}, {others}{_at(root)}"
-    if wait.group.is_counted:
-        others = f"which {plural(count, 'rank')} {_verb(wait.waiting, 'has', 'have')}"
-        return f"{_named(root)} {_verb(root, 'has', 'have')} not begun {what}, {others}{_at(root)}"
+    count, have = len(wait.waiting), _verb(root, "has", "have")
     others = f"where {plural(count, 'other')} {_verb(wait.waiting, 'is', 'are')} waiting"
-    return f"{_named(root)} {_verb(root, 'is', 'are')} absent from {what}, {others}{_at(root)}"
+    how = f"{_verb(root, 'is', 'are')} absent from"
+    if wait.group.is_making:
+        how = f"{have} not joined"
+    elif wait.group.is_counted:
+        how = f"{have} not begun"
+        others = f"which {plural(count, 'rank')} {_verb(wait.waiting, 'has', 'have')}"
+    return f"{_named(root)} {how} {_collective(wait.group)}, {others}{_at(root)}"
 
 
 def _named(root: Sequence[Reported]) -> str:
@@ -113,13 +110,14 @@ def _verb(subjects: Sequence[object], of_one: str, of_more: str) -> str:
     return of_one if len(subjects) == 1 else of_more
 
 
-def _incomplete(wait: Wait, ranks: ReportedRanks) -> str:
+def _incomplete(finding: Finding) -> str:
+    wait = finding.waits[0]
     group, waiting, size = wait.group, len(wait.waiting), len(wait.group.members)
     what = f"{_collective(group)}, which has not completed"
     if group.is_counted:
         some = "" if waiting == size else f" on {waiting} of them"
         return f"all {size} ranks have begun {what}{some}"
-    calls = _calls(wait, ranks)
+    calls = _calls(wait, finding.ranks)
     if len(calls) > 1:
         return f"{_different(calls, group)} of {_name(group)}: all ranks must make the same call"
     if waiting == size:
@@ -147,10 +145,10 @@ def _different(calls: Mapping[tuple[str, str], list[int]], group: Group) -> str:
     return ", ".join(parts)
 
 
-def _circle(circle: Circle) -> str:
-    pairs = list(zip(circle.root, circle.waits))[:_MOST_NAMED]
+def _circle(finding: Finding) -> str:
+    pairs = list(zip(finding.root, finding.waits))[:_MOST_NAMED]
     where = [f"rank {rank} in {_collective(wait.group)}" for rank, wait in pairs]
-    more = len(circle.root) - len(where)
+    more = len(finding.root) - len(where)
     return f"ranks are waiting for each other: {join_and_count(where, more)}"
 
 

@@ -16,7 +16,7 @@ Findings are plain values; sentences.py puts them in words.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from launcher.watch.progress import Group, Key, StalledRank
 
@@ -42,38 +42,18 @@ class Wait(NamedTuple):
     is_sure: bool = True  # that a rank waits
 
 
-class Absent(NamedTuple):
-    """Ranks are at the root: absent from a collective, and waiting in none."""
-
-    root: tuple[int, ...]
-    wait: Wait
-
-
-class Incomplete(NamedTuple):
-    """All members have begun a collective, and it does not complete."""
-
-    wait: Wait
-    root: tuple[int, ...] = ()
-
-
-class Circle(NamedTuple):
-    """Ranks wait for each other: each rank in the wait at the same index."""
-
-    root: tuple[int, ...]
-    waits: tuple[Wait, ...]
-
-
-Reason = Union[Absent, Incomplete, Circle]
-
-
 class Finding(NamedTuple):
     """A stall: ranks that belong together, none with progress since a time, and why they wait.
 
-    Unless it `is_sure` that a rank still waits, nothing is logged and nothing is ended.
+    The ranks at the `root` are absent from the first of `waits`, and wait nowhere; or they wait for
+    each other, each rank in the wait at the same index. Without a root, all members have begun the
+    first of `waits`, and it does not complete. Unless it `is_sure` that a rank still waits, nothing
+    is logged and nothing is ended.
     """
 
     ranks: ReportedRanks
-    reason: Reason
+    root: tuple[int, ...]
+    waits: tuple[Wait, ...]
     since: float
     is_sure: bool = True
 
@@ -84,9 +64,9 @@ class Finding(NamedTuple):
         return {group.is_making for group in groups if group.waits} == {True}
 
     @property
-    def root(self) -> tuple[int, ...]:
-        """The ranks that the others wait for, or that wait for each other, if any."""
-        return self.reason.root
+    def is_circle(self) -> bool:
+        """Whether the ranks at the root wait for each other."""
+        return not set(self.root).isdisjoint(self.waits[0].waiting)
 
     def continues(self, earlier: Finding) -> bool:
         """Tell whether this is an earlier stall, with more facts now."""
@@ -109,12 +89,15 @@ def findings(reports: ReportedRanks) -> list[Finding]:
             ranks = {rank: reports[rank] for rank in members}
             since = max(one.since for one in ranks.values())
             is_sure = any(wait.is_sure for wait in waits)
-            found.append(Finding(ranks, _reason(waits, reports), since, is_sure))
+            root, of_root = _reason(waits, reports)
+            found.append(Finding(ranks, root, of_root, since, is_sure))
     return found
 
 
-def _reason(waits: Sequence[Wait], reports: ReportedRanks) -> Reason:
-    """Return why these ranks, which belong together, wait: from all of their waits."""
+def _reason(
+    waits: Sequence[Wait], reports: ReportedRanks
+) -> tuple[tuple[int, ...], tuple[Wait, ...]]:
+    """Return the root of ranks that belong together, and its waits, as a Finding has them."""
     first_wait = {rank: wait for wait in reversed(waits) for rank in wait.waiting}
     roots = [(wait, [rank for rank in wait.absent if rank not in first_wait]) for wait in waits]
     # A silent rank may wait itself: prefer another root.
@@ -122,13 +105,13 @@ def _reason(waits: Sequence[Wait], reports: ReportedRanks) -> Reason:
         for wait, ranks in roots:
             root = [rank for rank in ranks if may_be_silent or not reports[rank].state.trouble]
             if root:
-                return Absent(tuple(root), wait)
+                return tuple(root), (wait,)
     for wait in waits:
         if not wait.absent:
-            return Incomplete(wait)
+            return (), (wait,)
     waited_for = {rank for wait in waits for rank in wait.absent}
     circle = tuple(sorted(waited_for & first_wait.keys()))
-    return Circle(circle, tuple(first_wait[rank] for rank in circle))
+    return circle, tuple(first_wait[rank] for rank in circle)
 
 
 def _connected(waits: Sequence[Wait]) -> list[tuple[set[int], list[Wait]]]:
