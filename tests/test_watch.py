@@ -239,28 +239,32 @@ def test_a_rank_that_is_about_to_end():
 
 UPLOAD = [["run", "/usr/lib/python3.11/threading.py", 982], ["upload", "/code/train.py", 4]]
 POOL = [["run", "/usr/lib/python3.11/concurrent/futures/process.py", 320]]
-KEPT = {"kept": [], "child": None, "at": []}
+SAVE = [["save", "/code/train.py", 9]]
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("main", "threads", "child", "words"),
     [
-        ({"kept": [["uploader", UPLOAD]]}, 'thread "uploader", in upload, train.py:4'),
+        ([], [["uploader", UPLOAD]], None, 'thread "uploader", in upload, train.py:4'),
         (
-            {"kept": [["idle", POOL], ["uploader", UPLOAD]]},
+            [],
+            [["idle", POOL], ["uploader", UPLOAD]],
+            None,
             'thread "uploader", in upload, train.py:4, and 1 more',
         ),
-        ({"kept": [["idle", POOL]]}, 'thread "idle", in run, process.py:320'),
+        ([], [["idle", POOL]], None, 'thread "idle", in run, process.py:320'),
         (
-            {"kept": [["idle", POOL]], "child": ["Process-1", 99]},
+            [],
+            [["idle", POOL]],
+            ["Process-1", 99],
             "it is waiting for its child process Process-1 (pid 99)",
         ),
-        ({"at": [["save", "/code/train.py", 9]]}, "in its exit handlers, in save, train.py:9"),
-        ({}, "in its exit handlers"),
+        (SAVE, [], None, "in its exit handlers, in save, train.py:9"),
+        ([], [], None, "in its exit handlers"),
     ],
 )
-def test_what_a_process_runs_on_in(kept, words):
-    assert stacks.kept_by({**KEPT, **kept}) == words
+def test_what_a_process_runs_on_in(main, threads, child, words):
+    assert stacks.kept_by(stacks.calls_of(main), stacks.threads_of(threads), child) == words
 
 
 def returning(replies):
@@ -285,7 +289,8 @@ def returning(replies):
 
 
 def test_a_rank_that_runs_on_after_its_script_is_reported():
-    nothing = {"threads": [], "groups": [], "kept": [["uploader", UPLOAD]], "child": None, "at": []}
+    threads = [["", SAVE], ["uploader", UPLOAD], ["a daemon's", POOL]]
+    nothing = {"threads": threads, "groups": [], "kept": 1, "child": None}
     found = returning(lambda now: {**nothing, "unchanged": max(0, now - 95)})
     runs_on = 'thread "uploader", in upload, train.py:4'
     assert found == [(136, runs_on, 36, 1)]  # since its script's end

@@ -152,12 +152,13 @@ class Watch:
         one, calls = self._ranks[pid], Calls()
         one.signal = int(fields.get("signal", one.signal))
         one.error = str(fields.get("error", ""))[:_LONGEST_TEXT]
-        if "kept" in fields and one.returned_at < math.inf:
-            one.runs_on = kept_by(fields)
         known = StalledRank(one.known.rank, one.known.local_rank, 0)
         if "threads" in fields:
             one.threads = threads_of(fields["threads"])
             calls = one.calls
+        if "kept" in fields and one.returned_at < math.inf:
+            keep = one.threads[1 : 1 + fields["kept"]]  # after the main one
+            one.runs_on = kept_by(calls, keep, fields["child"])
         if "unchanged" in fields:
             unchanged = float(fields["unchanged"])
             if fields.get("ends"):

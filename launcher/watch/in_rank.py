@@ -49,7 +49,6 @@ _ENTRIES = "2000"  # of the recorder: torch's default where it is on by default
 # Limits of a reply: groups, and characters of a group's ranks; calls of a thread, threads.
 _MOST_GROUPS, _LONGEST_RANKS = 64, 2000
 _MOST_CALLS, _MOST_THREADS = 60, 30
-_MOST_KEPT = 20  # threads that keep a process alive
 _LONGEST, _LONGEST_NAME = 300, 100  # characters of a call's function or file; of other names
 _LONGEST_STACKS = 200_000  # characters: the launcher accepts 1 MiB
 _END_SECONDS = 1.0  # in which most processes end after their script
@@ -239,32 +238,44 @@ class Replier:
                     found = self._progress(wants_all=wants_all)
                 finally:
                     self._busy.release()
-            found.update(self._kept())
             # A handler of the script may have replaced faulthandler's.
             if self._signal and signal.getsignal(self._signal) != signal.SIG_DFL:
                 found["signal"] = 0
         except Exception as error:  # an unknown version of torch
             found = {"error": f"{type(error).__name__}: {error}"[:_LONGEST]}
-        if wants_all or "unchanged" in found:
+        if wants_all or self._has_returned or "unchanged" in found:
             with contextlib.suppress(Exception):
-                found["threads"] = self._threads(_MOST_THREADS if wants_all else 1)
+                found.update(self._threads(wants_all=wants_all))
         return found
 
-    def _threads(self, most: int) -> list[Any]:
-        """Return where all threads but this one are, with their names, the main thread first."""
+    def _threads(self, *, wants_all: bool) -> dict[str, Any]:
+        """Return where the main thread is, and if `wants_all` all others but this one.
+
+        After the script also what keeps the process alive, as Python waits for it: how many of the
+        threads after the main one, which are not daemons, and a child of multiprocessing.
+        """
         frames = current_frames()
         threads = {one.ident: one for one in list(getattr(threading, "_active", {}).values())}
         frames.pop(get_ident(), None)
+        first, about = [self._main], dict[str, Any]()
+        if self._has_returned:
+            keep = [one for one in threads if one != self._main and not threads[one].daemon]
+            first += [one for one in keep if one in frames]
+            about = {"kept": len(first) - 1, "child": None}
+            with contextlib.suppress(Exception):  # an unknown version of Python
+                children = (_joined(frames.get(one)) for one in first)
+                about["child"] = next(filter(None, children), None)
         found, room = list[Any](), _LONGEST_STACKS
-        for thread in sorted(frames, key=lambda thread: thread != self._main)[:most]:
+        others = [one for one in frames if wants_all and one not in first]
+        for thread in [*first, *others][:_MOST_THREADS]:
             name = hex(thread)  # of a thread that C++ has started, or without a name
             with contextlib.suppress(Exception):  # the script's own code may run here
                 name = str(threads[thread].name)[:_LONGEST_NAME] or name
-            found.append(["" if thread == self._main else name, calls(frames[thread])])
+            found.append(["" if thread == self._main else name, calls(frames.get(thread))])
             room -= sum(len(function) + len(path) for function, path, _ in found[-1][1])
             if room < 0:
                 break
-        return found
+        return {"threads": found, **about}
 
     def _progress(self, *, wants_all: bool) -> dict[str, Any]:
         """Return the state of each group, unless it has changed since the last poll."""
@@ -325,25 +336,6 @@ class Replier:
             if name == _MAKES_GROUP[0]:
                 return elsewhere(self._given, *_asked(frame.f_locals))
         return ""
-
-    def _kept(self) -> dict[str, Any]:
-        """Return what keeps this process alive after its script, if Python waits for it.
-
-        Those are non-daemon threads, and a child of multiprocessing.
-        """
-        if not self._has_returned:
-            return {}
-        frames, kept = current_frames(), list[Any]()
-        child: list[Any] | None = None
-        with contextlib.suppress(Exception):  # an unknown version of Python
-            child = _joined(frames.get(self._main))
-        for one in list(getattr(threading, "_active", {}).values()):
-            if one.ident not in (self._main, get_ident()) and not one.daemon:
-                if one.ident in frames and len(kept) < _MOST_KEPT:
-                    kept.append([str(one.name)[:_LONGEST_NAME], calls(frames[one.ident])])
-                    with contextlib.suppress(Exception):
-                        child = child or _joined(frames[one.ident])
-        return {"kept": kept, "child": child, "at": calls(frames.get(self._main))}
 
 
 def _raised_in(wait: Callable[[], Any]) -> BaseException | None:

@@ -119,21 +119,22 @@ def in_place(calls: Calls) -> str:
     return f", in {where}" if where else ""
 
 
-def kept_by(fields: Mapping[str, Any]) -> str:
-    """Describe what keeps a rank's process alive after its script ended, by its reply.
+def kept_by(main: Calls, threads: Threads, child: Any) -> str:
+    """Describe what keeps a rank's process alive after its script ended.
 
-    Raises one of several errors if the reply is not valid.
+    `main` is where its main thread is, `threads` are the others for which Python waits, and `child`
+    is the name and pid of a process that it waits for, None without one. Raises one of several
+    errors if that is not valid.
     """
-    threads = threads_of(fields["kept"])
     own = [one for one in threads if _own(one[1])]  # the user's own threads say most
-    if own or (threads and not fields["child"]):
+    if own or (threads and not child):
         name, calls = (own or threads)[0]
         more = f", and {len(threads) - 1} more" if len(threads) > 1 else ""
         return f'thread "{name[:_MOST_PLACE]}"{in_place(calls)}{more}'
-    if fields["child"]:
-        name, pid = fields["child"]
+    if child:
+        name, pid = child
         return f"it is waiting for its child process {_text(name)[:_MOST_PLACE]} (pid {int(pid)})"
-    return f"{AT_EXIT}{in_place(calls_of(fields['at']))}"
+    return f"{AT_EXIT}{in_place(main)}"
 
 
 def _own(calls: Calls) -> Calls:
