@@ -77,6 +77,7 @@ from launcher.run.state import (
     Done,
     Ending,
     Joining,
+    Phase,
     Running,
     State,
     Step,
@@ -97,7 +98,8 @@ def due(state: State) -> float:
     """Return when the event Time is due; infinite: never, as while all ranks run."""
     phase = state.phase
     if isinstance(phase, Running):
-        return min(phase.deadline, state.count_at)
+        _, wait = ranks.to_count(state.ranks, -math.inf, CONFIRM_FAILURE_SECONDS)
+        return min(phase.deadline, state.times.attempt + wait)
     if isinstance(phase, Ending):
         return min(phase.places_at, phase.says_at, phase.torchrun_by, phase.gone_by)
     return phase.deadline if isinstance(phase, Joining) else math.inf
@@ -114,22 +116,22 @@ def step(state: State, event: Any, now: float) -> Step:
 def started(state: State, event: Start, now: float) -> Step:
     """Start torchrun; for another attempt, have keepers run the script again."""
     phase, times = state.phase, state.times
-    if event.attempt == 1 and isinstance(phase, Joining):
-        times = Times(times.began, started=now, attempt=now)
-        state = state._replace(phase=Running(_starts_by(state, now)), torchrun_runs=True)
-        return state._replace(attempt=1, times=times), (StartTorchrun(),)
-    if not (isinstance(phase, Ending) and phase.why is Why.RESTART):
-        return state, ()  # a stop arrived first
+    is_first = isinstance(phase, Joining)
+    if not (is_first or (isinstance(phase, Ending) and phase.why is Why.RESTART)):
+        return state, ()  # a stop came first
     again = {one.rank: Rank(one.rank, one.local_rank) for one in state.ranks.values()}
     state = state._replace(
         attempt=event.attempt,
-        times=Times(times.began, started=times.started, attempt=now),
+        times=Times(times.began, started=min(times.started, now), attempt=now),
         phase=Running(math.inf if 0 < len(again) == state.nproc else _starts_by(state, now)),
         port=event.port,
         ranks=again,
     )
+    if is_first:
+        return state._replace(torchrun_runs=True), (StartTorchrun(),)
     if not state.torchrun_runs:
-        return _fail_with_torchrun(state, TorchrunEnded(0, "it ended during a restart"), now)
+        end = TorchrunEnded(0, "it ended during a restart")
+        return state, _failed(state, _of_torchrun(state, end, now))
     return state, (RunRanks(tuple(again), event.attempt, event.port),)
 
 
@@ -147,10 +149,7 @@ def ended(state: State, event: End, now: float) -> Step:
     state = _without_success(state._replace(result=result))
     lines: Actions = (Log(event.restart),) if event.restart else ()
     why = _why(event)
-    if isinstance(phase, Ending):
-        if why is Why.STOP and phase.why in (Why.RESTART, Why.FAILURE, Why.SUCCESS):
-            state, actions = _end(state, why, now, event.result.stop_signal, event.number)
-            return state, lines + actions
+    if isinstance(phase, Ending) and (why is not Why.STOP or phase.why is Why.STOP):
         why = phase.why if phase.why is Why.STOP else why
         return _if_clear(state, phase._replace(why=why, command=event.number), lines, now)
     if why is Why.FAILURE and state.alive:
@@ -197,7 +196,7 @@ def left(state: State, event: Leave, now: float) -> Step:
 
 
 def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
-    phase = phase._replace(killed=True, torchrun_by=math.inf, gone_by=_gone_by(state, now))
+    phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
     return state._replace(phase=phase), (KillTorchrun(),) if state.torchrun_runs else ()
 
 
@@ -221,7 +220,7 @@ def cannot_start(state: State, event: CannotStart, now: float) -> Step:
     if isinstance(state.phase, Joining):
         state = state._replace(phase=Joining(now + UNHEARD_SECONDS))
     state = state._replace(failure=event.failure, torchrun_runs=False)
-    return state, (Report(Failed(state.attempt, event.failure)),)
+    return state, _failed(state, event.failure)
 
 
 def signalled(state: State, event: Signal, now: float) -> Step:
@@ -239,8 +238,8 @@ def signalled(state: State, event: Signal, now: float) -> Step:
     report = Report(Stop(number))
     if isinstance(phase, Joining):
         return state, (report,)
-    if isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART):
-        # If there is no restart, the stop changes nothing, and the last End is the one to clear.
+    if _goes_on(phase):
+        # If there is to be no restart, the stop changes nothing, and the End before it is cleared.
         command = phase.command if isinstance(phase, Ending) else LOCAL
         state, actions = _end(state, Why.STOP, now, number, command)
         return state, (report, *actions)
@@ -257,7 +256,7 @@ def _stop_runner(state: State, phase: Ending, number: int, now: float) -> Step:
     """Kill a program that still works after a success: no rank has to save anything."""
     state = state._replace(result=stopped(number))
     lines: Actions = (Log(f"{signal_name(number)}: killing {state.job.runner}."),)
-    if not phase.leaves or phase.killed:
+    if not phase.leaves or phase.gone_by < math.inf:
         return state, lines
     state, actions = _kill_torchrun(state, phase, now)
     return state, (*lines, *actions)
@@ -294,7 +293,7 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
         ending = ending._replace(places_at=places_at, says_at=says_at)
     lines = _lines_of_stop(state, number) if why is Why.STOP else ()
     times = state.times._replace(closes=min(state.times.closes, now))
-    state = state._replace(ends=state.ends + 1, times=times, count_at=math.inf)
+    state = state._replace(ends=state.ends + 1, times=times)
     how = {"waits": why is Why.STOP, "at_once": why is Why.INTERRUPT}
     end: Actions = (EndRanks(state.ends, number, grace, **how),) if state.ranks else ()
     state, actions = _if_clear(state, ending, (), now)
@@ -366,7 +365,7 @@ def keeper_joined(state: State, event: KeeperJoined, now: float) -> Step:
         if len(state.ranks) == event.nproc:
             state = state._replace(phase=Running())
         if event.group_rank and not state.job.cluster.node_rank:
-            return _fail(state, causes.of_group_rank(state.job.current_host), now)
+            return state, _failed(state, causes.of_group_rank(state.job.current_host))
         return state, (RunRanks((event.rank,), state.attempt, state.port),)
     return state, (LeaveRanks(1),) if isinstance(phase, Ending) and phase.leaves else ()
 
@@ -380,12 +379,15 @@ def keeper_lost(state: State, event: KeeperLost, now: float) -> Step:
         others = {number: one for number, one in state.ranks.items() if number != event.rank}
         state = state._replace(ranks=others)
     lost = causes.of_lost_keeper(state.job.current_host, rank.rank, rank.local_rank, event.what)
-    if isinstance(phase, Ending):
-        _, actions = _fail(state, lost, now) if phase.why is Why.RESTART else (state, ())
-        if not event.is_gone:
-            return state, actions
+    actions = _failed(state, lost) if _goes_on(phase) else ()
+    if isinstance(phase, Ending) and event.is_gone:
         return _if_clear(state, phase._replace(open=phase.open - {event.rank}), actions, now)
-    return _fail(state, lost, now) if isinstance(phase, Running) else (state, ())
+    return state, actions
+
+
+def _goes_on(phase: Phase) -> bool:
+    """Whether ranks run, or are about to run again."""
+    return isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART)
 
 
 def places_reported(state: State, event: PlacesReported, now: float) -> Step:
@@ -403,21 +405,19 @@ def rank_runs(state: State, event: RankRuns, now: float) -> Step:
 
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
-    """Note a rank's event; its failure may count, or its success may complete this host's."""
+    """Note what is known of a rank; its failure may count, or its success complete this host's."""
+    said: Actions = ()
     if isinstance(event, RankEnded) and event.exit_code == -signal.SIGKILL:
-        state, said = _say_why_killed(state, now)  # on a busy host its end arrives before the time
-        if said:
-            state, more = rank_reports(state, event, now)
-            return state, (*said, *more)
+        state, said = _say_why_killed(state, now)  # on a busy host its end comes before the time
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
     rank = state.ranks.get(event.rank)
     phase = state.phase
     if rank is None or not isinstance(phase, (Running, Ending)):
-        return state, ()
+        return state, said
     if isinstance(phase, Ending):
         is_end = isinstance(event, RankEnded)
-        return state, _ended_while_ending(state, phase, rank, now) if is_end else ()
+        return state, said + (_ended_while_ending(state, phase, rank, now) if is_end else ())
     if state.has_succeeded:
         alone = len(state.ranks) if all(one.alone for one in state.ranks.values()) else 0
         return state, (*_report_successes(state, now), Report(Succeeded(state.attempt, alone)))
@@ -442,20 +442,20 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
     """Report the ranks whose failures count now."""
     began, host = state.times.attempt, state.job.current_host
     patience = -math.inf if everything else CONFIRM_FAILURE_SECONDS
-    counting, wait = ranks.to_count(state.ranks, now - began, patience)
+    counting, _ = ranks.to_count(state.ranks, now - began, patience)
     actions: Actions = ()
     for rank in counting:
         state = state._replace(ranks={**state.ranks, rank.rank: rank._replace(counts=True)})
         assert rank.failure
         age = now - began - rank.failure.time
-        state, more = _fail(state, of_rank(rank.failure, host), now, age)
-        actions += (*_report_successes(state, now), *more)
-    return state._replace(count_at=began + wait), actions
+        failed = _failed(state, of_rank(rank.failure, host), age)
+        actions += (*_report_successes(state, now), *failed)
+    return state, actions
 
 
-def _fail(state: State, failure: Failure, now: float, age: float = 0.0) -> Step:
+def _failed(state: State, failure: Failure, age: float = 0.0) -> Actions:
     """Report a failure; the coordinator decides what follows."""
-    return state, (Report(Failed(state.attempt, failure, round(age, 3))),)
+    return (Report(Failed(state.attempt, failure, round(age, 3))),)
 
 
 def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
@@ -467,8 +467,7 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
         if state.job.runner and not event.returncode:
             event = event._replace(error="it ended before torchrun had succeeded")
         state, counted = _count(state, now, everything=True)
-        state, actions = _fail_with_torchrun(state, event, now)
-        return state, counted + actions
+        return state, counted + _failed(state, _of_torchrun(state, event, now))
     if isinstance(phase, Ending) and phase.leaves:
         phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
         state = state._replace(phase=phase)
@@ -483,10 +482,6 @@ def _without_success(state: State) -> State:
 
 def _is_success(state: State) -> bool:
     return state.result is not None and state.result.exit_code == 0
-
-
-def _fail_with_torchrun(state: State, event: TorchrunEnded, now: float) -> Step:
-    return _fail(state, _of_torchrun(state, event, now), now)
 
 
 def _of_torchrun(state: State, event: TorchrunEnded, now: float) -> Failure:
@@ -530,7 +525,7 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
             return ()
         failure = failure._replace(cause=Cause.SECONDARY, may_restart=False)
     age = now - state.times.attempt - rank.failure.time
-    return (Report(Failed(state.attempt, failure, round(age, 3))),)
+    return _failed(state, failure, age)
 
 
 def _failed_before(state: State, ended: Iterable[Rank], number: int) -> Actions:
@@ -552,7 +547,7 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
             state = state._replace(phase=Running())
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
-            return _fail_with_torchrun(state, TorchrunEnded(0, error), now)
+            return state, _failed(state, _of_torchrun(state, TorchrunEnded(0, error), now))
         return _count(state, now)
     if not isinstance(phase, Ending):
         return state, ()

@@ -68,9 +68,8 @@ class Ending(NamedTuple):
     says_at: float = math.inf  # when to log that they are killed
     may_leave: bool = False  # once it has cleared: the others have left without it
     leaves: bool = False  # the coordinator has said that this host may leave
-    killed: bool = False  # torchrun was killed
     torchrun_by: float = math.inf  # when torchrun is killed
-    gone_by: float = math.inf  # when to stop waiting for leftovers
+    gone_by: float = math.inf  # torchrun has ended, or was killed: when no more is waited for
 
 
 class Done(NamedTuple):
@@ -104,8 +103,7 @@ class State(NamedTuple):
     port: int = 0  # of this attempt's store, 0 for torchrun's
     torchrun_runs: bool = False
     interrupts: tuple[float, ...] = ()  # when SIGINT came
-    was_signalled: bool = False  # this host itself got a stop, not only another host
-    count_at: float = math.inf  # when a rank's failure may count
+    was_signalled: bool = False  # this host itself, and not only told of another one's stop
     failure: Failure | None = None  # why it cannot start, or the program that runs torchrun failed
     result: Result | None = None  # how all hosts end
     cause: str = ""  # that has been logged
