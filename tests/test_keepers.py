@@ -31,14 +31,15 @@ from launcher.watch.stacks import Call
 
 SECONDS = 60
 RUNS = {"runs": {"attempt": 1, "pid": 77}}
-JOINED = KeeperJoined(7, 2, 3, 0)
+JOINED = KeeperJoined(7, 2, 3, 0, 8)
 
 
 @pytest.fixture
 def keepers():
     with Signals() as signals, System(signals) as system:
         told = []
-        keepers = Keepers(os.environ["TMPDIR"], system, told.append, Watch(15, 60))
+        keepers = Keepers(system, told.append, Watch(15, 60))
+        keepers.listen(os.environ["TMPDIR"])
 
         def act_until(condition):
             def met():
@@ -96,7 +97,6 @@ def test_what_a_keeper_says_of_its_rank_in_order(keepers, logged):
         RankEnded(7, 3, Disposition.HANDLES),
         KeeperCleared(7, 4, 1),
     ]
-    assert keepers.world == 8
     text = logged()
     assert "a line\\n of its own" in text
     assert "2 processes left running by rank 7; any that remain will be killed in 5 s." in text

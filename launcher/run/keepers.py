@@ -39,14 +39,10 @@ _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 class Keepers:
     """All keepers of this host; calls take(event) for their messages (events.py).
 
-    `watch` receives the ranks' progress. Raises LaunchError if there can be no socket in the
-    folder.
+    `watch` is what takes in how far ranks are.
     """
 
-    def __init__(
-        self, folder: str, system: System, take: Callable[[Any], None], watch: Watch
-    ) -> None:
-        self.world = 0  # how many ranks the job has; 0: unknown
+    def __init__(self, system: System, take: Callable[[Any], None], watch: Watch) -> None:
         self.watch = watch
         self._system, self._take = system, take
         self._connections: dict[socket.socket, int] = {}  # ranks; -1: not yet known, or no rank's
@@ -57,8 +53,13 @@ class Keepers:
         self._leaves = False
         self._ignored = 0
         self._counted = {**system.oom_kills(), **system.refused_processes()}
-        self._listener = system.listen_in(folder)
-        system.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listener: socket.socket | None = None
+
+    def listen(self, folder: str) -> None:
+        """Take connections in a folder. Raises LaunchError if there can be no socket."""
+        self._listener = self._system.listen_in(folder)
+        act = functools.partial(self._accept, self._listener)
+        self._system.selector.register(self._listener, selectors.EVENT_READ, act)
 
     @property
     def are_gone(self) -> bool:
@@ -66,8 +67,8 @@ class Keepers:
         return all(rank < 0 for rank in self._connections.values())
 
     def close(self) -> None:
-        """Close all connections: connected keepers end their ranks, and leave."""
-        for connection in (self._listener, *self._connections):
+        """Close all connections: keepers that are there end their ranks, and leave."""
+        for connection in filter(None, (self._listener, *self._connections)):
             with contextlib.suppress(KeyError, ValueError):  # closed already
                 self._system.selector.unregister(connection)
             connection.close()
@@ -111,9 +112,9 @@ class Keepers:
 
     # Connections.
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except OSError:
             return
         if not self._system.has_room_beside(connection):
@@ -196,11 +197,10 @@ class Keepers:
         return StacksRequest()
 
     def _joined(self, connection: socket.socket, hello: Mapping[str, Any]) -> events.KeeperJoined:
-        names = ("rank", "local_rank", "nproc", "group_rank")
-        event = events.KeeperJoined(*(int(hello[name]) for name in names))
+        fields = {name: int(hello[name]) for name in events.KeeperJoined._fields}
+        event = events.KeeperJoined(**fields)
         self._connections[connection] = event.rank
         self._local[event.rank] = event.local_rank
-        self.world = int(hello["world"])
         return event
 
     def _log(self, rank: int, message: Mapping[str, Any]) -> None:

@@ -92,11 +92,9 @@ class Supervisor:
     ) -> None:
         self._environ, self._system = environ, system
         self._torchrun_of = start_torchrun
-        self._folders = contextlib.ExitStack()
+        self._open = contextlib.ExitStack()  # closed at the end, the last first
         self._folder = ""
-        self._keepers: Keepers | None = None
         self._torchrun: Torchrun | None = None
-        self._helpers: list[Helper | Warm] = []
         self._warm: Warm | None = None
         self._store: Helper | None = None
         self._logged = {""}  # why the watch cannot see ranks
@@ -104,17 +102,19 @@ class Supervisor:
         self._is_stepping = False
         self._signals: deque[int] = deque()  # to be handled
         self._error: Exception | None = None  # the launcher's own
-        self._watch = _watch(job, system)
+        folder = history.folder(environ, job.options.log_dir)
+        self._journal = Journal(folder, job.current_host, system.log)
+        self._open.callback(self._journal.close)
+        self._keepers = Keepers(system, self._receive, _watch(job, system))
         self._plan = job.plan
         if isinstance(job.plan, LaunchPlan):
             try:
-                self._folder = self._folders.enter_context(system.folder(environ))
-                self._keepers = Keepers(self._folder, system, self._receive, self._watch)
-            except Exception as error:  # before any host has started anything
+                self._folder = self._open.enter_context(system.folder(environ))
+                self._keepers.listen(self._folder)
+            except Exception as error:  # before any host starts anything
                 job = job._replace(plan=error)
+        self._open.callback(self._keepers.close)
         self.state = machine.begin(job, system.now())
-        folder = history.folder(environ, job.options.log_dir)
-        self._journal = Journal(folder, job.current_host, system.log)
         self._journal.note(history.began, self.state)
         self._channel = Channel(job, system, self._receive, self._note_hosts)
 
@@ -145,14 +145,7 @@ class Supervisor:
             if self._torchrun:
                 self._system.kill_children()
             self._channel.close()
-            for helper in self._helpers:
-                helper.close()
-            if self._torchrun:
-                self._torchrun.close()
-            if self._keepers:
-                self._keepers.close()
-            self._folders.close()
-            self._journal.close()
+            self._open.close()
 
     def _begin(self) -> None:
         self._system.selector.register(self._system.signals, selectors.EVENT_READ, self._on_signals)
@@ -165,7 +158,7 @@ class Supervisor:
             self._cannot_start(self.state.job.plan)
 
     def _due(self) -> float:
-        due = min(machine.due(self.state), self._channel.due(), self._watch.due())
+        due = min(machine.due(self.state), self._channel.due(), self._keepers.watch.due())
         due = min(due, self._torchrun.due if self._torchrun else math.inf)
         phase = self.state.phase
         if isinstance(phase, Ending) and phase.leaves and not self.state.torchrun_runs:
@@ -179,7 +172,7 @@ class Supervisor:
             self._step(events.Time())
         if now >= self._channel.due():
             self._channel.tick()
-        if now >= self._watch.due():
+        if now >= self._keepers.watch.due():
             self._watch_ranks(now)
         if self._torchrun and now >= self._torchrun.due:
             self._torchrun.tick()
@@ -188,9 +181,8 @@ class Supervisor:
             self._step(events.NothingLeft())
 
     def _is_nothing_left(self) -> bool:
-        if self.state.torchrun_runs or not self._keepers:
-            return not self.state.torchrun_runs
-        return self._keepers.are_gone and not self._system.has_children
+        is_left = self.state.torchrun_runs or self._system.has_children
+        return self._keepers.are_gone and not is_left
 
     # Errors of the launcher itself.
 
@@ -215,8 +207,7 @@ class Supervisor:
         with contextlib.suppress(Exception):
             self._channel.report_last(failure)
             self._channel.close()
-        if self._keepers:
-            self._keepers.close()
+        self._keepers.close()
         self._kill_torchrun()
         selector = self._system.selector
         for key in list(selector.get_map().values()):  # nothing would read them any more
@@ -263,14 +254,12 @@ class Supervisor:
         else:
             if isinstance(event, Start):
                 self._begin_attempt()
-            elif isinstance(event, events.KeeperJoined) and self._keepers:
-                self._channel.world = self._keepers.world
+            elif isinstance(event, events.KeeperJoined):
+                self._channel.world = event.world
             self._step(event)
 
     def _begin_attempt(self) -> None:
-        self._watch = _watch(self.state.job, self._system)
-        if self._keepers:
-            self._keepers.watch = self._watch
+        self._keepers.watch = _watch(self.state.job, self._system)
 
     def _step(self, event: Any) -> None:
         """Handle an event, and carry out its actions, before the next event.
@@ -311,7 +300,7 @@ class Supervisor:
             for pid, exit_code in self._system.reap():
                 if pid == self._torchrun.pid:
                     error = self._torchrun.words() if exit_code > 0 else ""
-                    oom = self._keepers.oom() if self._keepers and exit_code == -9 else ""
+                    oom = self._keepers.oom() if exit_code == -9 else ""
                     self._step(events.TorchrunEnded(exit_code, error, oom))
         self._signals.extend(number for number in numbers if number != signal.SIGCHLD)
 
@@ -372,11 +361,11 @@ class Supervisor:
         self._plan = plan
         folder = job.options.folder
         self._torchrun = self._torchrun_of(self._system, plan.argv, environ, folder, run_dir)
+        self._open.callback(self._torchrun.close)
 
     def _do_run_ranks(self, action: events.RunRanks) -> None:
-        if self._keepers:
-            start = functools.partial(self._start_of_rank, action.attempt, action.port)
-            self._keepers.run(action.ranks, start)
+        start = functools.partial(self._start_of_rank, action.attempt, action.port)
+        self._keepers.run(action.ranks, start)
 
     def _start_of_rank(self, attempt: int, port: int, rank: int) -> Mapping[str, Any]:
         """Return the start of a rank's script; a variable that is None is removed."""
@@ -412,14 +401,12 @@ class Supervisor:
         }
 
     def _do_end_ranks(self, action: events.EndRanks) -> None:
-        if self._keepers:
-            self._keepers.end(action)
+        self._keepers.end(action)
 
     def _do_leave_ranks(self, action: events.LeaveRanks) -> None:
         if self._torchrun and not self.state.job.tees:
             self._torchrun.is_muted = True
-        if self._keepers:
-            self._keepers.leave(action.exit_code)
+        self._keepers.leave(action.exit_code)
 
     def _do_kill_torchrun(self, action: events.KillTorchrun) -> None:
         self._kill_torchrun()
@@ -436,7 +423,7 @@ class Supervisor:
         if isinstance(plan, LaunchPlan) and plan.warm:
             environ = {**self._environ, JOB_MARK: os.path.basename(self._folder)}
             self._warm = Warm(self._system, plan, job.options, environ, self._folder)
-            self._helpers.append(self._warm)
+            self._open.callback(self._warm.close)
 
     def _make_store(self) -> None:
         """Have a helper make the next attempt's store; report its port to the coordinator."""
@@ -453,7 +440,7 @@ class Supervisor:
             except (OSError, subprocess.SubprocessError) as error:
                 self._channel.happens(StoreMade(0, f"the store cannot be started ({error})"))
                 return
-            self._helpers.append(self._store)
+            self._open.callback(self._store.close)
         self._store.send({"make": True})
 
     def _store_made(self, message: Mapping[str, Any] | None) -> None:
@@ -468,36 +455,37 @@ class Supervisor:
     # Where ranks are, and how far.
 
     def _watch_ranks(self, now: float) -> None:
-        request = self._watch.poll(now)
-        if request and self._keepers:
+        request = self._keepers.watch.poll(now)
+        if request:
             self._keepers.ask(request)
         self._report_ranks(now)
+        error = self._keepers.watch.error
         is_to_say = self.state.job.options.verbose or self.state.job.options.hang_timeout < math.inf
-        if is_to_say and self._watch.error not in self._logged:
-            self._logged.add(self._watch.error)
-            self._system.log(self._watch.error)
+        if is_to_say and error not in self._logged:
+            self._logged.add(error)
+            self._system.log(error)
 
     def _request_stacks(self, number: int, *, may_signal: bool) -> None:
         """Ask all ranks where they are, for the report of this number."""
         now = self._system.now()
-        request = self._watch.request_stacks(number, now, may_signal=may_signal)
-        if self._keepers:
-            self._keepers.ask(request)
+        request = self._keepers.watch.request_stacks(number, now, may_signal=may_signal)
+        self._keepers.ask(request)
         self._report_ranks(now)
 
     def _do_request_places(self, action: events.RequestPlaces) -> None:
         self._request_stacks(_PLACES, may_signal=True)
 
     def _report_ranks(self, now: float) -> None:
-        """Report ranks' progress and places if the replies are complete, or overdue."""
-        for pid, number in self._watch.signals_due(now).items():
-            if self._keepers and self._system.state_of(pid) in ("R", "S"):
+        """Report how far ranks are, and where, if the replies are in, or overdue."""
+        watch = self._keepers.watch
+        for pid, number in watch.signals_due(now).items():
+            if self._system.state_of(pid) in ("R", "S"):
                 self._keepers.ask({"signal": number}, [pid])
         ranks = {rank.pid: rank.exit_code for rank in self.state.ranks.values() if rank.pid}
-        for report in self._watch.reports(ranks, self._system.state_of, now):
+        for report in watch.reports(ranks, self._system.state_of, now):
             if report.number == _PLACES:
                 alive = self.state.alive
-                places = {rank.rank: self._watch.place(rank.pid) for rank in alive}
+                places = {rank.rank: watch.place(rank.pid) for rank in alive}
                 self._step(events.PlacesReported(places))
             else:
                 self._channel.report(NoProgressReport(self.state.attempt, *report))
@@ -507,8 +495,7 @@ class Supervisor:
         # Equal on all hosts of this job, and different for another job.
         key = job.endpoint if job.has_peers else self._folder
         message = {"job": job.cluster.job_name, "key": key, "lines": list(event.lines)}
-        if self._keepers:
-            self._keepers.reply_stacks(message)
+        self._keepers.reply_stacks(message)
 
 
 def _watch(job: Job, system: System) -> Watch:
