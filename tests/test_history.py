@@ -126,7 +126,7 @@ def test_a_stall_its_end_and_a_hang():
         for event in (*more, events.Time()):
             before = state
             state, actions = coordinator.step(before, event, now)
-            noted.extend(history.of_hosts(before, event, state, actions, "algo-1", now, 10.0))
+            noted.extend(history.of_hosts(10.0, before, event, state, actions, now))
 
     def report(host, *ranks):
         return events.Received(host, NoProgressReport(1, ranks, 0))
@@ -258,6 +258,6 @@ def test_stacks_that_the_log_shows_are_noted():
     state, _ = coordinator.begin(job_of("algo-1", ("algo-1",), peer_port=29401, watch=1), 0.0)
     lines = ("2 ranks (0-1):", "  main thread:", '    File "train.py", line 3, in <module>')
     logged = tuple(map(Log, lines))
-    (noted,) = history.of_hosts(state, None, state, logged, "algo-1", 70.0, 10.0)
+    (noted,) = history.of_hosts(10.0, state, None, state, logged, 70.0)
     assert (noted.event, noted.seconds, noted.text) == ("stacks", 60.0, "\n".join(lines))
-    assert history.of_hosts(state, None, state, logged[:1], "algo-1", 70.0, 10.0) == []
+    assert history.of_hosts(10.0, state, None, state, logged[:1], 70.0) == []

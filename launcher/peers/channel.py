@@ -7,9 +7,7 @@ Events go to the coordinator's state machine, or a member's. The actions are car
 except commands to this host's own run: command(message) carries those out. Each step is also passed
 to decided(before, event, after, actions, now), for the journal and the log.
 
-*The order of events.* A command may make this host's run report at once, and a report is an event
-here. So events queue: all actions of a step are carried out before the next event (happens). The
-supervisor does the same, so that no state machine is stepped within a step.
+A command may have this host's run report at once, and a report is an event here (stepping.py).
 
 TCP detects a dead host, but not a launcher that is suspended, frozen or blocked: its kernel still
 answers. So the loop itself sends `Alive` on each connection, and a connection that has been silent
@@ -19,13 +17,13 @@ this host.
 
 from __future__ import annotations
 
-import collections
 import math
 import socket
 from collections.abc import Iterable
 from selectors import EVENT_READ
 from typing import Any, Callable, NoReturn
 
+from launcher.host.stepping import Stepping
 from launcher.host.system import System
 from launcher.job.job import Job
 from launcher.peers import coordinator, events, link, messages
@@ -35,7 +33,6 @@ from launcher.peers.listener import Listener
 from launcher.peers.messages import End, Message
 from launcher.peers.state import JobState
 from launcher.result.causes import Failure
-from launcher.text.log import described
 from launcher.text.protocol import encoded
 from launcher.text.words import Log
 
@@ -46,8 +43,10 @@ _ALIVE_SECONDS = 4.0
 _SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
 
 
-class Channel:
-    """This host's connections, and its listener, if it has one."""
+class Channel(Stepping):
+    """This host's connections, and where it listens, if it does."""
+
+    state: JobState | link.LinkState
 
     def __init__(
         self,
@@ -56,21 +55,19 @@ class Channel:
         command: Callable[[Any], None],
         decided: Callable[[Any, Any, Any, Any, float], None],
     ) -> None:
-        self._job, self._system, self._command, self._decided = job, system, command, decided
+        self._job, self._command = job, command
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else link
+        state, self._first = self._machine.begin(job, system.now())
+        name = "hosts" if job.options.verbose else ""
+        super().__init__(system, state, self._machine.step, decided, name)
         self._connections: dict[str, Connection] = {}  # by host
         self._silent: list[Connection] = []  # of lost hosts
         self._listener: Listener | None = None
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._send_alive_at = self._check_at = math.inf
-        self._events = collections.deque[Any]()
-        self._is_acting = False
-        self._began = system.now()
-        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: unknown
-        self.own_address = ""  # the address that connects this host to the others
-        self.state: JobState | link.LinkState
-        self.state, self._first = self._machine.begin(job, self._began)
+        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: not known
+        self.own_address = ""  # at which other hosts have reached this one, or it them
 
     @property
     def own_name_resolves(self) -> bool:
@@ -117,34 +114,6 @@ class Channel:
                 return
             message = End(self.state.number + 1, failure.result)
         self._send(list(self._connections), message)
-
-    def happens(self, event: Any) -> None:
-        """Handle an event, and carry out its actions, before the next event."""
-        self._events.append(event)
-        if not self._is_acting:
-            self._act(())
-
-    def _act(self, actions: tuple[Action, ...]) -> None:
-        self._is_acting = True
-        try:
-            for action in actions:
-                self._do(action)
-            while self._events:
-                for action in self._decide(self._events.popleft()):
-                    self._do(action)
-        finally:
-            self._is_acting = False
-
-    def _decide(self, event: Any) -> tuple[Action, ...]:
-        before, now = self.state, self._system.now()
-        actions: tuple[Action, ...]
-        self.state, actions = self._machine.step(before, event, now)
-        self._decided(before, event, self.state, actions, now)
-        if self._job.options.verbose:
-            line = described("hosts", before, event, self.state, actions, now - self._began)
-            if line:
-                self._system.log(line)
-        return actions
 
     def close(self) -> None:
         """Close all connections (Connection.close)."""

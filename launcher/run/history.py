@@ -184,12 +184,15 @@ def _why(state: State) -> Why | None:
 
 
 def of_hosts(
-    before: Any, event: Any, after: Any, actions: Actions, host: str, now: float, began: float
+    began: float, before: Any, event: Any, after: Any, actions: Actions, now: float
 ) -> list[Note]:
-    """Return the lines for a step of the coordinator: logged stalls, lost hosts."""
+    """Return what a step of the coordinator decides: stalls as the log has them, lost hosts.
+
+    `began` is when this launcher started.
+    """
     if not isinstance(after, of_peers.JobState):
         return []  # a member's
-    note = Note(round(now - began, 3), host, after.attempt)
+    note = Note(round(now - began, 3), after.job.current_host, after.attempt)
     notes: list[Note] = []
     if isinstance(event, Lost) and not isinstance(before.phase, of_peers.Ended):
         notes.append(note._replace(event="lost", host=event.host, cause=event.why))

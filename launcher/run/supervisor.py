@@ -5,9 +5,9 @@ torchrun's stderr. While a job runs it polls the ranks for their progress every 
 seconds. It reaches the clock, processes, signals and connections through System, but not this
 host's names (reached_at) and files.
 
-It handles one event at a time: all actions of a step are carried out before the next step (_step).
-An error of the launcher itself is reported to the other hosts; then all connections are closed, so
-that keepers end their ranks, and this process waits for that.
+What happens is taken in one event after the other (stepping.py). An error of the launcher itself is
+reported to the other hosts; then all connections are closed, at which keepers end their ranks, and
+this process waits for that.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from launcher.errors import STOPS, LaunchError
 from launcher.host.child import Helper
 from launcher.host.journal import Journal, host_folder
 from launcher.host.signals import left_alone
+from launcher.host.stepping import Stepping
 from launcher.host.system import System
 from launcher.job.job import Job, LaunchPlan
 from launcher.job.options import BARS, INTERNAL, JOB_MARK, RUN_DIR
@@ -41,7 +42,7 @@ from launcher.run import events, history, machine, summary
 from launcher.run.keepers import Keepers
 from launcher.run.state import Done, Ending, Joining, State, Why
 from launcher.run.torchrun import Torchrun
-from launcher.text.log import described, traceback_of
+from launcher.text.log import traceback_of
 from launcher.text.words import Log
 from launcher.warm.start import Warm
 from launcher.watch.host import Watch
@@ -80,8 +81,10 @@ def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
     return selector.select(timeout) or selector.select(0)
 
 
-class Supervisor:
-    """The effects: open connections and running processes. `state` has all that is decided."""
+class Supervisor(Stepping):
+    """The effects: what is open and running. What is known and decided is in `state`."""
+
+    state: State
 
     def __init__(
         self,
@@ -97,10 +100,8 @@ class Supervisor:
         self._torchrun: Torchrun | None = None
         self._warm: Warm | None = None
         self._store: Helper | None = None
-        self._logged = {""}  # why the watch cannot see ranks
-        self._events: deque[Any] = deque()  # to be handled
-        self._is_stepping = False
-        self._signals: deque[int] = deque()  # to be handled
+        self._logged = {""}  # of what the watch cannot see
+        self._signals: deque[int] = deque()  # to be taken in
         self._error: Exception | None = None  # the launcher's own
         folder = history.folder(environ, job.options.log_dir)
         self._journal = Journal(folder, job.current_host, system.log)
@@ -114,9 +115,12 @@ class Supervisor:
             except Exception as error:  # before any host starts anything
                 job = job._replace(plan=error)
         self._open.callback(self._keepers.close)
-        self.state = machine.begin(job, system.now())
+        noted = functools.partial(self._journal.note, history.of_run)
+        name = "run" if job.options.verbose else ""
+        super().__init__(system, machine.begin(job, system.now()), machine.step, noted, name)
         self._journal.note(history.began, self.state)
-        self._channel = Channel(job, system, self._receive, self._note_hosts)
+        noted = functools.partial(self._journal.note, history.of_hosts, self._began)
+        self._channel = Channel(job, system, self._receive, noted)
 
     def turns(self) -> Generator[float | None, Ready, None]:
         """Wait and act until this host has nothing left to do.
@@ -169,7 +173,7 @@ class Supervisor:
         self._take_signals()
         now = self._system.now()
         if now >= machine.due(self.state):
-            self._step(events.Time())
+            self.happens(events.Time())
         if now >= self._channel.due():
             self._channel.tick()
         if now >= self._keepers.watch.due():
@@ -178,7 +182,7 @@ class Supervisor:
             self._torchrun.tick()
         phase = self.state.phase
         if isinstance(phase, Ending) and phase.leaves and self._is_nothing_left():
-            self._step(events.NothingLeft())
+            self.happens(events.NothingLeft())
 
     def _is_nothing_left(self) -> bool:
         is_left = self.state.torchrun_runs or self._system.has_children
@@ -237,7 +241,7 @@ class Supervisor:
             for line in traceback_of(error):
                 self._system.log(line)
             failure = self._own_failure(error)
-        self._step(events.CannotStart(failure))
+        self.happens(events.CannotStart(failure))
 
     # What happens.
 
@@ -256,43 +260,10 @@ class Supervisor:
                 self._begin_attempt()
             elif isinstance(event, events.KeeperJoined):
                 self._channel.world = event.world
-            self._step(event)
+            self.happens(event)
 
     def _begin_attempt(self) -> None:
         self._keepers.watch = _watch(self.state.job, self._system)
-
-    def _step(self, event: Any) -> None:
-        """Handle an event, and carry out its actions, before the next event.
-
-        An action may cause events, such as a command that follows from a report.
-        """
-        self._events.append(event)
-        if self._is_stepping:
-            return
-        self._is_stepping = True
-        try:
-            while self._events:
-                for action in self._decide(self._events.popleft()):
-                    ACTIONS[type(action)](self, action)
-        finally:
-            self._is_stepping = False
-
-    def _decide(self, event: Any) -> events.Actions:
-        before, now = self.state, self._system.now()
-        self.state, actions = machine.step(before, event, now)
-        self._journal.note(history.of_run, before, event, self.state, actions, now)
-        if before.job.options.verbose:
-            began = before.times.began
-            line = described("run", before, event, self.state, actions, now - began)
-            if line:
-                self._system.log(line)
-        return actions
-
-    def _note_hosts(
-        self, before: Any, event: Any, after: Any, actions: events.Actions, now: float
-    ) -> None:
-        host, began = self.state.job.current_host, self.state.times.began
-        self._journal.note(history.of_hosts, before, event, after, actions, host, now, began)
 
     def _on_signals(self) -> None:
         numbers = self._system.signals.take()
@@ -301,18 +272,21 @@ class Supervisor:
                 if pid == self._torchrun.pid:
                     error = self._torchrun.words() if exit_code > 0 else ""
                     oom = self._keepers.oom() if exit_code == -9 else ""
-                    self._step(events.TorchrunEnded(exit_code, error, oom))
+                    self.happens(events.TorchrunEnded(exit_code, error, oom))
         self._signals.extend(number for number in numbers if number != signal.SIGCHLD)
 
     def _take_signals(self) -> None:
         while self._signals:
             number = self._signals.popleft()
             if number in STOPS:
-                self._step(events.Signal(number))
+                self.happens(events.Signal(number))
             else:
                 self._system.log(left_alone(number))
 
     # Actions.
+
+    def _do(self, action: Any) -> None:
+        ACTIONS[type(action)](self, action)
 
     def _do_log(self, action: Log) -> None:
         self._system.log(action.line)
@@ -486,7 +460,7 @@ class Supervisor:
             if report.number == _PLACES:
                 alive = self.state.alive
                 places = {rank.rank: watch.place(rank.pid) for rank in alive}
-                self._step(events.PlacesReported(places))
+                self.happens(events.PlacesReported(places))
             else:
                 self._channel.report(NoProgressReport(self.state.attempt, *report))
 
