@@ -31,38 +31,15 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Callable
 
 from launcher.job.job import Job
 from launcher.peers.messages import Cleared, End, Failed, Leave, Start, Stop, Succeeded
 from launcher.result import causes
 from launcher.result.causes import Cause, Failure, of_rank, stopped
-from launcher.run import ranks, stops
-from launcher.run.events import (
-    Actions,
-    CannotStart,
-    EndRanks,
-    KeeperCleared,
-    KeeperJoined,
-    KeeperLost,
-    KillTorchrun,
-    LeaveRanks,
-    NothingLeft,
-    PlacesReported,
-    RankEnded,
-    RankExits,
-    RankRuns,
-    Report,
-    RequestPlaces,
-    RunRanks,
-    ScriptEnded,
-    Signal,
-    StartTorchrun,
-    ThreadRaised,
-    Time,
-    TorchrunEnded,
-)
+from launcher.run import events, ranks, stops, summary
+from launcher.run.events import Actions
 from launcher.run.ranks import Rank
 from launcher.run.state import (
     CONFIRM_FAILURE_SECONDS,
@@ -84,7 +61,7 @@ from launcher.run.state import (
     Times,
     Why,
 )
-from launcher.text.words import NAMED, Log, plural, signal_name
+from launcher.text.words import Log, plural, signal_name
 
 LOCAL = -1  # number of an Ending that the coordinator has not commanded
 
@@ -120,24 +97,21 @@ def started(state: State, event: Start, now: float) -> Step:
     if not (is_first or (isinstance(phase, Ending) and phase.why is Why.RESTART)):
         return state, ()  # a stop came first
     again = {one.rank: Rank(one.rank, one.local_rank) for one in state.ranks.values()}
+    # A program that runs torchrun may work before.
+    is_unbounded = state.job.runner or 0 < len(again) == state.nproc
     state = state._replace(
         attempt=event.attempt,
         times=Times(times.began, started=min(times.started, now), attempt=now),
-        phase=Running(math.inf if 0 < len(again) == state.nproc else _starts_by(state, now)),
+        phase=Running(math.inf if is_unbounded else now + state.job.options.start_timeout),
         port=event.port,
         ranks=again,
     )
     if is_first:
-        return state._replace(torchrun_runs=True), (StartTorchrun(),)
+        return state._replace(torchrun_runs=True), (events.StartTorchrun(),)
     if not state.torchrun_runs:
-        end = TorchrunEnded(0, "it ended during a restart")
+        end = events.TorchrunEnded(0, "it ended during a restart")
         return state, _failed(state, _of_torchrun(state, end, now))
-    return state, (RunRanks(tuple(again), event.attempt, event.port),)
-
-
-def _starts_by(state: State, now: float) -> float:
-    """Return when torchrun must have started all ranks; the program that runs it has no limit."""
-    return math.inf if state.job.runner else now + state.job.options.start_timeout
+    return state, (events.RunRanks(tuple(again), event.attempt, event.port),)
 
 
 def ended(state: State, event: End, now: float) -> Step:
@@ -188,25 +162,22 @@ def left(state: State, event: Leave, now: float) -> Step:
     if not state.torchrun_runs or (code and not state.job.tees):
         # torchrun would log much about the ends of its stubs.
         state, actions = _kill_torchrun(state, phase, now)
-        return state, (*actions, LeaveRanks(code))
+        return state, (*actions, events.LeaveRanks(code))
     by = now + (state.grace(Why.FAILURE) if code else TORCHRUN_SECONDS)
     if not code and state.job.runner:
         by = math.inf
-    return state._replace(phase=phase._replace(torchrun_by=by)), (LeaveRanks(code),)
+    return state._replace(phase=phase._replace(torchrun_by=by)), (events.LeaveRanks(code),)
 
 
 def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
-    phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
-    return state._replace(phase=phase), (KillTorchrun(),) if state.torchrun_runs else ()
+    """Kill torchrun if it still runs; wait for leftovers: a stub ends those of a killed keeper."""
+    gone_by = now + state.grace(Why.FAILURE) + GONE_SECONDS
+    state = state._replace(phase=phase._replace(torchrun_by=math.inf, gone_by=gone_by))
+    return state, (events.KillTorchrun(),) if state.torchrun_runs else ()
 
 
-def _gone_by(state: State, now: float) -> float:
-    """Return until when to wait for leftovers: a stub may end those of a killed keeper."""
-    return now + state.grace(Why.FAILURE) + GONE_SECONDS
-
-
-def nothing_left(state: State, event: NothingLeft, now: float) -> Step:
-    """Finish, if this host may leave."""
+def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
+    """Be done, if this host may leave."""
     phase = state.phase
     is_over = isinstance(phase, Ending) and phase.leaves and not state.torchrun_runs
     return state._replace(phase=Done()) if is_over else state, ()
@@ -215,7 +186,7 @@ def nothing_left(state: State, event: NothingLeft, now: float) -> Step:
 # Signals, and a host that cannot start.
 
 
-def cannot_start(state: State, event: CannotStart, now: float) -> Step:
+def cannot_start(state: State, event: events.CannotStart, now: float) -> Step:
     """Report why this host cannot start torchrun."""
     if isinstance(state.phase, Joining):
         state = state._replace(phase=Joining(now + UNHEARD_SECONDS))
@@ -223,8 +194,8 @@ def cannot_start(state: State, event: CannotStart, now: float) -> Step:
     return state, _failed(state, event.failure)
 
 
-def signalled(state: State, event: Signal, now: float) -> Step:
-    """Report a stop; begin it if ranks run: each gets the signal once, and its grace to save.
+def signalled(state: State, event: events.Signal, now: float) -> Step:
+    """Report a stop; begin it where ranks run: each gets the signal once, and its grace to save.
 
     After a failure the coordinator decides which of the two counts.
     """
@@ -235,7 +206,7 @@ def signalled(state: State, event: Signal, now: float) -> Step:
         if len(state.interrupts) >= INTERRUPTS_TO_KILL:
             return _interrupted(state, now)
     is_first, state = not state.was_signalled, state._replace(was_signalled=True)
-    report = Report(Stop(number))
+    report = events.Report(Stop(number))
     if isinstance(phase, Joining):
         return state, (report,)
     if _goes_on(phase):
@@ -291,34 +262,23 @@ def _end(state: State, why: Why, now: float, number: int, command: int) -> Step:
         # Before keepers kill the ranks: afterwards nobody knows where they were.
         says_at = deadline - min(SAYS_SECONDS, grace / 4)
         ending = ending._replace(places_at=places_at, says_at=says_at)
-    lines = _lines_of_stop(state, number) if why is Why.STOP else ()
+    lines = map(Log, summary.stopping(state, number) if why is Why.STOP else ())
     times = state.times._replace(closes=min(state.times.closes, now))
     state = state._replace(ends=state.ends + 1, times=times)
     how = {"waits": why is Why.STOP, "at_once": why is Why.INTERRUPT}
-    end: Actions = (EndRanks(state.ends, number, grace, **how),) if state.ranks else ()
+    end: Actions = (events.EndRanks(state.ends, number, grace, **how),) if state.ranks else ()
     state, actions = _if_clear(state, ending, (), now)
     return state, (*lines, *end, *actions)
-
-
-def _lines_of_stop(state: State, number: int) -> Actions:
-    name, host = signal_name(number), state.job.current_host
-    if state.has_succeeded:
-        line = f"{name} while other hosts are still running: stopping them."
-        return (Log(line),) if state.job.members else ()
-    line = f"{name}: stopping; the ranks of {host} have {state.grace(Why.STOP):g} s to save."
-    if not any(rank.pid for rank in state.ranks.values()):
-        line = f"{name}: stopping before any rank of {host} has started."
-    return (Log(line), *_failed_before(state, state.ranks.values(), number))
 
 
 def _if_clear(state: State, phase: Ending, before: Actions, now: float) -> Step:
     """Report that nothing of this attempt is left, once that is so and an End commanded it."""
     state = state._replace(phase=phase)
     if phase.why is Why.INTERRUPT and not phase.open:
-        return state, (*before, LeaveRanks(1))
+        return state, (*before, events.LeaveRanks(1))
     if phase.open or phase.command == LOCAL or phase.leaves:
         return state, before
-    done = (*before, Report(_cleared(state, phase)))
+    done = (*before, events.Report(_cleared(state, phase)))
     if not (phase.may_leave and state.result):
         return state, done
     state, actions = left(state, Leave(state.result), now)
@@ -338,8 +298,8 @@ def _cleared(state: State, phase: Ending) -> Cleared:
     return message._replace(handled=len(reached), seconds=seconds)
 
 
-def cleared(state: State, event: KeeperCleared, now: float) -> Step:
-    """Note that nothing of a rank is left; give up on processes that survive SIGKILL."""
+def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
+    """Note that nothing of a rank is left; what survives SIGKILL is given up."""
     phase = state.phase
     if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()
@@ -356,8 +316,8 @@ def cleared(state: State, event: KeeperCleared, now: float) -> Step:
     return _if_clear(state, phase, lines, now)
 
 
-def keeper_joined(state: State, event: KeeperJoined, now: float) -> Step:
-    """Run a rank's script, unless ranks are being ended: then this one has nothing to end."""
+def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
+    """Have a rank's script run, unless ranks are to end: then there is nothing to end of it."""
     rank = Rank(event.rank, event.local_rank)
     state = state._replace(nproc=event.nproc, ranks={**state.ranks, event.rank: rank})
     phase = state.phase
@@ -366,12 +326,12 @@ def keeper_joined(state: State, event: KeeperJoined, now: float) -> Step:
             state = state._replace(phase=Running())
         if event.group_rank and not state.job.cluster.node_rank:
             return state, _failed(state, causes.of_group_rank(state.job.current_host))
-        return state, (RunRanks((event.rank,), state.attempt, state.port),)
-    return state, (LeaveRanks(1),) if isinstance(phase, Ending) and phase.leaves else ()
+        return state, (events.RunRanks((event.rank,), state.attempt, state.port),)
+    return state, (events.LeaveRanks(1),) if isinstance(phase, Ending) and phase.leaves else ()
 
 
-def keeper_lost(state: State, event: KeeperLost, now: float) -> Step:
-    """Fail: that rank has lost its keeper or stub; a stub ends a killed keeper's leftovers."""
+def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
+    """Fail: nobody keeps that rank any more; its stub ends what the rank has left."""
     phase, rank = state.phase, state.ranks.get(event.rank)
     if rank is None:
         return state, ()
@@ -390,15 +350,15 @@ def _goes_on(phase: Phase) -> bool:
     return isinstance(phase, Running) or (isinstance(phase, Ending) and phase.why is Why.RESTART)
 
 
-def places_reported(state: State, event: PlacesReported, now: float) -> Step:
-    """Note where ranks are, to log it when they are killed."""
+def places_reported(state: State, event: events.PlacesReported, now: float) -> Step:
+    """Note where ranks are, for the log when they are killed."""
     return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
 
 
 # Events of ranks and of torchrun.
 
 
-def rank_runs(state: State, event: RankRuns, now: float) -> Step:
+def rank_runs(state: State, event: events.RankRuns, now: float) -> Step:
     """Note that a rank's script is about to run."""
     times = state.times._replace(trains=min(state.times.trains, now))
     return state._replace(times=times, ranks=_updated(state, event, now)), ()
@@ -407,7 +367,7 @@ def rank_runs(state: State, event: RankRuns, now: float) -> Step:
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     """Note what is known of a rank; its failure may count, or its success complete this host's."""
     said: Actions = ()
-    if isinstance(event, RankEnded) and event.exit_code == -signal.SIGKILL:
+    if isinstance(event, events.RankEnded) and event.exit_code == -signal.SIGKILL:
         state, said = _say_why_killed(state, now)  # on a busy host its end comes before the time
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
@@ -416,11 +376,14 @@ def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
     if rank is None or not isinstance(phase, (Running, Ending)):
         return state, said
     if isinstance(phase, Ending):
-        is_end = isinstance(event, RankEnded)
+        is_end = isinstance(event, events.RankEnded)
         return state, said + (_ended_while_ending(state, phase, rank, now) if is_end else ())
     if state.has_succeeded:
         alone = len(state.ranks) if all(one.alone for one in state.ranks.values()) else 0
-        return state, (*_report_successes(state, now), Report(Succeeded(state.attempt, alone)))
+        return state, (
+            *_report_successes(state, now),
+            events.Report(Succeeded(state.attempt, alone)),
+        )
     actions: Actions = ()
     if rank.exit_code == 0 and not had_succeeded:
         actions = _report_successes(state, now)
@@ -435,7 +398,7 @@ def _updated(state: State, event: ranks.RankEvent, now: float) -> ranks.Ranks:
 def _report_successes(state: State, now: float) -> Actions:
     """Report which ranks have ended with 0: that may break a collective of other ranks."""
     age = now - state.times.attempt
-    return tuple(map(Report, ranks.succeeded(state.ranks, state.attempt, age)))
+    return tuple(map(events.Report, ranks.succeeded(state.ranks, state.attempt, age)))
 
 
 def _count(state: State, now: float, *, everything: bool = False) -> Step:
@@ -455,10 +418,10 @@ def _count(state: State, now: float, *, everything: bool = False) -> Step:
 
 def _failed(state: State, failure: Failure, age: float = 0.0) -> Actions:
     """Report a failure; the coordinator decides what follows."""
-    return (Report(Failed(state.attempt, failure, round(age, 3))),)
+    return (events.Report(Failed(state.attempt, failure, round(age, 3))),)
 
 
-def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
+def torchrun_ended(state: State, event: events.TorchrunEnded, now: float) -> Step:
     """Fail if torchrun ended before the job; a program that runs it may fail after a success."""
     phase, state = state.phase, state._replace(torchrun_runs=False)
     if state.job.runner and event.returncode:
@@ -469,8 +432,7 @@ def torchrun_ended(state: State, event: TorchrunEnded, now: float) -> Step:
         state, counted = _count(state, now, everything=True)
         return state, counted + _failed(state, _of_torchrun(state, event, now))
     if isinstance(phase, Ending) and phase.leaves:
-        phase = phase._replace(torchrun_by=math.inf, gone_by=_gone_by(state, now))
-        state = state._replace(phase=phase)
+        return _kill_torchrun(state, phase, now)
     return state, ()
 
 
@@ -484,7 +446,7 @@ def _is_success(state: State) -> bool:
     return state.result is not None and state.result.exit_code == 0
 
 
-def _of_torchrun(state: State, event: TorchrunEnded, now: float) -> Failure:
+def _of_torchrun(state: State, event: events.TorchrunEnded, now: float) -> Failure:
     job, seconds = state.job, now - state.times.attempt
     return causes.of_torchrun(
         event.returncode,
@@ -507,8 +469,8 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
     number = phase.number
     if phase.why is not Why.STOP:
         return _report_failure(state, phase, rank, now)
-    if rank.response is None:
-        return _failed_before(state, (rank,), number)
+    if rank.response is None:  # nobody else says it
+        return tuple(map(Log, stops.failed_before((rank,), number, state.job.current_host)))
     if rank.failure and not stops.is_end_of_stop(rank.exit_code, number):
         line = of_rank(rank.failure, state.job.current_host).headline
         return (Log(f"during the stop: {line}."),)
@@ -528,15 +490,10 @@ def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Acti
     return _failed(state, failure, age)
 
 
-def _failed_before(state: State, ended: Iterable[Rank], number: int) -> Actions:
-    """Log which ranks failed by themselves before a stop arrived: nothing else logs it."""
-    return tuple(map(Log, stops.failed_before(ended, number, state.job.current_host)))
-
-
 # Time.
 
 
-def time_is_up(state: State, event: Time, now: float) -> Step:
+def time_is_up(state: State, event: events.Time, now: float) -> Step:
     """Do what is due."""
     phase = state.phase
     if isinstance(phase, Joining) and now >= phase.deadline:
@@ -547,23 +504,22 @@ def time_is_up(state: State, event: Time, now: float) -> Step:
             state = state._replace(phase=Running())
             seconds = state.job.options.start_timeout
             error = f"it has not started all ranks of this host within {seconds:g} s"
-            return state, _failed(state, _of_torchrun(state, TorchrunEnded(0, error), now))
+            return state, _failed(state, _of_torchrun(state, events.TorchrunEnded(0, error), now))
         return _count(state, now)
     if not isinstance(phase, Ending):
         return state, ()
     if now >= phase.places_at:
-        return state._replace(phase=phase._replace(places_at=math.inf)), (RequestPlaces(),)
+        return state._replace(phase=phase._replace(places_at=math.inf)), (events.RequestPlaces(),)
     if now >= phase.says_at:
         return _say_why_killed(state, now)
     if now >= phase.torchrun_by and not phase.leaves:
         assert state.result
         return left(state, Leave(state.result), now)  # a keeper is stuck
     if now >= phase.torchrun_by:
-        if _is_success(state):
-            line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
-            state, actions = _kill_torchrun(state, phase, now)
-            return state, (Log(line), *actions)
-        return _kill_torchrun(state, phase, now)
+        line = "all hosts have succeeded, but torchrun has not ended: killing it with SIGKILL."
+        lines: Actions = (Log(line),) if _is_success(state) else ()
+        state, actions = _kill_torchrun(state, phase, now)
+        return state, lines + actions
     if now >= phase.gone_by:
         return state._replace(phase=Done()), ()
     return state, ()
@@ -575,27 +531,7 @@ def _say_why_killed(state: State, now: float) -> Step:
     if not isinstance(phase, Ending) or now < phase.says_at:
         return state, ()
     state = state._replace(phase=phase._replace(says_at=math.inf))
-    return state, tuple(map(Log, _why_killed(state)))
-
-
-def _why_killed(state: State) -> list[str]:
-    """Return why ranks are killed."""
-    where = [rank for rank in state.alive if rank.place][:NAMED]
-    lines = [f"rank {rank.rank} has not exited; it is in {rank.place}." for rank in where]
-    failed = [rank for rank in state.alive if rank.failure and rank.counts]
-    for rank in failed:
-        grace = f"{state.grace(Why.FAILURE):g}"
-        lines.append(
-            f"rank {rank.rank} has failed but is still running {grace} s later: killing it "
-            "with SIGKILL (--launcher-failure-grace sets this delay)."
-        )
-    others = len(state.alive) - len(failed)
-    if others:
-        lines.append(
-            f"{plural(others, 'rank')} still running at the end of the grace period: "
-            "killing with SIGKILL."
-        )
-    return lines
+    return state, tuple(map(Log, summary.why_killed(state)))
 
 
 # The function for each event; each branches on the phase.
@@ -603,18 +539,18 @@ EVENTS: Mapping[type, Callable[[State, Any, float], Step]] = {
     Start: started,
     End: ended,
     Leave: left,
-    CannotStart: cannot_start,
-    Signal: signalled,
-    KeeperJoined: keeper_joined,
-    KeeperLost: keeper_lost,
-    KeeperCleared: cleared,
-    RankRuns: rank_runs,
-    RankExits: rank_reports,
-    ThreadRaised: rank_reports,
-    ScriptEnded: rank_reports,
-    RankEnded: rank_reports,
-    PlacesReported: places_reported,
-    TorchrunEnded: torchrun_ended,
-    NothingLeft: nothing_left,
-    Time: time_is_up,
+    events.CannotStart: cannot_start,
+    events.Signal: signalled,
+    events.KeeperJoined: keeper_joined,
+    events.KeeperLost: keeper_lost,
+    events.KeeperCleared: cleared,
+    events.RankRuns: rank_runs,
+    events.RankExits: rank_reports,
+    events.ThreadRaised: rank_reports,
+    events.ScriptEnded: rank_reports,
+    events.RankEnded: rank_reports,
+    events.PlacesReported: places_reported,
+    events.TorchrunEnded: torchrun_ended,
+    events.NothingLeft: nothing_left,
+    events.Time: time_is_up,
 }

@@ -1,4 +1,4 @@
-"""A host's last log lines: how the job ended, and where the time went. Pure."""
+"""What the log says at the end of ranks, and of a host: why it ended, where the time went. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,43 @@ import signal
 from launcher.result.causes import NO_RESTART
 from launcher.run import stops
 from launcher.run.ranks import Rank
-from launcher.run.state import State
-from launcher.text.words import lasted, plural, signal_name
+from launcher.run.state import State, Why
+from launcher.text.words import NAMED, lasted, plural, signal_name
 
 # The last line counts all seconds from the launcher's start.
 _SINCE_START = re.compile(r", \d+ s after start")
+
+
+def stopping(state: State, number: int) -> list[str]:
+    """Return what is said as ranks get a stop: `number` is its signal's."""
+    name, host = signal_name(number), state.job.current_host
+    if state.has_succeeded:
+        line = f"{name} while other hosts are still running: stopping them."
+        return [line] if state.job.members else []
+    line = f"{name}: stopping; the ranks of {host} have {state.grace(Why.STOP):g} s to save."
+    if not any(rank.pid for rank in state.ranks.values()):
+        line = f"{name}: stopping before any rank of {host} has started."
+    return [line, *stops.failed_before(state.ranks.values(), number, host)]
+
+
+def why_killed(state: State) -> list[str]:
+    """Return why ranks are killed."""
+    where = [rank for rank in state.alive if rank.place][:NAMED]
+    lines = [f"rank {rank.rank} has not exited; it is in {rank.place}." for rank in where]
+    failed = [rank for rank in state.alive if rank.failure and rank.counts]
+    for rank in failed:
+        grace = f"{state.grace(Why.FAILURE):g}"
+        lines.append(
+            f"rank {rank.rank} has failed but is still running {grace} s later: killing it "
+            "with SIGKILL (--launcher-failure-grace sets this delay)."
+        )
+    others = len(state.alive) - len(failed)
+    if others:
+        lines.append(
+            f"{plural(others, 'rank')} still running at the end of the grace period: "
+            "killing with SIGKILL."
+        )
+    return lines
 
 
 def lines(state: State, now: float) -> list[str]:
