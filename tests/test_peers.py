@@ -907,7 +907,7 @@ def wire(message):
 
 
 def from_member(message):
-    return messages.from_member(message, 8)
+    return messages.of_job(messages.from_member(message), 8)
 
 
 WATCHED = NoProgressReport(

@@ -58,6 +58,8 @@ class Channel(Stepping):
         self._job, self._command = job, command
         self._coordinates = job.coordinator == job.current_host
         self._machine: Any = coordinator if self._coordinates else link
+        self._read_as: Callable[[dict[str, Any]], Message]
+        self._read_as = messages.from_member if self._coordinates else messages.from_coordinator
         state, self._first = self._machine.begin(job, system.now())
         name = "hosts" if job.options.verbose else ""
         super().__init__(system, state, self._machine.step, decided, name)
@@ -100,8 +102,7 @@ class Channel(Stepping):
 
     def report(self, message: messages.Hello | messages.FromMember) -> None:
         """Report to the coordinator, which may be here."""
-        host = self._job.current_host
-        self.happens(Received(host, messages.as_reported(message, self.world)))
+        self._received(self._job.current_host, message)
 
     def report_last(self, failure: Failure) -> None:
         """Tell the other hosts why this one ends, without the state machine, which has failed.
@@ -235,20 +236,18 @@ class Channel(Stepping):
             if self._connections.get(host) is not connection:
                 return  # an earlier message has closed it
             try:
-                message = self._understood(each, host)
+                message = self._read_as(each)
             except ValueError:
                 connection.closed_by = NO_MESSAGE
                 break
             if not isinstance(message, messages.Alive):
-                self.happens(Received(host, message))
+                self._received(host, message)
         if connection.closed_by and self._connections.get(host) is connection:
             self._drop(host)
             self.happens(Lost(host, connection.closed_by))
 
-    def _understood(self, message: dict[str, Any], host: str) -> Message:
-        if self._coordinates:
-            return messages.from_member(message, self.world)
-        return messages.from_coordinator(message)
+    def _received(self, host: str, message: Message) -> None:
+        self.happens(Received(host, messages.of_job(message, self.world)))
 
 
 def _unknown(action: NoReturn) -> NoReturn:

@@ -202,16 +202,12 @@ def from_stranger(message: Mapping[str, Any]) -> Hello:
     return received
 
 
-def from_member(message: Mapping[str, Any], world: int) -> FromMember | Alive:
-    """Return a message from a member of a job with `world` ranks (0: unknown).
-
-    Raises ValueError if it is not valid.
-    """
-    received = _read(_FROM_MEMBER, message)
+def from_member(message: Mapping[str, Any]) -> FromMember | Alive:
+    """Return a message from a member. Raises ValueError if it is not valid."""
+    received: FromMember | Alive = _read(_FROM_MEMBER, message)
     if isinstance(received, Stop) and received.number not in STOPS:
         raise ValueError(received)
-    reported: FromMember | Alive = as_reported(received, world)
-    return reported
+    return received
 
 
 def from_coordinator(message: Mapping[str, Any]) -> FromCoordinator | Alive:
@@ -237,8 +233,8 @@ def _read(kinds: Mapping[str, Any], message: Mapping[str, Any]) -> Any:
     raise ValueError(message)
 
 
-def as_reported(message: Any, world: int) -> Any:
-    """Return a report without ranks that the job does not have."""
+def of_job(message: Any, world: int) -> Any:
+    """Return a message without ranks that a job with `world` ranks (0: unknown) does not have."""
     if isinstance(message, NoProgressReport):
         shown = stacks.within(message.stacks, world) if world else message.stacks
         return message._replace(ranks=progress.within(message.ranks, world), stacks=shown)

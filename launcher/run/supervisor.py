@@ -205,8 +205,6 @@ class Supervisor(Stepping):
 
     def _end_after(self, error: Exception) -> Generator[float | None, Ready, None]:
         """Report the error and close everything; wait until nothing is left."""
-        for line in traceback_of(error):
-            self._system.log(line)
         failure = self._own_failure(error)
         with contextlib.suppress(Exception):
             self._channel.report_last(failure)
@@ -231,6 +229,8 @@ class Supervisor(Stepping):
         self._journal.note(history.of_run, before, None, self.state, (report,), now)
 
     def _own_failure(self, error: Exception) -> Failure:
+        for line in traceback_of(error):
+            self._system.log(line)
         return of_launcher(self.state.job.current_host, error)
 
     def _cannot_start(self, error: Exception) -> None:
@@ -238,8 +238,6 @@ class Supervisor(Stepping):
         if isinstance(error, LaunchError):
             failure = of_error(error, job.current_host if job.members else "")
         else:
-            for line in traceback_of(error):
-                self._system.log(line)
             failure = self._own_failure(error)
         self.happens(events.CannotStart(failure))
 
