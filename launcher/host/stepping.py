@@ -1,8 +1,7 @@
 """How a state machine is driven: `step(state, event, now)` decides, and what it decides is done.
 
-What is done may bring events about, such as a command that follows from a report. So events queue:
-all actions of a step are carried out before the next event is taken in, and no machine is ever
-stepped within a step.
+An action may cause events, such as a command that follows from a report. So events queue: all
+actions of a step are carried out before the next event, and no machine is stepped within a step.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from launcher.text.log import described
 
 
 class Stepping:
-    """What has a state machine; who inherits from it carries out each action: `_do(action)`.
+    """A state machine and its effects; a subclass carries out each action: `_do(action)`.
 
-    `noted(before, event, after, actions, now)` gets each step. With a `name` the log does, too.
+    noted(before, event, after, actions, now) is called for each step. With a `name`, steps are
+    logged, too.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Stepping:
         self._is_acting = False
 
     def happens(self, event: Any) -> None:
-        """Take an event in, and do what is decided: all of that before the next event."""
+        """Handle an event, and carry out its actions, before the next event."""
         self._events.append(event)
         if not self._is_acting:
             self._act(())

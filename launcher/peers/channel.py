@@ -44,7 +44,7 @@ _SILENCE_SECONDS, _MORE_SECONDS = 60.0, 30.0
 
 
 class Channel(Stepping):
-    """This host's connections, and where it listens, if it does."""
+    """This host's connections, and its listener, if it has one."""
 
     state: JobState | link.LinkState
 
@@ -68,8 +68,8 @@ class Channel(Stepping):
         self._listener: Listener | None = None
         self._silence = max(_SILENCE_SECONDS, job.options.host_timeout + _MORE_SECONDS)
         self._send_alive_at = self._check_at = math.inf
-        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: not known
-        self.own_address = ""  # at which other hosts have reached this one, or it them
+        self.world = 0  # how many ranks the job has, as this host's torchrun reports; 0: unknown
+        self.own_address = ""  # the address that connects this host to the others
 
     @property
     def own_name_resolves(self) -> bool:

@@ -46,8 +46,8 @@ class NothingLeft(NamedTuple):
 class KeeperJoined(NamedTuple):
     """Torchrun has started a rank, whose keeper waits for a command.
 
-    `nproc` is how many this host has, `world` how many the job has; `group_rank` is 0 for those of
-    the host whose address all ranks get as MASTER_ADDR.
+    `nproc` is the number of ranks of this host, `world` that of the job; `group_rank` is 0 on the
+    host whose address all ranks get as MASTER_ADDR.
     """
 
     rank: int

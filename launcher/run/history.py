@@ -186,7 +186,7 @@ def _why(state: State) -> Why | None:
 def of_hosts(
     began: float, before: Any, event: Any, after: Any, actions: Actions, now: float
 ) -> list[Note]:
-    """Return what a step of the coordinator decides: stalls as the log has them, lost hosts.
+    """Return the lines for a step of the coordinator: logged stalls, lost hosts.
 
     `began` is when this launcher started.
     """

@@ -39,7 +39,7 @@ _OF_A_KILL = (-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL & 0xFF)
 class Keepers:
     """All keepers of this host; calls take(event) for their messages (events.py).
 
-    `watch` is what takes in how far ranks are.
+    `watch` receives the ranks' progress.
     """
 
     def __init__(self, system: System, take: Callable[[Any], None], watch: Watch) -> None:
@@ -67,7 +67,7 @@ class Keepers:
         return all(rank < 0 for rank in self._connections.values())
 
     def close(self) -> None:
-        """Close all connections: keepers that are there end their ranks, and leave."""
+        """Close all connections: connected keepers end their ranks, and leave."""
         for connection in filter(None, (self._listener, *self._connections)):
             with contextlib.suppress(KeyError, ValueError):  # closed already
                 self._system.selector.unregister(connection)

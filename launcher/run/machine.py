@@ -95,9 +95,9 @@ def started(state: State, event: Start, now: float) -> Step:
     phase, times = state.phase, state.times
     is_first = isinstance(phase, Joining)
     if not (is_first or (isinstance(phase, Ending) and phase.why is Why.RESTART)):
-        return state, ()  # a stop came first
+        return state, ()  # a stop arrived first
     again = {one.rank: Rank(one.rank, one.local_rank) for one in state.ranks.values()}
-    # A program that runs torchrun may work before.
+    # The program that runs torchrun has no limit.
     is_unbounded = state.job.runner or 0 < len(again) == state.nproc
     state = state._replace(
         attempt=event.attempt,
@@ -177,7 +177,7 @@ def _kill_torchrun(state: State, phase: Ending, now: float) -> Step:
 
 
 def nothing_left(state: State, event: events.NothingLeft, now: float) -> Step:
-    """Be done, if this host may leave."""
+    """Finish, if this host may leave."""
     phase = state.phase
     is_over = isinstance(phase, Ending) and phase.leaves and not state.torchrun_runs
     return state._replace(phase=Done()) if is_over else state, ()
@@ -195,7 +195,7 @@ def cannot_start(state: State, event: events.CannotStart, now: float) -> Step:
 
 
 def signalled(state: State, event: events.Signal, now: float) -> Step:
-    """Report a stop; begin it where ranks run: each gets the signal once, and its grace to save.
+    """Report a stop; begin it if ranks run: each gets the signal once, and its grace to save.
 
     After a failure the coordinator decides which of the two counts.
     """
@@ -210,7 +210,7 @@ def signalled(state: State, event: events.Signal, now: float) -> Step:
     if isinstance(phase, Joining):
         return state, (report,)
     if _goes_on(phase):
-        # If there is to be no restart, the stop changes nothing, and the End before it is cleared.
+        # If there is no restart, the stop changes nothing, and the last End is the one to clear.
         command = phase.command if isinstance(phase, Ending) else LOCAL
         state, actions = _end(state, Why.STOP, now, number, command)
         return state, (report, *actions)
@@ -299,7 +299,7 @@ def _cleared(state: State, phase: Ending) -> Cleared:
 
 
 def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
-    """Note that nothing of a rank is left; what survives SIGKILL is given up."""
+    """Note that nothing of a rank is left; give up on processes that survive SIGKILL."""
     phase = state.phase
     if not isinstance(phase, Ending) or event.number != state.ends:
         return state, ()
@@ -317,7 +317,7 @@ def cleared(state: State, event: events.KeeperCleared, now: float) -> Step:
 
 
 def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
-    """Have a rank's script run, unless ranks are to end: then there is nothing to end of it."""
+    """Run a rank's script, unless ranks are being ended: then this one has nothing to end."""
     rank = Rank(event.rank, event.local_rank)
     state = state._replace(nproc=event.nproc, ranks={**state.ranks, event.rank: rank})
     phase = state.phase
@@ -331,7 +331,7 @@ def keeper_joined(state: State, event: events.KeeperJoined, now: float) -> Step:
 
 
 def keeper_lost(state: State, event: events.KeeperLost, now: float) -> Step:
-    """Fail: nobody keeps that rank any more; its stub ends what the rank has left."""
+    """Fail: that rank has lost its keeper or stub; a stub ends a killed keeper's leftovers."""
     phase, rank = state.phase, state.ranks.get(event.rank)
     if rank is None:
         return state, ()
@@ -351,7 +351,7 @@ def _goes_on(phase: Phase) -> bool:
 
 
 def places_reported(state: State, event: events.PlacesReported, now: float) -> Step:
-    """Note where ranks are, for the log when they are killed."""
+    """Note where ranks are, to log it when they are killed."""
     return state._replace(ranks=ranks.placed(state.ranks, event.places)), ()
 
 
@@ -365,10 +365,10 @@ def rank_runs(state: State, event: events.RankRuns, now: float) -> Step:
 
 
 def rank_reports(state: State, event: ranks.RankEvent, now: float) -> Step:
-    """Note what is known of a rank; its failure may count, or its success complete this host's."""
+    """Note a rank's event; its failure may count, or its success may complete this host's."""
     said: Actions = ()
     if isinstance(event, events.RankEnded) and event.exit_code == -signal.SIGKILL:
-        state, said = _say_why_killed(state, now)  # on a busy host its end comes before the time
+        state, said = _say_why_killed(state, now)  # on a busy host its end arrives before the time
     had_succeeded = any(rank.exit_code == 0 for rank in state.ranks.values())
     state = state._replace(ranks=_updated(state, event, now))
     rank = state.ranks.get(event.rank)
@@ -469,7 +469,7 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
     number = phase.number
     if phase.why is not Why.STOP:
         return _report_failure(state, phase, rank, now)
-    if rank.response is None:  # nobody else says it
+    if rank.response is None:  # nothing else logs it
         return tuple(map(Log, stops.failed_before((rank,), number, state.job.current_host)))
     if rank.failure and not stops.is_end_of_stop(rank.exit_code, number):
         line = of_rank(rank.failure, state.job.current_host).headline

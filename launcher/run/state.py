@@ -69,7 +69,7 @@ class Ending(NamedTuple):
     may_leave: bool = False  # once it has cleared: the others have left without it
     leaves: bool = False  # the coordinator has said that this host may leave
     torchrun_by: float = math.inf  # when torchrun is killed
-    gone_by: float = math.inf  # torchrun has ended, or was killed: when no more is waited for
+    gone_by: float = math.inf  # when to stop waiting for leftovers, after torchrun's end
 
 
 class Done(NamedTuple):
@@ -103,7 +103,7 @@ class State(NamedTuple):
     port: int = 0  # of this attempt's store, 0 for torchrun's
     torchrun_runs: bool = False
     interrupts: tuple[float, ...] = ()  # when SIGINT came
-    was_signalled: bool = False  # this host itself, and not only told of another one's stop
+    was_signalled: bool = False  # this host itself got a stop, not only another host
     failure: Failure | None = None  # why it cannot start, or the program that runs torchrun failed
     result: Result | None = None  # how all hosts end
     cause: str = ""  # that has been logged

@@ -1,4 +1,4 @@
-"""What the log says at the end of ranks, and of a host: why it ended, where the time went. Pure."""
+"""A host's log lines as its ranks end, and its last: how the job ended, where time went. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SINCE_START = re.compile(r", \d+ s after start")
 
 
 def stopping(state: State, number: int) -> list[str]:
-    """Return what is said as ranks get a stop: `number` is its signal's."""
+    """Return the lines to log as ranks get a stop, whose signal has this `number`."""
     name, host = signal_name(number), state.job.current_host
     if state.has_succeeded:
         line = f"{name} while other hosts are still running: stopping them."

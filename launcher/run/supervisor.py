@@ -5,9 +5,9 @@ torchrun's stderr. While a job runs it polls the ranks for their progress every 
 seconds. It reaches the clock, processes, signals and connections through System, but not this
 host's names (reached_at) and files.
 
-What happens is taken in one event after the other (stepping.py). An error of the launcher itself is
-reported to the other hosts; then all connections are closed, at which keepers end their ranks, and
-this process waits for that.
+It handles one event at a time (stepping.py). An error of the launcher itself is reported to the
+other hosts; then all connections are closed, so that keepers end their ranks, and this process
+waits for that.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def ready(selector: selectors.BaseSelector, timeout: float | None) -> Ready:
 
 
 class Supervisor(Stepping):
-    """The effects: what is open and running. What is known and decided is in `state`."""
+    """The effects: open connections and running processes. `state` has all that is decided."""
 
     state: State
 
@@ -100,7 +100,7 @@ class Supervisor(Stepping):
         self._torchrun: Torchrun | None = None
         self._warm: Warm | None = None
         self._store: Helper | None = None
-        self._logged = {""}  # of what the watch cannot see
+        self._logged = {""}  # why the watch cannot see ranks
         self._signals: deque[int] = deque()  # to be taken in
         self._error: Exception | None = None  # the launcher's own
         folder = history.folder(environ, job.options.log_dir)
@@ -112,7 +112,7 @@ class Supervisor(Stepping):
             try:
                 self._folder = self._open.enter_context(system.folder(environ))
                 self._keepers.listen(self._folder)
-            except Exception as error:  # before any host starts anything
+            except Exception as error:  # before any host has started anything
                 job = job._replace(plan=error)
         self._open.callback(self._keepers.close)
         noted = functools.partial(self._journal.note, history.of_run)
@@ -185,8 +185,8 @@ class Supervisor(Stepping):
             self.happens(events.NothingLeft())
 
     def _is_nothing_left(self) -> bool:
-        is_left = self.state.torchrun_runs or self._system.has_children
-        return self._keepers.are_gone and not is_left
+        is_running = self.state.torchrun_runs or not self._keepers.are_gone
+        return not (is_running or self._system.has_children)
 
     # Errors of the launcher itself.
 
@@ -448,7 +448,7 @@ class Supervisor(Stepping):
         self._request_stacks(_PLACES, may_signal=True)
 
     def _report_ranks(self, now: float) -> None:
-        """Report how far ranks are, and where, if the replies are in, or overdue."""
+        """Report ranks' progress and places if the replies are complete, or overdue."""
         watch = self._keepers.watch
         for pid, number in watch.signals_due(now).items():
             if self._system.state_of(pid) in ("R", "S"):
