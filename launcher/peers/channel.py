@@ -7,7 +7,7 @@ Events go to the coordinator's state machine, or a member's. The actions are car
 except commands to this host's own run: command(message) carries those out. Each step is also passed
 to decided(before, event, after, actions, now), for the journal and the log.
 
-A command may have this host's run report at once, and a report is an event here (stepping.py).
+A command may make this host's run report at once, and a report is an event here (stepping.py).
 
 TCP detects a dead host, but not a launcher that is suspended, frozen or blocked: its kernel still
 answers. So the loop itself sends `Alive` on each connection, and a connection that has been silent

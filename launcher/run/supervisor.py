@@ -101,7 +101,7 @@ class Supervisor(Stepping):
         self._warm: Warm | None = None
         self._store: Helper | None = None
         self._logged = {""}  # why the watch cannot see ranks
-        self._signals: deque[int] = deque()  # to be taken in
+        self._signals: deque[int] = deque()  # to be handled
         self._error: Exception | None = None  # the launcher's own
         folder = history.folder(environ, job.options.log_dir)
         self._journal = Journal(folder, job.current_host, system.log)
