@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -153,6 +154,20 @@ def test_a_script_runs_for_each_attempt_and_the_stub_ends_as_the_launcher_says(s
     assert [one["said"] for one in kept.told if "said" in one][1] == {"hangs_up": True}
     assert kept.leave(42) == 42
     poll(nothing_is_left)
+
+
+def test_a_script_that_cannot_be_started_is_said_once(start):
+    kept = start("")
+    count = len(os.listdir(f"/proc/{kept.pid}/fd"))
+    resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (count + 3, count + 3))
+    kept.send(run=RUN)
+    assert kept.wait("ended")["code"] == 126
+    kept.end()
+    kept.wait("cleared")
+    (line,) = [one["log"] for one in kept.told if "log" in one]
+    assert line.startswith("rank 0 cannot be started (Too many open files)")
+    # Of a process that there never was the launcher could make nothing.
+    assert not [one for one in kept.told if "said" in one]
 
 
 def test_a_keeper_starts_without_the_modules_that_take_long():

@@ -227,6 +227,9 @@ class Keeper:
 
     def _cannot_start(self, error: OSError) -> None:
         """Log it, and report that the rank has failed."""
+        if self._says:  # nobody is there who could say anything
+            self._says.socket.close()
+            self._says = None
         rank = self._environ["RANK"]
         line = f"rank {rank} cannot be started ({error.strerror}); raise ulimit -u, or ulimit -n."
         self._launcher.send({"log": line})
