@@ -95,8 +95,8 @@ OURS = {"launcher", "launcher_tools"}
 # What children import that stands beside them.
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
-MOST_LINES_OF_FOLDERS = {("",): 9020, ("run", "warm"): 3070, ("peers",): 1160}
-MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 430, 50
+MOST_LINES_OF_FOLDERS = {("",): 9640, ("run", "warm"): 3390, ("peers",): 1145}
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 441, 50
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENDMARKER}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

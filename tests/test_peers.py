@@ -466,6 +466,15 @@ def test_what_a_job_leaves_to_sagemaker_is_one_line(message, hosts, line):
     assert [one.line for one in actions if isinstance(one, Log)] == ([line] if line else [])
 
 
+def test_what_a_job_leaves_is_not_logged_without_notes():
+    first = ready(notes=False)
+    for host in HOSTS:
+        first.hears(host, Succeeded(1), 10)
+    for host in HOSTS:
+        actions = first.hears(host, Cleared(1, 0, 0, 0, 0.0), 20)
+    assert [one for one in actions if isinstance(one, Log)] == []
+
+
 def test_of_a_host_that_is_lost_nothing_is_said():
     first = ready()
     first.hears(FIRST, Stop(15), 10)

@@ -160,7 +160,8 @@ class Options(NamedTuple):
         "0: never")] = math.inf
     notes: Annotated[bool, Option("true|false", switch,
         "log that no rank exchanged anything with another, that a process group is not completed, "
-        "or that a rank stands still before its first collective")] = True
+        "that a rank stands still before its first collective, or what a job leaves for SageMaker "
+        "to upload")] = True
 
     bools: Annotated[str, Option("as-is|flag", _one_of("as-is", "flag"),
         "how to pass booleans, such as SageMaker's `--amp True`, to the script; as-is: unchanged; "

@@ -442,7 +442,8 @@ def _if_cleared(state: JobState, now: float) -> JobStep:
         result = _settled(state, phase)
         # A lost host may have saved something, too.
         are_all = len(phase.cleared) == len(state.job.cluster.hosts)
-        said = saved.lines(result, phase.cleared.values()) if are_all else ()
+        is_noted = are_all and state.job.options.notes
+        said = saved.lines(result, phase.cleared.values()) if is_noted else ()
         state, actions = _leave(state, result, now)
         return state, (*map(Log, said), *actions)
     if not state.store:

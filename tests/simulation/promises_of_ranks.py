@@ -71,7 +71,8 @@ def has_its_grace(watch: Watch) -> Iterator[str]:
             since, grace = _grace(watch, rank)
             if since is None and not rank.is_dying:
                 yield f"rank {rank.rank} (pid {rank.pid}) is killed without having heard anything"
-            if since is not None and rank.killed_at < since + grace - 0.02:
+            # A rank that the kernel held until it was killed hears of a signal later.
+            if since is not None and since <= rank.killed_at < since + grace - 0.02:
                 late = rank.killed_at - since
                 yield f"rank {rank.rank} (pid {rank.pid}) is killed {late:.2f} s later"
     for upload in watch.uploads:
