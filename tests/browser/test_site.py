@@ -56,7 +56,7 @@ def test_no_page_is_wider_than_a_phone(read, site):
     assert wide == []
 
 
-@pytest.mark.parametrize("path", ["logs.html", "development/faults.html"])
+@pytest.mark.parametrize("path", ["logs.html", "development/hosts.html"])
 def test_the_search_finds_a_word_from_a_file(read, path):
     page = read(path)
     page.keyboard.press("/")
