@@ -40,8 +40,10 @@ FIGURES = {
     "memory": Figure("memory of a host with 8 ranks", "MiB", 1, 8),
     "stop": Figure("SIGTERM to the ranks' handlers", "ms", 1, 2),
     "failure": Figure("failure to last host down, no collective", "s", 2, 2),
-    "failure-collective": Figure("failure to last host down, in a collective", "s", 2, 2),
-    "restart": Figure("failure to the script again, with torch", "s", 1, 2, "1.60", "0.40"),
+    "failure-collective": Figure(
+        "failure to last host down, in a collective", "s", 2, 2, "1.00", "1.00"
+    ),
+    "restart": Figure("failure to the script again, with torch", "s", 1, 2, "1.00", "0.10"),
 }
 
 
