@@ -304,7 +304,7 @@ def test_nothing_is_written_to_a_descriptor_that_was_given_to_another(rank):
     """A script may close all descriptors that it does not know, and open its own."""
     code, told = rank(
         "import os, socket\n"
-        "os.closerange(3, 100)\n"
+        "os.closerange(3, 4096)\n"
         "pairs = [socket.socketpair() for _ in range(9)]\n"
         "if os.fork() == 0:\n"
         "    [b.sendall(b'alive') for a, b in pairs]\n"

@@ -22,7 +22,8 @@ def main():
         sys.argv, __file__, sys.path, __name__, getattr(__spec__, "name", None), __package__,
         loader,
         sorted(globals()), pickle.dumps(Thing()).hex(), sys.modules["__main__"] is __main__,
-        __builtins__.__name__, sorted(set(os.environ) - {"_"}),
+        __builtins__.__name__,
+        sorted(set(os.environ) - {"_", "COLUMNS", "LINES"}),  # the last two are set by readline
     ]))
 
 import __main__
