@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
+
+from launcher.host.within import within
 
 _SECONDS = 1.0  # for a count: a job's end waits for it
 _MOST_ENTRIES = 2000
@@ -18,25 +19,18 @@ def files_below(folders: Sequence[str], age: float | None = None) -> int:
     Without an age, stop at the first file.
     """
     since = 0.0 if age is None else time.time() - age
-    found: list[int] = []
 
-    def look() -> None:
-        count = 0
+    def count() -> int:
+        files = 0
         for seen, changed in enumerate(_changes(folders), 1):
-            count += changed >= since > 0 or (not since and changed > 0)
-            if count and age is None:
+            files += 0 < changed >= since
+            if files and age is None:
                 break
             if seen > _MOST_ENTRIES:
-                return
-        found.append(count)
+                return -1
+        return files
 
-    thread = threading.Thread(target=look, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # this container allows no more threads
-        return -1
-    thread.join(_SECONDS)
-    return found[0] if found else -1
+    return within(_SECONDS, count, -1)
 
 
 def _changes(folders: Sequence[str]) -> Iterator[float]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import threading
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.host.within import within
 from launcher.text.words import is_loopback
 
 SocketAddress = tuple[Any, ...]  # as getaddrinfo gives it
@@ -50,24 +50,8 @@ def own_addresses(host: str) -> tuple[list[str], bool]:
     """
     if is_literal(host):
         return [host], True
-    own = _look_up_within(host, _OWN_NAME_SECONDS)
+    own: list[str] = within(_OWN_NAME_SECONDS, lambda: [str(at[0]) for _, at in look_up(host)], [])
     return [] if any(map(is_loopback, own)) else own, bool(own)
-
-
-def _look_up_within(host: str, seconds: float) -> list[str]:
-    """Return the addresses of a name; none if the look-up takes longer."""
-    found: list[str] = []
-
-    def run() -> None:
-        found.extend(str(address[0]) for _, address in look_up(host))
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # this container allows no more threads
-        return []
-    thread.join(seconds)
-    return list(found)
 
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:

@@ -105,14 +105,9 @@ def reported(
     gathering = stacks.received(state.gathering, host, report.number, report.stacks)
     state = state._replace(gathering=gathering)
     is_open = gathering.deadline < math.inf
-    return (
-        _shown(state, hosts)
-        if is_open and not set(hosts) - set(gathering.received)
-        else (
-            state,
-            (),
-        )
-    )
+    if is_open and not set(hosts) - set(gathering.received):
+        return _shown(state, hosts)
+    return state, ()
 
 
 def requested(state: Stalls, host: str, now: float) -> Step:

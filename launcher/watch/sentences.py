@@ -11,8 +11,8 @@ from launcher.watch.waits import Finding, Reported, ReportedRanks, Wait
 
 _MOST_NAMED = 4  # ranks
 _LONGEST_RANKS = 40  # characters
-# Of these each rank's input has the same size; a root's, or a share's, may have another.
 _LOCK = re.compile("baton|lock|Lock")
+# In these each rank's input has the same size; a root's, or a share's, may have another.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base")
 
 

@@ -49,8 +49,6 @@ class Call(NamedTuple):
 
 Calls = tuple[Call, ...]  # the innermost last
 Threads = tuple[tuple[str, Calls], ...]  # by name; "" is the main thread, which is the first
-
-
 Stacks = tuple[tuple[tuple[int, ...], str], ...]  # ranks, and their stacks as text
 
 
