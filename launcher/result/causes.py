@@ -84,6 +84,11 @@ class Result(NamedTuple):
     text: str = ""
     stop_signal: int = 0  # of a person or the platform
 
+    @property
+    def cause(self) -> str:
+        """The text's first line, as the log has it."""
+        return self.text.partition("\n")[0].removeprefix("launcher: ")
+
 
 SUCCESS = Result(0)
 PROBLEMS = Result(EXIT_USAGE)  # found by `sm-launch doctor`

@@ -127,9 +127,8 @@ def ended(state: State, event: End, now: float) -> Step:
         why = phase.why if phase.why is Why.STOP else why
         return _if_clear(state, phase._replace(why=why, command=event.number), lines, now)
     if why is Why.FAILURE and state.alive:
-        cause = event.result.text.partition("\n")[0].removeprefix("launcher: ")
-        lines = (Log(f"stopping local ranks because {cause}"),)
-        state = state._replace(cause=cause)
+        state = state._replace(cause=event.result.cause)
+        lines = (Log(f"stopping local ranks because {state.cause}"),)
     number = event.result.stop_signal or signal.SIGTERM
     state, actions = _end(state, why, now, number, event.number)
     return state, lines + actions

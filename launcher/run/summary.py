@@ -59,9 +59,8 @@ def lines(state: State, now: float) -> list[str]:
         return [*_unsaved(state), f"{how}; {took}"]
     if result.exit_code == 0:
         return [" ".join([f"{host}: every rank succeeded", *restarts]) + f"; {took}"]
-    cause, *details = result.text.splitlines()
-    cause = cause.removeprefix("launcher: ")
-    said = [cause] if cause != state.cause else []
+    details = result.text.splitlines()[1:]
+    said = [result.cause] if result.cause != state.cause else []
     if details and details[0].startswith(NO_RESTART):
         said.append(f"{details.pop(0)}.")
     code = [_SINCE_START.sub("", line) for line in details[:1]]
