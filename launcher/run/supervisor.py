@@ -46,7 +46,7 @@ from launcher.text.log import traceback_of
 from launcher.text.words import Log
 from launcher.warm.start import Warm
 from launcher.watch.host import Watch
-from launcher.watch.overview import AllStacks, CollectStacks, NoProgressReport, StacksRequest
+from launcher.watch.overview import AllStacks, CollectStacks, StacksRequest
 
 STORE = os.path.join(PACKAGE, "run", "store.py")
 IN_RANK = os.path.join(PACKAGE, "watch", "in_rank.py")
@@ -255,13 +255,10 @@ class Supervisor(Stepping):
             self._reply_stacks(event)
         else:
             if isinstance(event, Start):
-                self._begin_attempt()
+                self._keepers.watch = _watch(self.state.job, self._system, event.attempt)
             elif isinstance(event, events.KeeperJoined):
                 self._channel.world = event.world
             self.happens(event)
-
-    def _begin_attempt(self) -> None:
-        self._keepers.watch = _watch(self.state.job, self._system)
 
     def _on_signals(self) -> None:
         numbers = self._system.signals.take()
@@ -460,7 +457,7 @@ class Supervisor(Stepping):
                 places = {rank.rank: watch.place(rank.pid) for rank in alive}
                 self.happens(events.PlacesReported(places))
             else:
-                self._channel.report(NoProgressReport(self.state.attempt, *report))
+                self._channel.report(report)
 
     def _reply_stacks(self, event: AllStacks) -> None:
         job = self.state.job
@@ -470,9 +467,9 @@ class Supervisor(Stepping):
         self._keepers.reply_stacks(message)
 
 
-def _watch(job: Job, system: System) -> Watch:
+def _watch(job: Job, system: System, attempt: int = 0) -> Watch:
     notify = min(job.options.hang_notify, job.options.hang_timeout)
-    return Watch(job.options.watch, notify, system.cpu_of)
+    return Watch(job.options.watch, notify, system.cpu_of, attempt)
 
 
 ACTIONS: Mapping[type, Callable[[Supervisor, Any], None]] = {

@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 from launcher.text.words import plural, printable
+from launcher.watch.overview import NoProgressReport
 from launcher.watch.progress import (
     ENDED,
     ENDS,
@@ -28,7 +29,6 @@ from launcher.watch.stacks import (
     AT_EXIT,
     MOST_CALLS,
     Calls,
-    Stacks,
     Threads,
     calls_in,
     grouped,
@@ -55,15 +55,6 @@ _WHY_SILENT = {
     "": "it has ended",
 }
 _HOLDS_LOCK = "it is running code that holds Python's lock (the GIL)"
-
-
-class Report(NamedTuple):
-    """A host's report to the coordinator, as in overview.NoProgressReport."""
-
-    ranks: tuple[StalledRank, ...]
-    others: int
-    number: int = 0
-    stacks: Stacks = ()
 
 
 class _Rank:
@@ -109,18 +100,22 @@ class _Rank:
 
 
 class Watch:
-    """The state of this host's ranks in one attempt, by pid. With `every` 0 none is polled.
+    """The state of this host's ranks in an `attempt`, by pid. With `every` 0 none is polled.
 
     cpu_of(pid) returns the CPU seconds of a process and its children.
     """
 
     def __init__(
-        self, every: float, notify: float, cpu_of: Callable[[int], float] = lambda pid: 0.0
+        self,
+        every: float,
+        notify: float,
+        cpu_of: Callable[[int], float] = lambda pid: 0.0,
+        attempt: int = 0,
     ) -> None:
         self._every, self._reported_from, self._cpu_of = every, notify / 2, cpu_of
         self._ranks: dict[int, _Rank] = {}
         self._polls, self._poll_at, self._replies_until = 0, math.inf, math.inf
-        self._report = Report((), 0)  # the last report, without times
+        self._report = NoProgressReport(attempt, (), 0)  # the last report, without times
         self._without_room = 0  # ranks whose groups do not fit into a message
         # A poll for stacks: the numbers of those who want them, and when ranks get a signal.
         self._wanted: list[int] = []
@@ -259,7 +254,7 @@ class Watch:
         ranks: Mapping[int, int | None],
         state_of: Callable[[int], str],
         now: float,
-    ) -> list[Report]:
+    ) -> list[NoProgressReport]:
         """Return the report after a poll, if it is new or was requested.
 
         `ranks` are the pids of those that have started, with their exit codes, if they have ended;
@@ -277,9 +272,10 @@ class Watch:
         idle = {one.rank for one in shown if one.runs_on or one.waits}
         running = [pid for pid, code in ranks.items() if code is None]
         others = sum(pid not in known or known[pid].rank not in idle for pid in running)
-        report = Report(shown, others)
+        report = self._report._replace(ranks=shown, others=others)
         timeless = tuple(one._replace(unchanged=0) for one in shown)
-        before, self._report = self._report, Report(timeless, others if shown else 0)
+        before = self._report
+        self._report = report._replace(ranks=timeless, others=others if shown else 0)
         wanted, self._wanted = self._wanted, []
         if not wanted:
             return [] if self._report == before else [report]
