@@ -95,7 +95,7 @@ OURS = {"launcher", "launcher_tools"}
 # What children import that stands beside them.
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
 # Lines of code: no blanks, comments, docstrings.
-MOST_LINES_OF_FOLDERS = {("",): 9627, ("run", "warm"): 3382, ("peers",): 1143}
+MOST_LINES_OF_FOLDERS = {("",): 9629, ("run", "warm"): 3384, ("peers",): 1143}
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 441, 50
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENDMARKER}

@@ -255,10 +255,13 @@ class Supervisor(Stepping):
             self._reply_stacks(event)
         else:
             if isinstance(event, Start):
-                self._keepers.watch = _watch(self.state.job, self._system, event.attempt)
+                self._begin_attempt(event.attempt)
             elif isinstance(event, events.KeeperJoined):
                 self._channel.world = event.world
             self.happens(event)
+
+    def _begin_attempt(self, attempt: int) -> None:
+        self._keepers.watch = _watch(self.state.job, self._system, attempt)
 
     def _on_signals(self) -> None:
         numbers = self._system.signals.take()
