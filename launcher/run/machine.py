@@ -478,7 +478,8 @@ def _ended_while_ending(state: State, phase: Ending, rank: Rank, now: float) -> 
 
 def _report_failure(state: State, phase: Ending, rank: Rank, now: float) -> Actions:
     """Report a rank that failed before it could be ended, or broken hardware."""
-    if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.failure or rank.counts:
+    is_none = rank.counts or rank.exit_code == 0  # a hook may end a rank with 0
+    if phase.why not in (Why.RESTART, Why.FAILURE) or not rank.failure or is_none:
         return ()
     failure = of_rank(rank.failure, state.job.current_host)
     if rank.response is not None:

@@ -77,8 +77,8 @@ def has_its_grace(watch: Watch) -> Iterator[str]:
                 yield f"rank {rank.rank} (pid {rank.pid}) is killed {late:.2f} s later"
     for upload in watch.uploads:
         since = launcher_of(upload.machine).stopping_since
-        by = since + watch.job.plan.grace - 0.02
-        if since < upload.killed_at < by and not _has_lost_keeper(upload.rank):
+        by = since + watch.job.plan.grace - ON_ITS_WAY
+        if since + ON_ITS_WAY < upload.killed_at < by and not _has_lost_keeper(upload.rank):
             yield f"process {upload.pid} is killed at {upload.killed_at:.3f} s"
 
 
