@@ -48,6 +48,8 @@ def test_the_exit_code_is_that_of_the_rank(exit_code, code):
         (noted(0, ABRT), Cause.ABORTED),
         (noted(0, **SECONDARY), Cause.SECONDARY),
         (noted(0, **SECONDARY)._replace(notes=("its process",)), Cause.OWN),
+        (RankFailure(0, 0, 1, last_words=f"RuntimeError: {SECONDARY['message']}"), Cause.ABORTED),
+        (RankFailure(0, 0, 1, last_words="RuntimeError: no license"), Cause.OWN),
     ],
 )
 def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
@@ -63,6 +65,10 @@ def test_what_a_failure_says_of_why_the_job_ends(failure, cause):
         ),
         (noted(5, message="no data"), "exited: no data"),  # sys.exit("no data")
         (noted(5, exit_code=3), "ended with exit code 3"),
+        (
+            RankFailure(5, 5, 3, time=10.0, last_words="no license"),
+            'ended with exit code 3; its last line: "no license"',
+        ),
         (noted(5, exit_code=SEGV), "was killed by SIGSEGV (signal 11)"),
     ],
 )

@@ -561,6 +561,16 @@ def test_a_crash_comes_with_its_place_and_an_abort_with_the_last_words(start):
         assert ended["tail"] == ("no memory\n" if name == "ABRT" else "")
 
 
+def test_the_last_output_of_an_exit_is_that_of_the_stream_that_was_written_last(start):
+    kept = start(
+        "import os, sys, time\n"
+        "os.write(2, b'a warning\\n')\ntime.sleep(0.5)\nos.write(1, b'no license\\n')\n"
+        "time.sleep(0.5)\nos._exit(7)"
+    )
+    kept.run()
+    assert kept.wait("ended")["tail"].splitlines()[-1] == "no license"
+
+
 # Output.
 
 TORN = """

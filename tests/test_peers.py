@@ -333,6 +333,8 @@ LOST_FIRST = failed("algo-1 was lost\n", code=69, cause=Cause.HOST_LOST, may_res
 LOST, FROZEN = lost(SECOND), LOST_FIRST.failure.result
 LATER = failed("later\n", may_restart=False)
 ALL_SUCCEED = [(10, host, Succeeded(1)) for host in (FIRST, THIRD, FIRST, SECOND)]
+RESET = failed("connection reset\n", cause=Cause.SECONDARY)
+NAN_AND_RESET = Result(1, "loss is nan\nexit code 1\n")
 THREE = [(10, host, failed("loss is nan\nexit code 1\n")) for host in HOSTS]
 COUNTED = "loss is nan\nexit code 1; 2 more ranks failed independently\n"
 FAILS = (10, SECOND, failed())
@@ -358,6 +360,7 @@ ENDS = {
     "a host is lost": (0, [(10, THIRD, DIED)], 10.5, lost(THIRD)),
     # The first of the best cause, for which it waits.
     "a failure, and another": (0, [FAILS, (10.1, THIRD, LATER)], 10, NAN),
+    "a failure, and a consequence": (0, [THREE[0], (10.1, THIRD, RESET)], 10, NAN_AND_RESET),
     "three failures": (0, THREE, 10, Result(1, COUNTED)),
     "torchrun fails": (0, [(10, SECOND, TORCHRUN)], 11, TORCHRUN.failure.result),
     "an abort, a worse cause": (0, [(10, SECOND, ABORTED), (12, THIRD, SECONDARY)], 13, KILLED),

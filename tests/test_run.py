@@ -207,7 +207,18 @@ ENDS = [
     (
         "os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(7)'])",
         7,
-        "ended with exit code 7",
+        "ended with exit code 7\n",
+    ),
+    # it has printed why
+    (
+        "os.write(2, b'no license\\n'); os._exit(7)",
+        7,
+        'ended with exit code 7; its last line: "no license"\n',
+    ),
+    (
+        "print('step 1\\rno license\\n', file=sys.stderr); sys.exit(7)",
+        7,
+        'ended with exit code 7; its last line: "no license"\n',
     ),
 ]
 

@@ -9,7 +9,7 @@ from launcher.job.job import Job
 from launcher.peers import ends
 from launcher.peers.events import Action, StoreMade
 from launcher.peers.messages import Cleared, End, Hello
-from launcher.result.causes import Failure, Result, broken_hosts
+from launcher.result.causes import Cause, Failure, Result, broken_hosts
 from launcher.watch import judge
 
 
@@ -31,7 +31,7 @@ class Blame(NamedTuple):
 
     failure: Failure
     failed_at: float  # when that cause occurred
-    failures: int = 0  # of ranks
+    failures: int = 0  # of ranks, for reasons of their own
     no_restart: str = ""  # in words
 
     def noted(self, failure: Failure, at: float) -> Blame:
@@ -42,7 +42,8 @@ class Blame(NamedTuple):
         why = "" if failure.may_restart else failure.headline
         why = broken_hosts(failure.broken) if failure.broken else why
         return blame._replace(
-            failures=blame.failures + failure.may_restart, no_restart=blame.no_restart or why
+            failures=blame.failures + (failure.may_restart and failure.cause is Cause.OWN),
+            no_restart=blame.no_restart or why,
         )
 
 

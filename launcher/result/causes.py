@@ -129,7 +129,7 @@ class Failure(NamedTuple):
     # Added by the coordinator.
     wait: str = ""  # who waited for whom
     departed: str = ""  # which ranks had already ended with 0
-    failures: int = 1  # of ranks, this one included
+    failures: int = 1  # of ranks for reasons of their own, this one included
     no_restart: str = ""  # why the job does not restart, although restarts remain
     restart: str = ""  # the earlier failure, whose restart this one prevents
 
@@ -202,7 +202,7 @@ class RankFailure(NamedTuple):
     place: str = ""  # where it crashed: `load, data.py:88`
     frames: str = ""  # the calls there, as a traceback shows them
     at: str = ""  # the time of day of a crash
-    last_words: str = ""  # why it was aborted, by its last output
+    last_words: str = ""  # its last output: why it was aborted, or the last line if it exited
     aside: Aside | None = None
     after_script: bool = False  # an exit handler or a thread failed after the script's end
 
@@ -221,7 +221,8 @@ class RankFailure(NamedTuple):
         """
         if self.exit_code in (-signal.SIGABRT, -signal.SIGTERM) and not self.said:
             return True
-        return not self.notes and raised.is_secondary(self.chain)
+        links = self.chain or (raised.Link(message=self.last_words),)
+        return not self.notes and raised.is_secondary(links)
 
 
 def exit_code_of(returncode: int) -> int:
@@ -281,7 +282,10 @@ def of_rank(failure: RankFailure, host: str) -> Failure:
             how += f": {shortened(failure.last_words, _SAID)}"
         elif failure.exit_code == -signal.SIGABRT:  # C++ reports an uncaught exception only there
             see = f"; see that rank's last lines on stderr, at {failure.at}"
-    how = how or f"ended with exit code {failure.exit_code}"
+    if not how:
+        how = f"ended with exit code {failure.exit_code}"
+        if failure.last_words:
+            how += f'; its last line: "{shortened(failure.last_words, _SAID)}"'
     more = f" after its script had ended{see}" if failure.after_script else see
     of_thread = failure.aside.notes if failure.aside else ()
     notes = dict.fromkeys((*failure.notes, *of_thread, failure.recorded))

@@ -1,7 +1,7 @@
-"""PURE: why a process was aborted, by its last output.
+"""Why a process ended, by its last output. Pure.
 
-Only messages right before abort() count: C++'s for an uncaught exception, Python's for a fatal
-error, glibc's, and assert()'s.
+Of an abort only messages right before abort() count: C++'s for an uncaught exception, Python's for
+a fatal error, glibc's, and assert()'s.
 """
 
 from __future__ import annotations
@@ -35,3 +35,9 @@ def last_words(text: str) -> str:
         what = " ".join((found["what"] or "").split())
         return f"{found['type']}: {what}" if what else found["type"]
     return " ".join((found["python"] or found["other"]).split())
+
+
+def last_line(text: str) -> str:
+    """Return the last line of output that is not blank, as a terminal shows it; "" if none."""
+    shown = (line.rstrip().rpartition("\r")[2] for line in reversed(text.split("\n")))
+    return next((line.strip() for line in shown if line.strip()), "")

@@ -112,7 +112,7 @@ class RankEnded(NamedTuple):
     recorded: str = ""  # as in RankExits; after a SIGKILL also that there was no such kill
     calls: Calls = ()  # where it crashed, if it did
     at: str = ""  # the time of day of a crash
-    said: str = ""  # why it was aborted, by its last output
+    said: str = ""  # its last output: why it was aborted, or the last line if it exited
 
 
 class KeeperCleared(NamedTuple):

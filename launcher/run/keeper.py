@@ -60,6 +60,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _STUCK_SECONDS = 5.0  # after the first SIGKILL, processes that still run are stuck in the kernel
 _AGAIN_SECONDS = 0.2  # between two kills of leftovers, which may have forked
 _LEFTOVERS_SECONDS = 5.0  # before a stop's deadline, leftovers of the script get SIGTERM
+_LAST_LINE = 2000  # characters of a script's output that hold its last line
 _CONSOLE_SECONDS = 1.0  # for the console to take the last output at the script's end
 _PRCTL = ctypes.CDLL(None).prctl
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_ of linux/prctl.h
@@ -377,12 +378,13 @@ class Keeper:
         self._relay(to_the_end=True)
         self._script = 0
         self._finish_streams()
-        tail = "".join(stream.tail.decode(errors="replace") for stream in self._streams)
+        latest = sorted(self._streams, key=lambda stream: stream.read_at)
+        tail = "".join(stream.tail.decode(errors="replace") for stream in latest)
         size = os.fstat(self._crash).st_size
         crash = os.pread(self._crash, READ, max(0, size - READ)).decode(errors="replace")
         ended = {"attempt": self._attempt, "code": code, "response": self._response}
         ended["crash"] = crash if code < 0 else ""
-        ended["tail"] = tail if code == -signal.SIGABRT else ""
+        ended["tail"] = tail if code == -signal.SIGABRT else tail[-_LAST_LINE:] if code > 0 else ""
         said = {-signal.SIGBUS: "SIGBUS", -signal.SIGABRT: tail}.get(code, "")
         ended["notes"] = _notes(said) if said else []
         self._launcher.send({"ended": ended})

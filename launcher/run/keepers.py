@@ -18,7 +18,7 @@ from typing import Any
 from launcher.errors import Disposition
 from launcher.host.cgroups import risen
 from launcher.host.system import System
-from launcher.result.last_words import last_words
+from launcher.result.last_words import last_line, last_words
 from launcher.result.raised import End, Link, may_be_killed, may_lack_processes, read
 from launcher.run import events
 from launcher.text import wire
@@ -246,16 +246,17 @@ class Keepers:
         code = int(end["code"])
         response = Disposition(end["response"]) if end["response"] else None
         is_abort = code == -signal.SIGABRT
-        said = last_words(str(end["tail"])) if is_abort else ""
+        tail = str(end["tail"])
+        said = last_words(tail) if is_abort else last_line(tail) if code > 0 else ""
         notes = tuple(map(str, end["notes"])) if said or not is_abort else ()
         recorded = self._recorded(code, (Link(message=said),))
         if code == -signal.SIGKILL:
             recorded = recorded or "no out-of-memory kill was recorded"
-        event = events.RankEnded(rank, code, response, notes, recorded)
+        event = events.RankEnded(rank, code, response, notes, recorded, said=said)
         self._pids.pop(rank, None)
         if code and -code in CRASHES:
             calls = crash_in(str(end["crash"]), -code)
-            return event._replace(calls=calls, at=self._system.time_of_day(), said=said)
+            return event._replace(calls=calls, at=self._system.time_of_day())
         return event
 
     def _recorded(self, code: int, chain: Sequence[Link], notes: Sequence[str] = ()) -> str:

@@ -98,7 +98,7 @@ class Stream:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
         self.console, self._file, self._prefix = console, file, prefix
-        self.tail = b""  # the end of all output
+        self.tail, self.read_at = b"", 0.0  # the end of all output, and when it was read
         self._rest, self._is_in_line = b"", False
         self._rest_due = NEVER  # when text without a line end is shown
         self._bars = Bars()
@@ -118,7 +118,7 @@ class Stream:
         if not data:
             self.close()
             return 0
-        self.tail = (self.tail + data)[-READ:]
+        self.tail, self.read_at = (self.tail + data)[-READ:], now or NEVER
         if self._file >= 0:
             with suppress(OSError):  # a full disk
                 os.write(self._file, data)

@@ -89,7 +89,8 @@ def _with_exit_code(rank: Rank, event: RankEnded, time: float) -> Rank:
     # It said 1 and died of a signal: it was killed, or crashed, while it exited (torch's threads
     # cause some such crashes). What it reported stays the cause, with its exit code.
     if exit_code >= 0:
-        return rank._replace(failure=rank.failure._replace(exit_code=exit_code))
+        failure = rank.failure._replace(exit_code=exit_code, last_words=event.said)
+        return rank._replace(failure=failure)
     return rank
 
 
