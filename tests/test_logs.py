@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -312,63 +311,6 @@ def test_nothing_is_lost_at_a_kill(start, script, way, is_rank):
     poll(lambda: not host.processes())
     text = "".join(f"line {number}\n" for number in range(100_000)) + "waits\n" * (not is_rank)
     assert log_of(0).read_text() == text and host.out == text
-
-
-MANY = """
-import os
-for number in range(50):
-    os.write(1, b"one of many lines\\n" * 6000)
-"""
-
-
-@pytest.mark.torch
-def test_no_rank_waits_for_a_console_that_nobody_reads(start, script):
-    os.mkfifo("console")
-    console = os.open("console", os.O_RDWR)
-    command = ["sh", "-c", 'exec "$@" >console', "sh", *LAUNCHER]
-    host = start("--train-script", script(MANY), "--launcher-log-dir", "logs", command=command)
-    assert host.wait(60) == 0, host.log()
-    os.close(console)
-    assert log_of(0).read_text() == "one of many lines\n" * 300_000
-    where = log_of(0).absolute()
-    said = rf"^launcher: \d+ bytes of rank 0's output are not shown here, .*; {where} has them\.$"
-    assert re.search(said, host.err, re.MULTILINE), host.err
-    assert host.leftovers() == []
-
-
-FAST = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-print("runs", flush=True)
-block = (b"." * 99 + b"\\n") * 10_000
-while True:
-    began = time.monotonic()
-    os.write(1, block)
-    time.sleep(max(0, 0.005 - (time.monotonic() - began)))
-"""
-
-
-@pytest.mark.torch
-def test_a_stop_of_a_job_that_prints_all_the_time(start, script):
-    host = host_with(start, script(FAST), nproc=1)
-    host.wait_for("runs")
-    poll(lambda: log_of(0).stat().st_size > 5e7)
-    host.signal(signal.SIGTERM)
-    assert host.wait(60) == ended_by(signal.SIGTERM)
-    written = log_of(0).read_bytes()
-    # On the console, the keeper ends a line that the stop has cut.
-    assert len(host.out) == len(written) + (not written.endswith(b"\n"))
-    log_of(0).unlink()
-
-
-@pytest.mark.torch
-def test_a_file_that_cannot_be_written_costs_the_job_nothing(start, script):
-    log_of(0).mkdir(parents=True)
-    host = host_with(start, script("print('hello')"), nproc=1)
-    assert host.wait() == 0, host.log()
-    where = log_of(0).absolute()
-    assert f"cannot write {where} (Is a directory); the job continues without it." in host.err
-    assert host.out == "hello\n"
 
 
 @pytest.mark.torch

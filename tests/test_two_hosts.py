@@ -96,27 +96,6 @@ def test_a_failure_on_one_host_ends_both_with_one_text(start_two, script):
     assert "1 rank still running at the end of the grace period: " in hosts[0].err
 
 
-LEAVES = """
-import time, torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-for _ in range(9 if dist.get_rank() == 0 else 2):
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.2)
-"""
-
-
-def test_a_rank_of_another_host_that_has_left_is_named_on_both(start_two, script):
-    hosts = start_two("--train-script", script(LEAVES))
-    assert [host.wait() for host in hosts] == [1, 1]
-    line = hosts[0].failure.splitlines()[0]
-    assert line.startswith("127.0.0.1, rank 0 (local rank 0) failed with RuntimeError: "), line
-    # By when the first launcher hears of it: on a busy machine the exception may come first.
-    ended = r"(had ended with exit code 0, [\d.]+ s earlier|ended with exit code 0, [\d.]+ s later)"
-    assert re.search(f"; 127.0.0.2, rank 1 {ended}$", line), line
-    assert hosts[1].failure == hosts[0].failure
-
-
 SAVES = """
 import os, signal, sys, time
 
@@ -174,29 +153,6 @@ def test_a_stop_on_one_host_stops_both_and_leaves_the_store_to_the_last(start_tw
         assert f"launcher: {host.name}: stopped by SIGTERM (signal 15); " in host.err
         assert re.search(r"training \S+ s, saving \S+ s\.$", host.err, re.M)
         assert "did not handle" not in host.err
-
-
-@pytest.mark.parametrize(("wrong", "what"), [(0, "its ports"), (1, "its script")])
-def test_a_configuration_error_on_one_host_ends_both(start, script, wrong, what):
-    names = ("127.0.0.1", "127.0.0.2")
-    common = {"SM_HOSTS": json.dumps(names), **ports()}
-    paths, own = [script(""), script("")], [{}, {}]
-    if what == "its script":
-        paths[wrong] = "no-such.py"
-        says = "--train-script no-such.py: there is neither "
-    else:
-        port = common["LAUNCHER_PEER_PORT"]
-        own[wrong] = {"LAUNCHER_RDZV_PORT": port}
-        says = f"--launcher-rdzv-port and --launcher-peer-port are both {port}; "
-    hosts = []
-    for i in (1 - wrong, wrong):
-        environ = {**common, "SM_CURRENT_HOST": names[i], **own[i]}
-        hosts.append(start("--train-script", paths[i], **environ))
-        if i != wrong:
-            poll(lambda: "rendezvous at" in hosts[0].err)  # the other tells it for 3 s
-    for host in hosts:
-        assert host.wait(60) == 2, host.log()
-        assert host.failure.startswith(f"launcher: {names[wrong]}: {says}")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::"])

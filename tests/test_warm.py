@@ -1,7 +1,6 @@
 """Warm starts: ranks are forks of a process that has imported torch, else a line says why not."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -148,21 +147,6 @@ def test_each_attempts_script_is_a_fork_with_seeds_of_its_own(start, script):
     assert host.leftovers() == []
 
 
-RAISES = """
-def train():
-    raise ValueError("loss is nan")
-
-train()
-"""
-
-
-@pytest.mark.torch
-def test_a_traceback_has_the_scripts_own_lines(start, script):
-    host = start("--train-script", script(RAISES), "--launcher-start", "warm")
-    assert host.wait() == 1 and "ValueError: loss is nan" in host.failure
-    assert re.findall(r'File ".*/(.*)", line', host.err) == ["script.py"] * 2, host.log()
-
-
 def two_ranks_after(script, preload):
     """Return the words of a warm start of two ranks that imports a module first."""
     words = ("--launcher-start", "warm", "--launcher-preload", preload)
@@ -254,53 +238,6 @@ def test_what_a_killed_keeper_leaves_is_ended(start, script):
     keeper.kill()
     assert host.wait() == 69 and "was killed" in host.failure, host.log()
     assert all(has_ended(one.pid) for one in left) and host.leftovers() == []
-
-
-WARMS = """
-import resource, subprocess, sys, threading, multiprocessing, os
-
-def double(number):
-    return 2 * number
-
-if __name__ == "__main__":
-    thread = threading.Thread(target=print, args=("thread",))
-    thread.start()
-    thread.join()
-    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
-        print(pool.map(double, [1, 2]))
-    if sys.argv[1] == "fork":
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-c", "print('executed', flush=True)"])
-"""
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(("how", "more"), [("fork", "executed\n"), ("spawn", "")])
-def test_a_script_has_threads_forks_spawns_and_executes(start, script, how, more):
-    host = start("--train-script", script(WARMS), how, "--launcher-start", "warm")
-    assert host.wait() == 0 and host.out == f"thread\n[2, 4]\n{more}", host.log()
-    assert host.leftovers() == []
-
-
-PRINTS = """
-import os, sys
-
-how = "warm" if "torch" in sys.modules else "cold"
-print(f"{how} rank {os.environ['RANK']}\\n", end="", flush=True)  # in one write: it is tailed
-"""
-
-
-@pytest.mark.systems
-@pytest.mark.torch
-@pytest.mark.parametrize("how", ["cold", "warm"])
-def test_torchruns_own_options_for_output_hold(start, script, tmp_path, how):
-    torchruns = {"PET_LOCAL_RANKS_FILTER": "1", "PET_TEE": "3", "PET_LOG_DIR": str(tmp_path)}
-    words = ["--launcher-start", how, "--launcher-nproc-per-node", "2"]
-    host = start("--train-script", script(PRINTS), *words, **torchruns)
-    assert host.wait() == 0, host.log()
-    assert host.out == f"[default1]:{how} rank 1\n"
-    written = sorted(path.read_text() for path in tmp_path.rglob("stdout.log"))
-    assert written == [f"{how} rank 0\n", f"{how} rank 1\n"]
 
 
 # What a stub hands over, and to whom; no torch.
