@@ -6,6 +6,8 @@ them: of a job that was killed the last line may be cut off, and a host may have
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 import shutil
 import time
@@ -19,17 +21,7 @@ from launcher.result.causes import SUCCESS, Result, of_error
 from launcher.text.log import log, show
 from launcher.text.words import lasted, plural, printable, short
 from launcher_tools import timeline_page
-from launcher_tools.timeline_lanes import (
-    KINDS,
-    MARKS,
-    Host,
-    Lane,
-    Line,
-    Mark,
-    Timeline,
-    parsed,
-    timeline,
-)
+from launcher_tools.timeline_lanes import KINDS, MARKS, Lane, Line, Mark, Timeline, parsed, timeline
 
 PAGE = "timeline.html"
 _MOST_BYTES = 64 << 20  # of a file
@@ -43,9 +35,6 @@ Show what each rank of a job did when, from DIR/HOST/{NAME}. DIR is the folder g
   --text   print the timeline as text instead
 
 Exit codes: 0; 2 if DIR has no {NAME}, or the page cannot be written."""
-# One character for each thing that a rank does, and for each event.
-_LETTERS = dict(zip(KINDS, "j-=wsxr. "))
-_MARKS = dict(zip(MARKS, "X!vSRL"))
 _MOST_HAPPENED = 100  # lines
 
 
@@ -115,12 +104,10 @@ def read(folder: str) -> Timeline:
             "--launcher-log-dir, or the run folder of sm-launch local."
         )
     found = timeline(logs, [printable(note) for note in notes])
-    events = [
-        event._replace(
-            files=tuple(filter(os.path.isfile, (os.path.join(folder, f) for f in event.files)))
-        )
-        for event in found.events
-    ]
+    events = []
+    for event in found.events:
+        paths = [os.path.join(folder, name) for name in event.files]
+        events.append(event._replace(files=[*filter(os.path.isfile, paths)][:1]))
     return found._replace(events=tuple(events))
 
 
@@ -140,7 +127,7 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
 
 def write(found: Timeline, path: str) -> None:
     """Write the page. Raises LaunchError."""
-    page = timeline_page.page(found, title(found), "\n".join(text(found, 120)))
+    page = timeline_page.page(found, title(found))
     try:
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(page)
@@ -169,16 +156,16 @@ def left_in(run_dir: str, folder: str) -> str:
 
 def text(found: Timeline, columns: int) -> list[str]:
     """Return the timeline as lines: one for each rank, or for a host's ranks with equal lines."""
-    label = max((len(_label(host, lane)) for host in found.hosts for lane in host.lanes), default=0)
+    label = max((len(_label(lane)) for lane in found.lanes), default=0)
     label += 3 + 4  # for a second number
     width = max(20, min(columns, 200) - label)
     rows = [f"{name:{label}}{strip}".rstrip() for name, strip in _rows(found, width)]
     used = {letter for row in rows for letter in row[label:]}
-    keys = [*_LETTERS.items(), *_MARKS.items()]
-    legend = [f"{letter} {kind}" for kind, letter in keys if letter in used - {" "}]
+    letters = {kind: made.letter for kind, made in KINDS.items()} | MARKS
+    legend = [f"{letter} {name}" for name, letter in letters.items() if letter in used - {" "}]
     means = found.means()
     spent = [f"{kind} {lasted(means[kind])}" for kind in KINDS if means[kind] >= 0.05]
-    begin, end = (_time(found, at) for at in (0.0, found.seconds))
+    begin, end = (_clock(found, at) for at in (0.0, found.seconds))
     return [
         title(found),
         *(f"note: {note}" for note in found.notes),
@@ -202,43 +189,38 @@ def title(found: Timeline) -> str:
     return f"{found.job or 'job'} ({size}) {found.how}{restarts}, {lasted(found.seconds)}{cause}"
 
 
-def _label(host: Host, lane: Lane) -> str:
-    return host.name if lane.rank is None else f"{host.name} {lane.rank}"
+def _label(lane: Lane) -> str:
+    return lane.host if lane.rank is None else f"{lane.host} {lane.rank}"
 
 
 def _rows(found: Timeline, width: int) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for host in found.hosts:
-        before = None
-        for lane in host.lanes:
-            strip = _strip(lane, host.marks, found.seconds, width)
-            if before and rows[-1][1] == strip:
-                rows[-1] = f"{before}-{lane.rank}", strip
-            else:
-                before = _label(host, lane)
-                rows.append((before, strip))
+        strips = [(lane, _strip(found, lane, host.marks, width)) for lane in host.lanes]
+        for strip, same in itertools.groupby(strips, key=operator.itemgetter(1)):
+            (first, _), *others = same
+            last = f"-{others[-1][0].rank}" if others else ""
+            rows.append((_label(first) + last, strip))
     return rows
 
 
-def _strip(lane: Lane, of_host: Sequence[Mark], seconds: float, width: int) -> str:
+def _strip(found: Timeline, lane: Lane, of_host: Sequence[Mark], width: int) -> str:
     """Return a lane as characters: the longest bar's, or a mark."""
-    cell = max(seconds, 1e-9) / width
+    cell = max(found.seconds, 1e-9) / width
     longest: list[tuple[float, str]] = [(0.0, " ")] * width
     for bar in lane.bars:
         end = bar.start + bar.seconds
         for at in range(int(bar.start / cell), min(width, int(end / cell) + 1)):
             part = min(end, (at + 1) * cell) - max(bar.start, at * cell)
-            longest[at] = max(longest[at], (part, _LETTERS[bar.kind]))
+            longest[at] = max(longest[at], (part, KINDS[bar.kind].letter))
     letters = [letter for _, letter in longest]
     for mark in (*of_host, *lane.marks):  # the rank's own replace the host's
-        letters[max(0, min(width - 1, int(mark.at / cell)))] = _MARKS[mark.kind]
+        at = max(0, min(width - 1, int(mark.at / cell)))
+        letters[at] = MARKS[found.events[mark.event].kind]
     return "".join(letters)
 
 
-def _time(found: Timeline, at: float) -> str:
-    """Return a time of the job: UTC or, if unknown, seconds since its start."""
-    if not found.utc:
-        return f"{at:.1f} s"
+def _clock(found: Timeline, at: float) -> str:
     return time.strftime("%H:%M:%SZ", time.gmtime(found.utc + at))
 
 
@@ -247,8 +229,8 @@ def _happened(found: Timeline) -> list[str]:
     lines = []
     for event in found.events:
         said = f"{event.where}: {event.kind}" + (f": {event.words}" if event.words else "")
-        lines.append(f"{_time(found, event.at):>9}  {said}")
+        lines.append(f"{_clock(found, event.at):>9}  {said}")
         lines += [f"{'':11}{line}" for line in event.text.splitlines()]
-        lines += [f"{'':11}output: {path}" for path in event.files[:1] if event.is_root]
+        lines += [f"{'':11}output: {path}" for path in event.files if event.is_root]
     more = len(lines) - _MOST_HAPPENED
     return lines[:_MOST_HAPPENED] + ([f"... and {plural(more, 'more line')}"] if more > 0 else [])

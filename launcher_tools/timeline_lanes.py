@@ -5,51 +5,106 @@ so each host's seconds are shifted by the start of its own attempt. A host witho
 placed by its time of day.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the fields of a line are read from annotations.
 
+import collections
 import datetime
 import itertools
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Optional
 
+from launcher.text.protocol import decoded
 from launcher.text.words import printable, signal_name
 
 _MOST_SECONDS = 1e9
-# What a rank does, in the order of the legend.
-KINDS: Mapping[str, str] = {
-    "joining": "the host waits until all hosts have joined",
-    "start": "torchrun and the rank are starting; the script does not run yet",
-    "training": "the script runs",
-    "waiting": "the rank makes no progress, as the log reports",
-    "saving": "the job was stopped, and the rank has its grace to save",
-    "ending": "the job has failed, and the rank is being stopped",
-    "restart": "the rank is being stopped, or waits to be restarted",
-    "ended": "the rank has ended; others have not",
-    "unknown": "nothing is known about the host: it has not started, or it is lost",
+
+
+class Kind(NamedTuple):
+    """Something that a rank does for a while: how it is drawn, and what it means."""
+
+    letter: str  # in the text
+    light: str  # its colours on the page, on a light and on a dark screen
+    dark: str
+    meaning: str
+
+
+# In the order of the legend.
+KINDS: Mapping[str, Kind] = {
+    "joining": Kind("j", "#b9c2cc", "#616d79", "the host waits until all hosts have joined"),
+    "start": Kind("-", "#8fbfe6", "#4d7ea8", "torchrun and the rank are starting, not the script"),
+    "training": Kind("=", "#2f78b7", "#62a8e0", "the script runs"),
+    "waiting": Kind("w", "#f0a202", "#f5b335", "the rank makes no progress, as the log reports"),
+    "saving": Kind("s", "#2e9e6b", "#4fc08d", "the job was stopped, and the rank has its grace"),
+    "ending": Kind("x", "#d98880", "#b0615a", "the job has failed, and the rank is being stopped"),
+    "restart": Kind("r", "#a887d1", "#a387d0", "the rank is stopped, or waits to be restarted"),
+    "ended": Kind(".", "#e4e8ec", "#2b343d", "the rank has ended; others have not"),
+    "unknown": Kind(" ", "#fff", "#14191f", "the host has not started, or it is lost"),
 }
-_RUNS = ("start", "training")
-MARKS = ("failed", "stalled", "saved", "stop", "restart", "lost")
-_HAPPENED = (*MARKS, "stacks", "continued", "ended")  # events in the list
-_LONGEST_TEXT = 50_000  # characters
+# Events that are marked in a lane, with their letters in the text.
+MARKS = {"failed": "X", "stalled": "!", "saved": "v", "stop": "S", "restart": "R", "lost": "L"}
+_LISTED = (*MARKS, "stacks", "continued", "ended")
+# What a rank does after an event; after some, only if its script runs, or is about to.
+_BECOMES = {"began": "joining", "attempt": "start", "runs": "training", "ended": "ended"}
+_BECOMES |= {"restart": "restart", "lost": "unknown"}
+_ENDS = {"stop": "saving", "ending": "ending"}
+_STALLS = ("stalled", "continued")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return printable(value[:2000])
+
+
+def _lines(value: Any) -> str:
+    return printable(str(value)[:50_000], keep="\n")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not -_MOST_SECONDS < value < _MOST_SECONDS:
+        raise ValueError(value)
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise ValueError(value)
+    return value
+
+
+def _rank(value: Any) -> Optional[int]:
+    return None if value is None else _whole(value)
+
+
+def _utc(value: Any) -> float:
+    return datetime.datetime.strptime(f"{value}+0000", "%Y-%m-%dT%H:%M:%S.%fZ%z").timestamp()
 
 
 class Line(NamedTuple):
-    """A line, checked."""
+    """A line of a file: of each field its type, and what checks it, or raises an error."""
 
-    event: str
-    seconds: float
-    host: str
-    attempt: int
-    rank: int | None
-    cause: str
-    exit_code: int | None
-    ranks: tuple[int, ...]
-    since: float
-    job: str
-    text: str  # several lines
-    utc: float  # 0: unknown
+    utc: Annotated[float, _utc]  # seconds since 1970
+    seconds: Annotated[float, _number]
+    host: Annotated[str, _text]
+    attempt: Annotated[int, _whole]
+    event: Annotated[str, _text]
+    rank: Annotated[Optional[int], _rank]
+    cause: Annotated[str, _text] = ""
+    exit_code: Annotated[Optional[int], lambda value: _whole(value + 1024) - 1024] = None
+    ranks: Annotated[tuple[int, ...], lambda value: tuple(map(_whole, value))] = ()
+    since: Annotated[float, _number] = -1.0  # -1: when it happened
+    job: Annotated[str, _text] = ""
+    text: Annotated[str, _lines] = ""
+
+    @property
+    def words(self) -> str:
+        """The cause and the exit code."""
+        code = "" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"{self.cause} ({code})" if self.cause and code else self.cause or code
+
+
+_FIELDS = {name: kind.__metadata__[0] for name, kind in Line.__annotations__.items()}
 
 
 class Bar(NamedTuple):
@@ -63,11 +118,10 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An event at one time."""
+    """When an event has happened, in a lane."""
 
-    kind: str
     at: float
-    words: str
+    event: int  # its number in the list
 
 
 class Event(NamedTuple):
@@ -86,10 +140,16 @@ class Event(NamedTuple):
 class Lane(NamedTuple):
     """One rank; None: a host without a known rank."""
 
-    rank: int | None
+    host: str
+    rank: Optional[int]
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
-    ended: str = ""  # how its last process ended: `exit 1`, `SIGTERM`
+    ended: str  # how its last process ended: `exit 1`, `SIGTERM`
+
+    @property
+    def name(self) -> str:
+        """The host and the rank."""
+        return self.host if self.rank is None else f"{self.host}, rank {self.rank}"
 
 
 class Host(NamedTuple):
@@ -106,13 +166,13 @@ class Timeline(NamedTuple):
     job: str
     how: str  # succeeded, failed, stopped, has not ended
     cause: str
-    exit_code: int | None
+    exit_code: Optional[int]
     seconds: float
     attempts: int
     hosts: tuple[Host, ...]
     notes: tuple[str, ...]
     events: tuple[Event, ...]
-    utc: float  # its start, in seconds since 1970; 0: unknown
+    utc: float  # its start, in seconds since 1970
 
     @property
     def lanes(self) -> list[Lane]:
@@ -121,25 +181,23 @@ class Timeline(NamedTuple):
 
     def means(self) -> dict[str, float]:
         """Return a rank's average seconds of each kind."""
-        lanes = self.lanes
-        bars = [bar for lane in lanes for bar in lane.bars]
-        sums = {kind: sum(bar.seconds for bar in bars if bar.kind == kind) for kind in KINDS}
-        return {kind: seconds / max(1, len(lanes)) for kind, seconds in sums.items()}
-
-
-# Lines.
+        means = dict.fromkeys(KINDS, 0.0)
+        for lane in self.lanes:
+            for bar in lane.bars:
+                means[bar.kind] += bar.seconds / len(self.lanes)
+        return means
 
 
 def parsed(text: str) -> tuple[list[Line], int]:
     """Return the lines of a file's last job, and the number of the file's invalid lines."""
     lines: list[Line] = []
     bad = 0
-    for row in text.split("\n"):
-        if not row.strip():
-            continue
+    for row in filter(str.strip, text.split("\n")):
         try:
-            line = _line(json.loads(row))
-        except (ValueError, TypeError, KeyError, RecursionError):
+            value = decoded(row.encode("utf-8", "surrogatepass"))
+            found = {name: check(value[name]) for name, check in _FIELDS.items() if name in value}
+            line = Line(**found)
+        except (ValueError, TypeError):
             bad += 1
             continue
         if line.event == "began":
@@ -148,109 +206,36 @@ def parsed(text: str) -> tuple[list[Line], int]:
     return lines, bad
 
 
-def _line(value: Any) -> Line:
-    """Check a line. Raises ValueError, TypeError or KeyError."""
-    seconds = _number(value["seconds"])
-    rank, code = value["rank"], value.get("exit_code")
-    return Line(
-        event=_text(value["event"]),
-        seconds=seconds,
-        host=_text(value["host"]),
-        attempt=_whole(value["attempt"]),
-        rank=None if rank is None else _whole(rank),
-        cause=_text(value.get("cause", "")),
-        exit_code=code if isinstance(code, int) and abs(code) < 1024 else None,
-        ranks=tuple(_whole(one) for one in value.get("ranks", ())),
-        since=_number(value.get("since", seconds)),
-        job=_text(value.get("job", "")),
-        text=printable(str(value.get("text", ""))[:_LONGEST_TEXT], keep="\n"),
-        utc=_utc(value.get("utc")),
-    )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return printable(value[:2000])
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not -_MOST_SECONDS < value < _MOST_SECONDS:
-        raise ValueError(value)
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError(value)
-    return int(value)
-
-
-def _utc(value: Any) -> float:
-    try:
-        return datetime.datetime.strptime(f"{value}+0000", "%Y-%m-%dT%H:%M:%S.%fZ%z").timestamp()
-    except ValueError:
-        return 0.0
-
-
 def in_order(names: Sequence[str]) -> list[str]:
     """Sort hosts as people do: algo-2 before algo-10."""
-
-    def key(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in _parts(name)]
-
-    return sorted(names, key=key)
-
-
-def _parts(name: str) -> list[str]:
-    return re.findall(r"[0-9]{1,18}|[^0-9]+|[0-9]+", name)
-
-
-# One clock.
+    return sorted(names, key=lambda name: [(len(p), p) for p in re.split("([0-9]+)", name)])
 
 
 def aligned(logs: Mapping[str, Sequence[Line]]) -> tuple[dict[str, list[Line]], float]:
     """Return each host's lines in seconds since the job's first line, in order; and its UTC."""
     names = in_order([name for name, lines in logs.items() if lines])
-    if not names:
-        return {}, 0.0
     starts = {
-        name: {one.attempt: one.seconds for one in reversed(logs[name]) if one.event == "attempt"}
+        name: {line.attempt: line.seconds for line in logs[name][::-1] if line.event == "attempt"}
         for name in names
     }
-    first = max(names, key=lambda name: len(starts[name]))
-    clocks = {name: _clock(logs[name]) for name in names}
-    moved = {}
+    clocks = {name: logs[name][0].utc - logs[name][0].seconds for name in names}
+    first = max(names, key=lambda name: len(starts[name]), default="")
+    shifts = {}
     for name in names:
         both = starts[name].keys() & starts[first].keys()
-        shift = clocks[name] - clocks[first] if clocks[name] and clocks[first] else 0.0
+        shifts[name] = clocks[name] - clocks[first]
         if both:
-            shift = starts[first][min(both)] - starts[name][min(both)]
-        latest = itertools.accumulate((one.seconds + shift for one in logs[name]), max)
+            shifts[name] = starts[first][min(both)] - starts[name][min(both)]
+    began = min((logs[name][0].seconds + shifts[name] for name in names), default=0.0)
+    moved = {}
+    for name in names:
+        shift = shifts[name] - began
+        latest = itertools.accumulate((line.seconds + shift for line in logs[name]), max)
         moved[name] = [
-            one._replace(seconds=at, since=one.since + shift) for one, at in zip(logs[name], latest)
+            line._replace(seconds=at, since=at if line.since < 0 else line.since + shift)
+            for line, at in zip(logs[name], latest)
         ]
-    began = min(lines[0].seconds for lines in moved.values())
-    utc = clocks[first] + began if clocks[first] else 0.0
-    return {
-        name: [one._replace(seconds=one.seconds - began, since=one.since - began) for one in lines]
-        for name, lines in moved.items()
-    }, utc
-
-
-def _clock(lines: Sequence[Line]) -> float:
-    """Return the time of day at a launcher's start; 0 if unknown."""
-    return next((one.utc - one.seconds for one in lines if one.utc), 0.0)
-
-
-# Lanes.
-
-
-class _Said(NamedTuple):
-    """The first host's reports about others: stalls of ranks, and lost hosts."""
-
-    stalls: Mapping[int, Sequence[tuple[float, float, str]]]
-    lost: Mapping[str, tuple[float, str]]
+    return moved, clocks.get(first, 0.0) + began
 
 
 def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> Timeline:
@@ -258,199 +243,139 @@ def timeline(logs: Mapping[str, Sequence[Line]], notes: Sequence[str] = ()) -> T
     began = {name: lines[0] for name, lines in logs.items() if lines and lines[0].job}
     job = max(began.values(), key=lambda line: line.utc).job if began else ""
     others = [name for name, line in began.items() if line.job != job]
-    notes = [
-        *notes,
-        *(f"{name}: its last job is {began[name].job}, not this one" for name in others),
-    ]
     hosts, utc = aligned({name: lines for name, lines in logs.items() if name not in others})
-    everything = [one for lines in hosts.values() for one in lines]
-    end = max((one.seconds for one in everything), default=0.0)
-    ends = [one for one in everything if _is_end(one)]
-    said, roots = _said(hosts, end), _roots(everything)
-    marked = [
-        one for one in everything if one.event in MARKS and (one.event != "failed" or one in roots)
-    ]
+    lines = sorted((line for own in hosts.values() for line in own), key=lambda line: line.seconds)
+    end = lines[-1].seconds if lines else 0.0
+    ends = [line for line in lines if line.event == "ended" and line.rank is None]
+    last = max(ends, key=lambda line: (bool(line.exit_code), bool(line.cause)), default=None)
+    events, marks = _events(lines)
+    waits = [line for line in lines if line.event in _STALLS]
     found = []
-    for name, lines in hosts.items():
-        ranks = {one.rank for one in lines if one.rank is not None and one.host == name}
-        gone = _gone_at(name, lines, said, has_ended=bool(ends), end=end)
-        marks = [(one.rank, _mark(one)) for one in marked if one.host == name]
-        lanes = tuple(
-            _lane(name, rank, lines, said, gone, end)._replace(marks=_of(rank, marks))
-            for rank in sorted(ranks)
-        )
-        lanes = lanes or (_lane(name, None, lines, said, gone, end),)
-        found.append(Host(name, lanes, _of(None, marks)))
-    how, last = _how(ends)
-    attempts = max((one.attempt for one in everything), default=0)
-    cause, code = (last.cause, last.exit_code) if last else ("", None)
+    for name, own in hosts.items():
+        here = _known(name, own, lines, ends)
+        ranks = {line.rank for line in own if line.rank is not None and line.host == name}
+        rows: list[Optional[int]] = [*sorted(ranks)] or [None]
+        lanes = [
+            _lane(name, rank, here, [line for line in waits if rank in line.ranks], end)
+            for rank in rows
+        ]
+        lanes = [lane._replace(marks=tuple(marks[name, lane.rank])) for lane in lanes]
+        found.append(Host(name, tuple(lanes), tuple(marks[name, None])))
+    old = [f"{name}: its last job is {began[name].job}, not this one" for name in others]
     return Timeline(
         job=job,
-        how=how,
-        cause=cause,
-        exit_code=code,
+        how=_how(last),
+        cause=last.cause if last else "",
+        exit_code=last.exit_code if last else None,
         seconds=end,
-        attempts=attempts,
+        attempts=max((line.attempt for line in lines), default=0),
         hosts=tuple(found),
-        notes=tuple(notes),
-        events=tuple(_events(everything, roots)),
+        notes=(*notes, *old),
+        events=tuple(events),
         utc=utc,
     )
 
 
-def _of(rank: int | None, marks: Sequence[tuple[int | None, Mark]]) -> tuple[Mark, ...]:
-    return tuple(mark for whose, mark in marks if whose == rank)
+def _how(end: Optional[Line]) -> str:
+    if end is None:
+        return "has not ended"
+    if end.exit_code == 0:
+        return "succeeded"
+    return "stopped" if end.cause.startswith("stopped by ") else "failed"
 
 
-def _roots(lines: Sequence[Line]) -> list[Line]:
-    """Return, for each attempt, the failure that ended it: the one that the hosts name."""
-    roots = []
-    for attempt in {one.attempt for one in lines if one.event == "failed"}:
-        here = sorted((one for one in lines if one.attempt == attempt), key=lambda one: one.seconds)
-        named = " ".join(one.cause for one in here if one.event in ("restart", "ending", "ended"))
-        failed = [one for one in here if one.event == "failed"]
-        roots.append(next((one for one in failed if one.cause[:100] in named), failed[0]))
-    return roots
+def _known(
+    name: str, own: Sequence[Line], lines: Sequence[Line], ends: Sequence[Line]
+) -> list[Line]:
+    """Return the lines about a host, until it was lost or its file ends, with a line that says so.
+
+    A host that has recorded its own end was not lost.
+    """
+    here = [line for line in lines if line.host == name and line.event not in _STALLS]
+    lost = [line._replace(cause=f"lost: {line.cause}") for line in here if line.event == "lost"]
+    if any(line.host == name for line in ends):
+        lost = []
+    elif ends and not lost:
+        lost = [own[-1]._replace(event="lost", cause="its file ends here")]
+    until = lost[0].seconds if lost else float("inf")
+    here = [line for line in here if line.seconds <= until and line.event != "lost"]
+    return here + [line._replace(rank=None, exit_code=None) for line in lost[:1]]
 
 
-def _events(lines: Sequence[Line], roots: Sequence[Line]) -> Iterator[Event]:
-    """Yield the events, in order; events of several hosts or ranks once."""
+def _lane(
+    host: str, rank: Optional[int], here: Sequence[Line], waits: Sequence[Line], end: float
+) -> Lane:
+    """Return a lane without its marks, from the lines about its host, and about its stalls."""
+    changes = [(line.seconds, line) for line in here if line.rank in (None, rank)]
+    changes += [(line.since, line) for line in waits]
+    kind = stall = ended = ""
+    bars = [Bar("unknown", 0.0, 0.0, 0, "not started")]
+    for at, line in sorted(changes, key=lambda change: change[0]):
+        kind = _next(kind, line)
+        if line.event in (*_STALLS, "attempt"):
+            stall = (line.cause or "no progress") if line.event == "stalled" else ""
+        elif line.event == "ended" and line.rank is not None and line.exit_code is not None:
+            code = line.exit_code
+            ended = f"exit {code}" if code >= 0 else signal_name(-code).split()[0]
+        shown = "waiting" if kind == "training" and stall else kind or "unknown"
+        if shown != bars[-1].kind or line.event == "attempt":
+            at = min(max(0.0, at), end)
+            bars.append(Bar(shown, at, 0.0, line.attempt, stall or line.words))
+        elif line.event == "saved" and shown == "saving":
+            bars[-1] = bars[-1]._replace(words=f"saved; {bars[-1].words}")
+        elif line.event == "ended" and line.rank is not None and shown == "ended":
+            bars[-1] = bars[-1]._replace(words=line.words)
+    stops = [*(bar.start for bar in bars[1:]), end]
+    bars = [bar._replace(seconds=stop - bar.start) for bar, stop in zip(bars, stops)]
+    return Lane(host, rank, tuple(bar for bar in bars if bar.seconds > 0), (), ended)
+
+
+def _next(kind: str, line: Line) -> str:
+    """Return what a rank does after a line."""
+    if line.event in _ENDS:
+        return _ENDS[line.event] if kind in ("start", "training") else kind
+    if line.event == "ended" and kind == "restart" and line.rank is not None:
+        return kind
+    return _BECOMES.get(line.event, kind)
+
+
+def _events(
+    lines: Sequence[Line],
+) -> tuple[list[Event], Mapping[tuple[str, Optional[int]], list[Mark]]]:
+    """Return the events, those of several hosts or ranks once; and the marks of hosts and ranks."""
+    roots = _roots(lines)
     same: dict[tuple[object, ...], list[Line]] = {}
-    for one in sorted(lines, key=lambda one: one.seconds):
-        if one.event in _HAPPENED and (one.event != "ended" or one.rank is None):
-            same.setdefault((one.event, one.attempt, one.cause), []).append(one)
+    for line in lines:
+        if line.event in _LISTED and (line.event != "ended" or line.rank is None):
+            same.setdefault((line.event, line.attempt, line.cause), []).append(line)
+    events: list[Event] = []
+    marks: dict[tuple[str, Optional[int]], list[Mark]] = collections.defaultdict(list)
     for first, *others in same.values():
+        for line in (first, *others):
+            if line.event in MARKS and (line.event != "failed" or line in roots):
+                marks[line.host, line.rank].append(Mark(line.seconds, len(events)))
         name = first.host.replace("/", "_")
         where, files = first.host, [f"{name}/stderr.log"]
         if first.rank is not None:
             where += f", rank {first.rank}"
             files.insert(0, f"{name}/attempt-{first.attempt}/rank-{first.rank}.log")
         where += f" and {len(others)} more" if others else ""
-        kind, at, words = _mark(first._replace(cause="") if first.event == "ended" else first)
-        yield Event(kind, at, first.host, where, words, first.text, files, first in roots)
+        shown = first._replace(cause="") if first.event == "ended" else first  # the head has it
+        events.append(
+            Event(
+                first.event, first.seconds, first.host, where, shown.words, first.text, files,
+                first in roots,
+            )
+        )  # fmt: skip
+    return events, marks
 
 
-def _is_end(line: Line) -> bool:
-    return line.event == "ended" and line.rank is None
-
-
-def _how(ends: Sequence[Line]) -> tuple[str, Line | None]:
-    last = max(ends, key=lambda one: (bool(one.exit_code), bool(one.cause)), default=None)
-    if last is None:
-        return "has not ended", None
-    if last.exit_code == 0:
-        return "succeeded", last
-    return "stopped" if last.cause.startswith("stopped by ") else "failed", last
-
-
-def _mark(line: Line) -> Mark:
-    code = "" if line.exit_code is None else f"exit code {line.exit_code}"
-    words = f"{line.cause} ({code})" if line.cause and code else line.cause or code
-    return Mark(line.event, line.seconds, words)
-
-
-def _said(hosts: Mapping[str, Sequence[Line]], end: float) -> _Said:
-    stalls: dict[int, list[tuple[float, float, str]]] = {}
-    lost: dict[str, tuple[float, str]] = {}
-    for lines in hosts.values():
-        for number, one in enumerate(lines):
-            if one.event == "lost":
-                lost[one.host] = one.seconds, one.cause
-            for rank in one.ranks if one.event == "stalled" else ():
-                until = next(_ends_of(rank, lines[number + 1 :]), end)
-                stalls.setdefault(rank, []).append((one.since, until, one.cause))
-    return _Said(stalls, lost)
-
-
-def _ends_of(rank: int, later: Sequence[Line]) -> Iterator[float]:
-    for one in later:
-        if one.event == "continued" and rank in one.ranks:
-            yield one.since
-        elif one.event == "attempt":
-            yield one.seconds
-
-
-def _gone_at(
-    name: str, lines: Sequence[Line], said: _Said, *, has_ended: bool, end: float
-) -> tuple[float, str]:
-    """Return the time after which nothing is known about a host, and why."""
-    if any(_is_end(one) for one in lines):
-        return end, ""
-    if name in said.lost:
-        at, why = said.lost[name]
-        return max(at, 0.0), f"lost: {why}"
-    return (lines[-1].seconds if has_ended else end), "its file ends here"
-
-
-def _lane(
-    name: str,
-    rank: int | None,
-    lines: Sequence[Line],
-    said: _Said,
-    gone: tuple[float, str],
-    end: float,
-) -> Lane:
-    own = [one for one in lines if one.host == name and one.rank in (None, rank)]
-    bars: list[Bar] = []
-    now = Bar("unknown", 0.0, 0.0, 0, "not started")
-    for one in own:
-        kind, words = _next(now.kind, one)
-        if one.event == "saved" and now.kind == "saving":
-            now = now._replace(words=f"saved; {now.words}")
-        if kind != now.kind or one.event == "attempt":
-            bars.append(now._replace(seconds=one.seconds - now.start))
-            now = Bar(kind, one.seconds, 0.0, one.attempt, words)
-        elif one.rank is not None and one.exit_code is not None:
-            now = now._replace(words=words)
-    bars.append(now._replace(seconds=end - now.start))
-    bars = [
-        part
-        for bar in bars
-        for part in _with_stalls(bar, said.stalls.get(-1 if rank is None else rank, ()))
-    ]
-    codes = [one.exit_code for one in own if one.event == "ended" and one.rank is not None]
-    shown = tuple(bar for bar in _until(bars, gone, end) if bar.seconds > 0)
-    last = codes[-1] if codes else None
-    ended = "" if last is None else f"exit {last}" if last >= 0 else signal_name(-last).split()[0]
-    return Lane(rank, shown, (), ended)
-
-
-def _next(kind: str, line: Line) -> tuple[str, str]:
-    """Return what a rank does after a line, and the words for it."""
-    event = line.event
-    if event == "began":
-        return "joining", ""
-    if event == "attempt":
-        return "start", ""
-    if event == "runs":
-        return "training", ""
-    if event == "stop":
-        return ("saving" if kind in _RUNS else kind), line.cause
-    if event == "ending":
-        return ("ending" if kind in _RUNS else kind), line.cause
-    if event == "restart":
-        return "restart", line.cause
-    if event == "ended" and (kind != "restart" or line.rank is None):
-        code = "" if line.exit_code is None else f"exit code {line.exit_code}"
-        return "ended", code
-    return kind, ""
-
-
-def _with_stalls(bar: Bar, stalls: Sequence[tuple[float, float, str]]) -> Iterator[Bar]:
-    """Split a bar of training: in some of its parts the rank waits."""
-    at, end = bar.start, bar.start + bar.seconds
-    for since, until, cause in sorted(stalls) if bar.kind == "training" else ():
-        since, until = max(at, since), min(end, until)
-        if since < until:
-            yield bar._replace(start=at, seconds=since - at)
-            yield Bar("waiting", since, until - since, bar.attempt, cause)
-            at = until
-    yield bar._replace(start=at, seconds=end - at)
-
-
-def _until(bars: Sequence[Bar], gone: tuple[float, str], end: float) -> Iterator[Bar]:
-    at, why = gone
-    for bar in bars:
-        yield bar._replace(seconds=min(bar.seconds, at - bar.start))
-    last = bars[-1].attempt
-    yield Bar("unknown", at, end - at, last, why)
+def _roots(lines: Sequence[Line]) -> list[Line]:
+    """Return, for each attempt, the failure that ended it: the one that the hosts name."""
+    roots = []
+    for attempt in {line.attempt for line in lines if line.event == "failed"}:
+        here = [line for line in lines if line.attempt == attempt]
+        named = " ".join(line.cause for line in here if line.event in ("restart", *_ENDS, "ended"))
+        failed = [line for line in here if line.event == "failed"]
+        roots.append(next((line for line in failed if line.cause[:100] in named), failed[0]))
+    return roots

@@ -3,7 +3,7 @@
 import pytest
 from timelines import HOSTILE, large, line
 
-RANKS = "#inner .rank:visible"
+RANKS = "#inner .rank .label:visible"
 HOSTS = "#inner .host:visible"
 WORDS = "#words"
 CAUSE = HOSTILE.replace("\x1b", "\\x1b")
@@ -40,7 +40,7 @@ def test_names_of_hosts_are_whole(opened, width):
 def test_bars_of_a_lane_fill_it(opened):
     page = opened(small())
     track = size(page, ".rank .ticks, .rank .track")
-    for lane in page.locator(RANKS).all():
+    for lane in page.locator("#inner .rank").all():
         boxes = [bar.bounding_box() for bar in lane.locator(".bar").all()]
         assert sum(box["width"] for box in boxes) == pytest.approx(track["width"], abs=3)
 
@@ -50,7 +50,8 @@ def test_of_many_ranks_hosts_are_folded_and_unfold_one_by_one_or_all(opened):
     assert page.locator(RANKS).count() == 0 and page.locator(HOSTS).count() == 16
     # All hosts on one screen, each with a strip for each of its ranks.
     assert page.locator(HOSTS).last.bounding_box()["y"] < 800
-    assert page.locator(".host").first.locator("svg.thin:visible").count() == 8
+    strips = page.locator(".host").first.locator(".rank .track").all()
+    assert [strip.bounding_box()["height"] for strip in strips] == [3] * 8
     page.get_by_text("algo-2 8 ranks").click()
     assert page.locator(RANKS).count() == 8
     page.get_by_role("button", name="Fold all").click()
@@ -104,8 +105,8 @@ def test_what_has_happened_is_a_list_with_what_belongs_to_it(opened, width):
     assert ", exit code 1, 2026-11-22 16:00:00 to 16:00:10 UTC, 10 s, 1 host, 2 ranks" in (
         page.locator("#how").inner_text()
     )
-    assert "on SageMaker the log stream small/algo-1-" in page.locator("#notes").inner_text()
-    page.locator(".rank .mark.failed").click()
+    assert "on SageMaker the log stream small/algo-1-" in page.locator("#output").inner_text()
+    page.locator(".rank .icon.failed").click()
     assert page.locator("#list li.on").inner_text() == text
     ended.click()
     assert page.locator("#list li.on").inner_text() == ended.inner_text()
@@ -118,10 +119,10 @@ def test_a_mark_leads_to_its_own_event_of_several_with_the_same_words(opened):
         text += line(10 * attempt, "attempt", **at) + line(10 * attempt + 1, "runs", rank=0, **at)
         text += line(10 * attempt + 5, "failed", rank=0, cause="rank 0 failed", **at)
     page = opened({"algo-1": text})
-    page.locator(".rank .mark.failed").nth(1).click()
+    page.locator(".rank .icon.failed").nth(1).click()
     (chosen,) = page.locator("#list li.on").all()
     assert chosen.inner_text().startswith("16:00:25")
-    assert page.locator(".rank .mark.failed.on").count() == 1
+    assert page.locator(".rank .icon.failed.on").count() == 1
 
 
 def test_the_head_has_the_restarts(opened):
@@ -131,7 +132,7 @@ def test_the_head_has_the_restarts(opened):
 
 def test_all_of_it_by_keys(opened):
     page = opened(large())
-    page.locator("summary").first.focus()  # as Tab does
+    page.locator(".host button").first.focus()  # as Tab does
     for _ in range(4):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -197,10 +198,11 @@ CONTRAST = """selector => {
 }"""
 
 
-def test_without_scripts_the_text_is_there(browser, opened, tmp_path):
+def test_without_scripts_bars_and_events_are_there(browser, opened, tmp_path):
     opened(small())
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"file://{tmp_path}/logs/timeline.html")
-    assert "algo-1 1" in page.locator("noscript pre").text_content()
+    assert page.locator(".rank .bar.training:visible").count() == 2
+    assert page.locator("#list li").first.inner_text().startswith("16:00:09")
     context.close()
