@@ -287,10 +287,10 @@ def _after_failure(state: JobState, deciding: Deciding, now: float) -> JobStep:
     blame = deciding.blame
     failure = blame.failure
     wait = overview.reason_of_wait(state.watch, failure.rank, failure.headline, now)
-    if failure.cause >= Cause.ABORTED and wait:
-        failure = failure._replace(wait=wait)
-    elif failure.cause is Cause.SECONDARY:
-        failure = failure._replace(departed=ends.named(state.ends, blame.failed_at))
+    if failure.cause is Cause.SECONDARY and not wait:
+        wait = ends.named(state.ends, blame.failed_at, f"rank {failure.rank} failed")
+    if failure.cause >= Cause.ABORTED:
+        failure = failure._replace(reason=wait)
     blame = blame._replace(failure=failure)
     if not _restarts(state, blame):
         return _end(state, _result(state, blame), now, blame)
@@ -351,7 +351,7 @@ def host_succeeded(state: JobState, host: str, message: messages.Succeeded, now:
         return state, ()
     state = state._replace(watch=judge.host_succeeded(state.watch, host, message.alone))
     succeeded = phase.succeeded | {host}
-    has_failed = isinstance(phase, Deciding) and phase.blame.failures
+    has_failed = isinstance(phase, Deciding) and phase.blame.failure.may_restart  # a rank
     if len(succeeded) == len(state.job.members) + 1 and not has_failed:
         notes = map(Log, judge.nothing_exchanged(state.watch))
         state, actions = _end(state, SUCCESS, now)

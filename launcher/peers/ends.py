@@ -24,22 +24,20 @@ def received(message: RanksSucceeded, now: float) -> Ends:
     return Ends(message.rank, tuple(now - age for age in message.ages))
 
 
-def named(by_host: Mapping[str, Ends], at: float) -> str:
+def named(by_host: Mapping[str, Ends], at: float, what: str) -> str:
     """Return the first rank that ended before a time, with the number of others; "" if none ended.
 
-    If none had ended yet, return those that ended after it: when a rank departs, its connections
-    break before its process ends.
+    `what` happened then. If none had ended yet, return those that were ending: when a rank departs,
+    its connections break before its process ends.
     """
     first = [(ends.times[0], host, ends.rank) for host, ends in by_host.items() if ends.times]
     if not first:
         return ""
     since, host, rank = min(first)
-    had, ago = "had ", f"{lasted(at - since)} earlier"
-    more = sum(time < at for ends in by_host.values() for time in ends.times) - 1
-    if since >= at:
-        had, ago = "", f"{lasted(since - at)} later"
-        more = sum(len(ends.times) for ends in by_host.values()) - 1
-    who = f"{host}, rank {rank}"
-    if not more:
-        return f"{who} {had}ended with exit code 0, {ago}"
-    return f"{who} and {more} more {had}ended with exit code 0, the first {ago}"
+    had_ended = since < at
+    count = sum(time < at or not had_ended for ends in by_host.values() for time in ends.times)
+    who = f"{host}, rank {rank}" + (f" and {count - 1} more" if count > 1 else "")
+    if had_ended:
+        ago = f"{'the first ' if count > 1 else ''}{lasted(at - since)} before"
+        return f"{who} had ended with exit code 0, {ago} {what}"
+    return f"{who} {'were' if count > 1 else 'was'} ending with exit code 0 when {what}"

@@ -127,8 +127,7 @@ class Failure(NamedTuple):
     rank: int = -1
     broken: str = ""
     # Added by the coordinator.
-    wait: str = ""  # who waited for whom
-    departed: str = ""  # which ranks had already ended with 0
+    reason: str = ""  # who waited for whom, or which rank had ended before: it comes first
     failures: int = 1  # of ranks for reasons of their own, this one included
     no_restart: str = ""  # why the job does not restart, although restarts remain
     restart: str = ""  # the earlier failure, whose restart this one prevents
@@ -138,12 +137,10 @@ class Failure(NamedTuple):
         """The failure file's text, the cause first; nothing changes it later."""
         limit = _OF_RANK if self.rank >= 0 else _OF_OTHERS
         first = shortened(self.what, max(_LEAST, limit - len(self.more)))
-        if (self.more or self.departed) and not first.endswith(".."):
+        if self.more and not first.endswith(".."):
             first = first.removesuffix(".")  # the sentence goes on
-        first = shortened(first + self.more, limit)
-        if self.departed:
-            first += f"; {shortened(self.departed, 400)}"
-        lines = [shortened(self.wait, 500), first] if self.wait else [first]
+        lines = [shortened(self.reason, 500)] if self.reason else []
+        lines.append(shortened(first + self.more, limit))
         if self.no_restart:
             lines.insert(1, f"{NO_RESTART}{shortened(self.no_restart, 350)}")
         if self.details:

@@ -63,7 +63,7 @@ def lines(state: State, now: float) -> list[str]:
     said = [result.cause] if result.cause != state.cause else []
     if details and details[0].startswith(NO_RESTART):
         said.append(f"{details.pop(0)}.")
-    code = [_SINCE_START.sub("", line) for line in details[:1]]
+    code = [_SINCE_START.sub("", line) for line in details if line.startswith("exit code ")][:1]
     return [*said, f"{host}: " + "; ".join([*code, *restarts, took])]
 
 

@@ -40,7 +40,7 @@ from simulation.launcher import Launcher
 from simulation.machine import Process
 from simulation.network import GIVES_UP
 from simulation.plan import AtBreak, Plan, What
-from simulation.truth import is_true
+from simulation.truth import is_true, line_of_failure
 from simulation.watch import Watch
 
 SILENCE = 60.0  # s, until a launcher is lost that says nothing
@@ -136,7 +136,7 @@ def best_failure(watch: Watch) -> Iterator[str]:
         return
     best = min(failure.cause for failure in known)
     expected = next(failure for failure in known if failure.cause is best).headline
-    first = result.text.partition("\n")[0]
+    first = line_of_failure(result)
     says_else = "differ" in result.text or "arrive" in result.text
     if not first.startswith((expected, "ranks have made no progress for")) and not says_else:
         while_restarted = (" was lost: ", "the launcher itself", "of the restart", "a folder")
@@ -179,29 +179,30 @@ def cause_is_true(watch: Watch) -> Iterator[str]:
             yield f"{launcher.machine.name} exits with {result.exit_code} and says: {line}"
 
 
-@promise("the first rank that had ended with exit code 0 before is named behind it")
+@promise("the first rank that had ended with exit code 0 before is named before it")
 def who_left_is_named(watch: Watch) -> Iterator[str]:
     """Or that ended after it, and only one that did, if it says no more than that one broke."""
     if watch.decided is None or "Connection closed by peer" not in watch.decided[1].text:
         return
-    first = watch.decided[1].text.partition("\n")[0]
+    first, *others = watch.decided[1].text.splitlines()
     attempt = max(number for *_, number in watch.started)
     known = [one for one in watch.failures if one.attempt == attempt]
-    told = next((one for one in known if first.startswith(one.failure.headline)), None)
+    told = next((one for one in known if one.failure.headline in (first, *others)), None)
     if told is None:
         return  # what the watch has seen stands in its place
     failed_at = told.time - told.age
     of_it = [rank for rank in watch.ranks if (rank.attempt, rank.exit_code) == (attempt, 0)]
-    word = r"(had )?ended with exit code 0"
+    word = r"(had ended|was ending|were ending) with exit code 0"
     named = re.search(rf", rank (\d+)(?: and (\d+) more)? {word}", first)
+    had_ended = bool(named) and named[3] == "had ended"
     if named:
-        by = failed_at + 0.1 if named[3] else math.inf
+        by = failed_at + 0.1 if had_ended else math.inf
         left = [one.rank for one in of_it if min(one.script_ended, one.ended or math.inf) < by]
         if int(named[1]) not in left or int(named[2] or 0) > len(left) - 1:
             yield f"{named[0]}, but that is true of {left}"
     sees = not (lost(watch) or impostors(watch) or planned(watch, *SLOW, *OF_TORCHRUN))
     gone = [rank for rank in of_it if rank.ended and rank.ended < failed_at - 0.1]
-    if gone and sees and not (named and named[3]):
+    if gone and sees and not had_ended:
         yield f"rank {gone[0].rank} had ended with 0 at {gone[0].ended:.3f} s, and is not named"
 
 

@@ -39,9 +39,14 @@ WORDS = {
 }
 
 
+def line_of_failure(result: Result) -> str:
+    """Return the line of the failure itself; which rank had ended before comes first."""
+    return next(line for line in result.text.splitlines() if " with exit code 0" not in line)
+
+
 def is_true(watch: Watch, result: Result) -> bool:
     """Tell whether the plan broke what a result names."""
-    line = result.text.partition("\n")[0]
+    line = line_of_failure(result)
     rank = re.match(r"(\S+), rank (\d+) ", line)
     if rank and "its keeper was killed" not in line and "below torchrun was killed" not in line:
         return _failed(watch, rank.group(1), int(rank.group(2)), line, result.exit_code)
