@@ -122,8 +122,9 @@ def test_ranks_that_a_stop_ended_unsaved_are_counted(number, ranks, said):
         assert "did not handle" not in "".join(summary.lines(state(result, ranks=ranks), 113.0))
 
 
-def test_a_cause_that_the_log_has_is_not_said_again():
-    failed = state(FAILED)
+@pytest.mark.parametrize("line", ["", "Traceback of a collective that broke for it\n"])
+def test_a_cause_that_the_log_has_is_not_said_again(line):
+    failed = state(FAILED._replace(text=FAILED.text.replace("\nexit", f"\n{line}exit")))
     assert summary.lines(failed, 113.0)[0] == "algo-1, rank 0 failed"
     (last,) = summary.lines(failed._replace(cause="algo-1, rank 0 failed"), 113.0)
     assert last.startswith("algo-1: exit code 1; 13 s in total: ")
