@@ -641,7 +641,8 @@ DEPARTED = {
             (9.5, FIRST, RanksSucceeded(1, 0, (0.1, 0.1))),
             (9.9, SECOND, RanksSucceeded(1, 3, (5.9, 2))),
         ],
-        "algo-2, rank 3 and 4 more had ended with exit code 0, the first 6.0 s before rank 2 failed",
+        "algo-2, rank 3 and 4 more had ended with exit code 0, "
+        "the first 6.0 s before rank 2 failed",
     ),
     # It is known only later, but was before; and after the failure.
     "later": (
