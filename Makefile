@@ -101,9 +101,11 @@ needs-%:
 test: needs-test $(TORCHRUN) $(PYTEST)
 	$(PYTEST) -n 5 --dist loadgroup
 
-# Without the simulator, which `make simulate` runs, too.
+# Without simulated jobs and the model of the watch. Half of the tests' time is waiting, so more
+# processes than cores; each of them needs 3 s to collect.
 test-fast: $(PYTEST)
-	$(PYTEST) -m "not torch and not more and not systems and not containers" --ignore tests/simulation
+	$(PYTEST) -n 4 -m "not torch and not more and not systems and not containers" \
+		--ignore tests/simulation --ignore tests/test_watch_model.py
 
 # Two versions of SageMaker's Python SDK, which cannot share an environment.
 SDK_V2 := .venv-sdk-v2/sagemaker-2.257.7
@@ -150,7 +152,7 @@ test-compat:
 	$(MAKE) test VENV=.venv-newest TORCH="torch>=2.14 torchvision>=0.29"
 
 # Lightning, Hugging Face's, DeepSpeed, hydra and others: the same results as under torchrun, causes,
-# stops and restarts. torch.compile needs a C++ compiler.
+# stops and restarts.
 FRAMEWORKS := .venv-frameworks
 test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/bin/sm-launch $(FRAMEWORKS)/bin/torchrun VENV=$(FRAMEWORKS)

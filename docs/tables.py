@@ -63,13 +63,11 @@ def equality() -> str:
     """Return the tables of what a rank is, one for each part."""
     tests = runpy.run_path(str(HERE.parent / "tests" / "equality.py"))
     starts, lines = tests["STARTS"], []
-    for part in dict.fromkeys(row.part for row in tests["ROWS"]):
+    for part, facts in tests["FACTS"].items():
         lines += [f"**{part.title}**", "", *table("fact", *starts)]
-        for row in tests["ROWS"]:
-            if row.part == part:
-                others = [row.other.get(start) for start in starts]
-                cells = [other.words if other else "equal" for other in others]
-                lines.append(f"| {' | '.join([row.words, *cells])} |")
+        for fact in facts:
+            cells = [fact.words, *(fact.after(start).words for start in starts)]
+            lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines[:-1])
 

@@ -241,11 +241,6 @@ class Host:
     def out(self) -> str:
         return (self.folder / "out").read_text(errors="replace")
 
-    def printed(self) -> str:
-        """Return all that ranks wrote: if it is in files, the launcher's copy may miss its end."""
-        files = sorted((self.folder / "logs").glob("*/*/*.log"))
-        return "".join(file.read_text() for file in files) if files else self.out
-
     @property
     def err(self) -> str:
         return (self.folder / "err").read_text(errors="replace")
