@@ -28,54 +28,6 @@ FLOORS = [
     ("launcher.text",),
     ("launcher",),
 ]
-# What acts, or waits, in the folders where all else is pure.
-ACTS = {
-    "launcher.run.supervisor",
-    "launcher.run.keepers",
-    "launcher.run.torchrun",
-    "launcher.run.stub",
-    "launcher.run.keeper",
-    "launcher.run.lines",
-    "launcher.run.output",
-    "launcher.run.rank",
-    "launcher.run.describe",
-    "launcher.run.shortage",
-    "launcher.run.unseen",
-    "launcher.run.store",
-    "launcher.peers.channel",
-    "launcher.peers.connection",
-    "launcher.peers.listener",
-    "launcher.result.failure",
-    "launcher.watch.in_rank",
-}
-# Pure wherever they are, and never missing.
-PURE = [
-    "launcher.text.words",
-    "launcher.errors",
-    "launcher.run.machine",
-    "launcher.run.state",
-    "launcher.run.ranks",
-    "launcher.peers.coordinator",
-    "launcher.peers.link",
-    "launcher.peers.messages",
-    "launcher.result.causes",
-    "launcher.result.raised",
-]
-ALLOWED_IN_PURE = {
-    "__future__",
-    "collections",
-    "collections.abc",
-    "enum",
-    "functools",
-    "hashlib",
-    "json",
-    "math",
-    "operator",
-    "re",
-    "shlex",  # splits a text; an option needs it
-    "signal",  # for the numbers
-    "typing",
-}
 # Executed by path for each rank, in it, beside them, and in the toolkit's process.
 CHILDREN = [
     "launcher.run.stub",
@@ -89,8 +41,24 @@ CHILDREN = [
     "launcher.run.store",
     "launcher.warm.handover",
     "launcher.warm.warm",
+    "launcher.watch.in_rank",
+    "launcher.container.training",
+    "launcher_tools.doctor_probe",
 ]
-CHILDREN += ["launcher.container.training", "launcher.watch.in_rank", "launcher_tools.doctor_probe"]
+# What else acts, or waits, in the folders where all is pure but children.
+ACTS = {
+    "launcher.run.supervisor",
+    "launcher.run.keepers",
+    "launcher.run.torchrun",
+    "launcher.peers.channel",
+    "launcher.peers.connection",
+    "launcher.peers.listener",
+    "launcher.result.failure",
+}
+PURE_FOLDERS = ("launcher.run.", "launcher.peers.", "launcher.result.", "launcher.watch.")
+# shlex splits a text; signal is for the numbers.
+ALLOWED_IN_PURE = "__future__ collections collections.abc enum functools hashlib json math operator"
+ALLOWED_IN_PURE = {*ALLOWED_IN_PURE.split(), "re", "shlex", "signal", "typing"}
 OURS = {"launcher", "launcher_tools"}
 # What children import that stands beside them.
 BESIDE = {path.stem for folder in ("run", "warm") for path in (PACKAGE / folder).glob("*.py")}
@@ -113,14 +81,8 @@ def modules():
 
 FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted(TOOLS.rglob("*.py"))]
 MODULES = modules()
-PURE += sorted(
-    module
-    for module in MODULES
-    if module.startswith(
-        ("launcher.run.", "launcher.peers.", "launcher.result.", "launcher.watch.")
-    )
-    and module not in {*ACTS, *PURE}
-)
+PURE = ["launcher.text.words", "launcher.errors"]
+PURE += [one for one in MODULES if one.startswith(PURE_FOLDERS) and one not in {*ACTS, *CHILDREN}]
 
 
 def imports(module):

@@ -294,17 +294,6 @@ def test_a_checkpoint_of_other_classes(ranks, channels, tmp_path, ants_and_bees,
     assert {path: path.read_bytes() for path in Path("job").rglob("*.pt")} == before
 
 
-@pytest.mark.systems
-def test_a_stop_with_workers_that_load(start, stopping, channels):
-    """The stop is for the rank's own process: its workers go on until it has saved."""
-    job = (*SMALL, *folders("job"), "--workers", "1", "--bf16", "true")
-    host = start(*TWO_RANKS, stopping(TRAIN_HYMENOPTERA), *job, STOP_AT="7")  # of six in an epoch
-    assert host.wait(200) == 143, host.log()
-    place = "job/checkpoints/checkpoint-000001-000000000008.pt"
-    assert f"stopped by SIGTERM; saved {place}" in host.out, host.log()
-    assert "killed by signal" not in host.err
-
-
 def test_an_error_of_rank_0_is_that_of_all(ranks, channels):
     job = (TRAIN_HYMENOPTERA, *SMALL[2:], "--weights", "none.pt", *folders("job"))
     done = ranks.run(*job, count=2)

@@ -474,6 +474,7 @@ def test_who_is_taken_for_a_launcher(start, pid, uid, trusted):
     assert is_trusted(pids[pid], os.geteuid() if uid == "own" else uid) is trusted
 
 
+@pytest.mark.torch  # doctor imports it
 @pytest.mark.parametrize("tool", ["doctor --launcher-no-such", "stacks --no-such"])
 def test_a_tool_beside_the_job_says_nothing_for_the_container(init, tool):
     """Nor is it a launcher that a stop is left to."""

@@ -242,51 +242,6 @@ def test_a_second_job_appends_and_only_its_own_lines_are_copied(start, script):
     assert log_of(0).read_text() == "of job 1\nof job 2\n"
 
 
-EARLY = """
-import os, sys
-if "RANK" in os.environ:
-    print("before the script", file=sys.stderr)
-"""
-
-
-@pytest.mark.torch
-def test_what_python_says_before_the_script_is_there_too(start, script, tmp_path):
-    (tmp_path / "site").mkdir()
-    path = script("print('script')")
-    script(EARLY, "site/sitecustomize.py")
-    host = host_with(start, path, nproc=1, PYTHONPATH=str(tmp_path / "site"))
-    assert host.wait() == 0, host.log()
-    lines = log_of(0).read_text().splitlines()
-    assert lines[0] == "before the script" and lines[-1] == "script"
-
-
-STOPS = """
-import os, signal, sys, time
-def stop(number, _):
-    print("saving", flush=True)
-    time.sleep(0.3)
-    print("saved", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, stop)
-print("trains", flush=True)
-while True:
-    time.sleep(0.05)
-"""
-
-
-@pytest.mark.torch
-@WAYS
-def test_a_stop_of_the_whole_group_leaves_the_last_lines_before_the_end(start, script, way):
-    host = host_with(start, script(STOPS), way=way, both=True)
-    host.wait_for("trains", 2)
-    os.killpg(host.process.pid, signal.SIGTERM)
-    assert host.wait() == ended_by(signal.SIGTERM)
-    *lines, end = host.out.splitlines()
-    assert lines.count("saved") == 2 and "stopped by SIGTERM" in end, host.log()
-    assert log_of(0).read_text() == log_of(1).read_text() == "trains\nsaving\nsaved\n"
-    assert host.leftovers() == []
-
-
 KILLED = """
 import os, signal
 for number in range(100_000):
@@ -322,22 +277,6 @@ def test_what_torchrun_redirects_stays_its_own(start, script):
     assert host.out == "" and host.err.count("err\n") == 1
     (theirs,) = Path("logs").rglob("stdout.log")
     assert theirs.read_text() == "out\n"
-
-
-ABORTS = """
-import ctypes, sys
-sys.stdout.write("begins\\n")
-ctypes.CDLL(None).free(ctypes.c_void_p(ctypes.addressof(ctypes.create_string_buffer(99)) + 8))
-"""
-
-
-@pytest.mark.torch
-@WAYS
-def test_the_reason_has_what_an_aborted_rank_said_last(start, script, way):
-    host = start("--train-script", script(ABORTS), "--launcher-start", way)
-    assert host.wait() == ended_by(signal.SIGABRT), host.log()
-    assert " was killed by SIGABRT (signal 6) in " in host.failure
-    assert "script.py:4: free(): invalid " in host.failure and "see that rank's" not in host.failure
 
 
 @pytest.mark.torch

@@ -29,21 +29,6 @@ def main():
 import __main__
 main()
 """
-CHILDREN = """
-import multiprocessing, sys
-
-class Thing:  # pickled by reference to __main__
-    def __init__(self, value):
-        self.value = value
-
-def double(thing):
-    return Thing(2 * thing.value)
-
-if __name__ == "__main__":
-    for method in ("fork", "spawn", "forkserver"):
-        with multiprocessing.get_context(method).Pool(2) as pool:
-            print(method, [thing.value for thing in pool.map(double, map(Thing, range(3)))])
-"""
 
 
 # The launcher's variables are not to reach the script.
@@ -121,16 +106,6 @@ def test_what_python_cannot_execute(tmp_path, kind):
     assert says in ours[2] and says in plain[2]
 
 
-def test_a_module_sees_what_it_would_see(script, tmp_path):
-    (tmp_path / "package").mkdir()
-    script("", "package/__init__.py")
-    script(LOOK, "package/tool.py")
-    script(LOOK, "package/__main__.py")
-    for name in ("package.tool", "package"):
-        plain, ours = both(name, "x", target=("module",))
-        assert ours == plain and plain[0] == 0
-
-
 def test_a_module_that_is_not_there():
     plain, ours = both("nowhere", target=("module",))
     assert ours[0] == plain[0] == 1
@@ -175,12 +150,6 @@ def test_a_hook_that_is_not_there(script, text):
     plain, ours = both("script.py")
     assert (ours[0], ours[2].splitlines()[0]) == (plain[0], plain[2].splitlines()[0])
     assert ours[2].endswith("ValueError\n")
-
-
-def test_children_by_fork_spawn_and_forkserver(script):
-    script(CHILDREN)
-    plain, ours = both("script.py")
-    assert ours == plain == (0, "fork [0, 2, 4]\nspawn [0, 2, 4]\nforkserver [0, 2, 4]\n", "")
 
 
 @pytest.mark.parametrize(

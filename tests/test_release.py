@@ -2,7 +2,6 @@
 
 import configparser
 import email
-import itertools
 import re
 import shutil
 import subprocess
@@ -100,13 +99,6 @@ def test_the_tree_makes_the_wheel_that_the_sdist_makes(dist, clone, tmp_path):
     assert contents(wheel(tmp_path)) == contents(wheel(dist))
 
 
-def test_an_index_would_take_both(dist):
-    command = [sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir()]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASSED") == 2
-
-
 def test_the_changelog_keeps_its_form():
     text = (REPO / "CHANGELOG.md").read_text()
     heads = re.findall(r"^## (.*)$", text, re.MULTILINE)
@@ -124,31 +116,19 @@ def test_the_changelog_keeps_its_form():
         assert kinds == [kind for kind in KINDS if kind in kinds], "each once, in this order"
 
 
-def steps():
-    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
-    for job in workflow["jobs"].values():
-        matrix = job.get("strategy", {}).get("matrix", {"": [""]})
-        for values in itertools.product(*matrix.values()):
-            for step in job["steps"]:
-                command = step.get("run", "")
-                for name, value in zip(matrix, values):
-                    command = command.replace(f"${{{{ matrix.{name} }}}}", value)
-                yield step, command
-
-
 def test_the_workflow_runs_all_parts_of_ci_and_nothing_else():
     run = (REPO / ".ci" / "run").read_text()
     (default,) = re.findall(r"set -- (.*)$", run, re.MULTILINE)
-    commands = {command for _, command in steps() if command}
-    assert {command.removeprefix(".ci/run ") for command in commands} == {
-        *default.split(),
-        "test-fast",
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
+    commands = {
+        step["run"].replace("${{ matrix.part }}", part)
+        for job in workflow["jobs"].values()
+        for part in job.get("strategy", {}).get("matrix", {}).get("part", [""])
+        for step in job["steps"]
+        if "run" in step
     }
-
-
-def test_the_workflow_uses_githubs_own_actions_by_major_version():
-    for step, _ in steps():
-        assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/none@v0")), step
+    parts = {command.removeprefix(".ci/run ") for command in commands}
+    assert parts == {*default.split(), "test-fast"}
 
 
 # What a machine has before anything is installed on it, as far as make and its scripts need it.
@@ -216,18 +196,3 @@ def test_what_is_there_is_not_asked_for(bare):
     text = "make matrix needs cc: apt-get install gcc libc6-dev (.ci/run installs it, too).\n"
     assert (done.returncode, done.stderr) == (1, text)
     assert needs(bare, "--packages", "matrix").stdout == "gcc libc6-dev\n"
-
-
-def test_the_pages_need_what_makes_a_site_and_nothing_else(bare, clone):
-    command = ["make", "--dry-run", "docs", "VENV=none", "PYTHON=none"]
-    environ = {"PATH": str(bare)}
-    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, env=environ)
-    assert re.findall(r"pip install .*", done.stdout) == [
-        "pip install --quiet --requirement docs/requirements.txt"
-    ]
-    # -S: of this environment's packages there is none.
-    tables = [sys.executable, "-S", "docs/tables.py"]
-    done = subprocess.run(
-        tables, cwd=clone, env={"PYTHONPATH": "."}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr

@@ -198,6 +198,7 @@ def test_a_launcher_beside_a_setup_py(train, script, pretend_torch):
     assert "in place of pip" in host.out and " --rdzv-endpoint=127.0.0.1:" in host.out
 
 
+@pytest.mark.torch  # doctor imports it
 def test_doctor_as_the_entry_point(train, script, tmp_path):
     """docs/debugging.md: a shell script beside the one file, and nothing else of the estimator."""
     one_file = script("", "launcher.py")

@@ -1,11 +1,9 @@
 """The documents' ways to train with several processes of one model: examples/systems."""
 
-import json
 import re
 
 import pytest
-from conftest import LAUNCHER, SYSTEMS
-from network import Network, in_namespaces
+from conftest import SYSTEMS
 
 pytestmark = pytest.mark.torch
 
@@ -94,23 +92,3 @@ def test_a_server_and_trainers(ranks):
         [1],
         "parameter_server.py: there is no trainer; expected 2 processes at least\n",
     )
-
-
-@in_namespaces
-def test_a_server_and_trainers_on_a_network_of_ipv6_alone(start):
-    names = ("algo-1", "algo-2")
-    with Network(names, "IPv6 alone") as network:
-        hosts = [
-            start(
-                *("--train-script", SYSTEMS / "parameter_server.py"),
-                host=name,
-                command=[*network.on(name), *LAUNCHER],
-                SM_CURRENT_HOST=name,
-                SM_HOSTS=json.dumps(names),
-                SM_NUM_GPUS="0",
-            )
-            for name in names
-        ]
-        for host in hosts:
-            assert host.wait() == 0, "".join(host.log() for host in hosts)
-            assert host.leftovers() == []

@@ -121,21 +121,6 @@ def container(tmp_path):
     return run
 
 
-def test_a_command_without_arguments_gets_what_an_entry_script_gets(container):
-    theirs, _ = container(entry_script="show.py")
-    assert theirs[:2] == ["--train-script", "show.py"] and "null" in theirs
-    ours, log = container(command="python3 launcher.py")
-    assert ours == theirs[2:]
-    assert "using the hyperparameters (SM_HPS)." in log
-    assert "not among the arguments" not in log
-
-
-def test_a_command_with_arguments_says_which_ones_are_lost(container):
-    ours, log = container(command="python3 launcher.py", args=["--train-script", "show.py", "-z"])
-    assert ours == ["-z"]
-    assert "not among the arguments: lr, flag, no, d, text, number, e.\n" in log
-
-
 # docs/guide.md: how v3 starts run.sh.
 GUIDE = (REPO / "docs" / "guide.md").read_text(encoding="utf-8")
 RUN_SH = re.search(r"^\| `run\.sh` \|.*?\| `(.*?)`, or `(.*?)` \|", GUIDE, re.MULTILINE).groups()

@@ -174,22 +174,3 @@ def test_a_stop_before_torchrun_runs(start, script, stand_in):
     host.signal(signal.SIGTERM)
     assert host.wait() == ended_by(signal.SIGTERM), host.log()
     assert host.failure is None and host.leftovers() == []
-
-
-def test_neuron_parallel_compile_is_not_installed(start, script):
-    host = start("--train-script", script(""), RUN_NEURON_PARALLEL_COMPILE="1", SM_NUM_NEURONS="2")
-    assert host.wait() == 127
-    assert host.err == (
-        "launcher: RUN_NEURON_PARALLEL_COMPILE is 1, but neuron_parallel_compile is not in PATH; "
-        "install torch-neuronx, which provides it, or unset RUN_NEURON_PARALLEL_COMPILE.\n"
-    )
-
-
-def test_more_processes_than_neuron_cores(start, script):
-    arguments = ("--train-script", script(""), "--launcher-nproc-per-node", "33")
-    host = start(*arguments, SM_NUM_NEURONS="32", SM_NUM_GPUS="0")
-    assert host.wait() == 2
-    assert host.err == (
-        "launcher: --launcher-nproc-per-node is 33, but localhost has 32 Neuron cores "
-        "(SM_NUM_NEURONS, else neuron-ls -j); expected at most 32, one core per process.\n"
-    )

@@ -1,11 +1,8 @@
 """train_transformer.py: every way to share the work computes what one process does."""
 
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -256,43 +253,3 @@ def test_an_older_torch_gets_one_line(job, script):
     done = job(count=2, code=2, script=script(OLD))
     says = f"needs torch 2.6 or later; this is torch {torch.__version__}"
     assert done.err == f"train_transformer.py: {says}\n"
-
-
-RENDERED = """
-import json, os
-from sagemaker_training import environment
-e = environment.Environment()
-print(json.dumps([e.to_cmd_args(), e.to_env_vars()]))
-"""
-PRINTS = """
-import json, os, sys
-print(json.dumps([sys.argv[1:], os.environ["SM_HP_MP_PARAMETERS"]]))
-"""
-
-
-def test_smp_parameters_reach_the_script_untouched(start, script, tmp_path):
-    smp = {"partitions": 2, "microbatches": 4, "ddp": True, "pipeline": "interleaved"}
-    files = {
-        "hyperparameters": {
-            "mp_parameters": json.dumps(smp),
-            "epochs": "3",
-            "train-script": json.dumps(str(script(PRINTS))),
-        },
-        "resourceconfig": {"current_host": "localhost", "hosts": ["localhost"]},
-        "inputdataconfig": {},
-    }
-    config = tmp_path / "ml" / "input" / "config"
-    config.mkdir(parents=True)
-    for name, value in files.items():
-        (config / f"{name}.json").write_text(json.dumps(value))
-    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml"), "AWS_DEFAULT_REGION": "us-east-1"}
-    argv = [sys.executable, "-c", RENDERED]
-    real = subprocess.run(argv, env={**os.environ, **environ}, capture_output=True, check=True)
-    args, variables = json.loads(real.stdout.splitlines()[-1])
-    mine = ["--epochs", "3", "--mp_parameters", "ddp=True,microbatches=4,"]
-    mine[-1] += "partitions=2,pipeline=interleaved"
-    assert args == [*mine, "--train-script", str(tmp_path / "script.py")]
-    host = start(*args, **variables)
-    assert host.wait() == 0, host.log()
-    assert json.loads(host.out) == [mine, variables["SM_HP_MP_PARAMETERS"]]
-    assert json.loads(variables["SM_HP_MP_PARAMETERS"]) == smp
