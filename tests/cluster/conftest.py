@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import sys
-import sysconfig
 from collections.abc import Iterator
-from importlib import metadata
 
 import docker
 import pytest
@@ -46,34 +43,6 @@ def job(client, image, tmp_path) -> Iterator[Job]:
     job = Job(client, image, tmp_path / "hosts")
     yield job
     job.remove()
-
-
-@pytest.fixture
-def job_with_torchvision(job, client) -> Job:
-    """A job of two hosts with all that train_hymenoptera.py needs."""
-    job.add("algo-1", "algo-2")
-    add_torchvision(job, client)
-    return job
-
-
-def add_torchvision(job: Job, client: docker.DockerClient) -> None:
-    """Lend the hosts this environment's packages.
-
-    Where its Python is another than theirs, an image has its own: for that, pip needs minutes and
-    several GB.
-    """
-    if f"{sys.version_info[0]}.{sys.version_info[1]}" == engine.DEBIAN_PYTHON:
-        packages = sysconfig.get_paths()["purelib"]
-        for host in job.values():
-            host.volumes[packages] = {"bind": "/opt/packages", "mode": "ro"}
-            host.environment["PYTHONPATH"] = "/opt/packages"
-        return
-    pair = [f"{name}==={metadata.version(name)}" for name in ("torch", "torchvision")]
-    packages = " ".join([*pair, "matplotlib", "pillow"])
-    recipe = f"FROM {job.image}\nRUN pip install --no-cache-dir {packages}\n"
-    job.image += "-torchvision"
-    fileobj = io.BytesIO(recipe.encode())
-    client.images.build(fileobj=fileobj, tag=job.image, network_mode="host", rm=True)
 
 
 # What stands between PID 1 and `train` in AWS's PyTorch images; theirs also fakes the host's name.

@@ -99,6 +99,17 @@ class Fault:
             host.write("input/now", "")
         self.happens()
 
+    def runs(self, plan: Mapping[int, str] | None = None, **job: object) -> None:
+        """Prepare a job and start it; the seconds count from now on."""
+        self.prepare(plan, **job)
+        self.start()
+        self.happens()
+
+    def strikes(self, plan: Mapping[int, str], **job: object) -> None:
+        """Prepare a job, start it, and have its ranks do their part."""
+        self.runs(plan, **job)
+        self.strike()
+
     def happens(self) -> None:
         """From now on the seconds count."""
         self._at = time.time()

@@ -61,7 +61,6 @@ class Host:
         if WITH_LOG_DIR:
             self.environment["LAUNCHER_LOG_DIR"] = "/opt/ml/logs"
         self.hyperparameters: dict[str, object] = {}
-        self.volumes: dict[str, dict[str, str]] = {}  # besides /opt/ml
         self.channels: dict[str, Path] = {}  # folders that the job's data are copied from
         self.resource_config: dict[str, object] = {}
         self.options: dict[str, object] = {}  # of docker run
@@ -107,7 +106,6 @@ class Host:
             volumes={
                 str(self.opt_ml): {"bind": "/opt/ml", "mode": "rw"},
                 str(self._tmp): {"bind": "/tmp", "mode": "rw"},
-                **self.volumes,
             },
             network=self._network.name,
             networking_config={self._network.name: endpoint},
@@ -237,7 +235,7 @@ class Job(Mapping):
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def add(self, *names: str, groups: Mapping[str, list[str]] | None = None) -> None:
+    def add(self, *names: str) -> None:
         """Add hosts, in the order in which resourceconfig lists them."""
         for name in names:
             host = Host(name, self.folder / name, self._client, self._network)
@@ -247,17 +245,6 @@ class Job(Mapping):
                 "network_interface_name": "eth0",
                 "current_instance_type": "ml.c5.xlarge",
             }
-            if groups:
-                group = next(group for group in groups if name in groups[group])
-                host.resource_config["current_group_name"] = group
-                host.resource_config["instance_groups"] = [
-                    {
-                        "instance_group_name": group,
-                        "instance_type": "ml.c5.xlarge",
-                        "hosts": hosts,
-                    }
-                    for group, hosts in groups.items()
-                ]
             self._hosts[name] = host
 
     def will_run(self, script: str | Path, how: str, **hyperparameters: object) -> None:

@@ -40,34 +40,6 @@ def test_two_hosts_see_each_other(job):
     assert level == "warning" and "algo-1" in text
 
 
-SCRIPT = "/tmp/start_with_right_hostname.sh"
-AWS = f"""echo 'sm-launch "$@"; exit $?' > {SCRIPT}; exec bash {SCRIPT} "$@" """
-PIDS = {
-    "init": (
-        ["sm-launch", "init", "sm-launch"],
-        "ok",
-        "PID 1 is the launcher, or its `init`: every rank gets a stop",
-    ),
-    "aws": (
-        ["bash", "-c", AWS, "bash"],
-        "warning",
-        "a stop reaches ranks only if that forwards SIGTERM",
-    ),
-}
-
-
-@pytest.mark.parametrize(("entry_point", "level", "text"), PIDS.values(), ids=PIDS)
-def test_whether_a_stop_would_reach_a_job(job, entry_point, level, text):
-    job.add("algo-1")
-    host = job["algo-1"]
-    host.options["entrypoint"] = entry_point
-    host.command = ["doctor", "--json"]
-    job.start()
-    assert host.wait() == 0, host.log()
-    ((seen, said),) = findings(host.log(stderr=False))["stop"]
-    assert seen == level and text in said
-
-
 def test_a_container_with_nothing_to_spare(job):
     """A user without a name, a read-only system, Docker's small /dev/shm."""
     job.add("algo-1")
@@ -85,14 +57,3 @@ def test_a_container_with_nothing_to_spare(job):
     assert host.failure.startswith(
         "launcher: doctor: a job would fail\ndisk: / (--launcher-log-dir): "
     )
-
-
-def test_a_job_that_would_fail_says_so_to_sagemaker(job):
-    job.add("algo-1")
-    host = job["algo-1"]
-    host.hyperparameters["train-script"] = "missing.py"
-    host.command = ["sm-launch", "doctor"]
-    job.start()
-    assert host.wait() == 2, host.log()
-    assert "job: --train-script missing.py: there is" in host.failure
-    assert "A job would fail: 1 problem" in host.log()

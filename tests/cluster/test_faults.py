@@ -101,18 +101,14 @@ def fault(job, matrix_of, matrix, request):
     ids=["last raises", "first raises", "both raise", "exit", "SIGSEGV", "SIGKILL"],
 )
 def test_a_rank_fails_in_training(fault, plan, code, says):
-    fault.prepare(plan, training=True)
-    fault.start()
-    fault.strike()
+    fault.strikes(plan, training=True)
     fault.ends(code, says, 3)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_raises_while_the_others_are_in_no_collective(fault, rank):
-    fault.prepare({rank: RAISE})
-    fault.start()
-    fault.strike()
+    fault.strikes({rank: RAISE})
     fault.ends(1, (FIRST, LAST)[rank] + "failed with ValueError: loss is nan\n", 3)
 
 
@@ -153,18 +149,14 @@ def test_a_loaders_worker_hits_the_memory_limit(fault):
 
 @pytest.mark.more
 def test_a_rank_ends_while_the_other_trains(fault):
-    fault.prepare({1: "sys.exit(0)"}, training=True)
-    fault.start()
-    fault.strike()
+    fault.strikes({1: "sys.exit(0)"}, training=True)
     left = r"algo-2, rank 1 had ended with exit code 0, [\d.]+ s before rank 0 failed\n"
     fault.ends(1, re.compile(left + re.escape(FIRST) + "failed with RuntimeError: "), 3 + 3)
 
 
 @pytest.mark.more
 def test_a_rank_fails_and_another_hosts_ignores_SIGTERM(fault):
-    fault.prepare({0: IGNORE, 1: "time.sleep(1)\n" + RAISE}, launcher_failure_grace=4)
-    fault.start()
-    fault.strike()
+    fault.strikes({0: IGNORE, 1: "time.sleep(1)\n" + RAISE}, launcher_failure_grace=4)
     fault.ends(1, LAST + "failed with ValueError: loss is nan\n", 1 + 4 + 3)
 
 
@@ -175,17 +167,13 @@ def test_a_rank_fails_and_another_hosts_ignores_SIGTERM(fault):
 def test_a_rank_fails_and_its_sibling(fault, sibling, within):
     plan = {2: "time.sleep(1)\n" + RAISE, 3: sibling}
     grace = 10 if sibling == SAVE else 4
-    fault.prepare(plan, ranks=2, launcher_failure_grace=grace)
-    fault.start()
-    fault.strike()
+    fault.strikes(plan, ranks=2, launcher_failure_grace=grace)
     fault.ends(1, "algo-2, rank 2 (local rank 0) failed with ValueError", within + 1)
 
 
 @pytest.mark.more
 def test_a_rank_raises_and_cleans_up_while_the_other_sees_its_connection_break(fault):
-    fault.prepare({0: CLEAN_UP, 1: SEE_IT_BREAK}, training=True)
-    fault.start()
-    fault.strike()
+    fault.strikes({0: CLEAN_UP, 1: SEE_IT_BREAK}, training=True)
     fault.ends(1, FIRST + "failed with ValueError: loss is nan\n", 1 + 3)
 
 
@@ -194,18 +182,14 @@ def test_a_hydra_app_raises(fault, client):
     recipe = io.BytesIO(f"FROM {fault.job.image}\nRUN pip install hydra-core\n".encode())
     fault.job.image = "sm-launch-test-hydra"
     client.images.build(fileobj=recipe, tag=fault.job.image, network_mode="host", rm=True)
-    fault.prepare({0: HYDRA})
-    fault.start()
-    fault.strike()
+    fault.strikes({0: HYDRA})
     fault.ends(1, FIRST + "failed with ValueError: loss is nan\n", 3)
 
 
 @pytest.mark.more
 @ours_alone
 def test_a_rank_of_16_hosts_raises(fault):
-    fault.prepare({7: RAISE}, hosts=16)
-    fault.start()
-    fault.strike()
+    fault.strikes({7: RAISE}, hosts=16)
     name = sorted(fault.job)[7]
     fault.ends(1, f"{name}, rank 7 (local rank 0) failed with ValueError: loss is nan\n", 6)
 
@@ -215,9 +199,7 @@ def test_a_rank_of_16_hosts_raises(fault):
 def test_a_rank_fails_once_and_is_restarted(fault):
     once = "again = os.path.exists('/opt/ml/input/again')\nopen('/opt/ml/input/again', 'w')\n"
     plan = {0: once + "again or time.sleep(600)", 1: once + "sys.exit(0 if again else 3)"}
-    fault.prepare(plan, launcher_max_restarts=2)
-    fault.start()
-    fault.strike()
+    fault.strikes(plan, launcher_max_restarts=2)
     fault.ends(0, None, 30)
     assert fault.job.logs().count("attempt 1 of 3 failed after ") == 2  # once on each host
 
@@ -225,9 +207,7 @@ def test_a_rank_fails_once_and_is_restarted(fault):
 @pytest.mark.more
 @ours_alone
 def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarted(fault):
-    fault.prepare({0: ONCE_EACH, 1: ONCE_EACH}, launcher_max_restarts=2)
-    fault.start()
-    fault.strike()
+    fault.strikes({0: ONCE_EACH, 1: ONCE_EACH}, launcher_max_restarts=2)
     fault.ends(0, None, 40)
     assert fault.job.logs().count("restarting all ranks") == 4  # twice on each host
 
@@ -238,9 +218,7 @@ def test_each_host_fails_once_and_its_ranks_exit_with_143_when_they_are_restarte
 @ours_alone
 @algo_1_too
 def test_torchrun_is_killed(fault, host):
-    fault.prepare(training=True)
-    fault.start()
-    fault.happens()
+    fault.runs(training=True)
     fault.job[host].signal_torchrun(9)
     fault.ends(69, f"{host}: torchrun was killed by SIGKILL (signal 9)\n", 5)
 
@@ -259,9 +237,7 @@ def test_torchrun_hangs_while_a_rank_of_the_other_host_raises(fault, host):
 @ours_alone
 @algo_2_too
 def test_the_launcher_is_killed(fault, host):
-    fault.prepare(how=TRAIN)
-    fault.start()
-    fault.happens()
+    fault.runs(how=TRAIN)
     fault.job[host].send(9, to="--train-script")
     said = f"{host} was lost: its launcher died\n"
     fault.ends(69, said, 3, lost=(host,))
@@ -272,9 +248,7 @@ def test_the_launcher_is_killed(fault, host):
 @ours_alone
 @algo_1_or_2
 def test_the_launcher_is_stopped(fault, host):
-    fault.prepare(how=TRAIN)
-    fault.start()
-    fault.happens()
+    fault.runs(how=TRAIN)
     fault.job[host].send(19, to="--train-script")
     says = f"{host} was lost: its launcher has not answered for 60 s\n"
     fault.ends(69, says, 60 + 5, lost=(host,))
@@ -298,9 +272,7 @@ def test_the_folder_for_temporary_files_is_gone_at_a_restart(fault):
 
 @algo_1_too
 def test_the_container_of_one_host_of_three_is_killed(fault, host):
-    fault.prepare(training=True, hosts=3)
-    fault.start()
-    fault.happens()
+    fault.runs(training=True, hosts=3)
     fault.job[host].kill()
     fault.ends(69, f"{host} was lost: its launcher died\n", 3, lost=(host,))
 
@@ -309,9 +281,7 @@ def test_the_container_of_one_host_of_three_is_killed(fault, host):
 # What is sent after the cut must not lengthen the wait.
 @pytest.mark.parametrize("watch", [15, more(8)], ids=["", "with a report each 8 s"])
 def test_the_network_is_cut(fault, host, watch):
-    fault.prepare(training=True, launcher_watch=watch)
-    fault.start()
-    fault.happens()
+    fault.runs(training=True, launcher_watch=watch)
     fault.job[host].cut_off()
     left = "algo-2" if host == "algo-1" else "algo-1"
     fault.ends(69, f"{host} was lost: it stopped answering", 20, lost=(host,))
@@ -350,9 +320,7 @@ OTHER += r"\(1 Float\) of the default group: all ranks must make the same call\.
 def test_two_ranks_wait_for_one_that(fault, load, says, within):
     plan = {2: f"def load():\n    {load}\nload()"}
     hang = {"launcher_watch": 1, "launcher_hang_notify": 5, "launcher_hang_timeout": 10}
-    fault.prepare(plan, training=True, hosts=3, launcher_failure_grace=4, **hang)
-    fault.start()
-    fault.strike()
+    fault.strikes(plan, training=True, hosts=3, launcher_failure_grace=4, **hang)
     fault.ends(75, re.compile(says), within)
 
 
@@ -367,9 +335,7 @@ threading.Thread(target=upload, name="uploader").start()
 @pytest.mark.more
 def test_a_rank_is_through_and_does_not_end(fault):
     hang = {"launcher_watch": 1, "launcher_hang_notify": 5, "launcher_hang_timeout": 10}
-    fault.prepare({0: "pass", 1: UPLOADS}, launcher_failure_grace=4, **hang)
-    fault.start()
-    fault.strike()
+    fault.strikes({0: "pass", 1: UPLOADS}, launcher_failure_grace=4, **hang)
     on = "rank 1's script has ended, but its process is still running: "
     fault.ends(75, on + 'thread "uploader", in upload, <string>:4', 19 + 4)
 
@@ -378,9 +344,7 @@ def test_a_rank_is_through_and_does_not_end(fault):
 def test_a_stop_while_a_rank_saves_and_the_others_wait(fault):
     save = "time.sleep(15); sys.stdout.write('does it\\n'); time.sleep(600)"
     plan = {0: f"def save():\n    {save}\nsave()"}
-    fault.prepare(plan, training=True, hosts=3, launcher_watch=1, launcher_hang_notify=5)
-    fault.start()
-    fault.strike()
+    fault.strikes(plan, training=True, hosts=3, launcher_watch=1, launcher_hang_notify=5)
     # A peer's rank 0 may be on any host.
     poll(lambda: "does it\n" in fault.job.logs(), every=0.2)
     fault.happens()
@@ -522,9 +486,7 @@ def test_the_peer_port_is_taken(fault):
 
 def run_until_ready(fault, first, second):
     """Have both ranks do their part, as far as `does it`; from then on the seconds count."""
-    fault.prepare({0: first, 1: second})
-    fault.start()
-    fault.strike()
+    fault.strikes({0: first, 1: second})
     for host in fault.job.values():
         host.wait_for("does it\n")
     fault.happens()
@@ -638,9 +600,7 @@ def test_a_stop_while_nvidia_smi_hangs(fault):
 
 @pytest.mark.more
 def test_one_host_is_through_8_s_before_the_other(fault):
-    fault.prepare({0: "pass", 1: "time.sleep(8)"})
-    fault.start()
-    fault.strike()
+    fault.strikes({0: "pass", 1: "time.sleep(8)"})
     fault.ends(0, None, 8 + 3, together=2)
 
 

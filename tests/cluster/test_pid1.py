@@ -14,15 +14,6 @@ def host(job):
     return job["algo-1"]
 
 
-@pytest.mark.parametrize("how", [TRAIN, more(ALONE)])
-def test_the_containers_end_is_that_of_the_job(job, host, how):
-    job.will_run("raise ValueError('loss is nan')", how)
-    job.start()
-    assert host.wait() == 1, host.log()
-    says = "algo-1, rank 0 (local rank 0) failed with ValueError: loss is nan"
-    assert host.failure.splitlines()[0] == says
-
-
 @pytest.mark.parametrize(
     ("whose", "how", "code"),
     [("aws_image", AWS, 1), more("own_aws_image", AWS, 3), ("aws_image", CHANNEL, 3)],
@@ -50,18 +41,6 @@ def test_a_stop_of_one_host_of_awss(job, own_aws_image):
     assert job.wait() == {"algo-1": 143, "algo-2": 143}, job.logs()
     assert "ExitCode 143" in job["algo-1"].log()
     assert [host.failure for host in job.values()] == [None, None]
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("how", [TRAIN, ALONE])
-def test_a_users_own_launcher_is_not_taken_for_ours(job, host, how):
-    job.will_run("import launcher; print('the script found', launcher.WHOSE)", how)
-    folder = "source" if how == TRAIN else "code"
-    host.write(f"{folder}/launcher.py", "WHOSE = 'its own'\n")
-    host.environment["PYTHONPATH"] = "/opt/ml/code"
-    job.start()
-    assert host.wait() == 0, host.log()
-    assert "the script found its own" in host.log()
 
 
 LEAVE_PROCESSES = """
@@ -116,47 +95,3 @@ def test_an_estimators_entry_point_is_the_script(job, host):
     assert host.wait() == 0, host.log()
     assert "arguments ['--epochs', '3']" in host.log()
     assert "algo-1 has node_rank 0 (nnodes=1) in job test-job" in host.log()
-
-
-def test_an_entry_point_that_is_a_shell_script_may_start_the_launcher(job, host):
-    job.will_run("import os; os._exit(5)", TRAIN)
-    del host.hyperparameters["train-script"]
-    host.hyperparameters["sagemaker_program"] = "train.sh"
-    host.write("source/train.sh", "sm-launch --train-script script.py || exit 1\n")
-    job.start()
-    assert host.wait() == 5, host.log()
-
-
-def test_a_source_folder_with_a_setup_py(job, host):
-    job.will_run("import my_package; print('it is', my_package.NAME)", TRAIN)
-    setup = "from setuptools import setup\nsetup(name='my', py_modules=['my_package'])\n"
-    host.write("source/setup.py", setup)
-    host.write("source/my_package.py", "NAME = 'installed'\n")
-    host.environment["PIP_NO_BUILD_ISOLATION"] = "0"
-    job.start()
-    assert host.wait() == 0, host.log()
-    assert "it is installed" in host.log()
-
-
-def test_a_config_of_no_use_is_told_in_one_line(job, host):
-    job.will_run("raise SystemExit('this must not be started')", TRAIN)
-    host.write_config()
-    (host.opt_ml / "input" / "config" / "resourceconfig.json").unlink()
-    host.start(job.image)
-    assert host.wait() == 2, host.log()
-    assert host.log().startswith("launcher: ") and len(host.log().splitlines()) == 1
-    message = "cannot read /opt/ml/input/config/resourceconfig.json"
-    assert message in host.log() and message in host.failure
-
-
-@pytest.mark.parametrize("how", [TRAIN, more(ALONE)])
-def test_a_script_that_is_nowhere_names_the_places(job, host, how):
-    job.will_run("", how)
-    script = {"train-script": "nowhere.py"}
-    host.hyperparameters.update(script if how == TRAIN else {})
-    host.command = host.command if how == TRAIN else ["--train-script", "nowhere.py"]
-    job.start()
-    assert host.wait() == 2, host.log()
-    places = ("/opt/ml/code/nowhere.py", "/opt/train_scripts/nowhere.py")
-    assert "--train-script nowhere.py: there is neither" in host.failure
-    assert all(place in host.failure for place in places)

@@ -4,9 +4,8 @@ The toolkit's real runners start the scripts, without our launcher.
 """
 
 import pytest
-from conftest import SYSTEMS, TRAIN_DDP, TRAIN_HYMENOPTERA, more
+from conftest import SYSTEMS, TRAIN_DDP, more
 
-from cluster.conftest import add_torchvision
 from cluster.hosts import CONTAINERS
 
 # Each mpirun runner of the toolkit sleeps for half a minute on the first host, and again on others.
@@ -86,20 +85,3 @@ def test_train_ddp(job, mpi_image, name):
     assert log.count("epoch=1 loss=") == 1
     assert (job["algo-1"].opt_ml / "model" / "model.pt").exists()
     assert not (job["algo-2"].opt_ml / "model" / "model.pt").exists()
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("name", ["torch_distributed", "pytorchddp"])
-def test_train_hymenoptera(job, mpi_image, client, ants_and_bees, name):
-    job.image = mpi_image
-    job.add("algo-1", "algo-2")
-    add_torchvision(job, client)
-    small = {"weights": "none", "image-size": 64, "batch-size": 4, "epochs": 1}
-    will_train(job, TRAIN_HYMENOPTERA, name, **small)
-    for host in job.values():
-        host.channels = {part: ants_and_bees / part for part in ("train", "val")}
-    job.start()
-    assert job.wait(700) == {"algo-1": 0, "algo-2": 0}, job.logs()
-    assert job["algo-1"].log().count("epoch=0 train_loss=") == 1
-    assert (job["algo-1"].opt_ml / "model" / "model.pt2").exists()
-    assert not (job["algo-2"].opt_ml / "model" / "model.pt2").exists()

@@ -68,30 +68,6 @@ def test_every_rank_hears_a_stop_once_and_saves(job, how, seconds, request):
         assert all(text.endswith("parameters\nend\n") for text in whole)
 
 
-IMPORT_TORCH = """
-import sys, time
-class Tell:
-    def find_spec(self, name, *_):
-        if name == "torch.nn":
-            print("amid the import", flush=True)
-            time.sleep(600)
-sys.meta_path.insert(0, Tell())
-import torch
-print("it is imported", flush=True)
-"""
-
-
-@pytest.mark.parametrize("how", [TRAIN, more(ALONE)])
-def test_a_stop_while_the_script_imports_torch(job, how):
-    job.add("algo-1")
-    job.will_run(IMPORT_TORCH, how, launcher_start="cold")
-    job.start()
-    job["algo-1"].wait_for("amid the import")
-    job.stop()
-    assert_ended_within(job["algo-1"], 5)
-    assert "it is imported" not in job.logs()
-
-
 @pytest.mark.parametrize("how", [TRAIN, more(CHANNEL)])
 def test_a_stop_while_the_toolkit_installs_requirements(job, how, request):
     if how == CHANNEL:
