@@ -19,7 +19,7 @@ from launcher.text.words import join_and_count, plural, printable, short, signal
 from launcher_tools import local_options, local_setup, timeline
 from launcher_tools.local_hosts import Host, Loop
 from launcher_tools.local_options import Choices
-from launcher_tools.local_output import Output, Printer
+from launcher_tools.local_output import Output
 from launcher_tools.local_setup import Share
 
 _LOOPBACK = "lo"
@@ -74,18 +74,20 @@ def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Resul
     words = [*chosen.launcher_words, *(chosen.script_args if refused else ())]
     if chosen.doctor:
         words.insert(0, "doctor")
-    with Printer(output, signals) as printer:
-        for line in [
-            *_beginning(chosen, shares, run_dir),
-            *_what_is_passed(chosen.script_args, passed, refused),
-        ]:
-            printer.say(line)
-        loop = Loop(hosts, chosen.events, words, signals, printer)
+    for line in [
+        *_beginning(chosen, shares, run_dir),
+        *_what_is_passed(chosen.script_args, passed, refused),
+    ]:
+        output.say(line)
+    loop, end = Loop(hosts, chosen.events, words, signals, output), ""
+    try:
         seconds = loop.run()
         if chosen.doctor:
-            printer.show(_end_of_doctors(hosts))
+            end = _end_of_doctors(hosts)
         else:
-            printer.show(_end(run_dir, chosen.log_dir, hosts, seconds, loop.was_stopped))
+            end = _end(run_dir, chosen.log_dir, hosts, seconds, loop.was_stopped)
+    finally:
+        output.end(end, signals)
     return result_of(hosts)
 
 

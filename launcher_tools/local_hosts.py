@@ -5,7 +5,6 @@ The loop acts when events are due, handles stops, and never waits for a reader o
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import select
@@ -13,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Callable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Callable
 
 from launcher import PACKAGE
 from launcher.errors import STOPS, CannotExecuteError
@@ -23,12 +22,11 @@ from launcher.host.processes import reap, send, tie_to_this_process, tree
 from launcher.host.signals import Signals, left_alone
 from launcher.text.words import signal_name
 from launcher_tools.local_options import KILL, START, Event
-from launcher_tools.local_output import STDERR, STDOUT, Printer
+from launcher_tools.local_output import POLL_SECONDS, STDERR, STDOUT, Output
 
 if TYPE_CHECKING:
     import psutil
 
-_TO_WRITE = 2  # seconds
 _TO_DIE = 10  # seconds for a process to die of SIGKILL
 _LAUNCHER = os.path.join(PACKAGE, "__main__.py")
 
@@ -36,42 +34,39 @@ _LAUNCHER = os.path.join(PACKAGE, "__main__.py")
 class Host:
     """Attributes: `number`, N of algo-N; `process`, its launcher, None until it starts.
 
-    `logs` are the paths of its logs of stdout and stderr. `drains` write them, until the last of
-    its processes has ended.
+    `logs` are the paths of its logs of stdout and stderr: no writer waits for a reader of our
+    output, or needs us to live. Ranks have pipes to their keepers there, as on SageMaker.
     """
 
     def __init__(
         self, number: int, cpus: frozenset[int], base_dir: str, environment: Mapping[str, str]
     ) -> None:
         self.number = number
+        self.name = f"algo-{number}"
         self.process: subprocess.Popen[bytes] | None = None
         self.logs = {
             STDOUT: os.path.join(base_dir, "stdout.log"),
             STDERR: os.path.join(base_dir, "stderr.log"),
         }
-        self.drains: list[subprocess.Popen[bytes]] = []
         self._cpus = cpus
         self._environment = environment
-
-    @property
-    def name(self) -> str:
-        """The name that SageMaker would give it."""
-        return f"algo-{self.number}"
 
     @property
     def runs(self) -> bool:
         """Whether its launcher is running."""
         return self.process is not None and self.process.returncode is None
 
-    @property
-    def is_written(self) -> bool:
-        """Whether its logs hold all output of its processes."""
-        return all(drain.returncode is not None for drain in self.drains)
-
     def start(self, words: Sequence[str]) -> None:
         """Start its launcher. Raises LaunchError."""
+        tie = tie_to_this_process()  # after a SIGKILL we cannot stop the job, and nobody else would
+
+        def begin() -> None:
+            tie()
+            if self._cpus:
+                os.sched_setaffinity(0, self._cpus)
+
         try:
-            with _on_cpus(self._cpus), self._drain(STDOUT) as out, self._drain(STDERR) as err:
+            with open(self.logs[STDOUT], "ab") as out, open(self.logs[STDERR], "ab") as err:
                 self.process = subprocess.Popen(
                     [sys.executable, _LAUNCHER, *words],
                     env=dict(self._environment),
@@ -80,32 +75,12 @@ class Host:
                     stderr=err,
                     # Otherwise a terminal's Ctrl-C would reach it and its ranks directly.
                     start_new_session=True,
-                    # After a SIGKILL we cannot stop the job, and nobody else would.
-                    preexec_fn=tie_to_this_process(),
+                    preexec_fn=begin,
                 )
         except OSError as error:
             raise CannotExecuteError(
                 f"cannot start the launcher of {self.name}: {error.strerror}."
             ) from None
-
-    def _drain(self, stream: int) -> IO[bytes]:
-        """Return a pipe to its log, as on SageMaker: a file could be emptied (`> /dev/stdout`).
-
-        A process reads the pipe as long as anything writes to it. So no writer waits for a reader
-        of our output, needs us to live, or fails because of a full disk. It is a fixed shell
-        command with two programs in turn; a Python would be ten times as large.
-        """
-        with open(self.logs[stream], "ab") as log:
-            drain = subprocess.Popen(
-                ["sh", "-c", "cat || exec cat >/dev/null"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.drains.append(drain)
-        assert drain.stdin
-        return drain.stdin
 
     def stop(self) -> None:
         """Stop it as SageMaker would: SIGTERM to its launcher."""
@@ -121,20 +96,6 @@ class Host:
         """Remove the folder that it left behind if it was killed."""
         if self.process and self.process.returncode and self.process.returncode < 0:
             run_dir.remove_left(self.process.pid, self._environment)
-
-
-@contextlib.contextmanager
-def _on_cpus(cpus: frozenset[int]) -> Iterator[None]:
-    """Have children that start meanwhile inherit an affinity mask."""
-    if sys.platform != "linux" or not cpus:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _kill_all(find: Callable[[], Sequence[psutil.Process]]) -> None:
@@ -157,13 +118,13 @@ class Loop:
         events: Sequence[Event],
         words: Sequence[str],
         signals: Signals,
-        printer: Printer,
+        output: Output,
     ) -> None:
         self._hosts = hosts
         self._events = list(events)
         self._words = words
         self._signals = signals
-        self._printer = printer
+        self._output = output
         self._others = processes.children()  # from before this program was executed
         self._all_stopped = False
         self.was_stopped = False
@@ -176,14 +137,11 @@ class Loop:
             while self._goes_on():
                 while self._events and self._events[0].at <= time.monotonic() - began:
                     self._do(self._events.pop(0))
-                timeout = None
-                if self._events:
-                    timeout = max(0.0, began + self._events[0].at - time.monotonic())
-                select.select([self._signals], [], [], timeout)
+                select.select([self._signals], [], [], POLL_SECONDS)
                 self._on_signals()
+                self._output.read()
         finally:
             self._kill_the_rest()
-            self._wait_for_logs()
             for host in self._hosts:
                 host.tidy()
         return time.monotonic() - began
@@ -202,7 +160,7 @@ class Loop:
             if not self._all_stopped:
                 self._start(named[0])
                 if event.at:
-                    self._printer.say(f"starting {event.host} (--late {event.typed}).")
+                    self._output.say(f"starting {event.host} (--late {event.typed}).")
             return
         there = [host for host in named if host.runs]
         if not there:
@@ -210,16 +168,16 @@ class Loop:
         names = ", ".join(host.name for host in there)
         option = f"--{event.act} {event.typed}"
         if event.act == KILL:
-            self._printer.say(f"killing {names} ({option}).")
+            self._output.say(f"killing {names} ({option}).")
             for host in there:
                 host.kill()
         else:
-            self._printer.say(f"sending SIGTERM to {names} ({option}).")
+            self._output.say(f"sending SIGTERM to {names} ({option}).")
             self._stop(there, everybody=not event.host)
 
     def _start(self, host: Host) -> None:
         host.start(self._words)
-        self._printer.follow(host.number, host.logs, lambda: host.is_written)
+        self._output.follow(host.number, host.logs)
 
     def _on_signals(self) -> None:
         for number in self._signals.take():
@@ -227,15 +185,15 @@ class Loop:
                 self._reap()
                 continue
             if number not in STOPS:
-                self._printer.say(left_alone(number))
+                self._output.say(left_alone(number))
                 continue
-            self._printer.hurry()
+            self._output.hurry()
             if self._all_stopped:
-                self._printer.say(f"{signal_name(number)} after a stop: killing the job.")
+                self._output.say(f"{signal_name(number)} after a stop: killing the job.")
                 for host in self._hosts:
                     host.kill()
             else:
-                self._printer.say(
+                self._output.say(
                     f"{signal_name(number)}: stopping the job as SageMaker would, with SIGTERM "
                     "to every host; a second one kills it."
                 )
@@ -249,19 +207,7 @@ class Loop:
 
     def _reap(self) -> bool:
         """Note which children have ended; return whether any remain, adopted ones included."""
-        return reap(*self._children())
-
-    def _children(self) -> list[subprocess.Popen[bytes]]:
-        launchers = [host.process for host in self._hosts if host.process]
-        return [*launchers, *(drain for host in self._hosts for drain in host.drains)]
-
-    def _wait_for_logs(self) -> None:
-        """Wait until the logs are complete, but not long for processes that still write to them."""
-        deadline = time.monotonic() + _TO_WRITE
-        while self._reap() and time.monotonic() < deadline:
-            if all(child.returncode is not None for child in self._children()):
-                return
-            time.sleep(0.005)
+        return reap(*(host.process for host in self._hosts if host.process))
 
     def _kill_the_rest(self) -> None:
         """Kill processes that have lost their launcher, or all after an error of our own."""
@@ -271,7 +217,5 @@ class Loop:
             time.sleep(0.02)
 
     def _below(self) -> list[psutil.Process]:
-        """Return all processes below this one, except those that write the logs."""
-        drains = {drain.pid for host in self._hosts for drain in host.drains}
-        others = processes.children() - drains - self._others
-        return [process for pid in others for process in tree(pid)]
+        """Return all processes below this one."""
+        return [process for pid in processes.children() - self._others for process in tree(pid)]

@@ -29,7 +29,7 @@ from launcher.result.causes import of_error
 from launcher_tools import local as tool
 from launcher_tools import local_options, local_setup
 from launcher_tools.local_hosts import Host
-from launcher_tools.local_output import Output, OutputLines
+from launcher_tools.local_output import OutputLines
 from launcher_tools.local_setup import Share, as_hyperparameters, environment
 
 # A GPU in MIG mode and one that is not, as nvidia-smi -L lists them.
@@ -60,32 +60,22 @@ def run_dir(done) -> Path:
 # What is written
 
 
-def test_output_that_was_closed_from_the_start():
+def test_output_that_was_closed_from_the_start(tmp_path):
     """Its number is taken by the signals' socket: what is written there would be signals."""
+    (tmp_path / "log").write_bytes(b"lines\n" * 99999)
     text = """
         import sys
         from launcher_tools.local_output import Output
         from launcher.host.signals import Signals
         with Signals() as signals:
             output = Output({})
-            output.feed(1, 1, b"to stdout\\n" * 99999)
-            output.feed(1, 2, b"to stderr\\n" * 99999)
+            output.follow(1, {1: sys.argv[1], 2: sys.argv[1]})
+            output.end("", signals)
             sys.exit(len(signals.take()))
     """
-    program = [sys.executable, "-c", textwrap.dedent(text)]
+    program = [sys.executable, "-c", textwrap.dedent(text), str(tmp_path / "log")]
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *program]
     assert subprocess.run(closed, timeout=60, cwd=REPO).returncode == 0
-
-
-def test_a_bar_goes_on_though_its_terminal_is_gone(monkeypatch):
-    ours, theirs = pty.openpty()
-    monkeypatch.setattr("launcher_tools.local_output.STDERR", theirs)
-    shown = Output({})
-    shown.feed(1, theirs, b"\r1/9")
-    os.close(ours)
-    shown.feed(1, theirs, b"\r2/9\n")
-    shown.feed(1, theirs, b"\r3/9")
-    os.close(theirs)
 
 
 @torch
@@ -629,8 +619,8 @@ WITH_BAR = READY.replace(
 @torch
 def test_ctrl_c_in_a_terminal_stops_the_job(script):
     terminal = Terminal(*LOCAL, "--hosts", "1", "--", str(script(WITH_BAR)))
-    # In colour, the bar on a line that is cleared before.
-    terminal.wait_for(b"\r\x1b[K\x1b[0;36malgo-1 | \x1b[0m1")
+    # In colour, the bar on a line that is cleared before, and that does not wrap.
+    terminal.wait_for(b"\r\x1b[K\x1b[?7l\x1b[0;36malgo-1 | \x1b[0m1")
     terminal.type(b"\x03")
     terminal.wait_for(b"saving")
     assert terminal.end() == 143, terminal.seen

@@ -9,13 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import select
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.text.words import Log, printable, short, shortened
-from launcher.text.writer import Writer
+from launcher.text.writer import Writer, write_all
 
 _WAITING_LINES = 1000  # at most, that wait for a reader
 _END_SECONDS = 1.0  # at the end, for a reader to catch up
@@ -90,13 +89,7 @@ def _write(line: bytes) -> None:
     """Write a line in one piece, since ranks write there, too; then the number of lost lines."""
     global _lost
     # Not through sys.stderr: Python could not exit while a thread waits and holds its lock.
-    while line:
-        try:
-            line = line[os.write(2, line) :]
-        except BlockingIOError:  # another process has made the terminal non-blocking
-            select.select([], [2], [])
-        except OSError:  # full, closed
-            return
+    write_all(2, line)
     if _lost and _WRITER.waiting <= 1:  # this line
         lost, _lost = _lost, 0
         _write(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import select
 import threading
 from typing import Callable
 
@@ -46,3 +48,14 @@ class Writer:
         """Wait until all is written, but at most so many seconds."""
         with self._queue.all_tasks_done:
             self._queue.all_tasks_done.wait_for(lambda: not self.waiting, seconds)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it; a closed or full output must not cost the job."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # another process has made the terminal non-blocking
+            select.select([], [fd], [])
+        except OSError:
+            return
