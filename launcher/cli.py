@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from typing import Any
 
 from launcher import PACKAGE, __version__
 from launcher.container.presence import registered
@@ -95,7 +95,7 @@ def _failed(failure: Failure, lines: Sequence[str], environ: Mapping[str, str]) 
 def _run_tool(
     name: str, argv: Sequence[str], environ: Mapping[str, str], signals: Signals
 ) -> Result:
-    """Run a tool of launcher_tools, a package next to this one that no job needs.
+    """Run a tool of launcher_tools, a package next to this one that no job needs, or show its help.
 
     Do not search sys.path for it, where there may be another. Raises LaunchError if it does not
     exist, because somebody has copied the folder launcher/ alone.
@@ -114,8 +114,17 @@ def _run_tool(
         ) from None
     finally:
         sys.path[:] = others
-    tool: Callable[..., Result] = importlib.import_module(f"launcher_tools.{name}").run
-    return tool(argv, environ, signals)
+    tool: Any = importlib.import_module(f"launcher_tools.{name}")
+    own = argv[: list(argv).index("--")] if "--" in argv else argv
+    if arguments.wants_help(argv) or (name != "doctor" and {"-h", "--help"} & {*own}):
+        show(tool.HELP)
+        return SUCCESS
+    try:
+        result: Result = tool.run(argv, environ, signals)
+    except LaunchError as error:  # not for a failure file: it runs beside a job
+        log(str(error))
+        result = of_error(error).result
+    return result
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:

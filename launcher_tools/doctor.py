@@ -18,7 +18,6 @@ from launcher import __version__
 from launcher.errors import LaunchError, NothingToRunError
 from launcher.host.child import Answer, ask
 from launcher.host.signals import Signals
-from launcher.job import arguments
 from launcher.job.job import Cluster, Job, LaunchPlan
 from launcher.job.options import Options
 from launcher.job.prepare import prepare
@@ -47,7 +46,7 @@ CHECKS = {
     "limits": checks.limits,
     "stop": checks.stop,
 }
-_HELP = """\
+HELP = """\
 usage: sm-launch doctor [--json] [JOB ARGUMENT ...]
 
 Report what the launcher finds on this host, and whether a job would run. Each line is marked ok,
@@ -70,9 +69,6 @@ class ReportLine(NamedTuple):
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
     """Check this host, and report; the exit code is 2 if a job would fail."""
-    if arguments.wants_help(argv):
-        show(_HELP)
-        return SUCCESS
     is_json = argv[:1] == ["--json"]
     with kept() as logged:  # lines that a job would log go into the report
         job, report = _report(argv[1:] if is_json else argv, environ, signals, logged)

@@ -9,12 +9,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from launcher.errors import LaunchError
 from launcher.host.signals import Signals
 from launcher.job import resources
 from launcher.job.options import BARS, EVENTS_DIR, HOST_ADDRESSES
-from launcher.result.causes import SUCCESS, Result, exit_code_of, of_error, stopped
-from launcher.text.log import log, show
+from launcher.result.causes import SUCCESS, Result, exit_code_of, stopped
+from launcher.text.log import log
 from launcher.text.words import join_and_count, plural, printable, short, signal_name
 from launcher_tools import local_options, local_setup, timeline
 from launcher_tools.local_hosts import Host, Loop
@@ -22,25 +21,18 @@ from launcher_tools.local_options import Choices
 from launcher_tools.local_output import Output
 from launcher_tools.local_setup import Share
 
+HELP = local_options.HELP
 _LOOPBACK = "lo"
 _NAMED = 8  # files of a folder, at most
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    """Run a job on this machine; return how it ended. A user's mistake is one line in the log."""
-    if local_options.wants_help(argv):
-        show(local_options.HELP)
-        return SUCCESS
-    try:
-        chosen = local_options.parse(argv, environ)
-        if chosen.doctor and not chosen.run_dir:
-            with tempfile.TemporaryDirectory(prefix="sm-launch-doctor-") as folder:
-                return _run(chosen._replace(run_dir=folder), environ, signals)
-        return _run(chosen, environ, signals)
-    except LaunchError as error:
-        # Not for a failure file: this is not a host of a job.
-        log(str(error))
-        return of_error(error).result
+    """Run a job on this machine; return how it ended. Raises LaunchError for a user's mistake."""
+    chosen = local_options.parse(argv, environ)
+    if chosen.doctor and not chosen.run_dir:
+        with tempfile.TemporaryDirectory(prefix="sm-launch-doctor-") as folder:
+            return _run(chosen._replace(run_dir=folder), environ, signals)
+    return _run(chosen, environ, signals)
 
 
 def _run(chosen: Choices, environ: Mapping[str, str], signals: Signals) -> Result:

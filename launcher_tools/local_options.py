@@ -17,7 +17,6 @@ from launcher.text.words import flag
 _T = TypeVar("_T")
 _MOST_HOSTS = 100
 START, STOP, KILL = "start", "stop", "kill"  # actions on a host
-_HELP = ("-h", "--help")
 _TARGETS = ("--train-script", "--train-module")
 
 
@@ -91,11 +90,6 @@ exit code is that of the job."""
 # Values that a script's own argument of that name would hardly have.
 _AT = r"(algo-\d+)?@[\d.]+"
 _ONLY_OURS = {"--hosts": r"\d{1,3}", "--kill": _AT, "--stop": _AT, "--late": _AT}
-
-
-def wants_help(argv: Sequence[str]) -> bool:
-    """Tell whether help is requested, before the script's arguments."""
-    return any(word in _HELP for word in _own(argv))
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Choices:

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from launcher.errors import LaunchError
 from launcher.host.journal import NAME
 from launcher.host.signals import Signals
-from launcher.job import arguments
-from launcher.result.causes import SUCCESS, Result, of_error
+from launcher.result.causes import SUCCESS, Result
 from launcher.text.log import log, show
 from launcher.text.words import lasted, plural, printable, short
 from launcher_tools import timeline_page
@@ -25,7 +24,7 @@ from launcher_tools.timeline_lanes import KINDS, MARKS, Lane, Line, Mark, Timeli
 
 PAGE = "timeline.html"
 _MOST_BYTES = 64 << 20  # of a file
-_HELP = f"""\
+HELP = f"""\
 usage: sm-launch timeline DIR [-o PAGE] [--text]
 
 Show what each rank of a job did when, from DIR/HOST/{NAME}. DIR is the folder given to
@@ -39,22 +38,15 @@ _MOST_HAPPENED = 100  # lines
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], signals: Signals) -> Result:
-    """Write the page, or print the text; or log in one line why not."""
-    if arguments.wants_help(argv):
-        show(_HELP)
-        return SUCCESS
-    try:
-        folder, page, is_text = _chosen(argv)
-        found = read(folder)
-        if is_text:
-            show("\n".join(text(found, shutil.get_terminal_size((100, 24)).columns)))
-        if page or not is_text:
-            path = page or os.path.join(folder, PAGE)
-            write(found, path)
-            log(f"the timeline is in {path}: open it in a browser.")
-    except LaunchError as error:
-        log(str(error))
-        return of_error(error).result
+    """Write the page, or print the text. Raises LaunchError."""
+    folder, page, is_text = _chosen(argv)
+    found = read(folder)
+    if is_text:
+        show("\n".join(text(found, shutil.get_terminal_size((100, 24)).columns)))
+    if page or not is_text:
+        path = page or os.path.join(folder, PAGE)
+        write(found, path)
+        log(f"the timeline is in {path}: open it in a browser.")
     return SUCCESS
 
 

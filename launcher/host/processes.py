@@ -133,6 +133,12 @@ def cpu_of(pid: int) -> float:
     return used
 
 
+def environments() -> list[Mapping[str, str]]:
+    """Return the environments with which the processes began that this user may see."""
+    found = psutil.process_iter(["environ"], ad_value=None)
+    return [process.info["environ"] or {} for process in found]
+
+
 def _children() -> dict[int, list[psutil.Process]]:
     """Return all processes, grouped by their parents' pids."""
     children: dict[int, list[psutil.Process]] = defaultdict(list)
